@@ -1,0 +1,76 @@
+# Everything runs inside $(VENV), which the first call makes; a second call installs nothing.
+VENV ?= .venv
+# Name an interpreter with PYTHON=/path/to/python; else the first one of at least 3.11 is taken.
+PYTHON ?=
+ARGS ?=
+# How long `make train` runs, and where it writes; the same call goes on where the last one stopped.
+MINUTES ?= 60
+OUT ?= runs/reader
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+TORCH := torch==2.13.0
+OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format figures train evaluate install clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.demo ## three questions over the sample corpus, sequentially and with windows
+	$(OFFLINE) $(BIN)/rag-windows demo $(ARGS)
+
+test: $(VENV)/.dev ## all tests: no network, no GPU, at most 10 minutes on 2 cores (ARGS="-k name")
+	$(OFFLINE) $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## rewrite the sources in the common format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+figures: $(VENV)/.dev ## draw docs/attention.png again
+	$(BIN)/python docs/draw_attention.py
+
+train: $(VENV)/.dev ## train an embedded reader into runs/reader: an hour on 2 cores (MINUTES=, OUT=)
+	$(BIN)/python -m training.train --out '$(OUT)' --minutes '$(MINUTES)' $(ARGS)
+
+evaluate: $(VENV)/.dev ## measure the shipped reader, tens of minutes (ARGS="--passages 1 8" for less)
+	$(OFFLINE) $(BIN)/python -m training.evaluate $(ARGS)
+
+install: $(VENV)/.dev ## only make the environment with everything in it
+
+clean: ## remove the environment and what tools left behind
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# torch goes in first and alone: with nothing else to weigh, pip takes the local CPU build where one
+# is offered, and the steps after it find torch already there.
+$(VENV)/.torch: constraints.txt
+	@python='$(PYTHON)'; \
+	for candidate in $${python:-python3.11 python3.12 python3.13 python3 python}; do \
+		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+		then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "Python 3.11 or newer is needed, and none was found; install it, or name one:" \
+			"make PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	"$$found" -m venv '$(VENV)' || { \
+		echo "$$found can't make an environment; on Debian and Ubuntu install python3-venv." >&2; \
+		exit 1; }
+	$(PIP) '$(TORCH)'
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[cli]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo
