@@ -1,0 +1,53 @@
+"""rag-windows: local language models that read each retrieved passage in a window of its own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rag_windows.errors import RagWindowsError
+    from rag_windows.generation import Chunk, Citation, Generation, Timings, Usage
+    from rag_windows.model import WindowedLM
+    from rag_windows.passage import Passage
+    from rag_windows.rescaling import APE, METHODS, PCW, Method, Sequential
+    from rag_windows.scoring import Score
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "APE",
+    "METHODS",
+    "PCW",
+    "Chunk",
+    "Citation",
+    "Generation",
+    "Method",
+    "Passage",
+    "RagWindowsError",
+    "Score",
+    "Sequential",
+    "Timings",
+    "Usage",
+    "WindowedLM",
+    "__version__",
+]
+
+# Imported on first use: the command line shows its help and its errors without loading torch.
+_HOMES = {
+    "rag_windows.errors": ("RagWindowsError",),
+    "rag_windows.generation": ("Chunk", "Citation", "Generation", "Timings", "Usage"),
+    "rag_windows.model": ("WindowedLM",),
+    "rag_windows.passage": ("Passage",),
+    "rag_windows.rescaling": ("APE", "METHODS", "PCW", "Method", "Sequential"),
+    "rag_windows.scoring": ("Score",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

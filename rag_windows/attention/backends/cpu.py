@@ -1,0 +1,40 @@
+"""PyTorch's fused CPU attention, which returns its lse."""
+
+from __future__ import annotations
+
+import torch
+
+from rag_windows.attention.backends.request import Request
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def serves(request: Request) -> bool:
+    """Whether the kernel computes this request (no soft cap, one head size)."""
+    return (
+        request.softcap is None
+        and request.key.shape[-1] == request.value.shape[-1]
+        and request.query.dtype in DTYPES
+        and request.key.shape[2] > 0
+    )
+
+
+def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """Same contract as the reference."""
+    bias = None
+    if request.mask is not None:
+        bias = torch.zeros(request.mask.shape, dtype=request.query.dtype)
+        bias = bias.masked_fill(~request.mask, -torch.inf)
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        request.query,
+        request.key,
+        request.value,
+        0.0,
+        request.causal,
+        attn_mask=bias,
+        scale=request.scale / request.temperature,
+    )
+    if request.mask is not None:
+        # The kernel reports 0 instead of -inf for a row that sees nothing.
+        lse = lse.masked_fill(~request.mask.any(dim=-1), -torch.inf)
+    return output, lse

@@ -1,0 +1,41 @@
+"""What every attention backend is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Attention of some rows over one segment.
+
+    Attributes:
+        query: (batch, heads, rows, head dim).
+        key: (batch, kv heads, keys, head dim); heads is a multiple of kv heads.
+        value: (batch, kv heads, keys, value dim).
+        scale: multiplies the logits.
+        temperature: divides them, after the soft cap.
+        softcap: ``tanh(logits / softcap) * softcap``, or None.
+        causal: row i sees keys 0..i; only where rows == keys, and without ``mask``.
+        mask: bool, (rows, keys), True where a row sees a key; or None.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    temperature: float = 1.0
+    softcap: float | None = None
+    causal: bool = False
+    mask: torch.Tensor | None = None
+
+    def visible(self, start: int, stop: int) -> torch.Tensor | None:
+        """Bool (stop - start, keys): what rows start..stop see; None if they see every key."""
+        if self.mask is not None:
+            return self.mask[start:stop]
+        if not self.causal:
+            return None
+        keys = torch.arange(self.key.shape[2], device=self.key.device)
+        return keys <= torch.arange(start, stop, device=self.key.device).unsqueeze(-1)

@@ -1,0 +1,83 @@
+"""What one call knows about its windows; it travels with the call, never on a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+
+from rag_windows.attention.capture import Capture
+from rag_windows.attention.mass import MassRecorder
+from rag_windows.errors import RagWindowsError
+from rag_windows.rescaling import PCW, Method
+from rag_windows.windows import PackedWindows
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tokens of one call stand, and what the query reads beside them.
+
+    The *tail* is what the model itself is fed and what its HF cache holds: the prefix, then the
+    query. The windows stand outside it.
+
+    Attributes:
+        prefix_length: tail tokens before the query, at positions ``0 .. prefix_length - 1``.
+        query_start: position of the tail's first token behind the prefix.
+        reach: per layer, how many positions a sliding layer sees (a token sees those less than
+            ``reach`` positions before it), or None for full attention.
+        windows: the context segment that every row reads, or None.
+        method: how it is rescaled.
+        mass: where attention mass is recorded, or None to record nothing.
+        capture: where each layer's own keys and values are kept, or None.
+    """
+
+    prefix_length: int
+    query_start: int
+    reach: tuple[int | None, ...]
+    windows: PackedWindows | None = None
+    method: Method = field(default_factory=PCW)
+    mass: MassRecorder | None = None
+    capture: Capture | None = None
+
+    def position(self, index: int) -> int:
+        """Position of the tail's ``index``-th token."""
+        if index < self.prefix_length:
+            return index
+        return index - self.prefix_length + self.query_start
+
+    def positions(self, length: int, device: torch.device) -> torch.Tensor:
+        """Positions of the tail's first ``length`` tokens, int64, shape (length,)."""
+        index = torch.arange(length, device=device)
+        gap = self.query_start - self.prefix_length
+        return torch.where(index < self.prefix_length, index, index + gap)
+
+
+_CURRENT: ContextVar[Layout | None] = ContextVar("rag_windows_layout", default=None)
+
+
+@contextmanager
+def use_layout(layout: Layout) -> Iterator[None]:
+    """Make ``layout`` the one that the attention hook sees in this thread or task."""
+    token = _CURRENT.set(layout)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current_layout() -> Layout:
+    """The layout of the call in flight.
+
+    Raises:
+        RagWindowsError: there is none: a model was switched to "rag_windows" attention by hand.
+    """
+    layout = _CURRENT.get()
+    if layout is None:
+        raise RagWindowsError(
+            "The 'rag_windows' attention was called outside of WindowedLM. Load the model with its "
+            "usual attn_implementation and pass it to WindowedLM.from_pretrained."
+        )
+    return layout

@@ -1,0 +1,80 @@
+"""Attention mass of each citation group, from the segments' log-sum-exps."""
+
+from __future__ import annotations
+
+import torch
+
+from rag_windows.attention.backends import Request
+from rag_windows.attention.layout import Layout
+
+
+def record_shares(
+    layout: Layout,
+    layer: int,
+    tail: Request,
+    context: Request,
+    tail_lse: torch.Tensor,
+    context_lse: torch.Tensor,
+    weights: list[torch.Tensor],
+) -> None:
+    """Record how the merged softmax of each answer row splits over groups, prefix and query.
+
+    A group's share is the context's merged weight times ``exp(l_group - l_C)``, where ``l`` are
+    log-sum-exps at the method's temperature. An attention sink takes mass but is no text: shares
+    are normalised without it.
+
+    Args:
+        layout: of this call; its windows and recorder are set.
+        layer: which layer's shares these are.
+        tail: (batch, heads, rows) over the tail.
+        context: the folded request over the windows.
+        tail_lse: (batch, heads, rows).
+        context_lse: same shape, before the method's rescaling.
+        weights: merged weights of tail and context, same shape.
+    """
+    windows, recorder = layout.windows, layout.mass
+    if windows is None or recorder is None:
+        return
+    batch, heads, rows, _ = tail.query.shape
+    length = tail.key.shape[2]
+    first = next(
+        row
+        for row in range(rows)
+        if layout.position(length - rows + row) >= recorder.first_position
+    )
+    device, dtype = tail_lse.device, tail_lse.dtype
+    groups = windows.groups.to(device)
+    kv_heads = context.key.shape[1]
+    for row in range(first, rows):
+        query = tail.query[:, :, row]
+        row_lse = context_lse[:, :, row].unsqueeze(-1)
+        scores = _scores(query, context.key.expand(batch, -1, -1, -1), context)
+        if context.mask is not None:
+            mask = context.mask.view(batch * (heads // kv_heads), rows, -1)[0, row]
+            scores = scores.masked_fill(~mask, -torch.inf)
+        inside = torch.exp(scores - row_lse.masked_fill(row_lse == -torch.inf, 0.0))
+        shares = torch.zeros(batch, heads, windows.n_groups + 2, dtype=dtype, device=device)
+        shares.index_add_(-1, groups, inside * weights[1][:, :, row].unsqueeze(-1))
+        tail_weight = weights[0][:, :, row]
+        if layout.prefix_length:
+            key = tail.key[:, :, : layout.prefix_length]
+            scores = _scores(query, key, tail)
+            if tail.mask is not None:
+                visible = tail.mask[row, : layout.prefix_length]
+                scores = scores.masked_fill(~visible, -torch.inf)
+            prefix = torch.exp(scores - tail_lse[:, :, row].unsqueeze(-1)).sum(dim=-1)
+            shares[:, :, -2] = tail_weight * prefix
+        shares[:, :, -1] = (tail_weight - shares[:, :, -2]).clamp_min(0.0)
+        shares = shares / shares.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
+        recorder.put(layer, layout.position(length - rows + row), shares.mean(dim=1))
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, request: Request) -> torch.Tensor:
+    """Logits (batch, heads, keys) of one row (batch, heads, head dim), fp32."""
+    kv_heads = key.shape[1]
+    exact = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.to(exact).unflatten(1, (kv_heads, query.shape[1] // kv_heads))
+    scores = (grouped @ key.to(exact).transpose(-1, -2)).flatten(1, 2) * request.scale
+    if request.softcap is not None:
+        scores = torch.tanh(scores / request.softcap) * request.softcap
+    return scores / request.temperature

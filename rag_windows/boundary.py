@@ -1,0 +1,148 @@
+"""Text becomes ids here, and control tokens do not come out of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from rag_windows.control_tokens import ControlTokens
+from rag_windows.errors import PromptError
+from rag_windows.fast_text import At, FastText
+from rag_windows.python_text import PythonText
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a prompt.
+
+    Attributes:
+        text: its characters.
+        trusted: whether the template wrote it, so that control tokens in it are meant.
+    """
+
+    text: str
+    trusted: bool = False
+
+
+class Boundary:
+    """The one place where text turns into ids.
+
+    Args:
+        tokenizer: a transformers tokenizer, fast or Python.
+        text_tokens: spellings of special or added tokens that text may produce after all.
+
+    Raises:
+        PromptError: a tokenizer of another kind, or an unknown name in ``text_tokens``.
+    """
+
+    def __init__(self, tokenizer: Any, text_tokens: Collection[str] = ()) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer) and not hasattr(tokenizer, "tokens_trie"):
+            raise PromptError(
+                f"{type(tokenizer).__name__} is no tokenizer whose control tokens can be kept out "
+                "of text; load it with transformers.AutoTokenizer.from_pretrained (a fast or a "
+                "Python tokenizer of transformers)."
+            )
+        self.controls = ControlTokens.of(tokenizer, text_tokens)
+        self._text: FastText | PythonText = (
+            FastText(backend, self.controls)
+            if isinstance(backend, Tokenizer)
+            else PythonText(tokenizer, self.controls)
+        )
+
+    def encode(self, text: str, at: At = "start") -> list[int]:
+        """Ids of untrusted text: the ordinary ones, where those hold no control token.
+
+        Args:
+            text: any text.
+            at: what stands before it. ``start`` (nothing) gives exactly the ids of
+                ``tokenizer(text, add_special_tokens=False)``; ``text`` leaves out the dummy prefix
+                that SentencePiece tokenizers put before a text.
+
+        Raises:
+            PromptError: a character of the text is itself a control token of this tokenizer.
+        """
+        if not text:
+            return []
+        ids = self._text.plain(text, at)
+        leaked = self.controls.ids.intersection(ids)
+        if leaked:
+            name = self.controls.name(min(leaked))
+            raise PromptError(
+                f"This tokenizer spells ordinary text with its control token {name!r}, so the text "
+                f"can't be encoded without it. Remove {name!r} from the text, give the tokenizer "
+                f"another special token, or allow it with Prompt(..., text_tokens=[{name!r}])."
+            )
+        return ids
+
+    def encode_pieces(self, pieces: Sequence[Piece], at: At = "start") -> list[int]:
+        """Ids of a prompt made of trusted and untrusted stretches.
+
+        Where only the template's own control tokens are in it, the ids are those of the whole text
+        in one go, merges over the borders included. Otherwise the prompt is cut at the template's
+        control tokens, and what stands between them is encoded as untrusted text.
+
+        Args:
+            pieces: the prompt in order; their texts are joined without anything between.
+            at: what stands before the first piece.
+
+        Raises:
+            PromptError: as ``encode``.
+        """
+        found = [self._control_spans(piece.text) if piece.trusted else [] for piece in pieces]
+        expected = [id_ for spans in found for _, _, id_ in spans]
+        text = "".join(piece.text for piece in pieces)
+        if not text:
+            return []
+        # The stage that reads a whole text cannot leave the dummy prefix out of its beginning only.
+        one_go = at != "text" or not self._text.prefixes_after_control
+        if one_go and not self._touched(pieces):
+            ids = self._text.whole(text, at)
+            if [i for i in ids if i in self.controls.ids] == expected:
+                return ids
+        ids, stretch = [], ""
+        for piece, spans in zip(pieces, found, strict=True):
+            position = 0
+            for start, end, id_ in spans:
+                ids += self.encode(stretch + piece.text[position:start], at)
+                ids.append(id_)
+                stretch, position, at = "", end, "control"
+            stretch += piece.text[position:]
+        return ids + self.encode(stretch, at)
+
+    def _control_spans(self, text: str) -> list[tuple[int, int, int]]:
+        """(start, end, id) of a template's control tokens, with the spaces that they eat."""
+        spans: list[tuple[int, int, int]] = []
+        for match in self.controls.spelled.finditer(text):
+            id_ = self.controls.by_content.get(match[0])
+            # Some added tokens count only where they stand alone or between spaces: ask.
+            if id_ is not None and id_ in self._text.whole(match[0], "start"):
+                left, right = self.controls.strips.get(match[0], (False, False))
+                before, after = text[: match.start()], text[match.end() :]
+                start = len(before.rstrip()) if left else match.start()
+                end = len(text) - len(after.lstrip()) if right else match.end()
+                spans.append((max(start, spans[-1][1] if spans else 0), end, id_))
+        return spans
+
+    def _touched(self, pieces: Sequence[Piece]) -> bool:
+        """Whether a control token's spelling lies in, or reaches into, untrusted text."""
+        text = "".join(piece.text for piece in pieces)
+        untrusted = []
+        position = 0
+        for piece in pieces:
+            if not piece.trusted and piece.text:
+                untrusted.append((position, position + len(piece.text)))
+            position += len(piece.text)
+        matches = [(m.start(1), m.end(1)) for m in self._overlapping.finditer(text)]
+        return any(
+            start < last and first < end for start, end in matches for first, last in untrusted
+        )
+
+    @cached_property
+    def _overlapping(self) -> re.Pattern[str]:
+        return re.compile(f"(?=({self.controls.spelled.pattern}))")

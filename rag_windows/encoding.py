@@ -1,0 +1,94 @@
+"""Encoding: the prefix once, the windows together, each behind that prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from rag_windows.attention.capture import Capture
+from rag_windows.attention.layout import Layout, use_layout
+from rag_windows.attention.reach import layer_reach
+from rag_windows.batching import bucket_by_length
+from rag_windows.device import input_device
+from rag_windows.windows import Window, pack
+
+MAX_BATCH_TOKENS = 8192
+"""Tokens, padding included, that one forward pass of windows holds at most."""
+
+
+class Encoder:
+    """Runs the model over prefix and windows and keeps each layer's keys and values.
+
+    It holds no state of a call, so threads may share one.
+
+    Args:
+        twin: the model with our attention.
+        max_batch_tokens: bound on one forward pass; a single longer window still runs alone.
+    """
+
+    def __init__(self, twin: PreTrainedModel, max_batch_tokens: int = MAX_BATCH_TOKENS) -> None:
+        self._twin = twin
+        self._decoder: torch.nn.Module = twin.base_model
+        self._max_batch_tokens = max_batch_tokens
+        self.reach = layer_reach(twin.config.get_text_config(decoder=True))
+
+    def encode_prefix(self, ids: Sequence[int]) -> Window | None:
+        """Encode the prefix at positions 0..p-1; None if it is empty."""
+        if not ids:
+            return None
+        return self._forward([tuple(ids)], None)[0]
+
+    def encode_windows(
+        self, prefix: Window | None, windows: Sequence[Sequence[int]]
+    ) -> list[Window]:
+        """Encode each window behind the prefix, at positions p, p+1, ...
+
+        Windows of like length share a forward pass: they are padded on the right, where no token
+        can see the padding, and the padding's keys are dropped.
+
+        Args:
+            prefix: from `encode_prefix`.
+            windows: token ids, each of at least one token, of any lengths.
+
+        Returns:
+            One window each, in the order given.
+        """
+        encoded: dict[int, Window] = {}
+        lengths = [len(ids) for ids in windows]
+        for bucket in bucket_by_length(lengths, self._max_batch_tokens):
+            batch = [tuple(windows[index]) for index in bucket]
+            for index, window in zip(bucket, self._forward(batch, prefix), strict=True):
+                encoded[index] = window
+        return [encoded[index] for index in range(len(windows))]
+
+    @torch.no_grad()
+    def _forward(self, batch: list[tuple[int, ...]], prefix: Window | None) -> list[Window]:
+        start = 0 if prefix is None else len(prefix.ids)
+        longest = max(len(ids) for ids in batch)
+        device = input_device(self._twin)
+        rows = torch.zeros(len(batch), longest, dtype=torch.int64)
+        for row, ids in enumerate(batch):
+            rows[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        positions = torch.arange(start, start + longest, device=device).expand(len(batch), -1)
+        capture = Capture()
+        layout = Layout(
+            prefix_length=0,
+            query_start=start,
+            reach=self.reach,
+            windows=None if prefix is None else pack([prefix], [[0] * start], 1),
+            capture=capture,
+        )
+        with use_layout(layout):
+            self._decoder(rows.to(device), position_ids=positions, use_cache=False)
+        layers = range(len(self.reach))
+        return [
+            Window(
+                ids=ids,
+                start=start,
+                keys=tuple(capture.keys[layer][row, :, : len(ids)] for layer in layers),
+                values=tuple(capture.values[layer][row, :, : len(ids)] for layer in layers),
+            )
+            for row, ids in enumerate(batch)
+        ]

@@ -1,0 +1,53 @@
+"""One hierarchy of errors; every message says what to do next.
+
+All are ``RuntimeError`` subclasses: frameworks above us (LlamaIndex's refine step, for one) swallow
+``ValueError`` and ``TypeError`` and would answer with nothing instead of telling the user.
+"""
+
+
+class RagWindowsError(RuntimeError):
+    """Base of every error that rag-windows raises on purpose."""
+
+
+class InputError(RagWindowsError):
+    """An argument has the wrong type, shape or value."""
+
+
+class LimitError(InputError):
+    """A passage, a query or a request is larger than a hard limit; raised before any work."""
+
+
+class PromptError(InputError):
+    """A prompt can't be built: template, roles, or text that can't be encoded safely."""
+
+
+class MethodError(InputError):
+    """An unknown method name, or parameters outside a method's domain."""
+
+
+class ModelError(RagWindowsError):
+    """A model can't be used."""
+
+
+class ModelLoadError(ModelError):
+    """A model or tokenizer can't be found or loaded."""
+
+
+class UnsupportedModelError(ModelError):
+    """This model type's attention can't be split into windows; the message says why."""
+
+
+class GenerationError(RagWindowsError):
+    """Generation was asked for something it can't do, or failed on the way."""
+
+
+class DocumentError(RagWindowsError):
+    """A document can't be read or holds no text."""
+
+
+class RetrievalError(RagWindowsError):
+    """A retriever can't be built or asked."""
+
+
+class MissingExtraError(RagWindowsError):
+    """An optional dependency is not installed; the message names the extra to install."""

@@ -1,0 +1,198 @@
+"""Plain text to ids with a tokenizer of the Rust library, without its added tokens."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from rag_windows.control_tokens import ControlTokens, any_of
+
+At = Literal["start", "control", "text"]
+"""What stands before a piece: nothing, a control token, or more text."""
+
+
+class FastText:
+    """Encodes text through private copies of a tokenizer's stages.
+
+    A tokenizer of the Rust library first cuts added tokens out of the text, then normalizes, splits
+    and looks up what is left. Here that first step is missing, so a control token's spelling is
+    read as any other text. Where the vocabulary itself holds such a spelling (SentencePiece
+    pieces), one more splitter separates its first character from the rest. The vocabulary is shared
+    with the original, not copied, and nothing of the original is changed, so that threads may use
+    both.
+
+    A dummy prefix (the space that SentencePiece tokenizers put before a text) is put only where the
+    tokenizer puts it in one whole prompt: never in the middle of text.
+    """
+
+    def __init__(self, backend: Tokenizer, controls: ControlTokens) -> None:
+        self._backend = backend
+        self._controls = controls
+        self._model = backend.model
+        self._stages = {"start": _stages(backend)}
+        self._stages["text"] = _without_prefix(self._stages["start"])
+        first_only = _prefixes_first_only(self._stages["start"])
+        self._stages["control"] = self._stages["text" if first_only else "start"]
+        self._made: dict[tuple[str, bool], tuple[Tokenizer, dict[int, int]]] = {}
+
+    @property
+    def prefixes_after_control(self) -> bool:
+        """Whether the dummy prefix is also put behind each control token."""
+        return self._stages["control"] != self._stages["text"]
+
+    def whole(self, text: str, at: At) -> list[int]:
+        """Ids with control tokens read, as the original tokenizer reads a rendered prompt."""
+        if at == "start" or self._stages["text"] == self._stages["start"]:
+            return self._whole.encode(text, add_special_tokens=False).ids
+        return self._whole_continued.encode(text, add_special_tokens=False).ids
+
+    def plain(self, text: str, at: At) -> list[int]:
+        """Ids of plain text; the caller checks that no control token is among them."""
+        ids = self._encode(text, at, split=False)
+        if not self._leaks(text, ids):
+            return ids
+        return self._encode(text, at, split=True)
+
+    def _encode(self, text: str, at: At, *, split: bool) -> list[int]:
+        # Modes whose stages are equal share one tokenizer.
+        key = "start" if self._stages[at] == self._stages["start"] else "text"
+        made = self._made.get((key, split))
+        if made is None:
+            made = self._made[key, split] = self._make(self._stages[at], split=split)
+        tokenizer, true_ids = made
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return [true_ids.get(i, i) for i in ids] if true_ids else ids
+
+    def _leaks(self, text: str, ids: list[int]) -> bool:
+        found = set(ids)
+        if found & self._controls.ids:
+            return True
+        if not found & self._fallbacks:
+            return False
+        normalizer = self._backend.normalizer
+        variants = [text] if normalizer is None else [text, normalizer.normalize_str(text)]
+        return any(self._spelled.search(variant) for variant in variants)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Spellings inside the vocabulary that text must not be matched with as a whole."""
+        names = {self._model.id_to_token(i) for i in self._controls.ids | self._unknown_ids}
+        # A byte's name (`<0x0A>`) written out would come back as the byte itself.
+        names |= {name for name in _BYTE_NAMES if self._model.token_to_id(name) is not None}
+        return sorted(name for name in names if name and len(name) > 1)
+
+    @cached_property
+    def _unknown_ids(self) -> frozenset[int]:
+        ids = {self._controls.unknown[1]} if self._controls.unknown else set()
+        name = getattr(self._model, "unk_token", None)
+        if isinstance(name, str) and self._model.token_to_id(name) is not None:
+            ids.add(self._model.token_to_id(name))
+        return frozenset(ids)
+
+    @cached_property
+    def _fallbacks(self) -> frozenset[int]:
+        """Ids that unknown characters may produce: the unknown token and the byte tokens."""
+        ids = {self._model.token_to_id(name) for name in _BYTE_NAMES}
+        return frozenset(i for i in ids if i is not None) | self._unknown_ids
+
+    @cached_property
+    def _spelled(self) -> re.Pattern[str]:
+        spaced = [name.replace("▁", " ") for name in self._names]
+        return re.compile(any_of({*self._names, *spaced}))
+
+    def _make(self, stages: str, *, split: bool) -> tuple[Tokenizer, dict[int, int]]:
+        tokenizer = Tokenizer(self._model)
+        parts = Tokenizer.from_str(stages)
+        splitters = [parts.pre_tokenizer] if parts.pre_tokenizer is not None else []
+        if split and self._names:
+            rest: dict[str, list[str]] = {}
+            for name in self._names:
+                rest.setdefault(name[0], []).append(name[1:])
+            breaks = (f"{re.escape(first)}(?={any_of(tail)})" for first, tail in rest.items())
+            splitters.append(pre_tokenizers.Split(Regex("|".join(breaks)), "isolated"))
+        if parts.normalizer is not None:
+            tokenizer.normalizer = parts.normalizer
+        if splitters:
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
+        taken = set()
+        true_ids: dict[int, int] = {}
+        for content, token in self._controls.text_tokens.items():
+            before = tokenizer.token_to_id(content)
+            wanted = self._backend.token_to_id(content)
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+            got = tokenizer.token_to_id(content)
+            if before is None and self._model.id_to_token(got) is not None:
+                # The library numbers new tokens after the vocabulary's size; in a vocabulary with
+                # gaps that number may belong to a word.
+                taken.add(content)
+            elif got is not None and wanted is not None and got != wanted:
+                true_ids[got] = wanted
+        if taken:
+            kept = {c: t for c, t in self._controls.text_tokens.items() if c not in taken}
+            without = replace(self._controls, text_tokens=kept)
+            return FastText(self._backend, without)._make(stages, split=split)
+        return tokenizer, true_ids
+
+    @cached_property
+    def _whole(self) -> Tokenizer:
+        tokenizer = copy.deepcopy(self._backend)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = False
+        return tokenizer
+
+    @cached_property
+    def _whole_continued(self) -> Tokenizer:
+        tokenizer = copy.deepcopy(self._whole)
+        parts = Tokenizer.from_str(self._stages["text"])
+        tokenizer.normalizer = parts.normalizer
+        tokenizer.pre_tokenizer = parts.pre_tokenizer
+        return tokenizer
+
+
+_BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def _stages(backend: Tokenizer) -> str:
+    """The normalizer and the splitter alone, as the JSON of a tokenizer without vocabulary."""
+    empty = Tokenizer(models.BPE())
+    if backend.normalizer is not None:
+        empty.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        empty.pre_tokenizer = backend.pre_tokenizer
+    return empty.to_str()
+
+
+def _without_prefix(stages: str) -> str:
+    tree = json.loads(stages)
+    normalizer = tree["normalizer"]
+    if normalizer is not None and normalizer["type"] == "Prepend":
+        tree["normalizer"] = None
+    elif normalizer is not None and normalizer["type"] == "Sequence":
+        parts = [part for part in normalizer["normalizers"] if part["type"] != "Prepend"]
+        tree["normalizer"] = {**normalizer, "normalizers": parts} if parts else None
+    # Behind another splitter the "prefix" stands for the space between two words: it stays.
+    first = _first_splitter(tree)
+    if first.get("type") == "Metaspace":
+        first["prepend_scheme"] = "never"
+    elif first.get("type") == "ByteLevel":
+        first["add_prefix_space"] = False
+    return json.dumps(tree)
+
+
+def _prefixes_first_only(stages: str) -> bool:
+    tree = json.loads(stages)
+    return _first_splitter(tree).get("prepend_scheme") == "first" and '"Prepend"' not in stages
+
+
+def _first_splitter(tree: dict[str, Any]) -> dict[str, Any]:
+    splitter = tree["pre_tokenizer"] or {}
+    if splitter.get("type") == "Sequence":
+        return splitter["pretokenizers"][0] if splitter["pretokenizers"] else {}
+    return splitter

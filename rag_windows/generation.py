@@ -1,0 +1,102 @@
+"""What comes back from a generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rag_windows.prompt import Note
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts.
+
+    Attributes:
+        prompt_tokens: prefix, windows and query.
+        cached_tokens: those of them whose keys and values were not computed anew.
+        completion_tokens: generated, the end token included.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Wall-clock seconds.
+
+    Attributes:
+        encode_s: prefix and windows.
+        ttft_s: from the call to the first generated token, encoding included.
+        total_s: the whole call.
+    """
+
+    encode_s: float
+    ttft_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """Attention that one passage got while the answer was written.
+
+    Attributes:
+        passage: index into the passages as they were given.
+        id: the passage's id, if it has one.
+        mass: share of the attention, averaged over layers, heads and answer tokens; 0 for a
+            passage that made no window (blank, or a duplicate of another).
+    """
+
+    passage: int
+    id: str | None
+    mass: float
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One answer.
+
+    Attributes:
+        text: the answer, without special tokens, cut before a ``stop`` string.
+        token_ids: every generated token, end token included.
+        finish_reason: "stop" at an end token or stop string, "length" at the token or time limit,
+            "cancelled" when the stream was closed.
+        usage: token counts.
+        timings: seconds.
+        citations: one per passage given, in that order; None if switched off. With
+            ``prefix_mass`` and ``query_mass`` they sum to one.
+        prefix_mass: share of the attention on the prefix; None without citations.
+        query_mass: share on the query and the answer so far; None without citations.
+        notes: what was done with blank, duplicate and overlong passages.
+        alternatives: further answers where ``num_return_sequences`` asked for them.
+        raw: what ``transformers`` returned (scores, logits, hidden states where asked for).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    citations: tuple[Citation, ...] | None = None
+    prefix_mass: float | None = None
+    query_mass: float | None = None
+    notes: tuple[Note, ...] = ()
+    alternatives: tuple[Generation, ...] = ()
+    raw: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a stream.
+
+    Attributes:
+        text: what came since the last chunk; all chunks joined are the generation's text.
+        generation: the whole result, on the last chunk only.
+    """
+
+    text: str
+    generation: Generation | None = None

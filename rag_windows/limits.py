@@ -1,0 +1,72 @@
+"""Hard limits, checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedConfig
+
+from rag_windows.errors import LimitError
+from rag_windows.passage import Passage
+from rag_windows.prompt import PromptParts
+from rag_windows.rescaling import Method
+
+
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """Positions that the model was made for, or None where its config names no limit."""
+    text = config.get_text_config(decoder=True)
+    limit = getattr(text, "max_position_embeddings", None)
+    return int(limit) if limit else None
+
+
+def check_limits(
+    parts: PromptParts,
+    passages: Sequence[Passage],
+    method: Method,
+    max_new_tokens: int,
+    limit: int | None,
+) -> None:
+    """Refuse a request whose last token would stand beyond the model's positions.
+
+    With windows the query follows the longest one, so only that one counts; read one after the
+    other, all of them do.
+
+    Raises:
+        LimitError: naming the passage (or the query) that is too long, its size and the limit.
+    """
+    if limit is None or not parts.windows:
+        return
+    fixed = len(parts.prefix_ids) + len(parts.query_ids) + max_new_tokens
+    beside = (
+        f"{len(parts.prefix_ids)} of the prefix, {len(parts.query_ids)} of the query and "
+        f"{max_new_tokens} new ones"
+    )
+    if fixed >= limit:
+        raise LimitError(
+            f"{beside} make {fixed} tokens, and the model has {limit} positions: no passage would "
+            "fit. Shorten the query or the prefix, or ask for fewer new tokens."
+        )
+    room = limit - fixed
+    used = 0
+    for window in parts.windows:
+        used = len(window.ids) if method.windowed else used + len(window.ids)
+        if used > room:
+            name = passage_name(passages[window.passage], window.passage)
+            size = f"{len(window.ids)} tokens"
+            if method.windowed:
+                raise LimitError(
+                    f"Passage {name} needs a window of {size}; the model's {limit} positions leave "
+                    f"{room} beside {beside}. Set max_window_tokens={room} or less, and it is "
+                    "split into several windows."
+                )
+            raise LimitError(
+                f"Read one after the other, the passages pass the model's {limit} positions at "
+                f"passage {name} ({size}): {used} tokens where {room} are left beside {beside}. "
+                "Give fewer passages, or use a method with windows, such as 'ape' or 'pcw'."
+            )
+
+
+def passage_name(passage: Passage, index: int) -> str:
+    """How errors and notes call a passage: its number, and its id or title if it has one."""
+    label = passage.id or passage.title
+    return f"{index}" if label is None else f"{index} ({label!r})"

@@ -1,0 +1,354 @@
+"""The model that reads passages as windows: rag-windows' front door."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from rag_windows import loading
+from rag_windows.answer import Request, answer, encode_request
+from rag_windows.attention.hook import register
+from rag_windows.attention.support import check_attention, check_config
+from rag_windows.attention.twin import make_twin
+from rag_windows.context import EncodedContext, encode_context
+from rag_windows.decoding import BATCHING, Decoder
+from rag_windows.detokenize import Detokenizer
+from rag_windows.encoding import MAX_BATCH_TOKENS, Encoder
+from rag_windows.errors import InputError, ModelError
+from rag_windows.generation import Chunk, Generation
+from rag_windows.limits import check_limits, position_limit
+from rag_windows.passage import Passage
+from rag_windows.prompt import Prompt
+from rag_windows.rescaling import Method, resolve
+from rag_windows.scoring import Score, score_ids
+from rag_windows.streaming import stream
+
+Messages = str | Sequence[Mapping[str, str]]
+PassageLike = Passage | str | Mapping[str, Any]
+Header = str | Callable[[Passage, int], str]
+
+DEFAULT_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What only a model with a tokenizer has."""
+
+    prompt: Prompt
+    detokenizer: Detokenizer
+
+
+class WindowedLM:
+    """A local causal LM that reads each passage in a window of its own.
+
+    Make one with `from_pretrained`. It is safe to call from many threads at once, with different
+    passages and methods; the wrapped model itself stays as it is for everybody else.
+
+    Attributes:
+        model: the plain model, untouched.
+        tokenizer: or None, for token-level work only.
+        method: the default method.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        method: str | Method = "ape",
+        max_window_tokens: int | None = None,
+        header: Header = "title",
+        template_kwargs: Mapping[str, Any] | None = None,
+        max_batch_tokens: int = MAX_BATCH_TOKENS,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.method = resolve(method)
+        register()
+        check_config(model)
+        twin = make_twin(model)
+        check_attention(model, twin)
+        self._limit = position_limit(model.config)
+        if max_window_tokens is not None and max_window_tokens < 1:
+            raise InputError(f"max_window_tokens must be at least 1, got {max_window_tokens}.")
+        self.max_window_tokens = max_window_tokens or (self._limit // 2 if self._limit else None)
+        self._encoder = Encoder(twin, max_batch_tokens)
+        self._decoder = Decoder(model, twin, self._encoder.reach)
+        self._text_parts: _Text | None = None
+        if tokenizer is not None:
+            prompt = Prompt(tokenizer, header=header, template_kwargs=template_kwargs or {})
+            self._text_parts = _Text(prompt, Detokenizer(tokenizer))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | PreTrainedModel,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        method: str | Method = "ape",
+        max_window_tokens: int | None = None,
+        header: Header = "title",
+        template_kwargs: Mapping[str, Any] | None = None,
+        max_batch_tokens: int = MAX_BATCH_TOKENS,
+        dtype: str | torch.dtype = "auto",
+        device_map: Any = None,
+        **model_kwargs: Any,
+    ) -> WindowedLM:
+        """Load a model and make it read windows.
+
+        Args:
+            model: Hub name, local folder, "tiny-reader" (shipped), or a loaded model.
+            tokenizer: instead of the model's own; a loaded model needs one for text.
+            method: default method, by name ("ape", "pcw", "sequential") or as an object.
+            max_window_tokens: a longer passage becomes several windows; by default half of the
+                model's positions.
+            header: "title", "none", "number", "number+title", or a function of (passage, number).
+            template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
+            max_batch_tokens: tokens in one encoding pass, padding included.
+            dtype: of the weights, for a model loaded here.
+            device_map: where they go: "cuda", "auto", ... (needs accelerate).
+            model_kwargs: for ``AutoModelForCausalLM.from_pretrained``, quantization included.
+
+        Raises:
+            ModelLoadError: not found, or can't be loaded.
+            UnsupportedModelError: its attention can't be split into windows.
+        """
+        if isinstance(model, PreTrainedModel):
+            if model_kwargs or device_map is not None or dtype != "auto":
+                raise InputError(
+                    "dtype, device_map and model options apply to models loaded here by name; "
+                    "this one is loaded already."
+                )
+            loaded = model
+        else:
+            if device_map is not None:
+                model_kwargs["device_map"] = device_map
+            loaded, tokenizer = loading.load(model, tokenizer, dtype=dtype, **model_kwargs)
+            loaded.eval()
+        return cls(
+            loaded,
+            tokenizer,
+            method=method,
+            max_window_tokens=max_window_tokens,
+            header=header,
+            template_kwargs=template_kwargs,
+            max_batch_tokens=max_batch_tokens,
+        )
+
+    def generate(
+        self,
+        query: Messages,
+        passages: Sequence[PassageLike] = (),
+        *,
+        prefix: str | None = None,
+        method: str | Method | None = None,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        citations: bool = True,
+        seed: int | None = None,
+        **generate_kwargs: Any,
+    ) -> Generation:
+        """Answer a question over passages.
+
+        Without passages this is the model's own ``generate``, bit for bit.
+
+        Args:
+            query: a question, or a conversation as ``[{"role": ..., "content": ...}, ...]`` that
+                ends with the user.
+            passages: in any order; blank and duplicate ones are left out and told in ``notes``.
+            prefix: system prompt, read by every window and by the query.
+            method: instead of the default one.
+            max_new_tokens: 128 unless given here or in a ``generation_config``.
+            stop: the text ends before any of these strings.
+            citations: whether to measure each passage's attention mass.
+            seed: for sampling, private to this call; None uses PyTorch's global generator.
+            generate_kwargs: any option of ``transformers`` generate: do_sample, temperature,
+                top_p, num_beams, logits_processor, stop_strings, ...
+
+        Raises:
+            InputError, PromptError, LimitError: before any work.
+            GenerationError: an option that can't work with windows.
+        """
+        request = self._request(
+            query, passages, prefix, method, max_new_tokens, stop, citations, seed, generate_kwargs
+        )
+        return self._answer(request)
+
+    def stream(
+        self,
+        query: Messages,
+        passages: Sequence[PassageLike] = (),
+        *,
+        prefix: str | None = None,
+        method: str | Method | None = None,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        citations: bool = True,
+        seed: int | None = None,
+        **generate_kwargs: Any,
+    ) -> Iterator[Chunk]:
+        """Like `generate`, piece by piece; the last chunk carries the whole `Generation`.
+
+        The joined chunks are exactly ``generate``'s text. Closing the iterator stops the work. With
+        beams, where no token is final before the end, one chunk comes. Arguments are checked at
+        the call, before the first chunk is asked for.
+        """
+        request = self._request(
+            query, passages, prefix, method, max_new_tokens, stop, citations, seed, generate_kwargs
+        )
+        by_token = all(
+            self._decoder.option(generate_kwargs, name) in (None, 1) for name in BATCHING
+        )
+
+        def work(streamer: BaseStreamer | None, cancelled: threading.Event) -> Generation:
+            return self._answer(request, streamer, cancelled)
+
+        return stream(work, self._text().detokenizer, request.stop, by_token)
+
+    def score(
+        self,
+        query: Messages,
+        passages: Sequence[PassageLike],
+        choices: Sequence[str],
+        *,
+        prefix: str | None = None,
+        method: str | Method | None = None,
+    ) -> list[Score]:
+        """How likely the model finds each choice as the answer.
+
+        Args:
+            query: as in `generate`.
+            passages: as in `generate`.
+            choices: answers, tokenized as text on their own behind the assistant header.
+            prefix: as in `generate`.
+            method: as in `generate`.
+
+        Returns:
+            One score a choice, in order; log-probabilities in nats.
+        """
+        text = self._text()
+        ids = [text.prompt.encode_text(choice, continuation=True) for choice in choices]
+        longest = max((len(choice) for choice in ids), default=1)
+        request = self._request(query, passages, prefix, method, longest, None, False, None, {})
+        with self._decoder.exclusive():
+            context = encode_request(self._encoder, request)
+        sums = score_ids(self._decoder, context, request.parts.query_ids, ids)
+        return [
+            Score(choice, total, len(tokens))
+            for choice, total, tokens in zip(choices, sums, ids, strict=True)
+        ]
+
+    def encode_ids(
+        self,
+        prefix_ids: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        *,
+        method: str | Method | None = None,
+    ) -> EncodedContext:
+        """Encode token ids as they are: for research and parity tests.
+
+        Args:
+            prefix_ids: may be empty.
+            windows: one list of ids a window; no windows make an ordinary prompt.
+            method: instead of the default one.
+        """
+        with self._decoder.exclusive():
+            return encode_context(self._encoder, prefix_ids, windows, self._method(method))
+
+    def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:
+        """Logits of each query token.
+
+        Returns:
+            (len(query_ids), vocabulary), fp32, on the model's device.
+        """
+        if not query_ids:
+            raise InputError("logits needs at least one query token.")
+        ids = torch.tensor([list(query_ids)], dtype=torch.int64)
+        return self._decoder.forward(context, ids)[0].float()
+
+    def generate_ids(
+        self,
+        context: EncodedContext,
+        query_ids: Sequence[int],
+        *,
+        max_new_tokens: int = DEFAULT_NEW_TOKENS,
+        seed: int | None = None,
+        **generate_kwargs: Any,
+    ) -> list[int]:
+        """Continue a query at token level, greedily unless told otherwise.
+
+        Returns:
+            The generated ids, end token included.
+        """
+        options = {"max_new_tokens": max_new_tokens, **generate_kwargs}
+        if "generation_config" not in options:
+            options.setdefault("do_sample", False)
+        decoded = self._decoder.generate(context, query_ids, options=options, seed=seed)
+        return decoded.sequences[0]
+
+    def _request(
+        self,
+        query: Messages,
+        passages: Sequence[PassageLike],
+        prefix: str | None,
+        method: str | Method | None,
+        max_new_tokens: int | None,
+        stop: str | Sequence[str] | None,
+        citations: bool,
+        seed: int | None,
+        options: Mapping[str, Any],
+    ) -> Request:
+        started = time.perf_counter()
+        if isinstance(passages, str | Passage | Mapping):
+            raise InputError(
+                "passages must be a list of passages, not a single one; wrap it in []."
+            )
+        given = tuple(Passage.of(passage) for passage in passages)
+        chosen = self._method(method)
+        tokens = max_new_tokens
+        if tokens is None:
+            tokens = getattr(options.get("generation_config"), "max_new_tokens", None)
+        if tokens is None:
+            tokens = DEFAULT_NEW_TOKENS
+        if tokens < 1:
+            raise InputError(f"max_new_tokens must be at least 1, got {tokens}.")
+        strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        if "" in strings:
+            raise InputError("A stop string can't be empty; leave it out.")
+        prompt = self._text().prompt
+        window_limit = self.max_window_tokens if chosen.windowed else None
+        parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
+        check_limits(parts, given, chosen, tokens, self._limit)
+        if "stop_strings" in options:
+            options = {"tokenizer": self.tokenizer, **options}
+        return Request(
+            parts, given, chosen, tokens, strings, citations, seed, dict(options), started
+        )
+
+    def _answer(
+        self,
+        request: Request,
+        streamer: BaseStreamer | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> Generation:
+        detokenizer = self._text().detokenizer
+        return answer(self._encoder, self._decoder, detokenizer, request, streamer, cancelled)
+
+    def _method(self, method: str | Method | None) -> Method:
+        return self.method if method is None else resolve(method)
+
+    def _text(self) -> _Text:
+        if self._text_parts is None:
+            raise ModelError(
+                "This model was wrapped without a tokenizer, so it takes token ids only. Pass "
+                "tokenizer= to from_pretrained."
+            )
+        return self._text_parts

@@ -1,0 +1,45 @@
+"""Seeded sampling that other threads can't disturb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class SeededSampling(TorchFunctionMode):
+    """Draws every token of one call from a generator of its own.
+
+    transformers samples from PyTorch's global generator, which all threads share. This mode, which
+    PyTorch keeps per thread, hands a private one to ``torch.multinomial``; the numbers are those
+    that ``torch.manual_seed(seed)`` would give a process with a single thread.
+
+    Args:
+        seed: of the private generator.
+        device: where the probabilities are.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        super().__init__()
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Pass every call on; give ``torch.multinomial`` our generator."""
+        kwargs = dict(kwargs or {})
+        if func is torch.multinomial:
+            kwargs.setdefault("generator", self._generator)
+        return func(*args, **kwargs)
+
+
+def seeded(seed: int | None, device: torch.device) -> AbstractContextManager[Any]:
+    """The mode for ``seed``, or nothing for None (the global generator, as in transformers)."""
+    return nullcontext() if seed is None else SeededSampling(seed, device)

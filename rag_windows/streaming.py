@@ -1,0 +1,100 @@
+"""Answers piece by piece, from a worker thread that ends with the stream."""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from rag_windows.detokenize import Detokenizer
+from rag_windows.errors import GenerationError
+from rag_windows.generation import Chunk, Generation
+
+Work = Callable[[BaseStreamer | None, threading.Event], Generation]
+"""Generates, feeding a streamer, until done or the event is set."""
+
+
+class _Pieces(BaseStreamer):
+    """Turns tokens into pieces of settled text."""
+
+    def __init__(
+        self, detokenizer: Detokenizer, stop: Sequence[str], put: Callable[[str], None]
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stop = tuple(stop)
+        self._put = put
+        self._ids: list[int] = []
+        self._prompt_passed = False
+        self.sent = ""
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt (ignored), then each new token."""
+        if not self._prompt_passed:
+            self._prompt_passed = True
+            return
+        self._ids.extend(int(token) for token in value.flatten().tolist())
+        settled = self._detokenizer.settled(self._ids, self._stop)
+        if len(settled) > len(self.sent) and settled.startswith(self.sent):
+            self._put(settled[len(self.sent) :])
+            self.sent = settled
+
+    def end(self) -> None:
+        """Nothing: the rest comes with the whole result."""
+
+
+def stream(
+    work: Work, detokenizer: Detokenizer, stop: Sequence[str], by_token: bool
+) -> Iterator[Chunk]:
+    """Run ``work`` in a thread and yield its text as it settles.
+
+    Closing the iterator sets the event, waits for the worker and returns; an exception in the
+    worker is raised here.
+
+    Args:
+        work: the generation.
+        detokenizer: of the model.
+        stop: strings before which the text ends.
+        by_token: False where tokens are not final as they come (beams): then one chunk comes.
+    """
+    pieces: queue.SimpleQueue[str | Generation | BaseException] = queue.SimpleQueue()
+    cancelled = threading.Event()
+    streamer = _Pieces(detokenizer, stop, pieces.put) if by_token else None
+
+    def run() -> None:
+        try:
+            pieces.put(work(streamer, cancelled))
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+            pieces.put(error)
+
+    context = contextvars.copy_context()
+    worker = threading.Thread(target=context.run, args=(run,), name="rag-windows-stream")
+    worker.daemon = True
+    worker.start()
+    try:
+        yield from _chunks(pieces)
+    finally:
+        cancelled.set()
+        worker.join()
+
+
+def _chunks(pieces: queue.SimpleQueue[Any]) -> Iterator[Chunk]:
+    sent = ""
+    while True:
+        piece = pieces.get()
+        if isinstance(piece, BaseException):
+            raise piece
+        if isinstance(piece, Generation):
+            if not piece.text.startswith(sent):
+                raise GenerationError(
+                    "The tokenizer rewrote text that was already streamed; use generate() with "
+                    "this tokenizer."
+                )
+            yield Chunk(piece.text[len(sent) :], piece)
+            return
+        sent += piece
+        yield Chunk(piece)

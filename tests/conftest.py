@@ -1,0 +1,78 @@
+"""What holds for every test: no network, fixed seeds, few threads."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+import sys
+import tempfile
+from typing import Any
+
+# These are read when the libraries are imported, so they are set before anything else. A home of
+# its own keeps the tests from finding models that the user happens to have.
+_home = tempfile.TemporaryDirectory(prefix="rag-windows-hf-")
+os.environ.update(
+    HF_HOME=_home.name,
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
+
+
+class NetworkUsedError(RuntimeError):
+    """A test reached for the network."""
+
+
+def _is_local(host: object) -> bool:
+    if host in (None, "", b"", "localhost", b"localhost"):
+        return True
+    text = host.decode() if isinstance(host, bytes) else str(host)
+    try:
+        return ipaddress.ip_address(text.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _refuse_network(event: str, args: tuple[Any, ...]) -> None:
+    """Audit hook: sees every socket of this process, whichever library opens it."""
+    if event == "socket.connect":
+        address = args[1]
+        host = address[0] if isinstance(address, tuple) else None
+    elif event == "socket.getaddrinfo":
+        host = args[0]
+    else:
+        return
+    if not _is_local(host):
+        raise NetworkUsedError(f"tests must not use the network, but something asked for {host!r}")
+
+
+sys.addaudithook(_refuse_network)
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Start every test from the same random state, whatever ran before it."""
+    random.seed(0)
+    torch.manual_seed(0)

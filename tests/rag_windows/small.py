@@ -1,0 +1,60 @@
+"""A small seeded Llama with a byte tokenizer: enough for everything but sensible answers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rag_windows import WindowedLM
+
+TEMPLATE = (
+    "<s>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<s>", "</s>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>"]
+POSITIONS = 1024
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, and a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    made.add_special_tokens({"additional_special_tokens": SPECIAL[3:]})
+    made.chat_template = TEMPLATE
+    return made
+
+
+@cache
+def model(seed: int = 0) -> LlamaForCausalLM:
+    """Two layers, grouped heads, fp32; weights large enough that attention is uneven."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer()),
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@cache
+def lm() -> WindowedLM:
+    """The wrapped model, method "ape"."""
+    return WindowedLM.from_pretrained(model(), tokenizer=tokenizer())

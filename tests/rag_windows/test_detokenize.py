@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from rag_windows.detokenize import Detokenizer
+from tests.rag_windows import small
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """Words and byte tokens, decoded as SentencePiece models decode them."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁cat", "s", "</s>"]
+    backend = Tokenizer(
+        models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[], byte_fallback=True)
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+
+
+TOKENIZERS = {"byte level": small.tokenizer(), "byte fallback": byte_fallback()}
+STOPS = st.lists(st.sampled_from(["a", "the", "s the", "\ufffd", "€", "cats"]), max_size=2)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data(), stop=STOPS)
+def test_settled_text_is_never_taken_back(name: str, data: st.DataObject, stop: list[str]) -> None:
+    tokenizer = TOKENIZERS[name]
+    pick = st.integers(0, len(tokenizer) - 1)
+    if name == "byte fallback":
+        euro = [1 + byte for byte in "€".encode()]
+        pick = st.one_of(pick, st.sampled_from([*euro, *range(257, 261)]))
+    ids = data.draw(st.lists(pick, max_size=25))
+    detokenizer = Detokenizer(tokenizer)
+    settled = ""
+    for count in range(len(ids) + 1):
+        now = detokenizer.settled(ids[:count], stop)
+        if detokenizer.find_stop(ids[:count], stop):
+            break
+        assert now.startswith(settled)
+        settled = now
+    assert detokenizer.text(ids[:count], stop).startswith(settled)
+
+
+def test_an_unfinished_character_waits_and_the_rest_does_not() -> None:
+    detokenizer = Detokenizer(small.tokenizer())
+    ids = small.tokenizer()("aé", add_special_tokens=False)["input_ids"]
+    assert [detokenizer.settled(ids[:n]) for n in range(4)] == ["", "a", "a", "aé"]
+
+
+def test_a_possible_stop_string_waits() -> None:
+    detokenizer = Detokenizer(small.tokenizer())
+    ids = small.tokenizer()("a stone", add_special_tokens=False)["input_ids"]
+    assert detokenizer.settled(ids[:4], ["stop"]) == "a "
+    assert detokenizer.settled(ids, ["stop"]) == "a stone"
+    assert detokenizer.text(ids, ["one"]) == "a st"
+    assert detokenizer.settled(ids, ["one"]) == "a st"

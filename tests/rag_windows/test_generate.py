@@ -1,0 +1,225 @@
+"""Every option of transformers' generate, held against transformers itself.
+
+With one window and nothing rescaled the engine is ordinary full attention, so each option must
+give exactly what the plain model's own ``generate`` gives for the same tokens in one prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+
+from rag_windows import PCW, WindowedLM
+from rag_windows.errors import GenerationError, InputError, ModelError
+from tests.rag_windows import small
+
+PREFIX, WINDOW, QUERY = [0, 4, 70, 71], list(range(80, 130)), [99, 65, 5]
+PASSAGES = ["The tower is old.", {"text": "The river is wide.", "title": "River"}]
+
+
+class Favour(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + torch.linspace(0, 3, scores.shape[-1])
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "temperature": 1.3, "top_k": 20, "top_p": 0.9},
+    "min-p": {"do_sample": True, "min_p": 0.05},
+    "beams": {"num_beams": 4, "do_sample": False},
+    "beams, length penalty": {"num_beams": 3, "length_penalty": 0.3, "early_stopping": True},
+    "beam sampling": {"num_beams": 3, "do_sample": True},
+    "logits processor": {"logits_processor": LogitsProcessorList([Favour()])},
+    "bad words": {"bad_words_ids": [[111], [69, 70]]},
+    "min new tokens": {"min_new_tokens": 9},
+    "no repeated bigram": {"no_repeat_ngram_size": 2, "do_sample": True},
+    "end token": {"eos_token_id": [200, 201, 202, 203, 125], "do_sample": True},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3, "do_sample": False},
+    "generation config": {"generation_config": GenerationConfig(do_sample=True, top_k=7)},
+    "chunked prefill": {"prefill_chunk_size": 2},
+}
+
+
+def plain(ids: list[int], **options: Any) -> list[int]:
+    inputs = torch.tensor([ids])
+    mask = torch.ones_like(inputs)
+    output = small.model().generate(inputs, attention_mask=mask, max_new_tokens=10, **options)
+    ends = options.get("eos_token_id", [1])
+    new: list[int] = output[0, len(ids) :].tolist()
+    stop = next((i + 1 for i, token in enumerate(new) if token in ends), len(new))
+    return new[:stop]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_does_what_it_does_in_transformers(name: str) -> None:
+    options = OPTIONS[name]
+    context = small.lm().encode_ids(PREFIX, [WINDOW], method=PCW())
+    torch.manual_seed(5)
+    expected = plain([*PREFIX, *WINDOW, *QUERY], **options)
+    torch.manual_seed(5)
+    got = small.lm().generate_ids(context, QUERY, max_new_tokens=10, **options)
+    assert got == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"top_k": 9}])
+def test_a_seed_is_that_of_a_single_thread(options: dict[str, Any]) -> None:
+    context = small.lm().encode_ids(PREFIX, [WINDOW], method=PCW())
+    torch.manual_seed(11)
+    expected = plain([*PREFIX, *WINDOW, *QUERY], do_sample=True, **options)
+    before = torch.get_rng_state()
+    got = small.lm().generate_ids(
+        context, QUERY, max_new_tokens=10, seed=11, do_sample=True, **options
+    )
+    assert got == expected
+    assert torch.equal(torch.get_rng_state(), before), "a seeded call left the global generator"
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 3}])
+def test_no_passages_is_the_model_itself(options: dict[str, Any]) -> None:
+    tokenizer = small.tokenizer()
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    inputs = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    torch.manual_seed(2)
+    expected = small.model().generate(
+        **inputs, max_new_tokens=12, output_logits=True, return_dict_in_generate=True, **options
+    )
+    torch.manual_seed(2)
+    got = small.lm().generate(
+        "Why?", prefix="Be brief.", max_new_tokens=12, output_logits=True, **options
+    )
+    new = expected.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    assert list(got.token_ids) == new
+    assert got.text == tokenizer.decode(new, skip_special_tokens=True)
+    assert got.citations == ()
+    for ours, theirs in zip(got.raw.logits, expected.logits, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_a_generation_carries() -> None:
+    out = small.lm().generate("What?", PASSAGES, max_new_tokens=6)
+    parts = small.lm()._text().prompt.build("What?", [*map(_passage, PASSAGES)])
+    tokens = len(parts.prefix_ids) + len(parts.query_ids) + sum(len(w.ids) for w in parts.windows)
+    assert (out.usage.prompt_tokens, out.usage.cached_tokens) == (tokens, 0)
+    assert out.usage.completion_tokens == len(out.token_ids) == 6
+    assert out.finish_reason == "length"
+    assert 0 < out.timings.encode_s <= out.timings.ttft_s <= out.timings.total_s
+    assert out.citations is not None
+    assert [c.passage for c in out.citations] == [0, 1]
+
+
+def _passage(value: Any) -> Any:
+    from rag_windows import Passage
+
+    return Passage.of(value)
+
+
+def test_the_end_token_finishes_an_answer() -> None:
+    first = small.lm().generate("What?", PASSAGES, max_new_tokens=6).token_ids[2]
+    out = small.lm().generate("What?", PASSAGES, max_new_tokens=6, eos_token_id=first)
+    assert out.finish_reason == "stop"
+    assert out.token_ids[-1] == first
+    assert len(out.token_ids) <= 3
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    options: dict[str, Any] = {"max_new_tokens": 40, "do_sample": True, "seed": 3, "top_k": 40}
+    whole = small.lm().generate("What?", PASSAGES, **options)
+    middle = whole.text[len(whole.text) // 2 :][:1]
+    out = small.lm().generate("What?", PASSAGES, stop=["not there", middle], **options)
+    assert out.text == whole.text[: whole.text.find(middle)]
+    assert out.finish_reason == "stop"
+    assert len(out.token_ids) < len(whole.token_ids)
+    theirs = small.lm().generate("What?", PASSAGES, stop_strings=[middle], **options)
+    assert theirs.token_ids == out.token_ids, "transformers' own stop_strings"
+    assert theirs.finish_reason == "stop"
+
+
+def test_several_answers() -> None:
+    out = small.lm().generate(
+        "What?", PASSAGES, do_sample=True, num_return_sequences=3, seed=1, max_new_tokens=5
+    )
+    answers = [out, *out.alternatives]
+    assert len({answer.token_ids for answer in answers}) == 3
+    for answer in answers:
+        assert answer.citations is not None
+        masses = [c.mass for c in answer.citations]
+        assert sum(masses) + (answer.prefix_mass or 0) + (answer.query_mass or 0) == pytest.approx(
+            1
+        )
+
+
+def test_assisted_decoding_gives_the_greedy_answer() -> None:
+    greedy = small.lm().generate("What?", PASSAGES, max_new_tokens=12)
+    assisted = small.lm().generate(
+        "What?", PASSAGES, max_new_tokens=12, assistant_model=small.model(seed=1)
+    )
+    assert assisted.token_ids == greedy.token_ids
+    assert assisted.citations is not None
+    assert greedy.citations is not None
+    for ours, theirs in zip(assisted.citations, greedy.citations, strict=True):
+        assert ours.mass == pytest.approx(theirs.mass, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_ids": torch.tensor([[1]])}, "can't be passed to generate"),
+        ({"past_key_values": None}, "can't be passed to generate"),
+        ({"cache_implementation": "static"}, "outside of any cache"),
+        ({"output_attentions": True}, "read Generation.citations"),
+        ({"guidance_scale": 2.0}, "unconditional pass"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        small.lm().generate("What?", PASSAGES, **options)
+
+
+def test_bad_arguments_say_what_to_do() -> None:
+    lm = small.lm()
+    with pytest.raises(InputError, match=r"wrap it in \[\]"):
+        lm.generate("What?", "one passage")
+    with pytest.raises(InputError, match="max_new_tokens must be at least 1"):
+        lm.generate("What?", PASSAGES, max_new_tokens=0)
+    with pytest.raises(InputError, match="stop string can't be empty"):
+        lm.generate("What?", PASSAGES, stop=["", "a"])
+    with pytest.raises(InputError, match="query has no tokens"):
+        lm.generate_ids(lm.encode_ids([1], [[2]]), [])
+    with pytest.raises(InputError, match="Window 1 has no tokens"):
+        lm.encode_ids([1], [[2], []])
+    with pytest.raises(ModelError, match="Pass tokenizer="):
+        WindowedLM.from_pretrained(small.model()).generate("What?")
+
+
+def test_blank_and_duplicate_passages_are_told() -> None:
+    passages = ["One.", " \n", "Two.", "One."]
+    out = small.lm().generate("What?", passages, max_new_tokens=3)
+    assert [(note.kind, note.passage, note.of) for note in out.notes] == [
+        ("blank", 1, None),
+        ("duplicate", 3, 0),
+    ]
+    alone = small.lm().generate("What?", ["One.", "Two."], max_new_tokens=3)
+    assert out.token_ids == alone.token_ids
+    assert out.citations is not None
+    assert [c.mass > 0 for c in out.citations] == [True, False, True, False]
+
+
+def test_sequential_is_one_ordinary_prompt() -> None:
+    lm = small.lm()
+    parts = lm._text().prompt.build("What?", [*map(_passage, PASSAGES)])
+    ids = [*parts.prefix_ids, *(t for w in parts.windows for t in w.ids), *parts.query_ids]
+    out = lm.generate("What?", PASSAGES, method="sequential", max_new_tokens=10)
+    assert list(out.token_ids) == plain(ids)
+    assert out.citations is not None
+    assert all(c.mass > 0 for c in out.citations)

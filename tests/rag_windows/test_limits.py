@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from rag_windows import Passage, WindowedLM
+from rag_windows.encoding import Encoder
+from rag_windows.errors import InputError, LimitError
+from tests.rag_windows import small
+
+LONG = "A sentence of some words. " * 30
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail as soon as anything is encoded."""
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise AssertionError("work was done before the limit was checked")
+
+    monkeypatch.setattr(Encoder, "_forward", fail)
+
+
+def test_a_long_passage_becomes_windows_that_cover_it() -> None:
+    lm = WindowedLM.from_pretrained(
+        small.model(), tokenizer=small.tokenizer(), max_window_tokens=200
+    )
+    passage = Passage(LONG, title="Long", id="p7")
+    parts = lm._text().prompt.build("What?", [passage], max_window_tokens=200)
+    assert len(parts.windows) > 3
+    assert "".join(LONG[w.start : w.end] for w in parts.windows) == LONG
+    out = lm.generate("What?", ["Short.", passage], max_new_tokens=4)
+    assert [(note.kind, note.passage) for note in out.notes] == [("split", 1)]
+    assert out.citations is not None
+    assert [c.id for c in out.citations] == [None, "p7"]
+    assert out.citations[1].mass > out.citations[0].mass
+
+
+def test_by_default_half_of_the_positions_are_a_window() -> None:
+    assert small.lm().max_window_tokens == small.POSITIONS // 2
+
+
+def test_a_window_beyond_the_positions_is_refused_by_name(request: pytest.FixtureRequest) -> None:
+    wide = WindowedLM(small.model(), small.tokenizer(), max_window_tokens=900)
+    request.getfixturevalue("no_work")
+    with pytest.raises(
+        LimitError,
+        match=r"Passage 1 \('p7'\) needs a window of 7\d\d tokens.*"
+        r"1024 positions leave \d+ .*Set max_window_tokens=\d+",
+    ):
+        wide.generate("What?", ["One.", Passage(LONG, id="p7")], max_new_tokens=300)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_sequential_names_the_passage_that_does_not_fit() -> None:
+    passages = [Passage(LONG[:400], id=f"p{i}") for i in range(4)]
+    passages[2] = Passage(LONG[:401], id="p2")
+    passages[1] = Passage(LONG[:402], id="p1")
+    with pytest.raises(LimitError, match=r"at passage 2 \('p2'\) \(403 tokens\)"):
+        small.lm().generate("What?", passages, method="sequential", max_new_tokens=50)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_query_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(LimitError, match="no passage would fit"):
+        small.lm().generate("What? " * 200, ["One."])
+
+
+def test_a_window_limit_below_one_is_refused() -> None:
+    with pytest.raises(InputError, match="max_window_tokens must be at least 1"):
+        WindowedLM(small.model(), max_window_tokens=0)
+
+
+def test_what_just_fits_is_answered() -> None:
+    parts = small.lm()._text().prompt.build("What?", [Passage("x")])
+    room = small.POSITIONS - len(parts.prefix_ids) - len(parts.windows[0].ids)
+    tokens = room - len(parts.query_ids)
+    options = {"max_new_tokens": tokens, "max_time": 0.01}
+    assert small.lm().generate("What?", ["x"], **options).text is not None
+    with pytest.raises(LimitError):
+        small.lm().generate("What?", ["x"], max_new_tokens=tokens + 1)
