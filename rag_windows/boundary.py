@@ -103,7 +103,9 @@ class Boundary:
         one_go = at != "text" or not self._text.prefixes_after_control
         if one_go and not self._touched(pieces):
             ids = self._text.whole(text, at)
-            if [i for i in ids if i in self.controls.ids] == expected:
+            unknown = self.controls.unknown is not None and self.controls.unknown[1] in ids
+            # An unknown token may stand for an unknown character or for its own name: cut, to know.
+            if not unknown and [i for i in ids if i in self.controls.ids] == expected:
                 return ids
         ids, stretch = [], ""
         for piece, spans in zip(pieces, found, strict=True):

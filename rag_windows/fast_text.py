@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -73,38 +74,39 @@ class FastText:
         found = set(ids)
         if found & self._controls.ids:
             return True
-        if not found & self._fallbacks:
-            return False
+        # These two may come out of other characters too: look whether their names are in the text.
+        return any(
+            not found.isdisjoint(names.values()) and self._spells(text, names)
+            for names in (self._unknown, self._bytes)
+        )
+
+    def _spells(self, text: str, names: dict[str, int]) -> bool:
         normalizer = self._backend.normalizer
         variants = [text] if normalizer is None else [text, normalizer.normalize_str(text)]
-        return any(self._spelled.search(variant) for variant in variants)
+        return any(name in variant for variant in variants for name in names)
 
     @cached_property
     def _names(self) -> list[str]:
         """Spellings inside the vocabulary that text must not be matched with as a whole."""
-        names = {self._model.id_to_token(i) for i in self._controls.ids | self._unknown_ids}
-        # A byte's name (`<0x0A>`) written out would come back as the byte itself.
-        names |= {name for name in _BYTE_NAMES if self._model.token_to_id(name) is not None}
+        names = {self._model.id_to_token(i) for i in self._controls.ids}
+        names |= self._unknown.keys() | self._bytes.keys()
         return sorted(name for name in names if name and len(name) > 1)
 
     @cached_property
-    def _unknown_ids(self) -> frozenset[int]:
-        ids = {self._controls.unknown[1]} if self._controls.unknown else set()
-        name = getattr(self._model, "unk_token", None)
-        if isinstance(name, str) and self._model.token_to_id(name) is not None:
-            ids.add(self._model.token_to_id(name))
-        return frozenset(ids)
+    def _unknown(self) -> dict[str, int]:
+        """The unknown token by name, the vocabulary's own where the tokenizer declares none."""
+        names = [getattr(self._model, "unk_token", None)]
+        names += [self._controls.unknown[0]] if self._controls.unknown else []
+        return self._ids(name for name in names if isinstance(name, str))
 
     @cached_property
-    def _fallbacks(self) -> frozenset[int]:
-        """Ids that unknown characters may produce: the unknown token and the byte tokens."""
-        ids = {self._model.token_to_id(name) for name in _BYTE_NAMES}
-        return frozenset(i for i in ids if i is not None) | self._unknown_ids
+    def _bytes(self) -> dict[str, int]:
+        """Byte tokens by name: ``<0x0A>`` written out would come back as the byte itself."""
+        return self._ids(f"<0x{byte:02X}>" for byte in range(256))
 
-    @cached_property
-    def _spelled(self) -> re.Pattern[str]:
-        spaced = [name.replace("▁", " ") for name in self._names]
-        return re.compile(any_of({*self._names, *spaced}))
+    def _ids(self, names: Iterable[str]) -> dict[str, int]:
+        ids = {name: self._model.token_to_id(name) for name in names}
+        return {name: id_ for name, id_ in ids.items() if id_ is not None}
 
     def _make(self, stages: str, *, split: bool) -> tuple[Tokenizer, dict[int, int]]:
         tokenizer = Tokenizer(self._model)
@@ -154,9 +156,6 @@ class FastText:
         tokenizer.normalizer = parts.normalizer
         tokenizer.pre_tokenizer = parts.pre_tokenizer
         return tokenizer
-
-
-_BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def _stages(backend: Tokenizer) -> str:

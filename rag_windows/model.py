@@ -128,6 +128,12 @@ class WindowedLM:
                     "this one is loaded already."
                 )
             loaded = model
+        elif not isinstance(model, str | Path):
+            raise InputError(
+                f"model must be a name, a folder or a transformers PreTrainedModel, not "
+                f"{type(model).__name__}. Give a compiled model uncompiled, and a PEFT model as "
+                "its get_base_model()."
+            )
         else:
             if device_map is not None:
                 model_kwargs["device_map"] = device_map

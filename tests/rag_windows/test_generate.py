@@ -18,7 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from rag_windows import PCW, WindowedLM
+from rag_windows import PCW, Passage, WindowedLM
 from rag_windows.errors import GenerationError, InputError, ModelError
 from tests.rag_windows import small
 
@@ -108,7 +108,7 @@ def test_no_passages_is_the_model_itself(options: dict[str, Any]) -> None:
 
 def test_what_a_generation_carries() -> None:
     out = small.lm().generate("What?", PASSAGES, max_new_tokens=6)
-    parts = small.lm()._text().prompt.build("What?", [*map(_passage, PASSAGES)])
+    parts = small.lm()._text().prompt.build("What?", [*map(Passage.of, PASSAGES)])
     tokens = len(parts.prefix_ids) + len(parts.query_ids) + sum(len(w.ids) for w in parts.windows)
     assert (out.usage.prompt_tokens, out.usage.cached_tokens) == (tokens, 0)
     assert out.usage.completion_tokens == len(out.token_ids) == 6
@@ -116,12 +116,6 @@ def test_what_a_generation_carries() -> None:
     assert 0 < out.timings.encode_s <= out.timings.ttft_s <= out.timings.total_s
     assert out.citations is not None
     assert [c.passage for c in out.citations] == [0, 1]
-
-
-def _passage(value: Any) -> Any:
-    from rag_windows import Passage
-
-    return Passage.of(value)
 
 
 def test_the_end_token_finishes_an_answer() -> None:
@@ -215,9 +209,18 @@ def test_blank_and_duplicate_passages_are_told() -> None:
     assert [c.mass > 0 for c in out.citations] == [True, False, True, False]
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_tail_never_holds_the_windows(beams: int) -> None:
+    out = small.lm().generate("What?", PASSAGES * 3, max_new_tokens=6, num_beams=beams)
+    parts = small.lm()._text().prompt.build("What?", [*map(Passage.of, PASSAGES)])
+    tail = len(parts.prefix_ids) + len(parts.query_ids) + len(out.token_ids) - 1
+    assert out.raw.past_key_values.get_seq_length() == tail
+    assert out.usage.prompt_tokens > tail
+
+
 def test_sequential_is_one_ordinary_prompt() -> None:
     lm = small.lm()
-    parts = lm._text().prompt.build("What?", [*map(_passage, PASSAGES)])
+    parts = lm._text().prompt.build("What?", [*map(Passage.of, PASSAGES)])
     ids = [*parts.prefix_ids, *(t for w in parts.windows for t in w.ids), *parts.query_ids]
     out = lm.generate("What?", PASSAGES, method="sequential", max_new_tokens=10)
     assert list(out.token_ids) == plain(ids)

@@ -84,6 +84,11 @@ def test_a_broken_config(tmp_path: Path) -> None:
         WindowedLM.from_pretrained(tmp_path)
 
 
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(InputError, match=r"not Linear.*get_base_model"):
+        WindowedLM.from_pretrained(torch.nn.Linear(2, 2))  # type: ignore[arg-type]  # the error
+
+
 def test_options_of_loading_do_not_apply_to_a_loaded_model() -> None:
     with pytest.raises(InputError, match="loaded already"):
         WindowedLM.from_pretrained(small.model(), dtype="bfloat16")
@@ -93,7 +98,7 @@ def test_models_that_cannot_read_windows_are_refused_by_name() -> None:
     t5 = T5ForConditionalGeneration(
         T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     )
-    with pytest.raises(UnsupportedModelError, match="'t5'.*encoder-decoder"):
+    with pytest.raises(UnsupportedModelError, match=r"'t5'.*encoder-decoder"):
         WindowedLM.from_pretrained(t5)
     headless = GPT2Model(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2))
     with pytest.raises(UnsupportedModelError, match=r"'gpt2'.*no language-model head"):

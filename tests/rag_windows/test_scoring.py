@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rag_windows import APE
+from rag_windows import APE, Passage
 from rag_windows.errors import InputError
 from rag_windows.scoring import score_ids
 from tests.rag_windows import small
@@ -23,8 +23,6 @@ def by_hand(
 
 @pytest.mark.parametrize("passages", [PASSAGES, []])
 def test_a_score_is_the_sum_of_its_log_probabilities(passages: list[str]) -> None:
-    from rag_windows import Passage
-
     lm = small.lm()
     scores = lm.score("Is it?", passages, CHOICES, method=APE(0.8, 0.9), prefix="Be brief.")
     prompt = lm._text().prompt

@@ -1,0 +1,53 @@
+r"""The prompt of a model without a chat template.
+
+``{bos}`` stands for the special tokens that the tokenizer itself puts before a text; ``{system}``
+and its blank line are there only with an instruction; earlier turns stand before the last
+question::
+
+    {bos}{system}\n\n | passages | Question: {q}\nAnswer: {a}\n\nQuestion: {question}\nAnswer:
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rag_windows.boundary import Piece
+from rag_windows.conversation import Conversation
+
+
+class BaseLayout:
+    """Questions and answers as plain text.
+
+    Attributes:
+        leading: ids that the tokenizer puts before a text by itself.
+        begins_in_text: False: without an instruction the first window begins the text.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+    """
+
+    begins_in_text = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.leading = _leading(tokenizer)
+
+    def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
+        """What stands before the passages, and after them; all of it after, without passages."""
+        system = [Piece(f"{conversation.system}\n\n")] if conversation.system else []
+        turns = [
+            Piece(f"Question: {turn.content}\n")
+            if turn.role == "user"
+            else Piece(f"Answer: {turn.content}\n\n")
+            for turn in conversation.turns
+        ]
+        turns.append(Piece("Answer:"))
+        return (system, turns) if slot else ([], system + turns)
+
+
+def _leading(tokenizer: Any) -> tuple[int, ...]:
+    bare = list(tokenizer.encode("a", add_special_tokens=False))
+    full = list(tokenizer.encode("a"))
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return tuple(full[:start])
+    return ()

@@ -1,0 +1,1 @@
+"""Parity of the engine with an independent dense reference, on random small models."""

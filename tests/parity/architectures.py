@@ -1,0 +1,231 @@
+"""Configurations of small models: every architecture the engine promises to serve.
+
+Each entry states by hand what its layers may see (`sliding`, one value a layer), so that the dense
+reference does not have to ask the model or the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+
+VOCAB = 200
+HIDDEN = 64
+HEADS = 4
+KV_HEADS = 2
+INTERMEDIATE = 96
+POSITIONS = 256
+WINDOW = 8
+
+COMMON: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": POSITIONS,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GQA: Mapping[str, Any] = {**COMMON, "num_key_value_heads": KV_HEADS}
+GPT2: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "n_embd": HIDDEN,
+    "n_layer": 2,
+    "n_head": HEADS,
+    "n_positions": POSITIONS,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+MIXED_REACH = (WINDOW, None, WINDOW)
+SLIDING: Mapping[str, Any] = {
+    "num_hidden_layers": 3,
+    "sliding_window": WINDOW,
+    "layer_types": MIXED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One random model: its configuration and what each of its layers may see.
+
+    `sliding` has one value a layer: the reach in positions, None for full attention.
+    `mask_by_type` says that the model takes a dict of 4D masks, one a layer type.
+    """
+
+    name: str
+    model_type: str
+    options: Mapping[str, Any]
+    sliding: tuple[int | None, ...] = (None, None)
+    mask_by_type: bool = False
+    adjust: Callable[[PreTrainedModel], None] | None = field(default=None, compare=False)
+
+
+def _sinks(model: PreTrainedModel) -> None:
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            parameter.data.normal_(1.0, 1.0)
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry("llama", "llama", GQA),
+    Entry("llama-mha", "llama", COMMON),
+    Entry("mistral", "mistral", {**GQA, "sliding_window": None}),
+    Entry("mistral-sliding", "mistral", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
+    Entry("qwen2", "qwen2", GQA, mask_by_type=True),
+    Entry(
+        "qwen2-sliding",
+        "qwen2",
+        {**GQA, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        (None, WINDOW),
+        mask_by_type=True,
+    ),
+    Entry("qwen3", "qwen3", {**GQA, "head_dim": 16}, mask_by_type=True),
+    Entry("gemma", "gemma", {**GQA, "num_key_value_heads": 1, "head_dim": 16}),
+    Entry(
+        "gemma2",
+        "gemma2",
+        {
+            **GQA,
+            **SLIDING,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+        MIXED_REACH,
+        mask_by_type=True,
+    ),
+    Entry(
+        "gemma3_text",
+        "gemma3_text",
+        {
+            **GQA,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "layer_types": ["full_attention", "full_attention"],
+        },
+        mask_by_type=True,
+    ),
+    Entry(
+        "gemma3_text-sliding",
+        "gemma3_text",
+        {
+            **GQA,
+            **SLIDING,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+        },
+        MIXED_REACH,
+        mask_by_type=True,
+    ),
+    Entry("phi", "phi", GQA),
+    Entry("phi3", "phi3", {**GQA, "sliding_window": None}),
+    Entry("phi3-sliding", "phi3", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
+    Entry("olmo", "olmo", {**GQA, "clip_qkv": 2.0}),
+    Entry("olmo2", "olmo2", GQA),
+    Entry(
+        "granite",
+        "granite",
+        {
+            **GQA,
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 1.5,
+        },
+    ),
+    Entry("starcoder2", "starcoder2", {**GQA, "sliding_window": None}),
+    Entry("starcoder2-sliding", "starcoder2", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
+    Entry("stablelm", "stablelm", {**GQA, "use_qkv_bias": True, "qk_layernorm": True}),
+    Entry("cohere", "cohere", {**GQA, "logit_scale": 1.0, "use_qk_norm": True}),
+    Entry(
+        "cohere2",
+        "cohere2",
+        {
+            **GQA,
+            **SLIDING,
+            "logit_scale": 1.0,
+        },
+        MIXED_REACH,
+        mask_by_type=True,
+    ),
+    Entry("gpt_neox", "gpt_neox", COMMON),
+    Entry("gpt2", "gpt2", GPT2),
+    Entry("gpt2-scaled", "gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 80}),
+    Entry("opt", "opt", {**COMMON, "ffn_dim": INTERMEDIATE, "word_embed_proj_dim": HIDDEN}),
+    Entry(
+        "gpt_oss",
+        "gpt_oss",
+        {
+            **GQA,
+            **SLIDING,
+            "head_dim": 16,
+            # The family's YaRN factor belongs to this length.
+            "max_position_embeddings": 131072,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        MIXED_REACH,
+        mask_by_type=True,
+        adjust=_sinks,
+    ),
+    Entry(
+        "mixtral",
+        "mixtral",
+        {**GQA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    Entry(
+        "qwen3_moe",
+        "qwen3_moe",
+        {
+            **GQA,
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    Entry(
+        "smollm3",
+        "smollm3",
+        {**GQA, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
+        (None, None, None),
+        mask_by_type=True,
+    ),
+    Entry("olmo3", "olmo3", {**GQA, **SLIDING}, MIXED_REACH, mask_by_type=True),
+    Entry("glm4", "glm4", {**GQA, "head_dim": 16}),
+    Entry("gpt_bigcode", "gpt_bigcode", GPT2),
+    Entry(
+        "gemma3",
+        "gemma3",
+        {
+            "text_config": {
+                **GQA,
+                **SLIDING,
+                "model_type": "gemma3_text",
+                "head_dim": 16,
+                "query_pre_attn_scalar": 16,
+            },
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+        },
+        MIXED_REACH,
+        mask_by_type=True,
+    ),
+)

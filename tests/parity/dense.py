@@ -1,0 +1,245 @@
+"""The dense reference: one packed forward of every token, attention spelled out in float64.
+
+Nothing here comes from the engine. All tokens of [prefix | window 1 | ... | window n | query] run
+through one ordinary forward of a copy of the model, whose attention function is replaced (by
+registration, under a name of these tests) with a softmax over explicit log weights:
+
+- a token of the prefix sees the prefix up to itself; a token of a window sees the prefix and its
+  own window up to itself; a token of the query sees everything up to itself;
+- positions: prefix 0..p-1, each window from p, query from p + longest window;
+- a sliding layer sees a key where position(query) - position(key) < reach;
+- rows of the query weigh a context key by `logit / T - l + L`, where `l` is the logsumexp of the
+  context's `logit / T` and `L` the context's rescaled one; all other rows and keys by `logit`;
+- a sink is one more weight with no value.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+NAME = "parity_dense"
+PREFIX = 0
+Form = Literal["as used", "as printed", "fixed ratio"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The context's rescaling: temperature T, scale S and how S enters. T = S = 1 is PCW."""
+
+    temperature: float = 1.0
+    scale: float = 1.0
+    form: Form = "as used"
+
+    def context_lse(self, lse: Tensor) -> Tensor:
+        """The rescaled logsumexp `L` of the context, from `lse` of its `logit / T`."""
+        log_scale = torch.tensor(self.scale, dtype=torch.float64).log()
+        if self.form == "as used":
+            return self.scale * lse
+        if self.form == "as printed":
+            return self.temperature * (lse + log_scale)
+        return lse + log_scale
+
+
+PLAIN = Rule()
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """All tokens of one call in one row: ids, positions and segments, each (tokens,) int64.
+
+    Segment 0 is the prefix, 1..n the windows, n + 1 the query.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    segments: Tensor
+    query: int
+
+    @property
+    def rows(self) -> Tensor:
+        """(tokens,) bool: the rows of the query."""
+        return self.segments == self.query
+
+    @property
+    def context(self) -> Tensor:
+        """(tokens,) bool: the keys of the windows."""
+        return (self.segments > PREFIX) & (self.segments < self.query)
+
+    def visible(self, reach: int | None) -> Tensor:
+        """(tokens, tokens) bool: which key each row sees in a layer of this reach."""
+        index = torch.arange(len(self.ids))
+        row, key = self.segments[:, None], self.segments[None, :]
+        seen = index[None, :] <= index[:, None]
+        seen &= (key == PREFIX) | (key == row) | (row == self.query)
+        if reach is not None:
+            seen &= self.positions[:, None] - self.positions[None, :] < reach
+        return seen
+
+
+def pack(prefix: Sequence[int], windows: Sequence[Sequence[int]], query: Sequence[int]) -> Packed:
+    """Lay all tokens out in one row, with the positions of the design."""
+    start = len(prefix)
+    query_start = start + max((len(window) for window in windows), default=0)
+    parts = [(prefix, 0), *((window, start) for window in windows), (query, query_start)]
+    ids: list[int] = []
+    positions: list[int] = []
+    segments: list[int] = []
+    for segment, (tokens, first) in enumerate(parts):
+        ids += tokens
+        positions += range(first, first + len(tokens))
+        segments += [segment] * len(tokens)
+    return Packed(
+        torch.tensor(ids), torch.tensor(positions), torch.tensor(segments), len(windows) + 1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    packed: Packed
+    rule: Rule
+    sliding: Sequence[int | None]
+
+
+_call: ContextVar[_Call] = ContextVar("parity_dense_call")
+
+
+def weights(logits: Tensor, sinks: Tensor | None, seen: Tensor, call: _Call) -> Tensor:
+    """Attention weights of every row over every key.
+
+    Args:
+        logits: (batch, heads, rows, keys) float64.
+        sinks: (heads,) logits of the sinks, or None.
+        seen: (rows, keys) bool.
+    """
+    hidden = ~seen
+    context = call.packed.context & call.packed.rows[:, None] & seen
+    logits = logits.masked_fill(hidden, -torch.inf)
+    inside = (logits / call.rule.temperature).masked_fill(~context, -torch.inf)
+    lse = inside.logsumexp(-1, keepdim=True)
+    # Rows that see no context have lse = -inf; any finite number keeps their arithmetic clean.
+    lse = lse.masked_fill(lse.isinf(), 0.0)
+    log_weights = torch.where(context, inside - lse + call.rule.context_lse(lse), logits)
+    if sinks is not None:
+        column = sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        log_weights = torch.cat([log_weights, column], dim=-1)
+    return log_weights.softmax(-1)[..., : logits.shape[-1]]
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    call = _call.get()
+    groups = query.shape[1] // key.shape[1]
+    keys = key.double().repeat_interleave(groups, dim=1)
+    values = value.double().repeat_interleave(groups, dim=1)
+    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+    logits = query.double() @ keys.mT * factor
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    seen = call.packed.visible(call.sliding[module.layer_idx])
+    output = weights(logits, s_aux, seen, call) @ values
+    return output.to(query.dtype).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, _attention)
+_twins: weakref.WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]]
+_twins = weakref.WeakKeyDictionary()
+
+
+def twin(model: PreTrainedModel, implementation: str = NAME) -> PreTrainedModel:
+    """A copy of `model` with its own weights and another attention; `model` is left alone."""
+    twins = _twins.setdefault(model, {})
+    if implementation not in twins:
+        twins[implementation] = copy.deepcopy(model)
+        twins[implementation].set_attn_implementation(implementation)
+    return twins[implementation]
+
+
+@contextmanager
+def _calling(call: _Call) -> Iterator[None]:
+    token = _call.set(call)
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+@torch.no_grad()
+def logits(
+    model: PreTrainedModel,
+    sliding: Sequence[int | None],
+    prefix: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    query: Sequence[int],
+    rule: Rule = PLAIN,
+) -> Tensor:
+    """The specification: (len(query), vocab) fp32 logits of the query's rows.
+
+    `sliding` gives the reach of each layer, None for full attention.
+    """
+    packed = pack(prefix, windows, query)
+    with _calling(_Call(packed, rule, sliding)):
+        output = twin(model)(
+            input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False
+        )
+    return output.logits[0, packed.rows].float()
+
+
+@torch.no_grad()
+def masked_logits(
+    model: PreTrainedModel,
+    sliding: Sequence[int | None],
+    prefix: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    query: Sequence[int],
+    *,
+    mask_by_type: bool,
+) -> Tensor:
+    """The same for T = S = 1 by the model's own eager attention and 4D additive masks."""
+    packed = pack(prefix, windows, query)
+    additive = functools.partial(_additive, packed, model.dtype)
+    if mask_by_type:
+        reach = next((r for r in sliding if r is not None), None)
+        mask: Any = {"full_attention": additive(None), "sliding_attention": additive(reach)}
+    else:
+        mask = additive(sliding[0])
+    output = twin(model, "eager")(
+        input_ids=packed.ids[None],
+        position_ids=packed.positions[None],
+        attention_mask=mask,
+        use_cache=False,
+    )
+    return output.logits[0, packed.rows].float()
+
+
+def _additive(packed: Packed, dtype: torch.dtype, reach: int | None) -> Tensor:
+    hidden = ~packed.visible(reach)
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)[
+        None, None
+    ]
+
+
+@torch.no_grad()
+def plain_logits(model: PreTrainedModel, tokens: Sequence[int], last: int) -> Tensor:
+    """(last, vocab) fp32 logits of the last rows of `tokens`, by the model without the engine."""
+    output = model(input_ids=torch.tensor([list(tokens)]), use_cache=False)
+    return output.logits[0, len(tokens) - last :].float()

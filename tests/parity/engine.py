@@ -1,0 +1,76 @@
+"""The engine as these tests use it: the public token-level interface and nothing else."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from rag_windows import APE, PCW, WindowedLM
+from rag_windows.rescaling import Method
+
+from . import zoo
+from .cases import Case
+from .dense import Rule
+
+
+def wrap(model: PreTrainedModel) -> WindowedLM:
+    """The engine on a loaded model, at token level."""
+    return WindowedLM.from_pretrained(model, tokenizer=None, method=PCW())
+
+
+@functools.cache
+def shared(name: str) -> WindowedLM:
+    """The engine on the shared model `name`."""
+    return wrap(zoo.shared(name))
+
+
+def method(rule: Rule) -> Method:
+    """The engine's method for a rule of the reference."""
+    if rule == Rule():
+        return PCW()
+    return APE(temperature=rule.temperature, scale=rule.scale, form=rule.form)
+
+
+def rows(lm: WindowedLM, one: Case, rule: Rule) -> Tensor:
+    """(len(query), vocab) fp32 logits of a case."""
+    context = lm.encode_ids(one.prefix, one.windows, method=method(rule))
+    return lm.logits(context, one.query)
+
+
+class Recorder(LogitsProcessor):
+    """Keeps the scores of each decoded step, and may pick the token that comes next.
+
+    Args:
+        forced: the tokens to decode instead of the most likely ones.
+    """
+
+    def __init__(self, forced: list[int] | None = None) -> None:
+        self.steps: list[Tensor] = []
+        self._forced = forced
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.steps.append(scores[0].clone())
+        if self._forced is None:
+            return scores
+        chosen = torch.full_like(scores, -torch.inf)
+        chosen[:, self._forced[len(self.steps) - 1]] = 0.0
+        return chosen
+
+
+def decode(
+    lm: WindowedLM, context: Any, query: list[int], count: int, forced: list[int] | None = None
+) -> tuple[list[int], Tensor]:
+    """Decode `count` tokens greedily (or the forced ones); the tokens and (count, vocab) logits."""
+    recorder = Recorder(forced)
+    tokens = lm.generate_ids(
+        context,
+        query,
+        max_new_tokens=count,
+        do_sample=False,
+        logits_processor=LogitsProcessorList([recorder]),
+    )
+    return tokens, torch.stack(recorder.steps).float()

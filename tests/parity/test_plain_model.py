@@ -1,0 +1,164 @@
+"""The wrapped model, used without the engine, is bit for bit what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from rag_windows import WindowedLM
+
+from . import engine, tolerances, zoo
+from .cases import CASES, RULES
+
+NAMES = ["llama", "mistral-sliding", "qwen2-sliding", "gemma2", "gpt2", "opt", "gpt_oss"]
+
+
+class BoomError(Exception):
+    """Raised by these tests in the middle of the engine."""
+
+
+class Bomb(LogitsProcessor):
+    """Fails at the second decoded step."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise BoomError
+        return scores
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the plain model does and holds."""
+
+    implementation: str
+    config: str
+    generation_config: str
+    forward: Tensor
+    generated: Tensor
+    sampled: Tensor
+    state: dict[str, Tensor]
+    hooks: int
+
+
+def snapshot(model: PreTrainedModel) -> Snapshot:
+    tokens = torch.tensor([CASES["ragged"].flat])
+    torch.manual_seed(3)
+    with torch.no_grad():
+        return Snapshot(
+            model.config._attn_implementation,
+            model.config.to_json_string(),
+            model.generation_config.to_json_string(),
+            model(tokens).logits,
+            model.generate(tokens, max_new_tokens=3, do_sample=False),
+            model.generate(tokens, max_new_tokens=3, do_sample=True),
+            {name: value.clone() for name, value in model.state_dict().items()},
+            sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()),
+        )
+
+
+def same(before: Snapshot, after: Snapshot) -> None:
+    assert after.implementation == before.implementation
+    assert after.config == before.config
+    assert after.generation_config == before.generation_config
+    assert after.hooks == before.hooks
+    assert torch.equal(after.forward, before.forward)
+    assert torch.equal(after.generated, before.generated)
+    assert torch.equal(after.sampled, before.sampled)
+    assert all(torch.equal(after.state[name], value) for name, value in before.state.items())
+
+
+def use(lm: WindowedLM) -> list[int]:
+    one = CASES["ragged"]
+    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
+    lm.logits(context, one.query)
+    return lm.generate_ids(context, one.query, max_new_tokens=4)
+
+
+def fail_in_processor(lm: WindowedLM) -> None:
+    one = CASES["ragged"]
+    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
+    lm.generate_ids(
+        context, one.query, max_new_tokens=4, logits_processor=LogitsProcessorList([Bomb()])
+    )
+
+
+def _explode(*_: object) -> None:
+    raise BoomError
+
+
+def last_layer(model: PreTrainedModel) -> torch.nn.Module:
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    return max(layers, key=lambda m: sum(p.numel() for p in m.parameters()))[-1]
+
+
+def fail_while_encoding(lm: WindowedLM) -> None:
+    handle = last_layer(lm.model).register_forward_pre_hook(_explode)
+    try:
+        use(lm)
+    finally:
+        handle.remove()
+
+
+def fail_while_reading(lm: WindowedLM) -> None:
+    one = CASES["ragged"]
+    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
+    handle = last_layer(lm.model).register_forward_pre_hook(_explode)
+    try:
+        lm.logits(context, one.query)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_after_use(name: str) -> None:
+    model = zoo.build(zoo.BY_NAME[name])
+    before = snapshot(model)
+    lm = engine.wrap(model)
+    same(before, snapshot(model))
+    use(lm)
+    same(before, snapshot(model))
+    assert lm.model is model
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-sliding", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("fail", [fail_in_processor, fail_while_encoding, fail_while_reading])
+def test_after_an_exception(name: str, fail: Callable[[WindowedLM], None]) -> None:
+    model = zoo.build(zoo.BY_NAME[name])
+    before = snapshot(model)
+    lm = engine.wrap(model)
+    tokens = use(lm)
+    with pytest.raises(BoomError):
+        fail(lm)
+    same(before, snapshot(model))
+    assert use(lm) == tokens
+
+
+def test_plain_use_inside_a_generation() -> None:
+    """A logits processor that calls the plain model gets the plain model."""
+    model, one = zoo.build(zoo.BY_NAME["llama"]), CASES["ragged"]
+    tokens = torch.tensor([one.flat])
+    with torch.no_grad():
+        before = model(tokens).logits
+    seen: list[Tensor] = []
+
+    class Asks(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            seen.append(model(tokens).logits)
+            return scores
+
+    lm = engine.wrap(model)
+    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
+    lm.generate_ids(
+        context, one.query, max_new_tokens=2, logits_processor=LogitsProcessorList([Asks()])
+    )
+    assert len(seen) == 2
+    assert all(tolerances.gap(rows, before) == 0.0 for rows in seen)

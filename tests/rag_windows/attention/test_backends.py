@@ -1,0 +1,244 @@
+"""Every attention backend against an explicit float64 softmax: one matrix for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from rag_windows.attention.backends import Request, attend, cpu, cuda, reference
+from rag_windows.attention.merge import merge, merge_weights
+
+Attend = Callable[[Request], tuple[Tensor, Tensor]]
+BACKENDS: dict[str, tuple[ModuleType, str]] = {
+    "reference": (reference, "cpu"),
+    "cpu": (cpu, "cpu"),
+    "reference on cuda": (reference, "cuda"),
+    "cuda": (cuda, "cuda"),
+}
+NAMES = [
+    pytest.param(name, marks=pytest.mark.gpu) if device == "cuda" else name
+    for name, (_, device) in BACKENDS.items()
+]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Output: rounding to the dtype. The lse is float32 whatever the inputs, but fused kernels use a
+# short exp for half inputs; lse rounded to bf16 would be off by 1e-2 and more.
+OUTPUT_TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+LSE_TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-4, torch.float16: 3e-4}
+# (batch, heads, kv heads, rows, keys, head dim)
+SHAPES = {
+    "one row": (1, 4, 4, 1, 9, 16),
+    "grouped heads": (1, 6, 2, 5, 37, 16),
+    "one kv head": (1, 8, 1, 3, 130, 8),
+    "batch": (3, 4, 2, 2, 21, 32),
+    "one key": (1, 2, 2, 4, 1, 16),
+    "long": (1, 2, 1, 70, 1500, 16),
+    "odd head dim": (1, 2, 2, 3, 20, 20),
+}
+
+
+def backend(name: str) -> tuple[Attend, Callable[[Request], bool], str]:
+    """Function, what it serves, and its device."""
+    module, device = BACKENDS[name]
+    return module.attend, getattr(module, "serves", lambda _: True), device
+
+
+def tensors(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str, value_dim: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, kv_heads, rows, keys, dim = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator).to(device, dtype)
+
+    return (
+        draw(batch, heads, rows, dim) * 2,
+        draw(batch, kv_heads, keys, dim),
+        draw(batch, kv_heads, keys, value_dim or dim),
+    )
+
+
+def exact(request: Request) -> tuple[Tensor, Tensor]:
+    """Output and lse in float64, by explicit softmax; zero and -inf where a row sees nothing."""
+    groups = request.query.shape[1] // request.key.shape[1]
+    query, key, value = (t.double().cpu() for t in (request.query, request.key, request.value))
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    logits = query @ key.mT * request.scale
+    if request.softcap is not None:
+        logits = request.softcap * (logits / request.softcap).tanh()
+    logits = logits / request.temperature
+    rows, keys = logits.shape[-2:]
+    seen = torch.ones(rows, keys, dtype=torch.bool)
+    if request.mask is not None:
+        seen = request.mask.cpu()
+    elif request.causal:
+        seen = seen.tril()
+    logits = logits.masked_fill(~seen, -torch.inf)
+    return logits.softmax(-1).nan_to_num(0.0) @ value, logits.logsumexp(-1)
+
+
+def check(name: str, request: Request) -> None:
+    """The backend agrees, or leaves the request to the reference for a reason that we know of."""
+    function, serves, device = backend(name)
+    if not serves(request):
+        odd_values = request.key.shape[-1] != request.value.shape[-1]
+        assert device == "cuda" or request.softcap is not None or odd_values
+        return
+    output, lse = function(request)
+    expected, expected_lse = exact(request)
+    dtype = request.query.dtype
+    tolerance, lse_tolerance = OUTPUT_TOLERANCE[dtype], LSE_TOLERANCE[dtype]
+    assert output.dtype == dtype
+    assert output.shape == expected.shape
+    assert lse.dtype == torch.float32
+    assert lse.shape == expected_lse.shape
+    torch.testing.assert_close(output.double().cpu(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double().cpu(), expected_lse, atol=lse_tolerance, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_all_keys(name: str, dtype: torch.dtype, shape: str, temperature: float) -> None:
+    *_, device = backend(name)
+    query, key, value = tensors(SHAPES[shape], dtype, device)
+    check(name, Request(query, key, value, 0.3, temperature=temperature))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("rows", [2, 70, 600])
+def test_causal(name: str, dtype: torch.dtype, softcap: float | None, rows: int) -> None:
+    *_, device = backend(name)
+    query, key, value = tensors((1, 4, 2, rows, rows, 16), dtype, device)
+    check(name, Request(query, key, value, 0.3, softcap=softcap, causal=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("keys", [11, 1500])
+def test_masked(name: str, dtype: torch.dtype, softcap: float | None, keys: int) -> None:
+    """Rows that see all, some, the last few, one, and no key at all."""
+    *_, device = backend(name)
+    query, key, value = tensors((2, 4, 2, 5, keys, 16), dtype, device)
+    mask = torch.rand(5, keys, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[0] = True
+    mask[2] = torch.arange(keys) >= keys - 3
+    mask[3] = torch.arange(keys) == keys // 2
+    mask[4] = False
+    request = Request(
+        query, key, value, 0.3, temperature=0.7, softcap=softcap, mask=mask.to(device)
+    )
+    check(name, request)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_of_another_size(name: str) -> None:
+    *_, device = backend(name)
+    query, key, value = tensors((1, 4, 2, 5, 30, 16), torch.float32, device, value_dim=24)
+    check(name, Request(query, key, value, 0.3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [40.0, 3000.0])
+def test_large_logits_stay_finite(name: str, size: float) -> None:
+    *_, device = backend(name)
+    dtype = torch.float16 if name == "cuda" else torch.float32
+    query, key, value = tensors((1, 4, 2, 5, 40, 16), dtype, device)
+    request = Request(query, key, value, size, temperature=0.5)
+    function, serves, _ = backend(name)
+    assert serves(request)
+    output, lse = function(request)
+    expected, expected_lse = exact(request)
+    assert bool(torch.isfinite(output).all())
+    assert bool(torch.isfinite(lse).all())
+    torch.testing.assert_close(lse.double().cpu(), expected_lse, rtol=1e-5, atol=1e-2)
+    if size < 100:
+        # Rounding of logits this large shifts the softmax between near ties.
+        torch.testing.assert_close(output.double().cpu(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("keys", [0, 4])
+def test_attend_on_an_empty_segment(softcap: float | None, keys: int) -> None:
+    """No key at all, or none that a row may see: zero output and lse -inf, never NaN."""
+    query, key, value = tensors((1, 4, 2, 3, keys, 16), torch.float32, "cpu")
+    mask = None if keys == 0 else torch.zeros(3, keys, dtype=torch.bool)
+    output, lse = attend(Request(query, key, value, 0.3, softcap=softcap, mask=mask))
+    assert torch.equal(output, torch.zeros_like(query))
+    assert torch.equal(lse, torch.full((1, 4, 3), -torch.inf))
+
+
+@pytest.mark.parametrize("chunk", [1, 4096, 2**28])
+def test_reference_in_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    query, key, value = tensors((2, 4, 2, 33, 33, 16), torch.float32, "cpu")
+    request = Request(query, key, value, 0.3, causal=True)
+    whole = reference.attend(request)
+    monkeypatch.setattr(reference, "SCORE_BYTES", chunk)
+    for part, full in zip(reference.attend(request), whole, strict=True):
+        torch.testing.assert_close(part, full, atol=1e-6, rtol=1e-6)
+
+
+def test_reference_keeps_float64() -> None:
+    query, key, value = tensors((1, 4, 2, 3, 20, 16), torch.float64, "cpu")
+    request = Request(query, key, value, 0.3, temperature=0.7, softcap=2.0)
+    for got, expected in zip(reference.attend(request), exact(request), strict=True):
+        assert got.dtype == torch.float64
+        torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("split", [0, 1, 20, 40])
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_merge_of_two_parts_is_the_whole(split: int, with_sink: bool) -> None:
+    query, key, value = tensors((1, 4, 2, 3, 40, 16), torch.float32, "cpu")
+    sink = torch.tensor([0.5, -1.0, 3.0, 0.0]).view(1, 4, 1) if with_sink else None
+    parts = [
+        attend(Request(query, k, v, 0.3))
+        for k, v in zip(
+            key.tensor_split([split], dim=2), value.tensor_split([split], dim=2), strict=True
+        )
+    ]
+    weights = merge_weights([lse for _, lse in parts], sink)
+    output = merge([output for output, _ in parts], weights)
+    expected, lse = exact(Request(query, key, value, 0.3))
+    if sink is not None:
+        expected = expected * torch.sigmoid(lse - sink.double()).unsqueeze(-1)
+    torch.testing.assert_close(output.double(), expected, atol=5e-6, rtol=5e-6)
+    taken = torch.stack(weights).sum(0).double()
+    given = torch.sigmoid(lse - sink.double()) if sink is not None else torch.ones_like(taken)
+    torch.testing.assert_close(taken, given, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_merge_of_two_empty_segments_is_zero(with_sink: bool) -> None:
+    empty = torch.full((1, 2, 3), -torch.inf)
+    output = torch.zeros(1, 2, 3, 4)
+    sink = torch.zeros(1, 2, 1) if with_sink else None
+    weights = merge_weights([empty, empty], sink)
+    merged = merge([output, output], weights)
+    assert torch.equal(torch.stack(weights), torch.zeros(2, 1, 2, 3))
+    assert torch.equal(merged, output)
+
+
+def test_merge_survives_far_apart_segments() -> None:
+    lses = [torch.tensor([[[1e4, -1e4, 0.0]]]), torch.tensor([[[-1e4, 1e4, -torch.inf]]])]
+    weights = torch.stack(merge_weights(lses))
+    expected = torch.tensor([[[[1.0, 0.0, 1.0]]], [[[0.0, 1.0, 0.0]]]])
+    assert torch.equal(weights, expected)
+
+
+def test_merge_mixes_half_precision_in_float32() -> None:
+    """A thousand equal segments of bf16 ones merge to one; bf16 sums would stop at 256."""
+    outputs = [torch.ones(1, 1, 1, 2, dtype=torch.bfloat16)] * 1000
+    weights = merge_weights([torch.zeros(1, 1, 1)] * 1000)
+    assert all(weight.dtype == torch.float32 for weight in weights)
+    merged = merge(outputs, weights)
+    assert merged.dtype == torch.bfloat16
+    assert torch.equal(merged, outputs[0])

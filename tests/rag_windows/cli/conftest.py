@@ -1,0 +1,61 @@
+"""A small model and a folder of documents on disk, and a way to run the command on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from rag_windows.cli.commands import app
+from tests.rag_windows import small
+
+Run = Callable[..., Result]
+
+BRIDGE = "# The Halden Bridge\n\nThe bridge at Halden was built in 1931 by Mara Olsen.\n"
+OLSEN = "Mara Olsen was born in Tirmouth. She studied law.\n"
+HOSTILE = "Lamps of [bold red]Halden[/] \x1b[31mred\x1b[0m \u202eback\u202c [/nonsense]"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices are faster on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of the small seeded Llama."""
+    folder = tmp_path_factory.mktemp("model")
+    small.model().save_pretrained(folder)
+    small.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with documents in ./docs."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "bridge.md").write_text(BRIDGE)
+    (folder / "olsen.txt").write_text(OLSEN)
+    rows = [{"id": "lamps", "title": "[red]Lamps\x07", "text": HOSTILE}, {"text": "Boats."}]
+    (folder / "more.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run the command in this process: `run("ask", "Who?", stdin=...)`."""
+
+    def invoke(*args: str | Path, stdin: str | bytes | None = None) -> Result:
+        return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+
+    return invoke
