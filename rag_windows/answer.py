@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from transformers.generation.streamers import BaseStreamer
@@ -15,37 +14,8 @@ from rag_windows.decoding import Decoded, Decoder
 from rag_windows.detokenize import Detokenizer
 from rag_windows.encoding import Encoder
 from rag_windows.generation import Citation, FinishReason, Generation, Timings, Usage
-from rag_windows.passage import Passage
-from rag_windows.prompt import PromptParts
-from rag_windows.rescaling import Method
+from rag_windows.request import Request
 from rag_windows.stopping import Cancelled, FirstToken, StopStrings
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A checked request.
-
-    Attributes:
-        parts: the prompt, tokenized.
-        passages: as they were given.
-        method: how the query reads the windows.
-        max_new_tokens: at most so many tokens are generated.
-        stop: strings before which the text ends.
-        citations: whether to record attention mass.
-        seed: of a private generator, or None.
-        options: for transformers' generate.
-        started: ``time.perf_counter()`` at the call.
-    """
-
-    parts: PromptParts
-    passages: tuple[Passage, ...]
-    method: Method
-    max_new_tokens: int
-    stop: tuple[str, ...]
-    citations: bool
-    seed: int | None
-    options: Mapping[str, Any]
-    started: float
 
 
 def encode_request(encoder: Encoder, request: Request) -> EncodedContext:

@@ -45,8 +45,8 @@ class Boundary:
         if not isinstance(backend, Tokenizer) and not hasattr(tokenizer, "tokens_trie"):
             raise PromptError(
                 f"{type(tokenizer).__name__} is no tokenizer whose control tokens can be kept out "
-                "of text; load it with transformers.AutoTokenizer.from_pretrained (a fast or a "
-                "Python tokenizer of transformers)."
+                "of text; load it as transformers.PreTrainedTokenizerFast (from a tokenizer.json) "
+                "or as one of transformers' Python tokenizers."
             )
         self.controls = ControlTokens.of(tokenizer, text_tokens)
         self._text: FastText | PythonText = (
@@ -65,10 +65,12 @@ class Boundary:
                 that SentencePiece tokenizers put before a text.
 
         Raises:
-            PromptError: a character of the text is itself a control token of this tokenizer.
+            PromptError: a character of the text is itself a control token of this tokenizer, or is
+                half a surrogate pair.
         """
         if not text:
             return []
+        _check_characters(text)
         ids = self._text.plain(text, at)
         leaked = self.controls.ids.intersection(ids)
         if leaked:
@@ -99,6 +101,7 @@ class Boundary:
         text = "".join(piece.text for piece in pieces)
         if not text:
             return []
+        _check_characters(text)
         # The stage that reads a whole text cannot leave the dummy prefix out of its beginning only.
         one_go = at != "text" or not self._text.prefixes_after_control
         if one_go and not self._touched(pieces):
@@ -148,3 +151,14 @@ class Boundary:
     @cached_property
     def _overlapping(self) -> re.Pattern[str]:
         return re.compile(f"(?=({self.controls.spelled.pattern}))")
+
+
+def _check_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"Character {error.start} of the text is half of a surrogate pair, which no tokenizer "
+            "can read. Decode the text again from its bytes, or drop the character with "
+            "text.encode(errors='replace').decode()."
+        ) from error

@@ -9,6 +9,8 @@ The rule, for every tokenizer:
 * The unknown token may come out of characters that the vocabulary lacks, never out of its own
   spelling. Where it doubles as a beginning, end, separator, class or mask token it is a control
   token like the others.
+* Markers that a template writes as plain text (``[INST]`` of Llama 2, where it is no token) are
+  text to the tokenizer, so that other text can hold them too; nothing here can tell them apart.
 * Tokens named by the caller (``text_tokens``) are ordinary text: words somebody added to the
   vocabulary, or a padding token such as ``!`` that ordinary text is spelled with.
 """
@@ -144,9 +146,9 @@ def _unknown(tokenizer: Any) -> tuple[str, int] | None:
     if tokenizer.unk_token is None or tokenizer.unk_token_id is None:
         return None
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if isinstance(model, models.Model) and not isinstance(model, models.Unigram):
-        if getattr(model, "unk_token", None) != tokenizer.unk_token:
-            return None  # the vocabulary covers all bytes: no character is unknown
+    named = isinstance(model, models.Model) and not isinstance(model, models.Unigram)
+    if named and getattr(model, "unk_token", None) != tokenizer.unk_token:
+        return None  # declared, but no character gives it: byte-level vocabularies
     names = ("bos_token", "eos_token", "sep_token", "cls_token", "mask_token")
     if any(getattr(tokenizer, name, None) == tokenizer.unk_token for name in names):
         return None

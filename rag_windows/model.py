@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows import loading
-from rag_windows.answer import Request, answer, encode_request
-from rag_windows.attention.hook import register
-from rag_windows.attention.support import check_attention, check_config
-from rag_windows.attention.twin import make_twin
-from rag_windows.context import EncodedContext, encode_context
-from rag_windows.decoding import BATCHING, Decoder
+from rag_windows.answer import answer, encode_request
+from rag_windows.decoding import BATCHING
 from rag_windows.detokenize import Detokenizer
-from rag_windows.encoding import MAX_BATCH_TOKENS, Encoder
+from rag_windows.encoding import MAX_BATCH_TOKENS
 from rag_windows.errors import InputError, ModelError
 from rag_windows.generation import Chunk, Generation
-from rag_windows.limits import check_limits, position_limit
-from rag_windows.passage import Passage
+from rag_windows.headers import Header
+from rag_windows.limits import position_limit
 from rag_windows.prompt import Prompt
-from rag_windows.rescaling import Method, resolve
+from rag_windows.request import Messages, PassageLike, Request, check_request
+from rag_windows.rescaling import Method
 from rag_windows.scoring import Score, score_ids
 from rag_windows.streaming import stream
-
-Messages = str | Sequence[Mapping[str, str]]
-PassageLike = Passage | str | Mapping[str, Any]
-Header = str | Callable[[Passage, int], str]
-
-DEFAULT_NEW_TOKENS = 128
+from rag_windows.token_level import TokenLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +37,7 @@ class _Text:
     detokenizer: Detokenizer
 
 
-class WindowedLM:
+class WindowedLM(TokenLM):
     """A local causal LM that reads each passage in a window of its own.
 
     Make one with `from_pretrained`. It is safe to call from many threads at once, with different
@@ -69,19 +60,12 @@ class WindowedLM:
         template_kwargs: Mapping[str, Any] | None = None,
         max_batch_tokens: int = MAX_BATCH_TOKENS,
     ) -> None:
-        self.model = model
+        super().__init__(model, method=method, max_batch_tokens=max_batch_tokens)
         self.tokenizer = tokenizer
-        self.method = resolve(method)
-        register()
-        check_config(model)
-        twin = make_twin(model)
-        check_attention(model, twin)
         self._limit = position_limit(model.config)
         if max_window_tokens is not None and max_window_tokens < 1:
             raise InputError(f"max_window_tokens must be at least 1, got {max_window_tokens}.")
         self.max_window_tokens = max_window_tokens or (self._limit // 2 if self._limit else None)
-        self._encoder = Encoder(twin, max_batch_tokens)
-        self._decoder = Decoder(model, twin, self._encoder.reach)
         self._text_parts: _Text | None = None
         if tokenizer is not None:
             prompt = Prompt(tokenizer, header=header, template_kwargs=template_kwargs or {})
@@ -252,54 +236,6 @@ class WindowedLM:
             for choice, total, tokens in zip(choices, sums, ids, strict=True)
         ]
 
-    def encode_ids(
-        self,
-        prefix_ids: Sequence[int],
-        windows: Sequence[Sequence[int]],
-        *,
-        method: str | Method | None = None,
-    ) -> EncodedContext:
-        """Encode token ids as they are: for research and parity tests.
-
-        Args:
-            prefix_ids: may be empty.
-            windows: one list of ids a window; no windows make an ordinary prompt.
-            method: instead of the default one.
-        """
-        with self._decoder.exclusive():
-            return encode_context(self._encoder, prefix_ids, windows, self._method(method))
-
-    def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:
-        """Logits of each query token.
-
-        Returns:
-            (len(query_ids), vocabulary), fp32, on the model's device.
-        """
-        if not query_ids:
-            raise InputError("logits needs at least one query token.")
-        ids = torch.tensor([list(query_ids)], dtype=torch.int64)
-        return self._decoder.forward(context, ids)[0].float()
-
-    def generate_ids(
-        self,
-        context: EncodedContext,
-        query_ids: Sequence[int],
-        *,
-        max_new_tokens: int = DEFAULT_NEW_TOKENS,
-        seed: int | None = None,
-        **generate_kwargs: Any,
-    ) -> list[int]:
-        """Continue a query at token level, greedily unless told otherwise.
-
-        Returns:
-            The generated ids, end token included.
-        """
-        options = {"max_new_tokens": max_new_tokens, **generate_kwargs}
-        if "generation_config" not in options:
-            options.setdefault("do_sample", False)
-        decoded = self._decoder.generate(context, query_ids, options=options, seed=seed)
-        return decoded.sequences[0]
-
     def _request(
         self,
         query: Messages,
@@ -312,31 +248,21 @@ class WindowedLM:
         seed: int | None,
         options: Mapping[str, Any],
     ) -> Request:
-        started = time.perf_counter()
-        if isinstance(passages, str | Passage | Mapping):
-            raise InputError(
-                "passages must be a list of passages, not a single one; wrap it in []."
-            )
-        given = tuple(Passage.of(passage) for passage in passages)
-        chosen = self._method(method)
-        tokens = max_new_tokens
-        if tokens is None:
-            tokens = getattr(options.get("generation_config"), "max_new_tokens", None)
-        if tokens is None:
-            tokens = DEFAULT_NEW_TOKENS
-        if tokens < 1:
-            raise InputError(f"max_new_tokens must be at least 1, got {tokens}.")
-        strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        if "" in strings:
-            raise InputError("A stop string can't be empty; leave it out.")
-        prompt = self._text().prompt
-        window_limit = self.max_window_tokens if chosen.windowed else None
-        parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
-        check_limits(parts, given, chosen, tokens, self._limit)
         if "stop_strings" in options:
             options = {"tokenizer": self.tokenizer, **options}
-        return Request(
-            parts, given, chosen, tokens, strings, citations, seed, dict(options), started
+        return check_request(
+            self._text().prompt,
+            query,
+            passages,
+            prefix=prefix,
+            method=self._method(method),
+            max_window_tokens=self.max_window_tokens,
+            position_limit=self._limit,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            citations=citations,
+            seed=seed,
+            options=options,
         )
 
     def _answer(
@@ -347,9 +273,6 @@ class WindowedLM:
     ) -> Generation:
         detokenizer = self._text().detokenizer
         return answer(self._encoder, self._decoder, detokenizer, request, streamer, cancelled)
-
-    def _method(self, method: str | Method | None) -> Method:
-        return self.method if method is None else resolve(method)
 
     def _text(self) -> _Text:
         if self._text_parts is None:

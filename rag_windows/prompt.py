@@ -200,7 +200,10 @@ class Prompt:
         head = f"{header}\n" if header.strip() else ""
 
         def encode(text: str) -> list[int]:
-            return self._boundary.encode(f"{head}{text}\n\n", at)
+            try:
+                return self._boundary.encode(f"{head}{text}\n\n", at)
+            except PromptError as error:
+                raise PromptError(f"{name}: {error}") from error
 
         ids = encode(passage.text)
         if not ids:
@@ -212,9 +215,9 @@ class Prompt:
         except TooLittleRoomError as error:
             raise LimitError(
                 f"{name} has {len(ids)} tokens and can't be cut into windows of "
-                f"max_window_tokens={limit}: its header, the blank line and one character make "
-                f"{error.size} tokens, and an eighth of a window must be left for text. Raise "
-                "max_window_tokens, shorten the title, or use header='none'."
+                f"max_window_tokens={limit}: a window's header and blank line, or one character "
+                f"with them, make {error.size} tokens, and an eighth of a window must be left for "
+                "text. Raise max_window_tokens, shorten the title, or use header='none'."
             ) from error
         return [
             WindowTokens(part.ids, index, number, len(parts), part.start, part.end)

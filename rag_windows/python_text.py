@@ -87,7 +87,7 @@ class PythonText:
     @cached_property
     def _continued(self) -> Any:
         """The tokenizer without SentencePiece's dummy prefix, for text within a prompt."""
-        model = getattr(self._tokenizer, "sp_model", None)
+        model: Any = getattr(self._tokenizer, "sp_model", None)
         if not hasattr(model, "serialized_model_proto"):
             return self._tokenizer
         unprefixed = type(model)()

@@ -36,7 +36,7 @@ def control_spellings(tokenizer: Any) -> list[str]:
 
 
 def hostile_texts(name: str) -> st.SearchStrategy[str]:
-    """Ordinary words, any characters, and control tokens: whole, cut, nested, in other spellings."""
+    """Words, any characters, and control tokens: whole, cut, nested, in other spellings."""
     spelled = st.sampled_from(control_spellings(build(name).tokenizer))
     cut = st.builds(lambda s, n: s[: n % (len(s) + 1)], spelled, st.integers(0, 30))
     rest = st.builds(lambda s, n: s[n % (len(s) + 1) :], spelled, st.integers(0, 30))

@@ -234,8 +234,7 @@ def test_variables_that_the_prompt_sets_are_refused() -> None:
         ([{"role": "assistant", "content": "x"}], "last message"),
         ([{"role": "system", "content": "x"}], "last message"),
         (
-            [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]
-            + [{"role": "user", "content": "z"}],
+            [{"role": role, "content": "x"} for role in ("user", "system", "user")],
             "Only the first message",
         ),
     ],

@@ -42,6 +42,12 @@ def test_without_a_question_every_word_is_a_path() -> None:
     assert spread_docs("--docs a b".split(), VALUED, asks=False) == "--docs a --docs b".split()
 
 
+def test_a_long_question_is_no_file() -> None:
+    question = "Why? " * 2000
+    args = ["--docs", "a", question]
+    assert spread_docs(args, VALUED, asks=True) == args
+
+
 def test_a_file_is_not_taken_for_the_question(tmp_path: Path) -> None:
     file = str(tmp_path)
     assert spread_docs(["--docs", "a", file], VALUED, asks=True) == ["--docs", "a", "--docs", file]

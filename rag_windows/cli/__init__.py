@@ -1,0 +1,1 @@
+"""The command `rag-windows`: questions over documents from a terminal or a script."""

@@ -1,0 +1,143 @@
+"""One question, one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rag_windows.cli import render
+from rag_windows.cli.corpus import open_corpus
+from rag_windows.cli.engine import ModelOptions, load_model
+from rag_windows.cli.errors import tell
+from rag_windows.cli.progress import Progress
+from rag_windows.cli.text import encodable, visible
+from rag_windows.errors import GenerationError, InputError
+from rag_windows.passage import Passage
+
+if TYPE_CHECKING:
+    from rag_windows.generation import Generation
+    from rag_windows.model import WindowedLM
+
+NO_HITS = "No passage shares a word with the question, so the model answered without any."
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Where passages come from."""
+
+    docs: Sequence[str] | None = None
+    top_k: int = 8
+    words: int = 120
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How an answer is written and shown."""
+
+    system: str | None = None
+    max_new_tokens: int = 128
+    sample_temperature: float | None = None
+    seed: int | None = None
+    as_json: bool = False
+
+    def generate_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of `WindowedLM.generate`."""
+        options: dict[str, Any] = {
+            "prefix": None if self.system is None else encodable(self.system),
+            "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed,
+        }
+        if self.sample_temperature == 0:
+            options["do_sample"] = False
+        elif self.sample_temperature is not None:
+            options |= {"do_sample": True, "temperature": self.sample_temperature}
+        return options
+
+
+def ask(
+    question: str, search: SearchOptions, answering: AnswerOptions, model: ModelOptions
+) -> None:
+    """Answer one question over the documents and show where the answer looked.
+
+    Raises:
+        RagWindowsError: see `open_corpus`, `load_model` and `WindowedLM.generate`.
+    """
+    question = encodable(question)
+    if not question.strip():
+        raise InputError("The question is empty; write one, in quotes.")
+    progress = Progress()
+    corpus = open_corpus(search.docs, search.words, progress)
+    passages = corpus.retriever.retrieve(question, search.top_k)
+    lm = load_model(model, progress)
+    # Notes wait for the answer: where there is none, the error alone is told.
+    notes = corpus.notes if passages else (*corpus.notes, NO_HITS)
+    reply(lm, question, passages, answering, model.model, progress, notes)
+
+
+def reply(
+    lm: WindowedLM,
+    query: str | Sequence[Mapping[str, str]],
+    passages: Sequence[Passage],
+    answering: AnswerOptions,
+    model: str,
+    progress: Progress,
+    notes: Sequence[str] = (),
+    heard: Callable[[str], None] | None = None,
+) -> Generation:
+    """Generate and show one answer, as text with its sources or as one JSON object.
+
+    Args:
+        lm: the model.
+        query: a question or a conversation.
+        passages: best first.
+        answering: options.
+        model: the model's name, to be shown.
+        progress: shows what goes on before the first word.
+        notes: what to tell besides what the generation tells.
+        heard: called with each piece of text as it is shown.
+    """
+    options = answering.generate_kwargs()
+    if answering.as_json:
+        with progress.waiting("Answering"):
+            generation = lm.generate(query, passages, **options)
+        render.write_json(render.answer_object(generation, passages, lm.method.name, model))
+        for note in (*notes, *render.notes(generation, passages, answering.max_new_tokens)):
+            tell(f"Note: {note}")
+        return generation
+    generation = _stream(lm, query, passages, options, progress, heard)
+    out = render.console()
+    out.print("\n")
+    render.show_passages(out, generation, passages)
+    for note in (*notes, *render.notes(generation, passages, answering.max_new_tokens)):
+        out.print(f"Note: {visible(note)}", style="yellow", soft_wrap=True)
+    render.show_figures(out, generation, model, lm.method.name)
+    return generation
+
+
+def _stream(
+    lm: WindowedLM,
+    query: str | Sequence[Mapping[str, str]],
+    passages: Sequence[Passage],
+    options: Mapping[str, Any],
+    progress: Progress,
+    heard: Callable[[str], None] | None,
+) -> Generation:
+    generation = None
+    with ExitStack() as stack:
+        waiting = stack.enter_context(ExitStack())
+        doing = "Encoding the passages" if passages else "Answering"
+        waiting.enter_context(progress.waiting(doing))
+        # A stream that is closed stops its work, also on Ctrl-C.
+        chunks = stack.enter_context(closing(lm.stream(query, passages, **options)))  # type: ignore[type-var] # an iterator with close()
+        for chunk in chunks:
+            if chunk.text or chunk.generation:
+                waiting.close()
+            render.write_piece(chunk.text)
+            if heard:
+                heard(chunk.text)
+            generation = chunk.generation or generation
+    if generation is None:
+        raise GenerationError("The stream ended without a result; please report this.")
+    return generation

@@ -1,0 +1,128 @@
+"""The commands and their options; each hands on to a module of its name."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from rag_windows.cli import options
+from rag_windows.cli.errors import OneLineErrors
+
+app = typer.Typer(
+    name="rag-windows",
+    cls=OneLineErrors,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        try:
+            typer.echo(metadata.version("rag-windows"))
+        except metadata.PackageNotFoundError:
+            typer.echo("unknown: rag-windows runs without being installed")
+        raise typer.Exit
+
+
+@app.callback()
+def rag_windows(
+    ctx: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Answer questions over documents; each retrieved passage is read in a window of its own."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+@app.command(cls=options.DocsCommand)
+def ask(
+    question: Annotated[
+        str, typer.Argument(metavar="QUESTION", help="What you want to know, in quotes.")
+    ],
+    docs: options.Docs = None,
+    model: options.Model = "tiny-reader",
+    method: options.MethodName = "ape",
+    top_k: options.TopK = 8,
+    temperature: options.Temperature = None,
+    scale: options.Scale = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_new_tokens: options.MaxNewTokens = 128,
+    system: options.System = None,
+    sample_temperature: options.SampleTemperature = None,
+    seed: options.Seed = None,
+    passage_words: options.PassageWords = 120,
+    max_window_tokens: options.MaxWindowTokens = None,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Answer one question over documents and show which passages the answer looked at."""
+    from rag_windows.cli.ask import AnswerOptions, SearchOptions
+    from rag_windows.cli.ask import ask as run
+    from rag_windows.cli.engine import ModelOptions
+
+    run(
+        question,
+        SearchOptions(docs, top_k, passage_words),
+        AnswerOptions(system, max_new_tokens, sample_temperature, seed, json),
+        ModelOptions(model, method, temperature, scale, device, dtype, max_window_tokens, verbose),
+    )
+
+
+@app.command(cls=options.DocsCommand)
+def chat(
+    docs: options.Docs = None,
+    model: options.Model = "tiny-reader",
+    method: options.MethodName = "ape",
+    top_k: options.TopK = 8,
+    temperature: options.Temperature = None,
+    scale: options.Scale = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_new_tokens: options.MaxNewTokens = 128,
+    system: options.System = None,
+    sample_temperature: options.SampleTemperature = None,
+    seed: options.Seed = None,
+    passage_words: options.PassageWords = 120,
+    max_window_tokens: options.MaxWindowTokens = None,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """The same as a conversation: one question a line, follow-ups welcome, /exit leaves."""
+    from rag_windows.cli.ask import AnswerOptions, SearchOptions
+    from rag_windows.cli.chat import chat as run
+    from rag_windows.cli.engine import ModelOptions
+
+    run(
+        SearchOptions(docs, top_k, passage_words),
+        AnswerOptions(system, max_new_tokens, sample_temperature, seed, json),
+        ModelOptions(model, method, temperature, scale, device, dtype, max_window_tokens, verbose),
+    )
+
+
+@app.command()
+def methods(json: options.Json = False) -> None:
+    """List the methods with their formulas and papers."""
+    from rag_windows.cli.methods import methods as run
+
+    run(json)
+
+
+@app.command()
+def demo(
+    device: options.Device = "auto",
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Answer three questions over the sample corpus, sequentially and with windows."""
+    from rag_windows.cli.demo import demo as run
+
+    run(device, as_json=json, verbose=verbose)

@@ -1,0 +1,149 @@
+"""From the command line's options to a model and a method."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import socket
+import warnings
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from rag_windows.cli.progress import Progress
+from rag_windows.errors import InputError, MethodError
+
+if TYPE_CHECKING:
+    from rag_windows.model import WindowedLM
+    from rag_windows.rescaling import Method
+
+DEFAULT_MODEL = "tiny-reader"
+DEFAULT_METHOD = "ape"
+_CONNECT_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What `load_model` needs, as given on the command line."""
+
+    model: str = DEFAULT_MODEL
+    method: str = DEFAULT_METHOD
+    temperature: float | None = None
+    scale: float | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_window_tokens: int | None = None
+    verbose: bool = False
+
+
+def build_method(name: str, temperature: float | None, scale: float | None) -> Method:
+    """A method by name, with those parameters that were given.
+
+    Raises:
+        MethodError: the name is unknown, a parameter is not the method's, or out of its domain.
+    """
+    from rag_windows.rescaling import METHODS, resolve
+
+    given = {"temperature": temperature, "scale": scale}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    kind = type(resolve(name))
+    for key in chosen.keys() - parameters(kind).keys():
+        owners = [other for other, one in METHODS.items() if key in parameters(one)]
+        raise MethodError(
+            f"--{key} is not a parameter of {kind.name}, only of {', '.join(owners)}; leave it out."
+        )
+    return kind(**chosen)
+
+
+def parameters(method: type[Method]) -> dict[str, Any]:
+    """A method's parameters and their defaults."""
+    fields = dataclasses.fields(method)  # type: ignore[arg-type] # every method is a dataclass
+    return {field.name: field.default for field in fields}
+
+
+def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:
+    """Load the model onto its device.
+
+    Raises:
+        InputError: a device that is not there, or a method's parameters.
+        ModelError: the model can't be found, loaded or read in windows.
+    """
+    quieten(options.verbose)
+    method = build_method(options.method, options.temperature, options.scale)
+    device = choose_device(options.device)
+    shown = f"Loading {options.model}"
+    local = options.model == DEFAULT_MODEL or os.path.exists(options.model)
+    with progress.waiting(shown, downloads=not local) as bars:
+        if not local:
+            notice_missing_network()
+        return _load(options, method, device, bars=bars or options.verbose)
+
+
+def quieten(verbose: bool) -> None:
+    """Silence the libraries' logs and warnings, unless asked to be verbose.
+
+    Before they are imported, since importing may warn as well.
+    """
+    if verbose:
+        return
+    warnings.simplefilter("ignore")
+    for name in ("transformers", "accelerate", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _load(options: ModelOptions, method: Method, device: str, *, bars: bool) -> WindowedLM:
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    from rag_windows import loading
+    from rag_windows.model import WindowedLM
+
+    if not options.verbose:
+        transformers_logging.set_verbosity_error()
+        hub_logging.set_verbosity_error()
+    if not bars:
+        transformers_logging.disable_progress_bar()
+        disable_progress_bars()
+    settings: dict[str, Any] = {"method": method, "max_window_tokens": options.max_window_tokens}
+    if device == "cpu":
+        return WindowedLM.from_pretrained(options.model, dtype=options.dtype, **settings)
+    if find_spec("accelerate"):
+        return WindowedLM.from_pretrained(
+            options.model, dtype=options.dtype, device_map=device, **settings
+        )
+    model, tokenizer = loading.load(options.model, None, dtype=options.dtype)
+    # Without accelerate there is one device only, so "auto" means the first.
+    placed = model.to("cuda" if device == "auto" else device).eval()
+    return WindowedLM.from_pretrained(placed, tokenizer=tokenizer, **settings)
+
+
+def choose_device(asked: str) -> str:
+    """Where the model goes: "cpu", "cuda", "cuda:N", or "auto" for several accelerators."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked == "auto":
+        return "cpu" if count == 0 else "cuda" if count == 1 else "auto"
+    if asked.startswith("cuda"):
+        index = int(asked.partition(":")[2] or 0)
+        if index >= count:
+            there = f"PyTorch sees {count} CUDA devices" if count else "PyTorch sees no CUDA device"
+            raise InputError(f"--device {asked}: {there}; use --device cpu or auto.")
+    return asked
+
+
+def notice_missing_network() -> None:
+    """Without a way to the hub, look only into the local cache: its client retries for a minute."""
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode() or getproxies():
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname, port), timeout=_CONNECT_S).close()
+    except OSError:
+        constants.HF_HUB_OFFLINE = True

@@ -1,0 +1,72 @@
+"""Every error of use is one line on stderr and exit code 2; no traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from rag_windows.cli.text import one_line
+from rag_windows.errors import RagWindowsError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def tell(message: str) -> None:
+    """Print one line to stderr, whatever the message holds."""
+    print(one_line(message), file=sys.stderr, flush=True)
+
+
+class OneLineErrors(TyperGroup):
+    """Turns our errors and those of the option parser into one line and an exit code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command; see `typer.core.TyperGroup.main` for the arguments."""
+        # A character that the terminal's encoding lacks must not end the command.
+        for stream, instead in (
+            (sys.stdin, "replace"),
+            (sys.stdout, "backslashreplace"),
+            (sys.stderr, "backslashreplace"),
+        ):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors=instead)
+        try:
+            result = super().main(
+                args, prog_name, complete_var, False, windows_expand_args, **extra
+            )
+            code = result if isinstance(result, int) else 0
+        except typer.Abort:
+            code = EXIT_INTERRUPTED
+        except (typer.TyperException, RagWindowsError) as error:
+            tell(f"Error: {_message(error)}")
+            code = EXIT_ERROR
+        except RuntimeError as error:
+            # torch need not be imported to name its class.
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            tell(
+                "Error: the accelerator's memory is full; take fewer passages (--top-k), a "
+                "smaller model, --dtype bfloat16, or --device cpu."
+            )
+            code = EXIT_ERROR
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+
+def _message(error: typer.TyperException | RagWindowsError) -> str:
+    if isinstance(error, RagWindowsError):
+        return str(error)
+    return f"{error.format_message().rstrip('.')}; see rag-windows --help."

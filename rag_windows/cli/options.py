@@ -1,0 +1,152 @@
+"""The options that `ask` and `chat` share, and how --docs takes several paths."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def _device(value: str) -> str:
+    if not _DEVICE.fullmatch(value):
+        raise typer.BadParameter(f"{value!r} is none of auto, cpu, cuda and cuda:N")
+    return value
+
+
+Docs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--docs",
+        metavar="PATH...",
+        help="Files, folders or quoted patterns: .txt, .md, or .jsonl with id, title, text. "
+        "Takes several paths and may be repeated. Default: the sample corpus.",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="MODEL", help="The shipped model, a local folder, or a name on the Hub."
+    ),
+]
+MethodName = Annotated[
+    str,
+    typer.Option("--method", metavar="NAME", help="How windows are read; see rag-windows methods."),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", help="APE's temperature T inside the windows.", metavar="T"),
+]
+Scale = Annotated[
+    float | None, typer.Option("--scale", help="APE's scale S of the windows' mass.", metavar="S")
+]
+TopK = Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Passages to retrieve.")]
+PassageWords = Annotated[
+    int,
+    typer.Option(
+        "--passage-words", min=1, metavar="N", help="Length of a passage, about, in words."
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="Instruction that stands before the passages."),
+]
+MaxNewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Length of the answer at most.")
+]
+MaxWindowTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-window-tokens",
+        min=1,
+        metavar="N",
+        help="Longer passages become several windows. Default: what the model allows.",
+        show_default=False,
+    ),
+]
+SampleTemperature = Annotated[
+    float | None,
+    typer.Option(
+        "--sample-temperature",
+        min=0.0,
+        metavar="T",
+        help="Sample the answer; 0 takes the likeliest token. Default: the model's own setting.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Makes sampling repeatable.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device", callback=_device, metavar="DEVICE", help="auto, cpu, cuda, or cuda:N."
+    ),
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option("--dtype", help="Precision of the weights; auto is the model's own."),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show the libraries' warnings, logs and progress bars.")
+]
+
+
+class DocsCommand(TyperCommand):
+    """A command whose --docs takes every path up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Spread --docs, then parse as usual."""
+        options = [one for one in self.params if one.param_type_name == "option"]
+        valued = {opt for one in options if not getattr(one, "is_flag", False) for opt in one.opts}
+        asks = any(one.param_type_name == "argument" for one in self.params)
+        return super().parse_args(ctx, spread_docs(args, valued, asks=asks))
+
+
+def spread_docs(args: list[str], valued: Collection[str], *, asks: bool) -> list[str]:
+    """Turn ``--docs a b`` into ``--docs a --docs b``.
+
+    Where the command asks for a question and none stands elsewhere, the last of several paths after
+    --docs is the question, unless a file of that name exists.
+
+    Args:
+        args: the command line behind the command's name.
+        valued: options that take a value.
+        asks: whether the command takes a question.
+
+    Raises:
+        typer.BadParameter: no path follows --docs.
+    """
+    spread: list[str] = []
+    paths: list[int] = []
+    question = not asks
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            question |= bool(rest)
+            spread += [word, *rest]
+            break
+        spread.append(word)
+        if word == "--docs":
+            group = 0
+            while rest and (not rest[0].startswith("-") or rest[0] == "-"):
+                spread += ["--docs"] * (group > 0) + [rest.pop(0)]
+                group += 1
+            if not group:
+                raise typer.BadParameter("--docs needs at least one path behind it")
+            if group > 1:
+                paths.append(len(spread) - 1)
+        elif word in valued:
+            spread += [rest.pop(0)] if rest else []
+        elif not word.startswith("-"):
+            question = True
+    if not question and paths and not os.path.exists(spread[paths[-1]]):
+        # Without its --docs in front, the word is the command's argument.
+        del spread[paths[-1] - 1]
+    return spread

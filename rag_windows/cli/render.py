@@ -1,0 +1,192 @@
+"""How answers, passages and timings look in a terminal and in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rag_windows.cli.text import one_line, visible
+from rag_windows.passage import Passage
+
+if TYPE_CHECKING:
+    from rag_windows.generation import Generation
+    from rag_windows.prompt import Note
+
+_BAR = 16
+_NAME = 32
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_PLAIN_WIDTH = 120
+
+
+def console() -> Console:
+    """Standard output, where nothing in a text is taken for markup."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
+    return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def write_piece(text: str) -> None:
+    """Write a piece of an answer as it comes."""
+    sys.stdout.write(visible(text))
+    sys.stdout.flush()
+
+
+def write_json(value: Any) -> None:
+    """Write one JSON value on one line, in ASCII, so that no terminal or encoding minds."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def answer_object(
+    generation: Generation, passages: Sequence[Passage], method: str, model: str
+) -> dict[str, Any]:
+    """The object that --json prints.
+
+    Args:
+        generation: the answer, with citations.
+        passages: in the order given to the model.
+        method: the method's name.
+        model: as asked for.
+    """
+    masses = _masses(generation, passages)
+    usage, timings = generation.usage, generation.timings
+    return {
+        "answer": generation.text,
+        "passages": [
+            {
+                "id": one.id,
+                "title": one.title,
+                "text": one.text,
+                "score": one.score,
+                "mass": mass,
+            }
+            for one, mass in zip(passages, masses, strict=True)
+        ],
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+        },
+        "timings": {
+            "encode_s": timings.encode_s,
+            "ttft_s": timings.ttft_s,
+            "total_s": timings.total_s,
+        },
+        "method": method,
+        "model": model,
+    }
+
+
+def show_passages(out: Console, generation: Generation, passages: Sequence[Passage]) -> None:
+    """Print the passages, each with its attention mass as a bar, and what got the rest."""
+    if not passages:
+        return
+    masses = _masses(generation, passages)
+    longest = max((mass for mass in masses if mass is not None), default=0.0)
+    table = _table(expand=True)
+    table.add_column("", justify="right", style="dim")
+    table.add_column("passage", no_wrap=True)
+    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
+    table.add_column("attention", width=_BAR, no_wrap=True, style="cyan")
+    table.add_column("", justify="right", no_wrap=True)
+    for number, (passage, mass) in enumerate(zip(passages, masses, strict=True), start=1):
+        style = "bold" if mass is not None and mass == longest > 0 else ""
+        table.add_row(
+            str(number),
+            Text(_name(passage), style=style),
+            Text(_excerpt(passage)),
+            Text("" if mass is None else _bar(mass, longest, out)),
+            Text("" if mass is None else f"{mass:.1%}", style=style),
+        )
+    out.print(table)
+    if generation.prefix_mass is not None and generation.query_mass is not None:
+        out.print(
+            f"The rest of the attention: prefix {generation.prefix_mass:.1%}, "
+            f"question and answer {generation.query_mass:.1%}.",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+def show_figures(out: Console, generation: Generation, model: str, method: str) -> None:
+    """Print timings and token counts in one line."""
+    usage, timings = generation.usage, generation.timings
+    out.print(
+        f"{model}, {method}: windows encoded in {timings.encode_s:.2f} s, first token after "
+        f"{timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; {usage.prompt_tokens} prompt "
+        f"tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated.",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def notes(generation: Generation, passages: Sequence[Passage], limit: int) -> list[str]:
+    """What the reader of an answer should know about how it came to be.
+
+    Passages are counted from 1, as `show_passages` does.
+    """
+    lines = [_note(note, passages) for note in generation.notes]
+    if generation.finish_reason == "length":
+        lines.append(
+            f"The answer ends at the limit of {limit} new tokens; --max-new-tokens raises it."
+        )
+    return lines
+
+
+def show_methods(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table of methods."""
+    table = _table()
+    for column in ("method", "formula", "parameters", "paper"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        parameters = ", ".join(f"{key}={value}" for key, value in row["parameters"].items())
+        cells = (row["name"], row["formula"], parameters or "-", row["paper"])
+        table.add_row(*(Text(cell) for cell in cells))
+    out.print(table)
+
+
+def _table(*, expand: bool = False) -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=expand)
+
+
+def _note(note: Note, passages: Sequence[Passage]) -> str:
+    name = f"Passage {note.passage + 1}"
+    if passages[note.passage].id is not None:
+        name += f" ({passages[note.passage].id})"
+    if note.kind == "duplicate" and note.of is not None:
+        return f"{name} repeats passage {note.of + 1}, which was read instead."
+    if note.kind == "split":
+        return f"{name} is longer than a window and was read in several."
+    return f"{name} holds no text that the model knows and was left out."
+
+
+def _masses(generation: Generation, passages: Sequence[Passage]) -> list[float | None]:
+    masses: list[float | None] = [None] * len(passages)
+    for citation in generation.citations or ():
+        masses[citation.passage] = citation.mass
+    return masses
+
+
+def _name(passage: Passage) -> str:
+    name = one_line(passage.id or passage.title or "-")
+    # Of a long path, the end tells most.
+    return name if len(name) <= _NAME else "…" + name[1 - _NAME :]
+
+
+def _excerpt(passage: Passage) -> str:
+    text = one_line(passage.text[:400])
+    return f"{one_line(passage.title)}: {text}" if passage.title else text
+
+
+def _bar(mass: float, longest: float, out: Console) -> str:
+    cells = _BAR * mass / longest if longest > 0 else 0.0
+    if not out.encoding.lower().startswith("utf"):
+        return "#" * round(cells)
+    full, eighths = divmod(round(cells * 8), 8)
+    return "█" * full + (_EIGHTHS[eighths] if eighths else "")

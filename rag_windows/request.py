@@ -1,0 +1,88 @@
+"""A question with its passages, checked and tokenized before any work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rag_windows.errors import InputError
+from rag_windows.limits import check_limits
+from rag_windows.passage import Passage
+from rag_windows.prompt import Prompt, PromptParts
+from rag_windows.rescaling import Method
+
+Messages = str | Sequence[Mapping[str, str]]
+PassageLike = Passage | str | Mapping[str, Any]
+
+DEFAULT_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request.
+
+    Attributes:
+        parts: the prompt, tokenized.
+        passages: as they were given.
+        method: how the query reads the windows.
+        max_new_tokens: at most so many tokens are generated.
+        stop: strings before which the text ends.
+        citations: whether to record attention mass.
+        seed: of a private generator, or None.
+        options: for transformers' generate.
+        started: ``time.perf_counter()`` at the call.
+    """
+
+    parts: PromptParts
+    passages: tuple[Passage, ...]
+    method: Method
+    max_new_tokens: int
+    stop: tuple[str, ...]
+    citations: bool
+    seed: int | None
+    options: Mapping[str, Any]
+    started: float
+
+
+def check_request(
+    prompt: Prompt,
+    query: Messages,
+    passages: Sequence[PassageLike],
+    *,
+    prefix: str | None,
+    method: Method,
+    max_window_tokens: int | None,
+    position_limit: int | None,
+    max_new_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    citations: bool = False,
+    seed: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Request:
+    """Check and tokenize; for the arguments see `WindowedLM.generate`.
+
+    Raises:
+        InputError, PromptError, LimitError: saying what to do.
+    """
+    started = time.perf_counter()
+    options = dict(options or {})
+    if isinstance(passages, str | Passage | Mapping):
+        raise InputError("passages must be a list of passages, not a single one; wrap it in [].")
+    given = tuple(Passage.of(passage) for passage in passages)
+    tokens = max_new_tokens
+    if tokens is None:
+        tokens = getattr(options.get("generation_config"), "max_new_tokens", None)
+    if tokens is None:
+        tokens = DEFAULT_NEW_TOKENS
+    if tokens < 1:
+        raise InputError(f"max_new_tokens must be at least 1, got {tokens}.")
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in strings:
+        raise InputError("A stop string can't be empty; leave it out.")
+    # One after the other, passages need no windows to be cut into.
+    window_limit = max_window_tokens if method.windowed else None
+    parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
+    check_limits(parts, given, method, tokens, position_limit)
+    return Request(parts, given, method, tokens, strings, citations, seed, options, started)

@@ -1,0 +1,98 @@
+"""The model below any text: contexts, logits and generation over token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from rag_windows.attention.hook import register
+from rag_windows.attention.support import check_attention, check_config
+from rag_windows.attention.twin import make_twin
+from rag_windows.context import EncodedContext, encode_context
+from rag_windows.decoding import Decoder
+from rag_windows.encoding import MAX_BATCH_TOKENS, Encoder
+from rag_windows.errors import InputError
+from rag_windows.request import DEFAULT_NEW_TOKENS
+from rag_windows.rescaling import Method, resolve
+
+
+class TokenLM:
+    """A causal LM that reads windows of token ids: for research and parity tests.
+
+    Attributes:
+        model: the plain model, untouched.
+        method: the default method.
+
+    Raises:
+        UnsupportedModelError: the model's attention can't be split into windows.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        method: str | Method = "ape",
+        max_batch_tokens: int = MAX_BATCH_TOKENS,
+    ) -> None:
+        self.model = model
+        self.method = resolve(method)
+        register()
+        check_config(model)
+        twin = make_twin(model)
+        check_attention(model, twin)
+        self._encoder = Encoder(twin, max_batch_tokens)
+        self._decoder = Decoder(model, twin, self._encoder.reach)
+
+    def encode_ids(
+        self,
+        prefix_ids: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        *,
+        method: str | Method | None = None,
+    ) -> EncodedContext:
+        """Encode token ids as they are.
+
+        Args:
+            prefix_ids: may be empty.
+            windows: one list of ids a window; no windows make an ordinary prompt.
+            method: instead of the default one.
+        """
+        with self._decoder.exclusive():
+            return encode_context(self._encoder, prefix_ids, windows, self._method(method))
+
+    def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:
+        """Logits of each query token.
+
+        Returns:
+            (len(query_ids), vocabulary), fp32, on the model's device.
+        """
+        if not query_ids:
+            raise InputError("logits needs at least one query token.")
+        ids = torch.tensor([list(query_ids)], dtype=torch.int64)
+        return self._decoder.forward(context, ids)[0].float()
+
+    def generate_ids(
+        self,
+        context: EncodedContext,
+        query_ids: Sequence[int],
+        *,
+        max_new_tokens: int = DEFAULT_NEW_TOKENS,
+        seed: int | None = None,
+        **generate_kwargs: Any,
+    ) -> list[int]:
+        """Continue a query at token level, greedily unless told otherwise.
+
+        Returns:
+            The generated ids, end token included.
+        """
+        options = {"max_new_tokens": max_new_tokens, **generate_kwargs}
+        if "generation_config" not in options:
+            options.setdefault("do_sample", False)
+        decoded = self._decoder.generate(context, query_ids, options=options, seed=seed)
+        return decoded.sequences[0]
+
+    def _method(self, method: str | Method | None) -> Method:
+        return self.method if method is None else resolve(method)

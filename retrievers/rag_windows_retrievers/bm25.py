@@ -1,0 +1,111 @@
+"""Passages ranked by the words they share with a question."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rag_windows.errors import InputError, MissingExtraError, RetrievalError
+from rag_windows.passage import Passage
+
+if TYPE_CHECKING:
+    import bm25s
+
+# A character of a script written without spaces is a word of its own.
+_TOKEN = re.compile(r"[぀-ヿ㐀-䶿一-鿿]|[^\W぀-ヿ㐀-䶿一-鿿]+")
+
+# Words that carry a question's grammar rather than its subject.
+FUNCTION_WORDS = frozenset(
+    "a an and are as at be been but by can could did do does for from had has have how i if in "
+    "into is it its many me much my no not of on or please s she he her his him shall should so "
+    "such tell that the their them then there these they this those to us was we were what when "
+    "where which who whom whose why will with would you your".split()
+)
+
+
+def tokenize(text: str) -> list[str]:
+    """Words of a text: compatibility-normalised, case-folded, no stemming."""
+    return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+class BM25Retriever:
+    """Okapi BM25 over the titles and texts of passages, computed by `bm25s`.
+
+    The scoring is Lucene's variant (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), which
+    is never negative. English function words in a question are ignored as long as another word of
+    it is known; in the passages they count as words. Nothing is stemmed. Equal scores keep the
+    corpus order. A retriever is not changed by use, so threads may share it.
+
+    Args:
+        passages: the corpus; must not be empty.
+        k1: how soon repeated words stop counting, at least 0.
+        b: how much longer passages are discounted, 0 to 1.
+
+    Raises:
+        RetrievalError: there are no passages, or none holds a word.
+        InputError: ``k1`` or ``b`` is out of range.
+        MissingExtraError: `bm25s` is not installed.
+    """
+
+    def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
+        if not k1 >= 0 or not 0 <= b <= 1:
+            raise InputError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1={k1}, b={b}.")
+        self.passages = tuple(passages)
+        if not self.passages:
+            raise RetrievalError("There are no passages to search; load some documents first.")
+        self._vocabulary: dict[str, int] = {}
+        rows = [
+            [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
+            for words in (tokenize(f"{one.title or ''}\n{one.text}") for one in self.passages)
+        ]
+        if not self._vocabulary:
+            raise RetrievalError("No passage holds a word; check the documents' contents.")
+        self._index = _index(rows, self._vocabulary, k1, b)
+
+    def retrieve(self, query: str, k: int = 8) -> list[Passage]:
+        """Rank the passages that share a word with the query.
+
+        Args:
+            query: any text; a word that stands in it twice counts twice.
+            k: how many passages at most, at least 1; may exceed the corpus.
+
+        Returns:
+            At most `k` passages, best first, with `score` set. Fewer, down to none, where fewer
+            share a word with the query.
+
+        Raises:
+            InputError: ``k`` is below 1.
+        """
+        import numpy as np
+
+        if k < 1:
+            raise InputError(f"k must be at least 1, not {k}.")
+        known = [word for word in tokenize(query) if word in self._vocabulary]
+        telling = [word for word in known if word not in FUNCTION_WORDS]
+        words = [self._vocabulary[word] for word in telling or known]
+        if not words:
+            return []
+        scores = self._index.get_scores_from_ids(words)
+        # bm25s's own selection leaves the order of ties open.
+        best = np.argsort(-scores, kind="stable")[:k]
+        return [
+            dataclasses.replace(self.passages[i], score=float(scores[i]))
+            for i in best.tolist()
+            if scores[i] > 0
+        ]
+
+
+def _index(rows: list[list[int]], vocabulary: dict[str, int], k1: float, b: float) -> bm25s.BM25:
+    try:
+        import bm25s
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "BM25 needs the package bm25s, which is not installed; run: "
+            'pip install "rag-windows[cli]"'
+        ) from error
+    index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+    index.index((rows, dict(vocabulary)), show_progress=False)
+    return index

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from rag_windows import APE, PCW, Sequential, WindowedLM
+from rag_windows.cli import engine
+from rag_windows.cli.progress import Progress
+from rag_windows.errors import InputError, MethodError
+from tests.rag_windows import small
+
+
+class TestMethod:
+    def test_defaults_and_parameters(self) -> None:
+        assert engine.build_method("ape", None, None) == APE()
+        assert engine.build_method("APE", 0.5, None) == APE(temperature=0.5)
+        assert engine.build_method("ape", None, 0.7) == APE(scale=0.7)
+        assert engine.build_method("pcw", None, None) == PCW()
+        assert engine.build_method("sequential", None, None) == Sequential()
+
+    def test_parameters_of_another_method(self) -> None:
+        with pytest.raises(MethodError, match="--temperature is not a parameter of sequential"):
+            engine.build_method("sequential", 1.0, None)
+
+
+class TestDevice:
+    @pytest.fixture(params=[0, 1, 2])
+    def count(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+        count: int = request.param
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        return count
+
+    def test_auto_takes_what_is_there(self, count: int) -> None:
+        assert engine.choose_device("auto") == ["cpu", "cuda", "auto"][count]
+        assert engine.choose_device("cpu") == "cpu"
+
+    @pytest.mark.parametrize(("asked", "needed"), [("cuda", 1), ("cuda:0", 1), ("cuda:1", 2)])
+    def test_what_is_not_there_is_refused(self, count: int, asked: str, needed: int) -> None:
+        if count >= needed:
+            assert engine.choose_device(asked) == asked
+        else:
+            with pytest.raises(InputError, match=f"--device {asked}: PyTorch sees .* cpu or auto"):
+                engine.choose_device(asked)
+
+
+class TestLoading:
+    @pytest.fixture
+    def loaded(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+        """Records how models are loaded, on a machine that claims an accelerator."""
+        calls: list[dict[str, Any]] = []
+
+        def load(model: Any, **kwargs: Any) -> WindowedLM:
+            calls.append({"model": model, **kwargs})
+            return small.lm()
+
+        monkeypatch.setattr(WindowedLM, "from_pretrained", load)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        return calls
+
+    def test_on_the_cpu(self, loaded: list[dict[str, Any]]) -> None:
+        options = engine.ModelOptions(model=".", device="cpu", dtype="bfloat16", scale=0.5)
+        engine.load_model(options, Progress())
+        assert loaded == [
+            {
+                "model": ".",
+                "dtype": "bfloat16",
+                "method": APE(scale=0.5),
+                "max_window_tokens": None,
+            }
+        ]
+
+    @pytest.mark.parametrize("device", ["auto", "cuda:1"])
+    def test_with_accelerate(
+        self, loaded: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, device: str
+    ) -> None:
+        monkeypatch.setattr(engine, "find_spec", lambda name: name)
+        engine.load_model(engine.ModelOptions(model=".", device=device), Progress())
+        assert loaded[0]["device_map"] == device
+
+    @pytest.mark.parametrize(("device", "moved"), [("auto", "cuda"), ("cuda:1", "cuda:1")])
+    def test_without_accelerate(
+        self,
+        loaded: list[dict[str, Any]],
+        monkeypatch: pytest.MonkeyPatch,
+        model: str,
+        device: str,
+        moved: str,
+    ) -> None:
+        places = []
+
+        def to(self: torch.nn.Module, place: str) -> torch.nn.Module:
+            places.append(place)
+            return self
+
+        monkeypatch.setattr(engine, "find_spec", lambda name: None)
+        monkeypatch.setattr(type(small.model()), "to", to)
+        engine.load_model(engine.ModelOptions(model=model, device=device), Progress())
+        assert places == [moved]
+        assert isinstance(loaded[0]["model"], torch.nn.Module)
+        assert loaded[0]["tokenizer"] is not None
+        assert "device_map" not in loaded[0]
+
+
+class TestNetwork:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid:8443")
+        monkeypatch.setattr(engine, "getproxies", dict)
+        asked: list[Any] = []
+
+        def refuse(address: Any, timeout: float) -> Any:
+            asked.append(address)
+            raise OSError("unreachable")
+
+        monkeypatch.setattr(socket, "create_connection", refuse)
+        return asked
+
+    def test_without_a_way_to_the_hub_only_the_cache_is_used(self, asked: list[Any]) -> None:
+        engine.notice_missing_network()
+        assert asked == [("hub.invalid", 8443)]
+        assert constants.is_offline_mode()
+        engine.notice_missing_network()
+        assert len(asked) == 1
+
+    def test_with_a_way_nothing_changes(
+        self, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(socket, "create_connection", lambda *_, **__: socket.socket())
+        engine.notice_missing_network()
+        assert not constants.is_offline_mode()
+
+    def test_behind_a_proxy_the_hub_may_be_out_of_sight(
+        self, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine, "getproxies", lambda: {"https": "http://proxy.invalid"})
+        engine.notice_missing_network()
+        assert asked == []
+        assert not constants.is_offline_mode()

@@ -1,0 +1,156 @@
+"""The command as a process of its own: what it imports, prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DEADLINE = 120.0
+QUESTION = "Who built the bridge at Halden?"
+
+
+def start(*args: str, **options: Any) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "retrievers")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    environment["PYTHONIOENCODING"] = "utf-8:strict"
+    return subprocess.Popen([sys.executable, *args], env=environment, **options)
+
+
+@contextmanager
+def command(*args: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    process = start("-m", "rag_windows.cli", *args, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def finish(*args: str, **options: Any) -> tuple[int, str, str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with command(*args, **pipes, **options) as process:
+        out, err = process.communicate(timeout=DEADLINE)
+        return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--help"], ["ask", "--help"], ["ask", "Q", "--docs", "nothing"], ["ask", "--dtype", "x"]],
+)
+def test_help_and_errors_of_use_do_not_wait_for_torch(args: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom rag_windows.cli.app import main\n"
+        f"sys.argv = ['rag-windows', *{args!r}]\n"
+        "try:\n    main()\nfinally:\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules)\n    print('light')"
+    )
+    process = start("-c", code, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert out.decode().endswith("light\n"), err.decode()
+    assert process.returncode == (0 if "--help" in args else 2)
+
+
+def test_json_is_all_that_is_printed(docs: Path, model: str) -> None:
+    code, out, err = finish(
+        *("ask", QUESTION, "--docs", "docs", "--model", model, "--json"),
+        *("--sample-temperature", "0.5", "--seed", "0", "--max-new-tokens", "100"),
+    )
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["usage"]["completion_tokens"] <= 100
+    told = "Note: The answer ends at the limit of 100 new tokens; --max-new-tokens raises it.\n"
+    assert err in ("", told)
+
+
+def test_piped_chat_in_another_encoding(docs: Path, model: str) -> None:
+    with command(
+        *("chat", "--docs", "docs", "--model", model, "--max-new-tokens", "3"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        out, err = process.communicate(b"caf\xe9 bridge\nboats\n/exit\nbridge\n", timeout=DEADLINE)
+    assert process.returncode == 0, err.decode()
+    assert out.decode().count("first token after") == 2
+    assert err == b""
+
+
+def test_ctrl_c_ends_an_answer_with_130(docs: Path, model: str) -> None:
+    with command(
+        *("ask", QUESTION, "--docs", "docs", "--model", model, "--max-new-tokens", "800"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_a_closed_pipe_is_no_traceback(docs: Path, model: str) -> None:
+    with command(
+        *("ask", QUESTION, "--docs", "docs", "--model", model, "--max-new-tokens", "800"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        process.wait(DEADLINE)
+        assert process.stderr is not None
+        err = process.stderr.read()
+    assert process.returncode == 1
+    assert err == b""
+
+
+def test_chat_on_a_terminal(docs: Path, model: str) -> None:
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+
+    def wait_for(pattern: bytes) -> None:
+        end = time.monotonic() + DEADLINE
+        while not re.search(pattern, shown):
+            assert time.monotonic() < end, shown.decode(errors="replace")
+            if select.select([ours], [], [], 0.1)[0]:
+                shown.extend(os.read(ours, 4096))
+
+    def type_line(text: bytes) -> None:
+        shown.clear()
+        os.write(ours, text + b"\n")
+
+    with command(
+        *("chat", "--docs", "docs", "--model", model, "--max-new-tokens", "700"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        wait_for(rb"4 passages.*\r\n> $")
+        type_line(b"bridge")
+        wait_for(rb"bridge\r\n(?s:.{60})")
+        process.send_signal(signal.SIGINT)
+        wait_for(rb"\r\nStopped\.\s+> $")
+        # An error ends its turn, not the conversation.
+        type_line(b"bridge " * 150)
+        wait_for(rb"Error: (?s:.*)> $")
+        type_line(b"/clear")
+        wait_for(rb"forgotten(?s:.*)> $")
+        type_line(b"/exit")
+        assert process.wait(DEADLINE) == 0
+    os.close(ours)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rag_windows.errors import InputError
+from rag_windows_retrievers import Document, split_document, split_documents
+from rag_windows_retrievers.splitting import count_words
+
+
+def split(text: str, words: int, *, named: bool = False) -> list[str]:
+    document = Document(text, "doc", named=named)
+    return [one.text for one in split_document(document, words=words)]
+
+
+PIECES = [*"ab.!?\n \t#。東ー\"')\r\u2028\xa0", "a b. C ", "\n\n", "# a\n\n", "x" * 50]
+TEXT = st.lists(st.sampled_from(PIECES), max_size=100).map("".join)
+
+
+@given(TEXT, st.integers(1, 12))
+@example("#\n\n# a\n\n", 1)
+@example("a" * 100, 1)
+def test_no_text_is_lost_or_repeated(text: str, words: int) -> None:
+    passages = split_document(Document(text, "doc"), words=words)
+    assert re.sub(r"\s", "", "".join(one.text for one in passages)) == re.sub(r"\s", "", text)
+    for one in passages:
+        assert one.text == text[one.metadata["start"] : one.metadata["end"]] != ""
+        assert one.text == one.text.strip()
+        assert count_words(one.text) <= words * 1.25
+
+
+def test_paragraphs_share_a_passage_while_they_fit() -> None:
+    assert split("a b c\n\nd e\n\nf g h i\n \nj", 5) == ["a b c\n\nd e", "f g h i\n \nj"]
+
+
+def test_long_paragraphs_are_cut_at_sentences() -> None:
+    text = 'One two three. Four "five six." Seven e.g. eight nine? Ten'
+    assert split(text, 4) == ["One two three.", 'Four "five six."', "Seven e.g. eight nine?", "Ten"]
+
+
+def test_long_sentences_are_cut_at_lines_then_words() -> None:
+    assert split("- a b\n- c d\n- e f", 3) == ["- a b", "- c d", "- e f"]
+    assert split("a b c d e f g", 3) == ["a b c", "d e f", "g"]
+
+
+def test_scripts_without_spaces() -> None:
+    assert split("東京は大きい。京都は古い。", 7) == ["東京は大きい。", "京都は古い。"]
+
+
+def test_a_run_without_spaces_is_cut_in_the_end() -> None:
+    parts = split("x" * 1000, 10)
+    assert "".join(parts) == "x" * 1000
+    assert [len(part) for part in parts] == [400, 400, 200]
+
+
+def test_headings_go_with_what_follows() -> None:
+    text = "One two three four.\n\n## Next\n\nFive six seven."
+    assert split(text, 6) == ["One two three four.", "## Next\n\nFive six seven."]
+
+
+def test_a_short_rest_joins_the_passage_before() -> None:
+    assert split("a b c d e f g h i", 8) == ["a b c d e f g h i"]
+    assert split("a b c d e f g h i j k", 8) == ["a b c d e f g h", "i j k"]
+
+
+def test_ids_titles_and_metadata() -> None:
+    document = Document("a b c d", "x.md", "Title", metadata={"source": "x.md"})
+    first, second = split_document(document, words=2)
+    assert (first.id, second.id) == ("x.md#1", "x.md#2")
+    assert first.title == second.title == "Title"
+    assert second.metadata == {"source": "x.md", "start": 4, "end": 7}
+
+
+def test_a_stated_id_survives_when_nothing_is_split() -> None:
+    whole, parts = Document("a b", "k", named=True), Document("a b c d", "l", named=True)
+    assert [one.id for one in split_documents([whole, parts], words=2)] == ["k", "l#1", "l#2"]
+
+
+def test_words_must_be_positive() -> None:
+    with pytest.raises(InputError, match="at least 1 word"):
+        split("a", 0)

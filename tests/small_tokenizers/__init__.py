@@ -1,0 +1,1 @@
+"""Builders of small tokenizers, a file for each kind."""
