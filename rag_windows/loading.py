@@ -98,4 +98,9 @@ def _explain(name: str, error: Exception) -> str:
             f"can't be reached or does not know it. Check the name and the network, or give a "
             f"local folder; the shipped model is {EMBEDDED[0]!r}."
         )
+    if "Unrecognized configuration class" in text:
+        return (
+            f"Model {name!r} is no causal language model: transformers has no "
+            "AutoModelForCausalLM for its type. Choose a decoder-only model."
+        )
     return f"Model {name!r} can't be loaded: {first}"

@@ -118,7 +118,7 @@ def show_figures(out: Console, generation: Generation, model: str, method: str) 
     """Print timings and token counts in one line."""
     usage, timings = generation.usage, generation.timings
     out.print(
-        f"{model}, {method}: windows encoded in {timings.encode_s:.2f} s, first token after "
+        f"{model}, {method}: passages encoded in {timings.encode_s:.2f} s, first token after "
         f"{timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; {usage.prompt_tokens} prompt "
         f"tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated.",
         style="dim",

@@ -26,7 +26,7 @@ def test_runs_of_spaces_in_the_added_tokens_are_ordinary_text() -> None:
     assert tokenizer.decode(ids) == text
 
 
-def test_added_spaces_keep_their_ids_where_the_vocabulary_has_gaps() -> None:
+def test_added_spaces_keep_their_ids_behind_control_tokens() -> None:
     words = {"a": 0, "b": 1, " ": 2, "<": 3, "|": 4, "x": 9}
     backend = Tokenizer(models.BPE(vocab=words, merges=[]))
     backend.add_tokens(["<|x|>", "  ", "   "])
@@ -65,6 +65,9 @@ def test_the_unknown_token_comes_from_unknown_characters_only(name: str) -> None
         assert len(ids) >= 4
     else:
         assert tokenizer.unk_token_id not in ids
+    if name == "unigram-nfkc":  # lower-cased before it is looked up
+        assert tokenizer.unk_token_id in tokenizer("the <UNK> sea")["input_ids"]
+        assert tokenizer.unk_token_id not in boundary.encode("the <UNK> sea")
     if name in ("bert", "words"):
         assert tokenizer.unk_token_id in boundary.encode("the ☃☃☃ sea")
 

@@ -106,7 +106,7 @@ def test_sequential_passages_have_mass_of_their_own() -> None:
     eager = dense.twin(small.model(), "eager")
     with torch.no_grad():
         attentions = eager(torch.tensor([ids]), output_attentions=True).attentions
-    row = torch.stack([layer[0, :, -1] for layer in attentions]).mean(dim=(0, 1))
+    row = torch.stack([layer[0, :, -1] for layer in attentions]).mean(dim=(0, 1)).float()
     borders = [0, len(PREFIX)]
     for window in WINDOWS:
         borders.append(borders[-1] + len(window))

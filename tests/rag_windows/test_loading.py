@@ -89,6 +89,13 @@ def test_what_is_no_model_is_refused() -> None:
         WindowedLM.from_pretrained(torch.nn.Linear(2, 2))  # type: ignore[arg-type]  # the error
 
 
+def test_a_model_of_another_kind(tmp_path: Path) -> None:
+    T5Config(vocab_size=50, d_model=16).save_pretrained(tmp_path)
+    small.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="is no causal language model"):
+        WindowedLM.from_pretrained(tmp_path)
+
+
 def test_options_of_loading_do_not_apply_to_a_loaded_model() -> None:
     with pytest.raises(InputError, match="loaded already"):
         WindowedLM.from_pretrained(small.model(), dtype="bfloat16")
