@@ -39,8 +39,7 @@ def answer(
     cancelled: threading.Event | None = None,
 ) -> Generation:
     """Encode, generate, and put the result together."""
-    with decoder.exclusive():
-        context = encode_request(encoder, request)
+    context = encode_request(encoder, request)
     encoded_at = time.perf_counter()
     first = FirstToken()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.layout import Layout, use_layout
 from rag_windows.attention.mass import MassRecorder
+from rag_windows.attention.rope import check_tables, table_limit
 from rag_windows.context import EncodedContext
 from rag_windows.device import input_device
 from rag_windows.errors import GenerationError, InputError
@@ -30,13 +30,19 @@ OURS = (
 )
 """Model inputs that the windows decide; a caller can't pass them."""
 
-WITHOUT_WINDOWS = {
-    "cache_implementation": "the windows' keys stand outside of any cache",
-    "output_attentions": "fused attention has no weights to return; read Generation.citations",
-    "guidance_scale": "its second, unconditional pass would read the windows too",
-    "negative_prompt_ids": "its second, unconditional pass would read the windows too",
+OFF = (None, False)
+WITHOUT_WINDOWS: dict[str, tuple[tuple[Any, ...], str]] = {
+    # transformers takes "hybrid", the default of older Gemma models, for no wish at all.
+    "cache_implementation": ((*OFF, "hybrid"), "the windows' keys stand outside of any cache"),
+    "assistant_early_exit": (OFF, "its shortened model would not read the windows"),
+    "output_attentions": (
+        OFF,
+        "fused attention has no weights to return; read Generation.citations",
+    ),
+    "guidance_scale": ((*OFF, 1), "its second, unconditional pass would read the windows too"),
+    "negative_prompt_ids": (OFF, "its second, unconditional pass would read the windows too"),
 }
-"""Options of ``generate`` that can't work beside windows, and why."""
+"""Options of ``generate`` that can't work beside windows: values that switch them off, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,7 @@ class Decoder:
         self._model = model
         self._twin = twin
         self._reach = reach
-        self._lock = threading.RLock() if _rope_depends_on_calls(model) else None
-
-    def exclusive(self) -> AbstractContextManager[Any]:
-        """A lock for models whose rotary tables change with each call; else nothing."""
-        return self._lock if self._lock is not None else nullcontext()
+        self._table_limit = table_limit(model.config.get_text_config(decoder=True))
 
     def layout(self, context: EncodedContext, mass: MassRecorder | None = None) -> Layout | None:
         """The layout of queries against ``context``; None without windows."""
@@ -115,7 +117,8 @@ class Decoder:
         start = context.query_start + past
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
         tail = context.new_tail(rows) if tail is None else tail
-        with use_layout(layout), self.exclusive():
+        check_tables(self._table_limit, start + tokens)
+        with use_layout(layout):
             output = self._twin(ids, position_ids=positions, past_key_values=tail, use_cache=True)
         return torch.as_tensor(output.logits)
 
@@ -171,6 +174,10 @@ class Decoder:
             rows = max(self.option(kwargs, name) or 1 for name in BATCHING)
             start = context.query_start
             kwargs["past_key_values"] = context.new_tail(rows)
+            new_tokens = self.option(kwargs, "max_new_tokens") or 0
+            check_tables(self._table_limit, start + len(query_ids) + new_tokens)
+            # The prefix is read from the tail alone, so it can't be left out.
+            kwargs["use_cache"] = True
             kwargs["position_ids"] = torch.tensor(
                 [[*range(seen), *range(start, start + len(query_ids))]],
                 device=device,
@@ -181,7 +188,7 @@ class Decoder:
             kwargs = {**config.update(**kwargs), "generation_config": config}
         inputs = torch.tensor([prompt], dtype=torch.int64, device=device)
         scope = nullcontext() if layout is None else use_layout(layout)
-        with scope, self.exclusive(), seeded(seed, device):
+        with scope, seeded(seed, device):
             raw = target.generate(inputs, streamer=streamer, **kwargs)
         return self._decoded(raw, len(prompt), kwargs, mass)
 
@@ -193,14 +200,13 @@ class Decoder:
                 "the passages. Use encode_ids and generate_ids for token-level work."
             )
         if context.windows is not None:
-            passed = options.get("generation_config")
-            for name, reason in WITHOUT_WINDOWS.items():
-                value = options.get(name, getattr(passed, name, None))
-                off = value is None or value is False or (name == "guidance_scale" and value == 1)
-                if not off:
+            for name, (off, reason) in WITHOUT_WINDOWS.items():
+                value = self.option(options, name)
+                plain = value is None or isinstance(value, bool | str | int | float)
+                if not plain or value not in off:
                     raise GenerationError(
-                        f"{name}={value!r} can't be used with windows: {reason}. "
-                        "Leave it out, or ask without passages."
+                        f"{name}={value!r} can't be used with windows: {reason}. Leave it out (of "
+                        "the generation_config too), or ask without passages."
                     )
         kwargs = dict(options)
         config = self._model.generation_config
@@ -247,10 +253,3 @@ BATCHING = ("num_beams", "num_return_sequences")
 
 ASSISTED = ("assistant_model", "prompt_lookup_num_tokens")
 """Options that make the model check drafts of several tokens at once."""
-
-
-def _rope_depends_on_calls(model: PreTrainedModel) -> bool:
-    """Whether a forward pass may rewrite the model's rotary tables (dynamic NTK, LongRoPE)."""
-    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    tables = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
-    return any(table.get("rope_type") in ("dynamic", "longrope") for table in tables)

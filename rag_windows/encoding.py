@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from rag_windows.attention.capture import Capture
 from rag_windows.attention.layout import Layout, use_layout
 from rag_windows.attention.reach import layer_reach
+from rag_windows.attention.rope import check_tables, table_limit
 from rag_windows.batching import bucket_by_length
 from rag_windows.device import input_device
 from rag_windows.windows import Window, pack
@@ -32,7 +33,9 @@ class Encoder:
         self._twin = twin
         self._decoder: torch.nn.Module = twin.base_model
         self._max_batch_tokens = max_batch_tokens
-        self.reach = layer_reach(twin.config.get_text_config(decoder=True))
+        config = twin.config.get_text_config(decoder=True)
+        self.reach = layer_reach(config)
+        self._table_limit = table_limit(config)
 
     def encode_prefix(self, ids: Sequence[int]) -> Window | None:
         """Encode the prefix at positions 0..p-1; None if it is empty."""
@@ -67,6 +70,7 @@ class Encoder:
     def _forward(self, batch: list[tuple[int, ...]], prefix: Window | None) -> list[Window]:
         start = 0 if prefix is None else len(prefix.ids)
         longest = max(len(ids) for ids in batch)
+        check_tables(self._table_limit, start + longest)
         device = input_device(self._twin)
         rows = torch.zeros(len(batch), longest, dtype=torch.int64)
         for row, ids in enumerate(batch):

@@ -6,7 +6,6 @@ import copy
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -122,23 +121,13 @@ class FastText:
             tokenizer.normalizer = parts.normalizer
         if splitters:
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
-        taken = set()
+        # The library numbers added tokens anew, without those that are left out here.
         true_ids: dict[int, int] = {}
         for content, token in self._controls.text_tokens.items():
-            before = tokenizer.token_to_id(content)
-            wanted = self._backend.token_to_id(content)
             (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-            got = tokenizer.token_to_id(content)
-            if before is None and self._model.id_to_token(got) is not None:
-                # The library numbers new tokens after the vocabulary's size; in a vocabulary with
-                # gaps that number may belong to a word.
-                taken.add(content)
-            elif got is not None and wanted is not None and got != wanted:
+            got, wanted = tokenizer.token_to_id(content), self._backend.token_to_id(content)
+            if got is not None and wanted is not None and got != wanted:
                 true_ids[got] = wanted
-        if taken:
-            kept = {c: t for c, t in self._controls.text_tokens.items() if c not in taken}
-            without = replace(self._controls, text_tokens=kept)
-            return FastText(self._backend, without)._make(stages, split=split)
         return tokenizer, true_ids
 
     @cached_property

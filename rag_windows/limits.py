@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedConfig
 
+from rag_windows.attention.rope import table_limit
 from rag_windows.errors import LimitError
 from rag_windows.passage import Passage
 from rag_windows.prompt import PromptParts
@@ -13,10 +14,13 @@ from rag_windows.rescaling import Method
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
-    """Positions that the model was made for, or None where its config names no limit."""
+    """Positions that windows may use: those the model was made for while its keys stay the same.
+
+    None where the config names no limit.
+    """
     text = config.get_text_config(decoder=True)
-    limit = getattr(text, "max_position_embeddings", None)
-    return int(limit) if limit else None
+    limits = (getattr(text, "max_position_embeddings", None), table_limit(text))
+    return min((int(limit) for limit in limits if limit), default=None)
 
 
 def check_limits(

@@ -228,8 +228,7 @@ class WindowedLM(TokenLM):
         ids = [text.prompt.encode_text(choice, continuation=True) for choice in choices]
         longest = max((len(choice) for choice in ids), default=1)
         request = self._request(query, passages, prefix, method, longest, None, False, None, {})
-        with self._decoder.exclusive():
-            context = encode_request(self._encoder, request)
+        context = encode_request(self._encoder, request)
         sums = score_ids(self._decoder, context, request.parts.query_ids, ids)
         return [
             Score(choice, total, len(tokens))

@@ -92,7 +92,7 @@ class ChatTemplate:
             except _RefusedError:
                 raise refusal from None
 
-    def _cut(self, filling: _Filling) -> tuple[list[Piece], list[Piece]]:
+    def _cut(self, filling: _Filling, attempts: int = 3) -> tuple[list[Piece], list[Piece]]:
         skeleton = self._render(filling.messages(set()))
         written = filling.marks.split(skeleton)
         for index, message in enumerate(filling.owners):
@@ -112,10 +112,10 @@ class ChatTemplate:
         texts = list(filling.texts)
         full = self._render(filling.messages(set(range(len(texts)))))
         if full != filling.fill(written, texts):
+            if attempts > 1 and self._render(filling.messages(set())) != skeleton:
+                return self._cut(filling, attempts - 1)  # it shows the time, and that moved on
             texts = [self._as_written(filling, skeleton, index) for index in range(len(texts))]
             if full != filling.fill(written, texts):
-                if self._render(filling.messages(set())) != skeleton:
-                    return self._cut(filling)  # the template shows the time, and it moved on
                 raise _altered("the messages", "")
         pieces = [
             Piece(texts[filling.index[part]])

@@ -60,8 +60,7 @@ class TokenLM:
             windows: one list of ids a window; no windows make an ordinary prompt.
             method: instead of the default one.
         """
-        with self._decoder.exclusive():
-            return encode_context(self._encoder, prefix_ids, windows, self._method(method))
+        return encode_context(self._encoder, prefix_ids, windows, self._method(method))
 
     def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:
         """Logits of each query token.

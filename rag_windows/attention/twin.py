@@ -32,6 +32,9 @@ def make_twin(model: PreTrainedModel) -> PreTrainedModel:
         twin = twins[id(module)]
         for name, value in module.__dict__.items():
             twin.__dict__[name] = _rebind(value, twins, configs)
+        if _rewrites_its_tables(module):
+            # Both views remember how far their tables have grown, so each needs its own.
+            twin.__dict__["_buffers"] = dict(module._buffers)
         children = module._modules.items()
         twin.__dict__["_modules"] = {
             name: None if child is None else twins[id(child)] for name, child in children
@@ -49,6 +52,13 @@ def make_twin(model: PreTrainedModel) -> PreTrainedModel:
 
 def _shell(module: torch.nn.Module) -> torch.nn.Module:
     return type(module).__new__(type(module))
+
+
+def _rewrites_its_tables(module: torch.nn.Module) -> bool:
+    """Whether a rotary embedding replaces its buffers as prompts grow."""
+    kinds = getattr(module, "rope_type", None)
+    kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+    return bool(kinds & {"dynamic", "longrope"})
 
 
 def _rebind(value: Any, twins: dict[int, torch.nn.Module], configs: dict[int, Any]) -> Any:

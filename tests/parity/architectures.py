@@ -12,6 +12,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from .weights import calm, strong_sinks
+
 VOCAB = 200
 HIDDEN = 64
 HEADS = 4
@@ -67,12 +69,6 @@ class Entry:
     adjust: Callable[[PreTrainedModel], None] | None = field(default=None, compare=False)
 
 
-def _sinks(model: PreTrainedModel) -> None:
-    for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):
-            parameter.data.normal_(1.0, 1.0)
-
-
 ENTRIES: tuple[Entry, ...] = (
     Entry("llama", "llama", GQA),
     Entry("llama-mha", "llama", COMMON),
@@ -125,6 +121,25 @@ ENTRIES: tuple[Entry, ...] = (
         MIXED_REACH,
         mask_by_type=True,
     ),
+    Entry(
+        "gemma4_text",
+        "gemma4_text",
+        {
+            **GQA,
+            **SLIDING,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+        (WINDOW, None, None),
+        mask_by_type=True,
+        adjust=calm,
+    ),
     Entry("phi", "phi", GQA),
     Entry("phi3", "phi3", {**GQA, "sliding_window": None}),
     Entry("phi3-sliding", "phi3", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
@@ -174,7 +189,7 @@ ENTRIES: tuple[Entry, ...] = (
         },
         MIXED_REACH,
         mask_by_type=True,
-        adjust=_sinks,
+        adjust=strong_sinks,
     ),
     Entry(
         "mixtral",

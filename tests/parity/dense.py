@@ -1,8 +1,8 @@
-"""The dense reference: one packed forward of every token, attention spelled out in float64.
+"""The dense reference: one packed float64 forward of every token, attention spelled out.
 
 Nothing here comes from the engine. All tokens of [prefix | window 1 | ... | window n | query] run
-through one ordinary forward of a copy of the model, whose attention function is replaced (by
-registration, under a name of these tests) with a softmax over explicit log weights:
+through one ordinary forward of a float64 copy of the model, whose attention function is replaced
+(by registration, under a name of these tests) with a softmax over explicit log weights:
 
 - a token of the prefix sees the prefix up to itself; a token of a window sees the prefix and its
   own window up to itself; a token of the query sees everything up to itself;
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -155,7 +155,7 @@ def _attention(
     logits = query.double() @ keys.mT * factor
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    seen = call.packed.visible(call.sliding[module.layer_idx])
+    seen = call.packed.visible(call.sliding[cast(int, module.layer_idx)])
     output = weights(logits, s_aux, seen, call) @ values
     return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
@@ -166,11 +166,14 @@ _twins = weakref.WeakKeyDictionary()
 
 
 def twin(model: PreTrainedModel, implementation: str = NAME) -> PreTrainedModel:
-    """A copy of `model` with its own weights and another attention; `model` is left alone."""
+    """A float64 copy of `model` with another attention; `model` is left alone."""
     twins = _twins.setdefault(model, {})
     if implementation not in twins:
-        twins[implementation] = copy.deepcopy(model)
-        twins[implementation].set_attn_implementation(implementation)
+        double = copy.deepcopy(model).double()
+        double.set_attn_implementation(implementation)
+        # The fused experts know no float64.
+        double.set_experts_implementation("eager")
+        twins[implementation] = double
     return twins[implementation]
 
 
@@ -216,7 +219,7 @@ def masked_logits(
 ) -> Tensor:
     """The same for T = S = 1 by the model's own eager attention and 4D additive masks."""
     packed = pack(prefix, windows, query)
-    additive = functools.partial(_additive, packed, model.dtype)
+    additive = functools.partial(_additive, packed, torch.float64)
     if mask_by_type:
         reach = next((r for r in sliding if r is not None), None)
         mask: Any = {"full_attention": additive(None), "sliding_attention": additive(reach)}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
+
+from rag_windows.errors import LimitError
 
 from . import engine, tolerances, zoo
 from .architectures import GQA, Entry
@@ -45,7 +49,9 @@ LONG = torch.tensor([zoo.ids(60, 2)])
 def test_plain_model_after_a_long_prompt_of_ours(kind: str) -> None:
     model = zoo.build(GROWING[kind])
     before = model(SHORT).logits
-    engine.rows(engine.wrap(model), case(5, (40, 3), 9), Rule())
+    # To refuse what makes the tables grow is an answer too.
+    with contextlib.suppress(LimitError):
+        engine.rows(engine.wrap(model), case(5, (40, 3), 9), Rule())
     assert torch.equal(model(SHORT).logits, before)
     assert torch.equal(model(LONG).logits, zoo.build(GROWING[kind])(LONG).logits)
 

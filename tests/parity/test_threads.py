@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_threads_equal_serial(name: str) -> None:
         torch.set_num_threads(1)
         return [dense.plain_logits(model, tokens, 40) for _ in range(10 * ROUNDS)]
 
-    jobs: list[Callable[[], Any]] = [lambda n=number: repeat(n) for number in range(THREADS)]
+    jobs: list[Callable[[], Any]] = [partial(repeat, number) for number in range(THREADS)]
     *threaded, beside = run_all([*jobs, plain_rows])
     for (rows, generated), rounds in zip(serial, threaded, strict=True):
         for got_rows, got_generated in rounds:
@@ -108,7 +109,7 @@ def test_one_context_read_by_many_threads() -> None:
         return lm.logits(context, query), lm.generate_ids(context, query, max_new_tokens=4)
 
     serial = [read(query) for query in queries]
-    threaded = run_all([lambda q=query: read(q) for query in queries])
+    threaded = run_all([partial(read, query) for query in queries])
     for (rows, generated), (got_rows, got_generated) in zip(serial, threaded, strict=True):
         assert tolerances.gap(got_rows, rows) == 0.0
         assert got_generated == generated

@@ -37,6 +37,20 @@ def draw(model: PreTrainedModel, seed: int) -> None:
                 # Norm weights stay near what they were (1, or 0 where the model adds 1).
                 noise = parameter.detach().float() + 0.2 * noise
             else:
-                gain = 1.5 if path.rsplit(".", 1)[-1] in MAKES_LOGITS else 1.0
+                gain = 1.2 if path.rsplit(".", 1)[-1] in MAKES_LOGITS else 1.0
                 noise *= gain * fan_in(module, parameter) ** -0.5
             parameter.data.copy_(noise)
+
+
+def strong_sinks(model: PreTrainedModel) -> None:
+    """Let attention sinks take a share that a wrong merge would show."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            parameter.data.normal_(1.0, 1.0)
+
+
+def calm(model: PreTrainedModel) -> None:
+    """Gemma 4 does not scale its logits; without this a single key takes all the attention."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.data.mul_(0.25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rag_windows.control_tokens import any_of
 from rag_windows.errors import PromptError
 from rag_windows.prompt import Prompt
 from tests.fixtures_tokenizers import build
+from tests.small_tokenizers.in_python import Words
 
 
 def test_runs_of_spaces_in_the_added_tokens_are_ordinary_text() -> None:
@@ -104,6 +106,46 @@ def test_words_that_somebody_added_are_control_tokens_until_allowed() -> None:
     allowed = Prompt(tokenizer, text_tokens=["harbourside"]).encode_text(text)
     assert allowed == tokenizer(text)["input_ids"]
     assert allowed.count(id_) == 1
+
+
+def test_python_tokenizers_keep_added_spaces_beside_hostile_text() -> None:
+    tokenizer = build("python-bytes").tokenizer
+    ids = Boundary(tokenizer).encode("the    sea <think>")
+    assert tokenizer.convert_tokens_to_ids("    ") in ids
+    assert tokenizer.convert_tokens_to_ids("<think>") not in ids
+    assert tokenizer.decode(ids) == "the    sea <think>"
+
+
+class WideWords(Words):
+    """Folds wide characters before it looks words up, unseen from outside."""
+
+    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
+        return super()._tokenize(unicodedata.normalize("NFKC", text))
+
+
+def test_a_spelling_that_only_the_tokenizer_knows_is_taken_apart_by_characters() -> None:
+    tokenizer = WideWords(unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer.add_tokens(["<sep>"])
+    control = tokenizer.convert_tokens_to_ids("<sep>")
+    assert control in tokenizer("the ＜sep＞ sea")["input_ids"]
+    ids = Boundary(tokenizer).encode("the ＜sep＞ sea")
+    assert control not in ids
+    assert "< s e p >" in tokenizer.decode(ids)
+
+
+def test_an_unknown_token_that_no_character_gives_is_a_control_token() -> None:
+    boundary = Boundary(build("qwen3").tokenizer)  # unknown, padding and end of document in one
+    assert "<|endoftext|>" in boundary.controls.by_content
+
+
+def test_an_unknown_token_that_ends_texts_may_not_stand_for_unknown_words() -> None:
+    backend = Tokenizer(models.WordLevel({"the": 0, "</s>": 1}, unk_token="</s>"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="</s>", eos_token="</s>"
+    )
+    with pytest.raises(PromptError, match="control token '</s>'"):
+        Boundary(tokenizer).encode("sea")
+    assert Boundary(tokenizer).encode("the") == [0]
 
 
 def test_half_a_surrogate_pair_is_refused_with_its_place() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM
@@ -111,7 +113,7 @@ def test_sequential_passages_have_mass_of_their_own() -> None:
     for window in WINDOWS:
         borders.append(borders[-1] + len(window))
     borders.append(len(ids))
-    prefix, *groups, query = [row[a:b].sum() for a, b in zip(borders, borders[1:], strict=False)]
+    prefix, *groups, query = [row[a:b].sum() for a, b in pairwise(borders)]
     assert torch.allclose(shares, torch.stack([*groups, prefix, query]), atol=1e-5)
 
 

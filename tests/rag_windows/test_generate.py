@@ -6,6 +6,7 @@ give exactly what the plain model's own ``generate`` gives for the same tokens i
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -14,8 +15,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    MaxLengthCriteria,
-    StoppingCriteriaList,
 )
 
 from rag_windows import PCW, Passage, WindowedLM
@@ -173,11 +172,24 @@ def test_assisted_decoding_gives_the_greedy_answer() -> None:
         ({"cache_implementation": "static"}, "outside of any cache"),
         ({"output_attentions": True}, "read Generation.citations"),
         ({"guidance_scale": 2.0}, "unconditional pass"),
+        ({"negative_prompt_ids": torch.tensor([[1, 2]])}, "unconditional pass"),
+        ({"assistant_early_exit": 1}, "would not read the windows"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
         small.lm().generate("What?", PASSAGES, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("guidance_scale", 2.0), ("cache_implementation", "static")]
+)
+def test_the_models_own_configuration_is_checked_too(name: str, value: Any) -> None:
+    model = copy.deepcopy(small.model())
+    lm = WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
+    setattr(model.generation_config, name, value)
+    with pytest.raises(GenerationError, match=f"{name}={value!r} can't be used with windows"):
+        lm.generate("What?", PASSAGES)
 
 
 def test_bad_arguments_say_what_to_do() -> None:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from rag_windows.boundary import Piece
+from rag_windows.conversation import Conversation
 from rag_windows.errors import PromptError
 from rag_windows.passage import Passage
 from rag_windows.prompt import Prompt
+from rag_windows.template import ChatTemplate
 from tests.fixtures_tokenizers import NAMES, build
 
 CHAT = [name for name in NAMES if build(name).tokenizer.chat_template]
@@ -172,6 +175,7 @@ def test_a_system_message_that_the_template_drops_is_folded() -> None:
     [
         ("{% for m in messages %}{{ m.content[:3] }}{% endfor %}", "leaves out|changes"),
         ("{% for m in messages %}{{ m.content | replace('?', '') }}{% endfor %}", "changes"),
+        ("{% for m in messages %}{{ m.content.split('is')[-1] }}{% endfor %}", "changes"),
         (
             "{% for m in messages %}{% if 'What' in m.content %}<|im_start|>{% endif %}"
             "{{ m.content }}{% endfor %}",
@@ -216,29 +220,28 @@ def test_private_use_characters_in_text_are_only_text() -> None:
     assert tokenizer.decode(parts.windows[0].ids) == f"{odd}\n\n"
 
 
+def test_a_placeholder_is_never_one_that_a_text_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    nonces = iter(["\ue000" * 16, "\ue001" * 16])
+    monkeypatch.setattr("rag_windows.template._nonce", lambda: next(nonces))
+    tokenizer = build("tiktoken").tokenizer
+    parts = Prompt(tokenizer).build("\ue000" * 20, [])
+    assert "\ue000" * 20 in tokenizer.decode(parts.query_ids)
+
+
+def test_a_template_that_shows_the_time_may_see_it_move_on() -> None:
+    class Clock:
+        """Shows 11:59 once, then 12:00."""
+
+        times = iter(["11:59"])
+
+        def apply_chat_template(self, messages: list[dict[str, str]], **kwargs: Any) -> str:
+            return f"{next(self.times, '12:00')} {messages[0]['content']}"
+
+    conversation = Conversation.of("Who?")
+    _, pieces = ChatTemplate(Clock(), {}).cut(conversation, slot=False)
+    assert pieces == [Piece("12:00 ", trusted=True), Piece("Who?")]
+
+
 def test_variables_that_the_prompt_sets_are_refused() -> None:
     with pytest.raises(PromptError, match="add_generation_prompt"):
         Prompt(build("llama3").tokenizer, template_kwargs={"add_generation_prompt": False})
-
-
-@pytest.mark.parametrize(
-    ("query", "match"),
-    [
-        ([], "non-empty list"),
-        (7, "must be a question"),
-        ([{"role": "user"}], "'role' and 'content'"),
-        (["hello"], "'role' and 'content'"),
-        ([{"role": "tool", "content": "x"}], "role 'tool'"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "must be a string"),
-        ([{"role": "user", "content": "x", "name": "y"}], "keys \\['name'\\]"),
-        ([{"role": "assistant", "content": "x"}], "last message"),
-        ([{"role": "system", "content": "x"}], "last message"),
-        (
-            [{"role": role, "content": "x"} for role in ("user", "system", "user")],
-            "Only the first message",
-        ),
-    ],
-)
-def test_conversations_that_make_no_sense_are_refused(query: Any, match: str) -> None:
-    with pytest.raises(PromptError, match=match):
-        Prompt(build("llama3").tokenizer).build(query, [])

@@ -51,6 +51,16 @@ def test_parts_cover_any_text_and_fit(seed: int) -> None:
         assert part.end > part.start
 
 
+def test_a_boundary_that_would_make_the_part_too_long_is_not_taken() -> None:
+    def encode(part: str) -> list[int]:
+        return [0] * (len(part) + (6 if part.endswith(" ") else 0))
+
+    text = "word " * 20
+    parts = split(text, encode, 10, len(encode(text)))
+    assert "".join(text[p.start : p.end] for p in parts) == text
+    assert max(len(p.ids) for p in parts) <= 10
+
+
 def test_work_grows_with_the_text_and_not_with_its_square() -> None:
     work = {}
     for size in (50_000, 400_000):
@@ -72,6 +82,9 @@ def test_too_little_room_is_said_with_the_size() -> None:
     with pytest.raises(TooLittleRoomError) as caught:
         split("text", lambda part: [0] * (10 + len(part)), 10, 14)
     assert caught.value.size == 10
+    with pytest.raises(TooLittleRoomError) as caught:
+        split("text" * 99, lambda part: [0] * (60 + len(part)), 64, 456)
+    assert caught.value.size == 60
     with pytest.raises(TooLittleRoomError) as caught:
         split("東", lambda part: [0] * (1 + 4 * len(part)), 4, 5)
     assert caught.value.size == 5

@@ -1,0 +1,51 @@
+"""Rotary tables that a model rewrites when a prompt grows past what it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from transformers import PreTrainedConfig
+
+from rag_windows.errors import LimitError
+
+
+def table_limit(config: PreTrainedConfig) -> int | None:
+    """Positions up to which the model's rotary tables stay as they are, or None for always.
+
+    Past it, dynamic NTK and LongRoPE give the same token at the same position another key, so that
+    windows encoded before no longer fit, and a forward pass changes the tables of every other one.
+    Windows rarely come near: only the longest of them counts.
+
+    Args:
+        config: of the text decoder.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    tables = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
+    limits = [_limit(config, table) for table in tables]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit(config: PreTrainedConfig, table: Mapping[str, object]) -> int | None:
+    kind = table.get("rope_type")
+    if kind == "dynamic":
+        return int(config.max_position_embeddings)
+    if kind == "longrope":
+        original = table.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        return int(str(original or config.max_position_embeddings))
+    return None
+
+
+def check_tables(limit: int | None, positions: int) -> None:
+    """Refuse positions past the limit.
+
+    Raises:
+        LimitError: ``positions`` are more than ``limit``.
+    """
+    if limit is not None and positions > limit:
+        raise LimitError(
+            f"This request reaches {positions} positions, and from {limit} on the model's rotary "
+            "tables change, so that encoded windows no longer fit. Set a smaller "
+            "max_window_tokens, shorten the prefix or the query, or ask for fewer new tokens."
+        )
