@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class WindowedLM(TokenLM):
         max_window_tokens: int | None = None,
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
+        text_tokens: Collection[str] = (),
         max_batch_tokens: int = MAX_BATCH_TOKENS,
     ) -> None:
         super().__init__(model, method=method, max_batch_tokens=max_batch_tokens)
@@ -68,7 +69,12 @@ class WindowedLM(TokenLM):
         self.max_window_tokens = max_window_tokens or (self._limit // 2 if self._limit else None)
         self._text_parts: _Text | None = None
         if tokenizer is not None:
-            prompt = Prompt(tokenizer, header=header, template_kwargs=template_kwargs or {})
+            prompt = Prompt(
+                tokenizer,
+                header=header,
+                template_kwargs=template_kwargs or {},
+                text_tokens=text_tokens,
+            )
             self._text_parts = _Text(prompt, Detokenizer(tokenizer))
 
     @classmethod
@@ -81,6 +87,7 @@ class WindowedLM(TokenLM):
         max_window_tokens: int | None = None,
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
+        text_tokens: Collection[str] = (),
         max_batch_tokens: int = MAX_BATCH_TOKENS,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
@@ -96,6 +103,8 @@ class WindowedLM(TokenLM):
                 model's positions.
             header: "title", "none", "number", "number+title", or a function of (passage, number).
             template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
+            text_tokens: special or added tokens that passages may spell after all, such as a
+                padding token "!"; see `Prompt`.
             max_batch_tokens: tokens in one encoding pass, padding included.
             dtype: of the weights, for a model loaded here.
             device_map: where they go: "cuda", "auto", ... (needs accelerate).
@@ -130,6 +139,7 @@ class WindowedLM(TokenLM):
             max_window_tokens=max_window_tokens,
             header=header,
             template_kwargs=template_kwargs,
+            text_tokens=text_tokens,
             max_batch_tokens=max_batch_tokens,
         )
 

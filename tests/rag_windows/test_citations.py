@@ -32,7 +32,7 @@ def reference(model: object, rule: dense.Rule, query: list[int]) -> torch.Tensor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense, "weights", keep)
         reach = [4 if kind == "sliding_attention" else None for kind in _types(model)]
-        dense.logits(model, reach, PREFIX, WINDOWS, query, rule)  # type: ignore[arg-type]
+        dense.logits(model, reach, PREFIX, WINDOWS, query, rule)
     rows = torch.stack(kept)
     segments = [*range(1, len(WINDOWS) + 1), 0, len(WINDOWS) + 1]
     shares = torch.stack([rows[..., packed.segments == s].sum(-1) for s in segments], dim=-1)

@@ -19,10 +19,14 @@ from transformers import (
 
 from rag_windows import PCW, Passage, WindowedLM
 from rag_windows.errors import GenerationError, InputError, ModelError
+from rag_windows.request import PassageLike
 from tests.rag_windows import small
 
 PREFIX, WINDOW, QUERY = [0, 4, 70, 71], list(range(80, 130)), [99, 65, 5]
-PASSAGES = ["The tower is old.", {"text": "The river is wide.", "title": "River"}]
+PASSAGES: list[PassageLike] = [
+    "The tower is old.",
+    {"text": "The river is wide.", "title": "River"},
+]
 
 
 class Favour(LogitsProcessor):
@@ -228,6 +232,18 @@ def test_the_tail_never_holds_the_windows(beams: int) -> None:
     tail = len(parts.prefix_ids) + len(parts.query_ids) + len(out.token_ids) - 1
     assert out.raw.past_key_values.get_seq_length() == tail
     assert out.usage.prompt_tokens > tail
+
+
+def test_added_words_may_be_allowed_in_text() -> None:
+    tokenizer = copy.deepcopy(small.tokenizer())
+    tokenizer.add_tokens(["Xyloph"])
+    model = copy.deepcopy(small.model())
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    word = tokenizer.convert_tokens_to_ids("Xyloph")
+    for text_tokens, there in (((), False), (["Xyloph"], True)):
+        lm = WindowedLM.from_pretrained(model, tokenizer=tokenizer, text_tokens=text_tokens)
+        parts = lm._text().prompt.build("What?", [Passage("A Xyloph plays.")])
+        assert (word in parts.windows[0].ids) is there
 
 
 def test_sequential_is_one_ordinary_prompt() -> None:

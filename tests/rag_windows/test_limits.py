@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rag_windows import Passage, WindowedLM
@@ -74,7 +76,7 @@ def test_what_just_fits_is_answered() -> None:
     parts = small.lm()._text().prompt.build("What?", [Passage("x")])
     room = small.POSITIONS - len(parts.prefix_ids) - len(parts.windows[0].ids)
     tokens = room - len(parts.query_ids)
-    options = {"max_new_tokens": tokens, "max_time": 0.01}
+    options: dict[str, Any] = {"max_new_tokens": tokens, "max_time": 0.01}
     assert small.lm().generate("What?", ["x"], **options).text is not None
     with pytest.raises(LimitError):
         small.lm().generate("What?", ["x"], max_new_tokens=tokens + 1)

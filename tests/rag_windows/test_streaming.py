@@ -9,9 +9,13 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from rag_windows.errors import GenerationError, LimitError
+from rag_windows.request import PassageLike
 from tests.rag_windows import small
 
-PASSAGES = ["The tower is old.", {"text": "The river is wide.", "title": "River"}]
+PASSAGES: list[PassageLike] = [
+    "The tower is old.",
+    {"text": "The river is wide.", "title": "River"},
+]
 
 
 @pytest.mark.parametrize(
