@@ -26,9 +26,9 @@ test: $(VENV)/.dev ## all tests: no network, no GPU, at most 10 minutes on 2 cor
 	$(OFFLINE) $(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.dev ## ruff check, ruff format --check, mypy
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@status=0; for check in 'ruff check .' 'ruff format --check .' mypy; do \
+		echo "$$check"; $(BIN)/$$check || status=1; \
+	done; exit $$status
 
 format: $(VENV)/.dev ## rewrite the sources in the common format
 	$(BIN)/ruff check --fix .

@@ -35,8 +35,8 @@ class PackedWindows:
     Attributes:
         keys: per layer, (kv heads, N, head dim) on that layer's device; N is the total length.
         values: per layer, (kv heads, N, value dim).
-        positions: (N,) int64, on the CPU.
-        groups: (N,) int64 on the CPU; the citation group (a passage) that each token counts for.
+        positions: (N,) int64, on the first layer's device.
+        groups: (N,) int64, there too; the citation group (a passage) that each token counts for.
         n_groups: number of citation groups.
         first_position: the smallest position of any token.
     """
@@ -60,11 +60,14 @@ def pack(
         n_groups: number of groups; a group without tokens gets no mass.
     """
     layers = range(len(windows[0].keys))
+    device = windows[0].keys[0].device
+    positions = [torch.arange(w.start, w.start + len(w.ids)) for w in windows]
+    flat = [group for window in groups for group in window]
     return PackedWindows(
         keys=tuple(torch.cat([w.keys[i] for w in windows], dim=1) for i in layers),
         values=tuple(torch.cat([w.values[i] for w in windows], dim=1) for i in layers),
-        positions=torch.cat([torch.arange(w.start, w.start + len(w.ids)) for w in windows]),
-        groups=torch.tensor([group for window in groups for group in window], dtype=torch.int64),
+        positions=torch.cat(positions).to(device),
+        groups=torch.tensor(flat, dtype=torch.int64, device=device),
         n_groups=n_groups,
         first_position=min(w.start for w in windows),
     )

@@ -42,31 +42,32 @@ def record_shares(
         for row in range(rows)
         if layout.position(length - rows + row) >= recorder.first_position
     )
-    device, dtype = tail_lse.device, tail_lse.dtype
-    groups = windows.groups.to(device)
+    groups = windows.groups.to(tail_lse.device)
     kv_heads = context.key.shape[1]
+    # What a sink takes is missing from the weights' sum; shares are of the text alone.
+    text = (weights[0] + weights[1]).clamp_min(torch.finfo(tail_lse.dtype).tiny)
     for row in range(first, rows):
         query = tail.query[:, :, row]
-        row_lse = context_lse[:, :, row].unsqueeze(-1)
         scores = _scores(query, context.key.expand(batch, -1, -1, -1), context)
         if context.mask is not None:
             mask = context.mask.view(batch * (heads // kv_heads), rows, -1)[0, row]
             scores = scores.masked_fill(~mask, -torch.inf)
-        inside = torch.exp(scores - row_lse.masked_fill(row_lse == -torch.inf, 0.0))
-        shares = torch.zeros(batch, heads, windows.n_groups + 2, dtype=dtype, device=device)
-        shares.index_add_(-1, groups, inside * weights[1][:, :, row].unsqueeze(-1))
-        tail_weight = weights[0][:, :, row]
+        lse = context_lse[:, :, row].unsqueeze(-1)
+        inside = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0))
+        context_share = (weights[1] / text)[:, :, row]
+        tail_share = (weights[0] / text)[:, :, row]
+        tokens = (inside * context_share.unsqueeze(-1)).mean(dim=1)
+        share = tokens.new_zeros(batch, windows.n_groups + 2)
+        share.index_add_(1, groups, tokens)
         if layout.prefix_length:
-            key = tail.key[:, :, : layout.prefix_length]
-            scores = _scores(query, key, tail)
+            scores = _scores(query, tail.key[:, :, : layout.prefix_length], tail)
             if tail.mask is not None:
                 visible = tail.mask[row, : layout.prefix_length]
                 scores = scores.masked_fill(~visible, -torch.inf)
             prefix = torch.exp(scores - tail_lse[:, :, row].unsqueeze(-1)).sum(dim=-1)
-            shares[:, :, -2] = tail_weight * prefix
-        shares[:, :, -1] = (tail_weight - shares[:, :, -2]).clamp_min(0.0)
-        shares = shares / shares.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
-        recorder.put(layer, layout.position(length - rows + row), shares.mean(dim=1))
+            share[:, -2] = (tail_share * prefix).mean(dim=1)
+        share[:, -1] = (tail_share.mean(dim=1) - share[:, -2]).clamp_min(0.0)
+        recorder.put(layer, layout.position(length - rows + row), share)
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, request: Request) -> torch.Tensor:

@@ -1,0 +1,203 @@
+"""What holds for every source file, and for the versions that the repository names."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import rag_windows
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("rag_windows", "retrievers/rag_windows_retrievers", "training")
+OURS = {"rag_windows", "rag_windows_retrievers", "training", "tests", "docs"}
+LONGEST_FILE = 300
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{line}"
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@functools.cache
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    """The project's dependencies with those of the extras; extras of extras are followed."""
+    found = [Requirement(line) for line in project()["dependencies"]]
+    for extra in extras:
+        for line in project()["optional-dependencies"][extra]:
+            requirement = Requirement(line)
+            if requirement.name == project()["name"]:
+                found += requirements(*requirement.extras)
+            else:
+                found.append(requirement)
+    return found
+
+
+def constraints() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def test_files_stay_short() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in sources(*PACKAGES, "tests", "examples", "docs")
+    }
+    assert {name: n for name, n in lengths.items() if n > LONGEST_FILE} == {}
+
+
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+UNSAFE_CALLS = {"torch.load", "np.load", "numpy.load", "eval", "exec", "os.system"}
+
+
+def unsafe(path: Path) -> Iterator[str]:
+    """Ways to run code out of data, and validation that `python -O` removes."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            names = {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {(node.module or "").partition(".")[0]}
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in UNSAFE_CALLS:
+                yield f"{where(path, node.lineno)} calls {called}"
+            for keyword in node.keywords:
+                trusting = isinstance(keyword.value, ast.Constant) and bool(keyword.value.value)
+                if keyword.arg in ("trust_remote_code", "allow_pickle") and trusting:
+                    yield f"{where(path, node.lineno)} sets {keyword.arg}"
+            continue
+        elif isinstance(node, ast.Assert):
+            yield f"{where(path, node.lineno)} validates with assert"
+            continue
+        else:
+            continue
+        for name in names & UNSAFE_MODULES:
+            yield f"{where(path, node.lineno)} imports {name}"
+
+
+def test_nothing_unsafe_is_used() -> None:
+    assert [hit for path in sources(*PACKAGES) for hit in unsafe(path)] == []
+
+
+def test_unsafe_code_would_be_found(tmp_path: Path) -> None:
+    path = tmp_path / "unsafe.py"
+    path.write_text("import pickle\nfrom dill import loads\ntorch.load(x)\nassert 1\n")
+    assert len(list(unsafe(path))) == 4
+    path.with_name("trusting.py").write_text("f(trust_remote_code=True)\nf(allow_pickle=False)\n")
+    assert len(list(unsafe(path.with_name("trusting.py")))) == 1
+
+
+def test_suppressions_name_their_rule_and_reason() -> None:
+    bare = []
+    for path in sources(*PACKAGES, "tests", "examples", "docs"):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            code, mark, comment = line.partition("  # ")
+            if not mark or code.lstrip().startswith("#"):
+                continue
+            found = re.match(
+                r"(?:type: ignore(?P<kind>\[[\w\-, ]+\])?|noqa(?P<rule>: \w+)?)", comment
+            )
+            if found and not (
+                (found["kind"] or found["rule"]) and len(comment[found.end() :].strip(" #-")) > 5
+            ):
+                bare.append(where(path, number))
+    assert bare == []
+
+
+# What each part of the code may import beyond the standard library: its extras in pyproject.toml.
+EXTRAS_OF = {
+    "rag_windows": (),
+    "rag_windows/cli": ("cli",),
+    "retrievers/rag_windows_retrievers": ("retrievers",),
+    "training": ("train",),
+    "docs": ("figures",),
+    "examples": ("cli",),
+    "tests": ("test",),
+}
+
+
+def part_of(path: Path) -> str:
+    name = path.relative_to(ROOT).as_posix()
+    return max((part for part in EXTRAS_OF if name.startswith(part + "/")), key=len)
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.lineno, node.module.partition(".")[0]
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    distributions = packages_distributions()
+    undeclared = []
+    for path in sources(*EXTRAS_OF):
+        declared = {canonicalize_name(r.name) for r in requirements(*EXTRAS_OF[part_of(path)])}
+        for line, module in imported(path):
+            if module in sys.stdlib_module_names or module in OURS:
+                continue
+            owners = {canonicalize_name(name) for name in distributions.get(module, [module])}
+            if not owners & declared:
+                undeclared.append(f"{where(path, line)} imports {module}")
+    assert undeclared == []
+
+
+def test_pins_lie_inside_the_declared_ranges() -> None:
+    pins = constraints()
+    for requirement in requirements("dev", "cuda"):
+        assert canonicalize_name(requirement.name) in pins, f"{requirement} has no pin"
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)])
+
+
+def test_the_version_is_stated_once() -> None:
+    assert project()["version"] == rag_windows.__version__
+
+
+def test_makefile_installs_the_pinned_torch() -> None:
+    assert f"TORCH := torch=={constraints()['torch']}\n" in (ROOT / "Makefile").read_text()
+
+
+def test_every_dependency_is_described() -> None:
+    described = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    names = {requirement.name for requirement in requirements("dev", "cuda")}
+    assert {name for name in names if f"\n| {name} |" not in described} == set()
+
+
+def test_the_engine_needs_no_extra() -> None:
+    extras = {"bm25s", "matplotlib", "rag_windows.cli", "rag_windows_retrievers"}
+    code = f"import sys, rag_windows.model; print(sorted(set(sys.modules) & {extras!r}))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["rag_windows.x", "rag_windows_retrievers.x", "training.x"])
+def test_a_warning_in_our_packages_is_an_error(module: str) -> None:
+    with pytest.raises(UserWarning, match="spoken"):
+        exec("import warnings; warnings.warn('spoken')", {"__name__": module})  # noqa: S102 - the module name decides, and only a namespace can set it
