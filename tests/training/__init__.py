@@ -1,0 +1,1 @@
+"""Tests of the trainer of the embedded reader."""

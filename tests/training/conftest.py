@@ -1,0 +1,9 @@
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from training.vocabulary import train_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer()

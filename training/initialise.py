@@ -1,0 +1,181 @@
+"""The reader before training: a small Llama whose first layer looks at fixed distances.
+
+The four heads of layer 0 attend to the tokens 1, 2, 3-4 and 5-8 back. Their query and key weights
+are zero, their biases make the pattern, all four stay frozen; from there a model binds values to
+names within minutes, without it such a model stays blind to names for hours. Layer 1 starts with
+equal query and key weights. Words that differ only by the space before them start from nearly the
+same embedding. All of this stands in the model card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from training.vocabulary import space_twins
+
+HEADS, HEAD_SIZE = 4, 64
+ROPE_THETA = 1e6
+MATCHING_LAYERS = (1,)
+EMBEDDING_STD, TWIN_STD = 0.05, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What a positional head looks at: the tokens `first` to `last` back.
+
+    The first three rotary pairs have the amplitude `near` (it decides how sharp the pattern is),
+    those up to `pairs` the amplitude `far` (it keeps distant tokens out).
+    """
+
+    first: int
+    last: int
+    near: float
+    far: float
+    pairs: int
+
+
+PATTERNS = (
+    Pattern(1, 1, 6.0, 6.0, 8),
+    Pattern(2, 2, 6.0, 6.0, 8),
+    Pattern(3, 4, 6.0, 6.0, 10),
+    Pattern(5, 8, 1.5, 5.0, 10),
+)
+
+
+def reader_config(
+    vocabulary: int, *, width: int = 128, layers: int = 4, inner: int = 384
+) -> LlamaConfig:
+    """The architecture: Llama with biases on query, key, value and output, tied embeddings."""
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=HEAD_SIZE,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        attention_dropout=0.0,
+    )
+
+
+def positional_bias(pattern: Pattern) -> tuple[torch.Tensor, torch.Tensor]:
+    """(query bias, key bias), each (HEAD_SIZE,): rotated, their product peaks at the pattern."""
+    half, pairs = HEAD_SIZE // 2, pattern.pairs
+    speeds = ROPE_THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+    turn = (pattern.first + pattern.last) / 2 * speeds[:pairs]
+    amplitude = torch.full((pairs,), pattern.far, dtype=torch.float64)
+    amplitude[:3] = pattern.near
+    query, key = torch.zeros(HEAD_SIZE), torch.zeros(HEAD_SIZE)
+    key[:pairs] = amplitude.float()
+    query[:pairs] = (amplitude * turn.cos()).float()
+    query[half : half + pairs] = (-amplitude * turn.sin()).float()
+    return query, key
+
+
+def frozen_parameters(model: LlamaForCausalLM) -> list[nn.Parameter]:
+    """The four tensors of layer 0 that make its pattern and are never trained."""
+    attention = model.model.layers[0].self_attn
+    return [
+        attention.q_proj.weight,
+        attention.q_proj.bias,
+        attention.k_proj.weight,
+        attention.k_proj.bias,
+    ]
+
+
+def freeze(model: LlamaForCausalLM) -> None:
+    """Takes the positional heads' queries and keys out of training."""
+    for parameter in frozen_parameters(model):
+        parameter.requires_grad_(False)
+
+
+@torch.no_grad()
+def set_positional_heads(model: LlamaForCausalLM) -> None:
+    """Makes layer 0 purely positional and its value and output matrices orthogonal per head."""
+    attention = model.model.layers[0].self_attn
+    biases = [positional_bias(pattern) for pattern in PATTERNS]
+    attention.q_proj.weight.zero_()
+    attention.k_proj.weight.zero_()
+    attention.q_proj.bias.copy_(torch.cat([query for query, _ in biases]))
+    attention.k_proj.bias.copy_(torch.cat([key for _, key in biases]))
+    # One map for all heads, so that a word looks the same from whatever distance it is seen: what a
+    # question gathers can be compared with what a statement gathered from the first step on.
+    value = nn.init.orthogonal_(torch.empty(HEAD_SIZE, model.config.hidden_size))
+    output = nn.init.orthogonal_(torch.empty(model.config.hidden_size, HEAD_SIZE))
+    attention.v_proj.weight.copy_(value.repeat(HEADS, 1))
+    scaled = [output * (pattern.last - pattern.first + 1) ** 0.5 for pattern in PATTERNS]
+    attention.o_proj.weight.copy_(torch.cat(scaled, dim=1))
+
+
+@torch.no_grad()
+def set_matching_heads(model: LlamaForCausalLM, layer: int) -> None:
+    """Starts a layer with equal query and key weights: a token attends to tokens like itself."""
+    attention = model.model.layers[layer].self_attn
+    for query, key in zip(
+        attention.q_proj.weight.split(HEAD_SIZE),
+        attention.k_proj.weight.split(HEAD_SIZE),
+        strict=True,
+    ):
+        nn.init.orthogonal_(query)
+        key.copy_(query)
+
+
+@torch.no_grad()
+def set_embeddings(model: LlamaForCausalLM, twins: Iterable[tuple[int, int]]) -> None:
+    """Draws the embeddings; a word with a space before it = the bare word + one shared vector."""
+    table = model.model.embed_tokens.weight
+    table.normal_(0, EMBEDDING_STD)
+    space = torch.randn(table.shape[1]) * EMBEDDING_STD
+    for bare, spaced in twins:
+        table[spaced] = table[bare] + space + torch.randn(table.shape[1]) * TWIN_STD
+
+
+def new_reader(
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    *,
+    width: int = 128,
+    layers: int = 4,
+    inner: int = 384,
+) -> LlamaForCausalLM:
+    """An untrained reader, fp32, reproducible from the seed, its positional heads frozen."""
+    torch.manual_seed(seed)
+    config = reader_config(len(tokenizer), width=width, layers=layers, inner=inner)
+    config.bos_token_id = tokenizer.bos_token_id
+    config.eos_token_id = tokenizer.eos_token_id
+    config.pad_token_id = tokenizer.pad_token_id
+    model = LlamaForCausalLM(config)
+    set_positional_heads(model)
+    for layer in MATCHING_LAYERS:
+        set_matching_heads(model, layer)
+    set_embeddings(model, space_twins(tokenizer))
+    model.generation_config.bos_token_id = tokenizer.bos_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    freeze(model)
+    return model
+
+
+@torch.no_grad()
+def positional_attention(model: LlamaForCausalLM, length: int = 64) -> list[float]:
+    """Layer 0's attention of each head to its pattern, from the last of `length` tokens."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    device = model.model.embed_tokens.weight.device
+    ids = torch.arange(length, device=device)[None] % model.config.vocab_size
+    weights = model(ids, output_attentions=True).attentions[0][0]
+    model.set_attn_implementation(before)
+    last = length - 1
+    return [
+        float(weights[h, last, last - p.last : last - p.first + 1].sum())
+        for h, p in enumerate(PATTERNS)
+    ]

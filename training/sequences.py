@@ -1,0 +1,112 @@
+"""Training sequences: ordinary sequential conversations over a few passages, as tensors.
+
+A sequence is the prefix, the passages one after another, and a conversation of several questions
+and answers. It is tokenized part by part, exactly as `rag_windows.prompt` cuts a prompt. Loss falls
+on the answers with the token that ends them, and on the second word of names mentioned before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from training.samples import Sample
+
+ANSWER, REST, NAME = 1, 2, 3
+PASSAGE_GAP, QUERY_GAP = 16, 256
+"""Jitter: greatest gaps in the positions, in tokens, before a passage and before the questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Right-padded sequences.
+
+    `ids`, `positions`: (batch, length) int64. `loss`: (batch, length) int64, `ANSWER` at the first
+    token of an answer, `REST` at its other tokens and its end, `NAME` at the second word of a name
+    that was mentioned before, 0 elsewhere.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    loss: torch.Tensor
+
+
+class Encoder:
+    """Turns samples into token ids, part by part, with loss marks and positions."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        ids = {t: int(tokenizer.convert_tokens_to_ids(t)) for t in tokenizer.all_special_tokens}
+        self.begin, self.end = ids["<|begin|>"], ids["<|end|>"]
+        self.system, self.user = ids["<|system|>"], ids["<|user|>"]
+        self.assistant, self.pad = ids["<|assistant|>"], ids["<|pad|>"]
+
+    def text(self, text: str) -> list[int]:
+        """The ids of plain text; never a control token."""
+        encoding = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        return list(encoding.ids)
+
+    def name_marks(self, ids: Sequence[int], name: str) -> list[int]:
+        """`NAME` wherever the second word of the full name follows the first, else 0."""
+        first, second = name.split(" ")
+        before = {self.text(first)[0], self.text(" " + first)[0]}
+        after = self.text(" " + second)[0]
+        pairs = zip([-1, *ids[:-1]], ids, strict=True)
+        return [NAME if b in before and a == after else 0 for b, a in pairs]
+
+    def parts(self, sample: Sample) -> list[tuple[list[int], list[int]]]:
+        """(ids, loss marks) of the prefix, of each passage and, last, of the conversation."""
+        head = [self.begin]
+        if sample.system is not None:
+            head += [self.system, *self.text(sample.system), self.end]
+        parts = [[*head, self.user]]
+        parts += [self.text(f"{title}\n{text}\n\n") for title, text in sample.passages]
+        marked = [(parts[0], [0] * len(parts[0]))]
+        for ids, (title, _) in zip(parts[1:], sample.passages, strict=True):
+            names = self.name_marks(ids, title)
+            # The title itself comes out of nowhere.
+            names[: len(self.text(title))] = [0] * len(self.text(title))
+            marked.append((ids, names))
+        ids, loss = [], []
+        for n, turn in enumerate(sample.turns):
+            question = [self.user] if n else []
+            question += [*self.text(turn.question), self.end, self.assistant]
+            answer = [*self.text(turn.answer), self.end]
+            ids += question + answer
+            loss += self.name_marks(question, turn.name) if turn.name else [0] * len(question)
+            loss += [ANSWER] + [REST] * (len(answer) - 1)
+        return [*marked, (ids, loss)]
+
+    def batch(self, samples: Sequence[Sample], rng: np.random.Generator, jitter: float) -> Batch:
+        """Encodes samples; with chance `jitter` each gets gaps in its positions between parts."""
+        rows, marks, places = [], [], []
+        for sample in samples:
+            row: list[int] = []
+            mark: list[int] = []
+            place: list[int] = []
+            parts = self.parts(sample)
+            shifted = rng.random() < jitter
+            position = 0
+            for n, (ids, loss) in enumerate(parts):
+                if shifted and n:
+                    last = n == len(parts) - 1
+                    position += int(rng.integers(0, QUERY_GAP if last else PASSAGE_GAP))
+                row += ids
+                mark += loss
+                place += range(position, position + len(ids))
+                position += len(ids)
+            rows.append(row)
+            marks.append(mark)
+            places.append(place)
+        shape = (len(rows), max(map(len, rows)))
+        ids_, loss_ = torch.full(shape, self.pad), torch.zeros(shape, dtype=torch.int64)
+        positions = torch.zeros(shape, dtype=torch.int64)
+        for i, (row, mark, place) in enumerate(zip(rows, marks, places, strict=True)):
+            ids_[i, : len(row)] = torch.tensor(row)
+            loss_[i, : len(mark)] = torch.tensor(mark)
+            positions[i, : len(place)] = torch.tensor(place)
+        return Batch(ids_, positions, loss_)
