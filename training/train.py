@@ -1,8 +1,8 @@
 """Trains the embedded reader: `python -m training.train --out DIR --minutes N --seed S`.
 
-Writes to DIR: `checkpoint.pt` (to resume from: the same command goes on where it stopped), `model/`
-(weights, configuration, tokenizer), `progress.jsonl` and `curve.png`. An interrupt (SIGINT or
-SIGTERM) keeps the result. `--minutes` counts all runs of DIR together; the learning rate falls over
+Writes to DIR: `checkpoint.safetensors` (to resume from: the same command goes on where it stopped),
+`model/` (weights, configuration, tokenizer), `progress.jsonl` and `curve.png`. An interrupt (SIGINT
+or SIGTERM) keeps the result. `--minutes` counts all runs of DIR together; the learning rate falls over
 their last 60%. On a CPU one process a core is fastest, each with OMP_NUM_THREADS=1:
 `torchrun --nproc-per-node 2 -m training.train --out DIR ...`.
 """
@@ -17,7 +17,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from training import attention
+from training.checkpoint import load_checkpoint, save_checkpoint
 from training.curriculum import LEVELS, Curriculum
 from training.curve import draw_curve
 from training.initialise import freeze, new_reader
@@ -179,35 +179,27 @@ class Trainer:
         if self.group.rank:
             return
         out = self.settings.out
-        state = {
-            "model": self.model.state_dict(),
-            "optimizers": [o.state_dict() for o in self.optimizers],
-            "counters": {"step": self.step, "tokens": self.tokens, "elapsed": self.elapsed},
-            "curriculum": json.dumps(self.curriculum.state()),
+        facts = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "elapsed": self.elapsed,
+            "curriculum": self.curriculum.state(),
         }
-        fresh = out / "checkpoint.new"
-        torch.save(state, fresh)
-        fresh.replace(out / "checkpoint.pt")
+        save_checkpoint(out, self.model, self.optimizers, facts)
         self.model.save_pretrained(out / "model")
         save_tokenizer(self.tokenizer, out / "model")
         draw_curve(out / "progress.jsonl", out / "curve.png")
 
     def resume(self) -> bool:
         """Goes on from the checkpoint in `out`, if there is one."""
-        path = self.settings.out / "checkpoint.pt"
-        if not path.exists():
+        settings = self.settings
+        facts = load_checkpoint(settings.out, self.model, self.optimizers, settings.device)
+        if facts is None:
             return False
-        state: dict[str, Any] = torch.load(
-            path, map_location=self.settings.device, weights_only=True
-        )
-        self.model.load_state_dict(state["model"])
         freeze(self.model)
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        counters = state["counters"]
-        self.step, self.tokens = int(counters["step"]), int(counters["tokens"])
-        self.elapsed = float(counters["elapsed"])
-        self.curriculum = Curriculum.from_state(json.loads(state["curriculum"]))
+        self.step, self.tokens = int(facts["step"]), int(facts["tokens"])
+        self.elapsed = float(facts["elapsed"])
+        self.curriculum = Curriculum.from_state(facts["curriculum"])
         return True
 
 
