@@ -2,8 +2,8 @@
 
 Writes to DIR: `checkpoint.safetensors` (to resume from: the same command goes on where it stopped),
 `model/` (weights, configuration, tokenizer), `progress.jsonl` and `curve.png`. An interrupt (SIGINT
-or SIGTERM) keeps the result. `--minutes` counts all runs of DIR together; the learning rate falls over
-their last 60%. On a CPU one process a core is fastest, each with OMP_NUM_THREADS=1:
+or SIGTERM) keeps the result. `--minutes` counts all runs of DIR together; the learning rate falls
+over their last 60%. On a CPU one process a core is fastest, each with OMP_NUM_THREADS=1:
 `torchrun --nproc-per-node 2 -m training.train --out DIR ...`.
 """
 
