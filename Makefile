@@ -14,7 +14,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format figures train evaluate install clean
+.PHONY: help demo test lint format figures bench train evaluate install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,7 +40,10 @@ figures: $(VENV)/.dev ## draw docs/attention.png again
 train: $(VENV)/.dev ## train an embedded reader into runs/reader: an hour on 2 cores (MINUTES=, OUT=)
 	$(BIN)/python -m training.train --out '$(OUT)' --minutes '$(MINUTES)' $(ARGS)
 
-evaluate: $(VENV)/.dev ## measure the shipped reader, tens of minutes (ARGS="--passages 1 8" for less)
+bench: $(VENV)/.demo ## seconds to the first token beside transformers: 2 minutes (ARGS="--passages 64")
+	$(OFFLINE) $(BIN)/python benchmarks/first_token.py $(ARGS)
+
+evaluate: $(VENV)/.dev ## measure the shipped reader (ARGS="--tasks single": 3 minutes on one core)
 	$(OFFLINE) $(BIN)/python -m training.evaluate $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it
