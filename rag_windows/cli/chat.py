@@ -39,10 +39,11 @@ class Conversation:
     def search_text(self, question: str) -> str:
         """What to retrieve with: a follow-up such as "When was she born?" names nothing itself.
 
-        The question counts twice, the last question and its answer once.
+        The question counts four times, the turn before it twice, and the two turns before that
+        once: several follow-ups in a row still find the entity that the first of them named.
         """
-        before = [message["content"] for message in self.messages[-2:]]
-        return "\n".join([question, question, *before])
+        before = [message["content"] for message in self.messages[-6:]]
+        return "\n".join([*[question] * 4, *before, *before[-2:]])
 
 
 def chat(search: SearchOptions, answering: AnswerOptions, model: ModelOptions) -> None:
