@@ -27,6 +27,7 @@ def encode_request(encoder: Encoder, request: Request) -> EncodedContext:
         [window.ids for window in windows],
         request.method,
         groups=[window.passage for window in windows],
+        on_encoded=request.on_encoded,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import DynamicCache
 
-from rag_windows.encoding import Encoder
+from rag_windows.encoding import Encoder, OnEncoded
 from rag_windows.errors import InputError
 from rag_windows.rescaling import Method
 from rag_windows.windows import PackedWindows, Window, pack
@@ -57,6 +57,7 @@ def encode_context(
     windows: Sequence[Sequence[int]],
     method: Method,
     groups: Sequence[int] | None = None,
+    on_encoded: OnEncoded | None = None,
 ) -> EncodedContext:
     """Encode prefix and windows for one method.
 
@@ -66,6 +67,7 @@ def encode_context(
         windows: token ids; a method that is not windowed gets them as one long window.
         method: how queries will read them.
         groups: citation group of each window; by default each window is its own.
+        on_encoded: see `Encoder.encode_windows`.
 
     Raises:
         InputError: a window without tokens.
@@ -83,7 +85,8 @@ def encode_context(
     prefix = encoder.encode_prefix(prefix_ids) if windows else None
     packed = None
     if windows:
-        packed = pack(encoder.encode_windows(prefix, windows), token_groups, n_groups)
+        encoded = encoder.encode_windows(prefix, windows, on_encoded)
+        packed = pack(encoded, token_groups, n_groups)
     return EncodedContext(
         prefix_ids=tuple(prefix_ids),
         prefix=prefix,

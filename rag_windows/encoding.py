@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -14,6 +14,9 @@ from rag_windows.attention.rope import check_tables, table_limit
 from rag_windows.batching import bucket_by_length
 from rag_windows.device import input_device
 from rag_windows.windows import Window, pack
+
+OnEncoded = Callable[[int, int], None]
+"""Told how many windows are encoded, of how many."""
 
 MAX_BATCH_TOKENS = 8192
 """Tokens, padding included, that one forward pass of windows holds at most."""
@@ -44,7 +47,10 @@ class Encoder:
         return self._forward([tuple(ids)], None)[0]
 
     def encode_windows(
-        self, prefix: Window | None, windows: Sequence[Sequence[int]]
+        self,
+        prefix: Window | None,
+        windows: Sequence[Sequence[int]],
+        on_encoded: OnEncoded | None = None,
     ) -> list[Window]:
         """Encode each window behind the prefix, at positions p, p+1, ...
 
@@ -54,6 +60,7 @@ class Encoder:
         Args:
             prefix: from `encode_prefix`.
             windows: token ids, each of at least one token, of any lengths.
+            on_encoded: called after each forward pass with the windows done and all of them.
 
         Returns:
             One window each, in the order given.
@@ -64,6 +71,8 @@ class Encoder:
             batch = [tuple(windows[index]) for index in bucket]
             for index, window in zip(bucket, self._forward(batch, prefix), strict=True):
                 encoded[index] = window
+            if on_encoded is not None:
+                on_encoded(len(encoded), len(windows))
         return [encoded[index] for index in range(len(windows))]
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from rag_windows import loading
 from rag_windows.answer import answer, encode_request
 from rag_windows.decoding import BATCHING
 from rag_windows.detokenize import Detokenizer
-from rag_windows.encoding import MAX_BATCH_TOKENS
+from rag_windows.encoding import MAX_BATCH_TOKENS, OnEncoded
 from rag_windows.errors import InputError, ModelError
 from rag_windows.generation import Chunk, Generation
 from rag_windows.headers import Header
@@ -154,6 +154,7 @@ class WindowedLM(TokenLM):
         stop: str | Sequence[str] | None = None,
         citations: bool = True,
         seed: int | None = None,
+        on_encoded: OnEncoded | None = None,
         **generate_kwargs: Any,
     ) -> Generation:
         """Answer a question over passages.
@@ -170,6 +171,7 @@ class WindowedLM(TokenLM):
             stop: the text ends before any of these strings.
             citations: whether to measure each passage's attention mass.
             seed: for sampling, private to this call; None uses PyTorch's global generator.
+            on_encoded: called while passages are encoded, with the windows done and all of them.
             generate_kwargs: any option of ``transformers`` generate: do_sample, temperature,
                 top_p, num_beams, logits_processor, stop_strings, ...
 
@@ -178,9 +180,18 @@ class WindowedLM(TokenLM):
             GenerationError: an option that can't work with windows.
         """
         request = self._request(
-            query, passages, prefix, method, max_new_tokens, stop, citations, seed, generate_kwargs
+            query,
+            passages,
+            prefix=prefix,
+            method=method,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            citations=citations,
+            seed=seed,
+            on_encoded=on_encoded,
+            options=generate_kwargs,
         )
-        return self._answer(request)
+        return answer(self._encoder, self._decoder, self._text().detokenizer, request)
 
     def stream(
         self,
@@ -193,6 +204,7 @@ class WindowedLM(TokenLM):
         stop: str | Sequence[str] | None = None,
         citations: bool = True,
         seed: int | None = None,
+        on_encoded: OnEncoded | None = None,
         **generate_kwargs: Any,
     ) -> Iterator[Chunk]:
         """Like `generate`, piece by piece; the last chunk carries the whole `Generation`.
@@ -202,16 +214,26 @@ class WindowedLM(TokenLM):
         the call, before the first chunk is asked for.
         """
         request = self._request(
-            query, passages, prefix, method, max_new_tokens, stop, citations, seed, generate_kwargs
+            query,
+            passages,
+            prefix=prefix,
+            method=method,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            citations=citations,
+            seed=seed,
+            on_encoded=on_encoded,
+            options=generate_kwargs,
         )
+        detokenizer = self._text().detokenizer
         by_token = all(
             self._decoder.option(generate_kwargs, name) in (None, 1) for name in BATCHING
         )
 
         def work(streamer: BaseStreamer | None, cancelled: threading.Event) -> Generation:
-            return self._answer(request, streamer, cancelled)
+            return answer(self._encoder, self._decoder, detokenizer, request, streamer, cancelled)
 
-        return stream(work, self._text().detokenizer, request.stop, by_token)
+        return stream(work, detokenizer, request.stop, by_token)
 
     def score(
         self,
@@ -225,11 +247,11 @@ class WindowedLM(TokenLM):
         """How likely the model finds each choice as the answer.
 
         Args:
-            query: as in `generate`.
-            passages: as in `generate`.
+            query: as in `generate`, like those below but for the choices.
+            passages: read in windows.
             choices: answers, tokenized as text on their own behind the assistant header.
-            prefix: as in `generate`.
-            method: as in `generate`.
+            prefix: system prompt.
+            method: instead of the default one.
 
         Returns:
             One score a choice, in order; log-probabilities in nats.
@@ -237,7 +259,9 @@ class WindowedLM(TokenLM):
         text = self._text()
         ids = [text.prompt.encode_text(choice, continuation=True) for choice in choices]
         longest = max((len(choice) for choice in ids), default=1)
-        request = self._request(query, passages, prefix, method, longest, None, False, None, {})
+        request = self._request(
+            query, passages, prefix=prefix, method=method, max_new_tokens=longest
+        )
         context = encode_request(self._encoder, request)
         sums = score_ids(self._decoder, context, request.parts.query_ids, ids)
         return [
@@ -249,39 +273,24 @@ class WindowedLM(TokenLM):
         self,
         query: Messages,
         passages: Sequence[PassageLike],
-        prefix: str | None,
+        *,
         method: str | Method | None,
-        max_new_tokens: int | None,
-        stop: str | Sequence[str] | None,
-        citations: bool,
-        seed: int | None,
-        options: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
+        **checked: Any,
     ) -> Request:
+        options = dict(options or {})
         if "stop_strings" in options:
-            options = {"tokenizer": self.tokenizer, **options}
+            options.setdefault("tokenizer", self.tokenizer)
         return check_request(
             self._text().prompt,
             query,
             passages,
-            prefix=prefix,
             method=self._method(method),
             max_window_tokens=self.max_window_tokens,
             position_limit=self._limit,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            citations=citations,
-            seed=seed,
             options=options,
+            **checked,
         )
-
-    def _answer(
-        self,
-        request: Request,
-        streamer: BaseStreamer | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> Generation:
-        detokenizer = self._text().detokenizer
-        return answer(self._encoder, self._decoder, detokenizer, request, streamer, cancelled)
 
     def _text(self) -> _Text:
         if self._text_parts is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
 from rag_windows.limits import check_limits
 from rag_windows.passage import Passage
@@ -32,6 +33,7 @@ class Request:
         citations: whether to record attention mass.
         seed: of a private generator, or None.
         options: for transformers' generate.
+        on_encoded: told how many windows are encoded, of how many; or None.
         started: ``time.perf_counter()`` at the call.
     """
 
@@ -43,6 +45,7 @@ class Request:
     citations: bool
     seed: int | None
     options: Mapping[str, Any]
+    on_encoded: OnEncoded | None
     started: float
 
 
@@ -60,6 +63,7 @@ def check_request(
     citations: bool = False,
     seed: int | None = None,
     options: Mapping[str, Any] | None = None,
+    on_encoded: OnEncoded | None = None,
 ) -> Request:
     """Check and tokenize; for the arguments see `WindowedLM.generate`.
 
@@ -85,4 +89,15 @@ def check_request(
     window_limit = max_window_tokens if method.windowed else None
     parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
     check_limits(parts, given, method, tokens, position_limit)
-    return Request(parts, given, method, tokens, strings, citations, seed, options, started)
+    return Request(
+        parts=parts,
+        passages=given,
+        method=method,
+        max_new_tokens=tokens,
+        stop=strings,
+        citations=citations,
+        seed=seed,
+        options=options,
+        on_encoded=on_encoded,
+        started=started,
+    )

@@ -100,8 +100,8 @@ def reply(
     """
     options = answering.generate_kwargs()
     if answering.as_json:
-        with progress.waiting("Answering"):
-            generation = lm.generate(query, passages, **options)
+        with progress.counting("Encoding the passages") as on_encoded:
+            generation = lm.generate(query, passages, on_encoded=on_encoded, **options)
         render.write_json(render.answer_object(generation, passages, lm.method.name, model))
         for note in (*notes, *render.notes(generation, passages, answering.max_new_tokens)):
             tell(f"Note: {note}")
@@ -128,9 +128,10 @@ def _stream(
     with ExitStack() as stack:
         waiting = stack.enter_context(ExitStack())
         doing = "Encoding the passages" if passages else "Answering"
-        waiting.enter_context(progress.waiting(doing))
+        on_encoded = waiting.enter_context(progress.counting(doing))
+        stream = lm.stream(query, passages, on_encoded=on_encoded, **options)
         # A stream that is closed stops its work, also on Ctrl-C.
-        chunks = stack.enter_context(closing(lm.stream(query, passages, **options)))  # type: ignore[type-var] # an iterator with close()
+        chunks = stack.enter_context(closing(stream))  # type: ignore[type-var] # has close()
         for chunk in chunks:
             if chunk.text or chunk.generation:
                 waiting.close()

@@ -74,8 +74,10 @@ def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:
     method = build_method(options.method, options.temperature, options.scale)
     device = choose_device(options.device)
     shown = f"Loading {options.model}"
-    local = options.model == DEFAULT_MODEL or os.path.exists(options.model)
-    with progress.waiting(shown, downloads=not local) as bars:
+    shipped = options.model == DEFAULT_MODEL
+    local = shipped or os.path.exists(options.model)
+    # transformers draws bars of its own, of downloads and of the weights as they are loaded.
+    with progress.waiting(shown, draws_bars=not shipped) as bars:
         if not local:
             notice_missing_network()
         return _load(options, method, device, bars=bars or options.verbose)

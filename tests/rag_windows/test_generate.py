@@ -212,6 +212,20 @@ def test_bad_arguments_say_what_to_do() -> None:
         WindowedLM.from_pretrained(small.model()).generate("What?")
 
 
+@pytest.mark.parametrize("method", ["ape", "sequential"])
+def test_encoding_tells_how_far_it_is(method: str) -> None:
+    lm = WindowedLM.from_pretrained(
+        small.model(), tokenizer=small.tokenizer(), max_batch_tokens=40, method=method
+    )
+    told: list[tuple[int, int]] = []
+    passages = [f"Passage {number}, {'x' * number}." for number in range(7)]
+    lm.generate("What?", passages, max_new_tokens=2, on_encoded=lambda *now: told.append(now))
+    windows = 7 if method == "ape" else 1
+    assert told[-1] == (windows, windows)
+    assert told == sorted(set(told))
+    assert len(told) > 1 or method == "sequential"
+
+
 def test_blank_and_duplicate_passages_are_told() -> None:
     passages = ["One.", " \n", "Two.", "One."]
     out = small.lm().generate("What?", passages, max_new_tokens=3)
