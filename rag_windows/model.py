@@ -99,12 +99,10 @@ class WindowedLM(TokenLM):
             model: Hub name, local folder, "tiny-reader" (shipped), or a loaded model.
             tokenizer: instead of the model's own; a loaded model needs one for text.
             method: default method, by name ("ape", "pcw", "sequential") or as an object.
-            max_window_tokens: a longer passage becomes several windows; by default half of the
-                model's positions.
+            max_window_tokens: a longer passage becomes several; default: half the positions.
             header: "title", "none", "number", "number+title", or a function of (passage, number).
             template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
-            text_tokens: special or added tokens that passages may spell after all, such as a
-                padding token "!"; see `Prompt`.
+            text_tokens: control tokens that passages may spell after all; see `Prompt`.
             max_batch_tokens: tokens in one encoding pass, padding included.
             dtype: of the weights, for a model loaded here.
             device_map: where they go: "cuda", "auto", ... (needs accelerate).
