@@ -35,6 +35,8 @@ def check_config(model: PreTrainedModel) -> None:
         raise _refusal(kind, "it has no language-model head; load it as AutoModelForCausalLM")
     if kind in ("bloom", "mpt") or getattr(config, "alibi", False):
         raise _refusal(kind, "its ALiBi bias is added to the attention by the model itself")
+    if kind == "moshi":
+        raise _refusal(kind, "its config names a sliding window that its attention does not keep")
     if getattr(config, "use_bidirectional_attention", None):
         raise _refusal(kind, "its attention looks ahead, so a window has no fixed keys")
     if getattr(config, "num_kv_shared_layers", 0) or any(

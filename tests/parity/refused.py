@@ -121,6 +121,18 @@ BLOOM: Mapping[str, Any] = {
 MPT: Mapping[str, Any] = {"vocab_size": VOCAB, "d_model": HIDDEN, "n_layers": 1, "n_heads": HEADS}
 
 REFUSED: tuple[Refused, ...] = (
+    Refused(
+        "moshi",
+        "its config names a sliding window that its attention does not keep",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": HIDDEN,
+            "num_hidden_layers": 2,
+            "num_attention_heads": HEADS,
+            "ffn_dim": 2 * INTERMEDIATE,
+            "sliding_window": 8,
+        },
+    ),
     Refused("bloom", BIAS, BLOOM),
     Refused("mpt", BIAS, MPT),
     Refused("falcon", BIAS, {**COMMON, "alibi": True}),
