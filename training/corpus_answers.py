@@ -1,7 +1,9 @@
 """Asks the sample corpus's questions as a user would: `python -m training.corpus_answers`.
 
-BM25 finds `--top-k` passages for each question; the reader answers over them, greedy, by every
-method. Prints how many passages lists hold the right document and how many answers are right.
+BM25 finds `--top-k` passages for each question, as `rag-windows ask` does, and for the second
+question of each conversation as `rag-windows chat` does, after the reader's own first answer; the
+reader answers over them, greedy, by every method. Prints in how many cases the right document was
+among the passages and how many answers are right.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rag_windows import Passage, WindowedLM
+from rag_windows import WindowedLM
+from rag_windows.cli.chat import Conversation
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 from training.evaluate import method_of
 from training.intervals import wilson
@@ -25,41 +29,71 @@ SAMPLES = Path(__file__).parent.parent / "rag_windows" / "samples"
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Right answers of one method among `total` questions."""
+    """Right answers of one method to the `total` questions of a task.
 
+    `found` of them had their document among the passages; None where no document is meant.
+    """
+
+    task: str
     method: str
     right: int
     total: int
+    found: int | None
 
 
-def ask_all(
-    lm: WindowedLM, samples: Path, methods: Sequence[str], top_k: int, limit: int | None = None
-) -> tuple[int, list[Score]]:
-    """(questions whose document was retrieved, one score a method) over the first `limit`."""
-    documents = load_documents([samples / "corpus"]).documents
-    retriever = BM25Retriever(split_documents(documents))
-    lines = (samples / "questions.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines][:limit]
-    found, passages = 0, []
-    for row in rows:
-        hits: list[Passage] = retriever.retrieve(row["question"], top_k)
-        passages.append(hits)
-        found += any(hit.title == row["title"] for hit in hits)
+def rows(samples: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of questions.jsonl or conversations.jsonl."""
+    lines = (samples / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+class Asker:
+    """The reader over a sample corpus, with a retriever that finds `top_k` passages."""
+
+    def __init__(self, lm: WindowedLM, samples: Path, top_k: int) -> None:
+        documents = load_documents([samples / "corpus"]).documents
+        self.lm, self.top_k = lm, top_k
+        self.retriever = BM25Retriever(split_documents(documents))
+
+    def ask(
+        self, conversation: Conversation, question: str, method: str, title: str | None
+    ) -> tuple[str, bool]:
+        """(the answer, whether a passage of this title was found)."""
+        hits = self.retriever.retrieve(conversation.search_text(question), self.top_k)
+        generation = self.lm.generate(
+            conversation.with_question(question),
+            hits,
+            method=method_of(method),
+            max_new_tokens=12,
+            do_sample=False,
+            citations=False,
+        )
+        return generation.text.strip(), any(hit.title == title for hit in hits)
+
+
+def ask_all(asker: Asker, questions: Sequence[dict[str, Any]], method: str) -> list[Score]:
+    """A score for each task of single questions."""
     scores = []
-    for label in methods:
-        right = 0
-        for row, hits in zip(rows, passages, strict=True):
-            generation = lm.generate(
-                row["question"],
-                hits,
-                method=method_of(label),
-                max_new_tokens=8,
-                do_sample=False,
-                citations=False,
-            )
-            right += generation.text.strip() == row["answer"]
-        scores.append(Score(label, right, len(rows)))
-    return found, scores
+    for task in dict.fromkeys(row["task"] for row in questions):
+        own = [row for row in questions if row["task"] == task]
+        answers = [asker.ask(Conversation(), row["question"], method, row["title"]) for row in own]
+        right = sum(answer == row["answer"] for (answer, _), row in zip(answers, own, strict=True))
+        found = None if task == "not stated" else sum(hit for _, hit in answers)
+        scores.append(Score(task, method, right, len(own), found))
+    return scores
+
+
+def converse(asker: Asker, conversations: Sequence[dict[str, Any]], method: str) -> Score:
+    """The score of the last questions of conversations, behind the reader's own answers."""
+    right = found = 0
+    for row in conversations:
+        conversation = Conversation()
+        for turn in row["turns"]:
+            answer, hit = asker.ask(conversation, turn["question"], method, row["title"])
+            conversation.add(turn["question"], answer)
+        right += answer == row["turns"][-1]["answer"]
+        found += hit
+    return Score("follow-up", method, right, len(conversations), found)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,14 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     begun = time.monotonic()
-    lm = WindowedLM.from_pretrained(options.model)
-    found, scores = ask_all(lm, options.samples, options.methods, options.top_k, options.limit)
-    total = scores[0].total
-    print(f"BM25 found the document of {found} of {total} questions (top {options.top_k}).")
-    print("| method | right answers |\n|---|---|")
-    for score in scores:
-        low, high = wilson(score.right, total)
-        print(f"| {score.method} | {score.right} of {total} ({100 * low:.0f}-{100 * high:.0f}%) |")
+    asker = Asker(WindowedLM.from_pretrained(options.model), options.samples, options.top_k)
+    questions = rows(options.samples, "questions.jsonl")[: options.limit]
+    conversations = rows(options.samples, "conversations.jsonl")[: options.limit]
+    print(f"BM25, top {options.top_k}")
+    print("| task | method | right | document not found |\n|---|---|---|---|")
+    for method in options.methods:
+        for score in [*ask_all(asker, questions, method), converse(asker, conversations, method)]:
+            low, high = wilson(score.right, score.total)
+            share = f"{score.right} of {score.total} ({100 * low:.0f}-{100 * high:.0f}%)"
+            missed = "" if score.found is None else score.total - score.found
+            print(f"| {score.task} | {method} | {share} | {missed} |")
     print(f"{time.monotonic() - begun:.0f} s in all.")
 
 

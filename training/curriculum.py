@@ -1,4 +1,4 @@
-"""The order of training: more passages first, then harder names, pronouns and follow-ups."""
+"""The order of training: more passages first, then harder names, pronouns, follow-ups and links."""
 
 from __future__ import annotations
 
@@ -8,10 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from training.samples import Recipe
+from training.recipes import Demonstrations, Recipe
 
 
-def _wide(entities: int, questions: int, facts: int = 4) -> Recipe:
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A recipe, how often it is drawn once the last level is reached, and when it is passed.
+
+    It is passed when a running mean of the share of right answers exceeds `passed`, or after
+    `MAX_STEPS` steps as the highest level.
+    """
+
+    recipe: Recipe | Demonstrations
+    share: float
+    passed: float = 0.9
+
+
+def _wide(
+    entities: int, questions: int, facts: int = 4, linked: bool = False, hops: float = 0.0
+) -> Recipe:
     return Recipe(
         entities,
         facts=facts,
@@ -22,26 +37,31 @@ def _wide(entities: int, questions: int, facts: int = 4) -> Recipe:
         pronouns=0.25,
         surnames=0.1,
         follow=0.25,
+        framed=0.25,
+        linked=linked,
+        hops=hops,
     )
 
 
-LEVELS: tuple[Recipe, ...] = (
-    Recipe(1, questions=8),
+LEVELS: tuple[Level, ...] = (
+    Level(Recipe(1, questions=8), 0.02),
     # One fact each: nothing but the name tells the passages apart.
-    Recipe(4, facts=1, questions=12, mixed=0.0),
-    Recipe(2, questions=12),
-    Recipe(4, questions=16),
-    Recipe(8, facts=5, questions=24),
-    Recipe(16, questions=32),
-    _wide(2, 12),
-    _wide(4, 16, facts=5),
-    _wide(8, 24),
-    _wide(16, 32),
-    Recipe(32, questions=48),
+    Level(Recipe(4, facts=1, questions=12, mixed=0.0), 0.02),
+    Level(Recipe(2, questions=12), 0.02),
+    Level(Recipe(4, questions=16), 0.04),
+    Level(Recipe(8, facts=5, questions=24), 0.14),
+    Level(_wide(2, 12), 0.06, 0.85),
+    Level(_wide(4, 16, facts=5), 0.12, 0.85),
+    Level(_wide(8, 24), 0.24, 0.85),
+    # Keywords alone first: between other words a new reader finds none of them.
+    Level(Demonstrations(2, labels=(4, 8), keywords=(1, 2), words=(1, 1), questions=24), 0.03, 0.8),
+    Level(Demonstrations(4, labels=(3, 6), keywords=(1, 3), words=(1, 2), questions=24), 0.04, 0.8),
+    Level(Demonstrations(8, questions=24), 0.05, 0.8),
+    Level(_wide(2, 12, linked=True, hops=0.6), 0.04, 0.8),
+    Level(_wide(4, 16, linked=True, hops=0.6), 0.06, 0.8),
+    Level(_wide(8, 24, linked=True, hops=0.6), 0.12, 0.8),
 )
-SHARES = (0.02, 0.02, 0.02, 0.04, 0.1, 0.2, 0.05, 0.12, 0.18, 0.15, 0.1)
-"""How often each level is drawn once the last one is reached."""
-PASS, PASS_WIDE, MIN_STEPS, MEMORY = 0.90, 0.85, 30, 0.95
+MIN_STEPS, MAX_STEPS, MEMORY = 30, 250, 0.95
 
 
 @dataclass
@@ -56,10 +76,10 @@ class Curriculum:
         """The level of the next batch.
 
         On the way up two thirds are of the level reached and the others mostly of weak ones; at the
-        top `SHARES` decides.
+        top `share` decides.
         """
         if self.level == len(LEVELS) - 1:
-            return int(rng.choice(len(LEVELS), p=SHARES))
+            return int(rng.choice(len(LEVELS), p=[level.share for level in LEVELS]))
         if self.level == 0 or rng.random() < 0.67:
             return self.level
         errors = np.array([1.03 - self.accuracy.get(k, 0.5) for k in range(self.level)])
@@ -70,9 +90,9 @@ class Curriculum:
         before = self.accuracy.get(level, accuracy)
         self.accuracy[level] = before * MEMORY + accuracy * (1 - MEMORY)
         self.steps_here += 1
-        wanted = PASS if LEVELS[self.level].follow == 0 else PASS_WIDE
-        passed = self.accuracy.get(self.level, 0.0) > wanted and self.steps_here > MIN_STEPS
-        if passed and self.level < len(LEVELS) - 1:
+        read = self.accuracy.get(self.level, 0.0) > LEVELS[self.level].passed
+        due = (read and self.steps_here > MIN_STEPS) or self.steps_here >= MAX_STEPS
+        if due and self.level < len(LEVELS) - 1:
             self.level += 1
             self.steps_here = 0
 

@@ -1,4 +1,4 @@
-"""The training curve: loss, and right answers of each level, over minutes."""
+"""The training curve: loss, and right answers of each level, over steps."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ def draw_curve(progress: Path, image: Path) -> None:
     rows = [json.loads(line) for line in progress.read_text(encoding="utf-8").splitlines()]
     figure = Figure(figsize=(8, 6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    minutes = [row["minutes"] for row in rows]
-    above.semilogy(minutes, [row["loss"] for row in rows], color="black", linewidth=0.8)
+    above.semilogy(
+        [row["step"] for row in rows], [row["loss"] for row in rows], color="black", linewidth=0.8
+    )
     above.set_ylabel("loss on answers")
-    for level, recipe in enumerate(LEVELS):
+    for number, level in enumerate(LEVELS):
         points = [
-            (row["minutes"], row["accuracy"][str(level)])
+            (row["step"], row["accuracy"][str(number)])
             for row in rows
-            if str(level) in row["accuracy"]
+            if str(number) in row["accuracy"]
         ]
         if points:
-            wide = " wide" if recipe.follow else ""
-            below.plot(*zip(*points, strict=True), label=f"{recipe.entities}{wide}")
+            colour = f"C{number % 10}"
+            style = "-" if number < 10 else "--"
+            below.plot(*zip(*points, strict=True), style, color=colour, label=level.recipe.label)
     below.set_ylabel("right answers")
-    below.set_xlabel("minutes")
+    below.set_xlabel("steps")
     below.set_ylim(0, 1)
     if rows:
-        below.legend(title="passages", fontsize=7)
+        below.legend(title="passages", fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(image, dpi=100)

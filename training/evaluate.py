@@ -2,7 +2,8 @@
 
 Greedy answers by `WindowedLM.generate` on held-out names and phrasings, exact match, for each task,
 number of passages and method (`sequential`, `pcw`, `ape:T:S`), with Wilson's 95% intervals and the
-baseline of a reader that is blind to the entity. All methods see the same cases.
+baseline of a reader that is blind to the entity. All methods see the same cases. `--jobs N` spreads
+the cells over N processes with one thread each; the cases and answers stay the same.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +25,7 @@ import torch
 from rag_windows import APE, Passage, WindowedLM
 from rag_windows.rescaling import Method, resolve
 from training.intervals import wilson
-from training.tasks import TASKS, Case, draw_case
+from training.tasks import FEWEST, TASKS, Case, draw_case
 
 log = logging.getLogger("training")
 
@@ -58,11 +61,36 @@ def is_right(lm: WindowedLM, case: Case, method: Method) -> bool:
         list(case.messages),
         passages,
         method=method,
-        max_new_tokens=8,
+        max_new_tokens=12,
         do_sample=False,
         citations=False,
     )
     return generation.text.strip() == case.answer
+
+
+def pairs(tasks: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
+    """(task, passages) of every cell that can be asked."""
+    return [(task, size) for task in tasks for size in sizes if size >= FEWEST.get(task, 1)]
+
+
+def evaluate_pair(
+    lm: WindowedLM, task: str, size: int, methods: Sequence[str], questions: int, seed: int
+) -> list[Cell]:
+    """The cells of one task and number of passages; the cases depend on these and the seed."""
+    rng = np.random.default_rng([seed, list(TASKS).index(task), size])
+    cases = [draw_case(rng, task, size) for _ in range(questions)]
+    blind = float(np.mean([case.blind for case in cases]))
+    cells = []
+    for label in methods:
+        method, begun = method_of(label), time.monotonic()
+        right = sum(is_right(lm, case, method) for case in cases)
+        low, high = wilson(right, questions)
+        seconds = time.monotonic() - begun
+        accuracy = right / questions
+        cell = Cell(task, size, label, right, questions, accuracy, low, high, blind, seconds)
+        log.info("%s", json.dumps(asdict(cell)))
+        cells.append(cell)
+    return cells
 
 
 def evaluate(
@@ -73,33 +101,43 @@ def evaluate(
     questions: int,
     seed: int,
 ) -> list[Cell]:
-    """Every cell of the table; the cases depend on (seed, task, passages) alone."""
+    """Every cell of the table."""
     cells = []
-    for task in tasks:
-        for size in sizes:
-            rng = np.random.default_rng([seed, list(TASKS).index(task), size])
-            cases = [draw_case(rng, task, size) for _ in range(questions)]
-            blind = float(np.mean([case.blind for case in cases]))
-            for label in methods:
-                method, begun = method_of(label), time.monotonic()
-                right = sum(is_right(lm, case, method) for case in cases)
-                low, high = wilson(right, questions)
-                seconds = time.monotonic() - begun
-                cell = Cell(
-                    task,
-                    size,
-                    label,
-                    right,
-                    questions,
-                    right / questions,
-                    low,
-                    high,
-                    blind,
-                    seconds,
-                )
-                log.info("%s", json.dumps(asdict(cell)))
-                cells.append(cell)
+    for task, size in pairs(tasks, sizes):
+        cells += evaluate_pair(lm, task, size, methods, questions, seed)
     return cells
+
+
+_OWN: list[WindowedLM] = []
+
+
+def _start(model: str, device: str | None) -> None:
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    _OWN.append(WindowedLM.from_pretrained(model, device_map=device))
+
+
+def _work(task: str, size: int, methods: Sequence[str], questions: int, seed: int) -> list[Cell]:
+    return evaluate_pair(_OWN[0], task, size, methods, questions, seed)
+
+
+def evaluate_in_processes(
+    model: str,
+    device: str | None,
+    jobs: int,
+    tasks: Sequence[str],
+    sizes: Sequence[int],
+    methods: Sequence[str],
+    questions: int,
+    seed: int,
+) -> list[Cell]:
+    """As `evaluate`, by `jobs` processes that each load the model."""
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, _start, (model, device)) as pool:
+        # The long ones first, so that no process is left alone with them at the end.
+        work = sorted(pairs(tasks, sizes), key=lambda pair: -pair[1])
+        done = {pair: pool.submit(_work, *pair, tuple(methods), questions, seed) for pair in work}
+        return [cell for pair in pairs(tasks, sizes) for cell in done[pair].result()]
 
 
 def markdown(cells: Sequence[Cell]) -> str:
@@ -138,16 +176,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=100, help="per cell")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default=None)
-    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--jobs", type=int, default=1, help="processes, with one thread each")
     parser.add_argument("--json", type=Path, default=None, help="write all cells to this file")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     begun = time.monotonic()
-    lm = WindowedLM.from_pretrained(options.model, device_map=options.device)
-    cells = evaluate(
-        lm, options.tasks, options.passages, options.methods, options.questions, options.seed
+    cells = evaluate_in_processes(
+        options.model,
+        options.device,
+        options.jobs,
+        options.tasks,
+        options.passages,
+        options.methods,
+        options.questions,
+        options.seed,
     )
     seconds = time.monotonic() - begun
     print(markdown(cells))

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from training.sequences import ANSWER, Batch
 
-WEIGHTS = (0.0, 1.0, 0.5, 0.3)
+WEIGHTS = (0.0, 1.0, 0.7, 0.3)
 """Loss weight of each mark of `Batch.loss`: none, answer, rest of the answer, name."""
 
 

@@ -70,6 +70,17 @@ FORMS: Mapping[tuple[str, str], Forms] = {
         "Which animal does {n} keep? | What is the pet of {n}? | What pet does {n} keep?"
         " | Which animal does {n} look after?",
     ),
+    ("person", "birthday"): _forms(
+        "{n} has a birthday on {v}. | The birthday of {n} is on {v}."
+        " | {n} celebrates every year on {v}.",
+        "On which day is the birthday of {n}? | When is the birthday of {n}?"
+        " | When does {n} have a birthday? | When does {n} celebrate?",
+    ),
+    ("person", "employer"): _forms(
+        "{n} works for {v}. | The employer of {n} is {v}. | {n} draws a salary from {v}.",
+        "For whom does {n} work? | What is the employer of {n}?"
+        " | From whom does {n} draw a salary? | Who is the employer of {n}?",
+    ),
     ("organisation", "founded"): _forms(
         "{n} was founded in {v}. | The founding year of {n} is {v}. | {n} opened in {v}.",
         "When was {n} founded? | In which year was {n} founded? | When did {n} open?"
@@ -94,6 +105,17 @@ FORMS: Mapping[tuple[str, str], Forms] = {
         "The walls of {n} are {v}. | {n} has {v} walls. | {n} is painted {v}.",
         "Which colour are the walls of {n}? | What is the colour of {n}?"
         " | Which colour is {n} painted? | What colour are the walls of {n}?",
+    ),
+    ("organisation", "opening"): _forms(
+        "{n} opened its doors on {v}. | The opening day of {n} was {v}."
+        " | {n} received its first guests on {v}.",
+        "When did {n} open its doors? | On which day did {n} open its doors?"
+        " | What was the opening day of {n}? | When did {n} receive its first guests?",
+    ),
+    ("organisation", "founder"): _forms(
+        "{n} was founded by {v}. | The founder of {n} is {v}. | {n} goes back to {v}.",
+        "Who founded {n}? | Who is the founder of {n}? | By whom was {n} founded?"
+        " | To whom does {n} go back?",
     ),
     ("place", "river"): _forms(
         "{n} lies on the river {v}. | The river of {n} is the {v}. | {n} stands by the river {v}.",
@@ -120,6 +142,11 @@ FORMS: Mapping[tuple[str, str], Forms] = {
         "What is the emblem of {n}? | Which animal is the emblem of {n}?"
         " | Which animal does {n} show on its flag? | What does {n} show on its flag?",
     ),
+    ("place", "mayor"): _forms(
+        "{n} is led by {v}. | The mayor of {n} is {v}. | {n} has {v} as its mayor.",
+        "Who leads {n}? | Who is the mayor of {n}? | By whom is {n} led?"
+        " | Whom does {n} have as its mayor?",
+    ),
     ("work", "written"): _forms(
         "{n} was written in {v}. | {n} came out in {v}. | {n} was first printed in {v}.",
         "When was {n} written? | In which year did {n} come out? | When was {n} first printed?"
@@ -145,7 +172,45 @@ FORMS: Mapping[tuple[str, str], Forms] = {
         "What is the colour of the cover of {n}? | Which colour is the cover of {n}?"
         " | In which colour is {n} bound? | What colour is the cover of {n}?",
     ),
+    ("work", "author"): _forms(
+        "{n} was written by {v}. | The author of {n} is {v}. | {n} comes from the pen of {v}.",
+        "Who wrote {n}? | Who is the author of {n}? | By whom was {n} written?"
+        " | From whose pen does {n} come?",
+    ),
+    ("event", "town"): _forms(
+        "{n} is held in {v}. | The town of {n} is {v}. | {n} draws its visitors to {v}.",
+        "Where is {n} held? | What is the town of {n}? | In which town is {n} held?"
+        " | Where does {n} draw its visitors?",
+    ),
+    ("event", "first year"): _forms(
+        "{n} was first held in {v}. | The first year of {n} was {v}. | {n} began in {v}.",
+        "When was {n} first held? | In which year was {n} first held?"
+        " | What was the first year of {n}? | When did {n} begin?",
+    ),
+    ("event", "date"): _forms(
+        "{n} starts on {v}. | The day of {n} is {v}. | {n} opens its gates on {v}.",
+        "On which day does {n} start? | What is the day of {n}? | When does {n} start?"
+        " | When does {n} open its gates?",
+    ),
+    ("event", "prize"): _forms(
+        "{n} awards a {v}. | The prize of {n} is a {v}. | {n} honours the best with a {v}.",
+        "What does {n} award? | What is the prize of {n}? | Which prize does {n} award?"
+        " | With what does {n} honour the best?",
+    ),
+    ("event", "winner"): _forms(
+        "{n} was won by {v}. | The winner of {n} was {v}. | {n} crowned {v}.",
+        "Who won {n}? | Who was the winner of {n}? | By whom was {n} won? | Whom did {n} crown?",
+    ),
 }
+
+BRIDGES: Mapping[tuple[str, str], str] = {
+    ("organisation", "founder"): "the founder of {n}",
+    ("place", "mayor"): "the mayor of {n}",
+    ("work", "author"): "the author of {n}",
+    ("event", "winner"): "the winner of {n}",
+    ("person", "employer"): "the employer of {n}",
+}
+"""How a question names an entity through a fact about another one."""
 
 
 def is_held_out(statement: int, question: int) -> bool:
@@ -188,7 +253,24 @@ def ask(entity: Entity, relation: str, form: int, name: str | None = None) -> st
 
 def all_forms() -> list[str]:
     """Every statement and question form, with its placeholders."""
-    return [text for forms in FORMS.values() for text in forms.statements + forms.questions]
+    own = [text for forms in FORMS.values() for text in forms.statements + forms.questions]
+    return own + list(BRIDGES.values()) + [kind.noun for kind in KINDS if kind.noun]
+
+
+def bridge(entity: Entity, relation: str) -> str:
+    """The value of a relation by its description: "the founder of Wendwick Press"."""
+    return BRIDGES[entity.kind.name, relation].format(n=entity.name)
+
+
+def later_name(rng: np.random.Generator, entity: Entity, form: str) -> str | None:
+    """What a later mention says instead of the name in this form; None: only the name fits.
+
+    She, he or it; "the company" and its like half of the time, and where the form has "of {n}".
+    """
+    noun = entity.kind.noun
+    if "of {n}" in form:
+        return noun
+    return noun if noun and rng.random() < 0.5 else entity.pronoun
 
 
 def missing_forms() -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from training.samples import Sample
+from training.recipes import Sample
 
 ANSWER, REST, NAME = 1, 2, 3
 PASSAGE_GAP, QUERY_GAP = 16, 256
@@ -63,10 +63,14 @@ class Encoder:
         head = [self.begin]
         if sample.system is not None:
             head += [self.system, *self.text(sample.system), self.end]
-        parts = [[*head, self.user]]
-        parts += [self.text(f"{title}\n{text}\n\n") for title, text in sample.passages]
+        parts = [[*head, self.user, *self.text(sample.before)]]
+        for title, text in sample.passages:
+            parts.append(self.text(f"{title}\n{text}\n\n" if title else f"{text}\n\n"))
         marked = [(parts[0], [0] * len(parts[0]))]
         for ids, (title, _) in zip(parts[1:], sample.passages, strict=True):
+            if title is None:
+                marked.append((ids, [0] * len(ids)))
+                continue
             names = self.name_marks(ids, title)
             # The title itself comes out of nowhere.
             names[: len(self.text(title))] = [0] * len(self.text(title))
@@ -78,7 +82,11 @@ class Encoder:
             answer = [*self.text(turn.answer), self.end]
             ids += question + answer
             loss += self.name_marks(question, turn.name) if turn.name else [0] * len(question)
-            loss += [ANSWER] + [REST] * (len(answer) - 1)
+            marks = [ANSWER] + [REST] * (len(answer) - 1)
+            if turn.bridge:
+                # Behind the entity that a two-hop answer names first comes the value.
+                marks[len(self.text(f"{turn.bridge},"))] = ANSWER
+            loss += marks
         return [*marked, (ids, loss)]
 
     def batch(self, samples: Sequence[Sample], rng: np.random.Generator, jitter: float) -> Batch:

@@ -7,21 +7,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from training.samples import Recipe, Sample, Turn, draw_context, draw_turns, passage_text
+from training.recipes import Demonstrations, Recipe, Sample, Turn
+from training.samples import draw_sample
 from training.world import Split
 
-TASKS: Mapping[str, Recipe] = {
+PLAIN = Recipe(1, questions=1, fewer=0.0, mixed=0.0, system=0.0)
+TASKS: Mapping[str, Recipe | Demonstrations] = {
     # One question with the full name; full names in every sentence.
-    "single": Recipe(1, fewer=0.0, mixed=0.0),
+    "single": PLAIN,
     # As above, but half of the names share a word with another name.
-    "kin": Recipe(1, fewer=0.0, mixed=0.0, kin=0.5),
-    # Later sentences say he, she, it or a surname.
-    "pronouns": Recipe(1, fewer=0.0, mixed=0.0, pronouns=0.5, surnames=0.2),
-    # A second question with a pronoun, about the entity of the first.
-    "follow-up": Recipe(1, fewer=0.0, mixed=0.0, follow=1.0),
+    "kin": replace(PLAIN, kin=0.5),
+    # Later sentences say he, she, it, "the company" or a surname.
+    "pronouns": replace(PLAIN, pronouns=0.5, surnames=0.2),
+    # A second question with a pronoun or "the company", about the entity of the first.
+    "follow-up": replace(PLAIN, questions=2, follow=1.0),
     # The fact, or the entity, is not in the passages.
-    "not stated": Recipe(1, fewer=0.0, mixed=0.0, missing=0.2, unstated=1.0),
+    "not stated": replace(PLAIN, missing=0.2, unstated=1.0),
+    # "Where was the founder of Wendwick Press born?", over two passages.
+    "two-hop": replace(PLAIN, linked=True, hops=1.0),
+    # Made-up words with made-up labels, eight demonstrations a passage.
+    "classification": Demonstrations(1, questions=1),
 }
+FEWEST = {"two-hop": 2}
+"""The fewest passages that a task can be asked over, where it is not one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +37,10 @@ class Case:
     """One question over passages: (title, text) pairs, messages before it, the right answer.
 
     `blind` is the chance of being right for a reader that knows the kind of entity and the relation
-    but not the entity.
+    but not the entity; for classification, of one that knows the labels.
     """
 
-    passages: tuple[tuple[str, str], ...]
+    passages: tuple[tuple[str | None, str], ...]
     messages: tuple[Mapping[str, str], ...]
     answer: str
     blind: float
@@ -42,17 +50,18 @@ def draw_case(
     rng: np.random.Generator, task: str, passages: int, split: Split = "held-out"
 ) -> Case:
     """Draws a case of a task with this many passages."""
-    recipe = replace(TASKS[task], entities=passages, questions=2 if task == "follow-up" else 1)
+    recipe = TASKS[task]
+    if isinstance(recipe, Demonstrations):
+        sized: Recipe | Demonstrations = replace(recipe, passages=passages)
+    else:
+        sized = replace(recipe, entities=passages)
+    wanted = "single" if task in ("kin", "pronouns") else task
     while True:
-        entities, forms = draw_context(rng, recipe, split)
-        turns = draw_turns(rng, recipe, entities, forms, split)
-        if turns[-1].task == ("single" if task in ("single", "kin", "pronouns") else task):
+        sample = draw_sample(rng, sized, split)
+        if sample.turns[-1].task == wanted:
             break
-    texts = tuple(
-        (entity.name, passage_text(rng, entity, form, recipe))
-        for entity, form in zip(entities, forms, strict=True)
-    )
-    return Case(texts, messages(turns), turns[-1].answer, turns[-1].blind)
+    last = sample.turns[-1]
+    return Case(sample.passages, messages(sample.turns), last.answer, last.blind)
 
 
 def messages(turns: tuple[Turn, ...]) -> tuple[Mapping[str, str], ...]:
@@ -65,6 +74,6 @@ def messages(turns: tuple[Turn, ...]) -> tuple[Mapping[str, str], ...]:
 
 
 def as_sample(case: Case) -> Sample:
-    """The case as a training sample, for readers of token ids; a single question only."""
+    """The case as a training sample, for readers of token ids; its last question only."""
     turn = Turn(case.messages[-1]["content"], case.answer, None, "single", case.blind)
     return Sample(case.passages, (turn,))

@@ -1,9 +1,10 @@
-"""Trains the embedded reader: `python -m training.train --out DIR --minutes N --seed S`.
+"""Trains the embedded reader: `python -m training.train --out DIR --steps N --seed S`.
 
 Writes to DIR: `checkpoint.safetensors` (to resume from: the same command goes on where it stopped),
 `model/` (weights, configuration, tokenizer), `progress.jsonl` and `curve.png`. An interrupt (SIGINT
-or SIGTERM) keeps the result. `--minutes` counts all runs of DIR together; the learning rate falls
-over their last 60%. On a CPU one process a core is fastest, each with OMP_NUM_THREADS=1:
+or SIGTERM) keeps the result. `--steps` counts all runs of DIR together, so that a busy machine only
+takes longer; the learning rate falls over their last half. On a CPU one process a core is fastest,
+each with OMP_NUM_THREADS=1:
 `torchrun --nproc-per-node 2 -m training.train --out DIR ...`.
 """
 
@@ -42,7 +43,7 @@ class Settings:
     """What a run is made of; rates are those after warm-up, before the final decrease."""
 
     out: Path
-    minutes: float
+    steps: int = 2600
     seed: int = 0
     device: str = "cpu"
     tokens: int = 4096
@@ -52,9 +53,8 @@ class Settings:
     muon_rate: float = 0.02
     adam_rate: float = 2e-3
     warm_up: int = 100
-    decay_from: float = 0.4
+    decay_from: float = 0.5
     save_every_s: float = 120.0
-    max_steps: int | None = None
 
 
 class Trainer:
@@ -85,15 +85,12 @@ class Trainer:
     def rate(self) -> float:
         """The factor on both learning rates: warm-up, constant, then a line down to 2%."""
         settings = self.settings
-        done = self.elapsed / (60 * settings.minutes)
-        if settings.max_steps is not None:
-            done = self.step / settings.max_steps
-        tail = (1 - done) / (1 - settings.decay_from)
+        tail = (1 - self.step / settings.steps) / (1 - settings.decay_from)
         return min(1.0, (self.step + 1) / settings.warm_up, max(0.02, tail))
 
     def draw(self, level: int, rng: np.random.Generator) -> Batch:
         """A batch of one level with about `tokens` tokens."""
-        recipe = LEVELS[level]
+        recipe = LEVELS[level].recipe
         samples = [draw_sample(rng, recipe)]
         length = sum(len(ids) for ids, _ in self.encoder.parts(samples[0]))
         for _ in range(self.settings.tokens // length - 1):
@@ -131,12 +128,9 @@ class Trainer:
         return numbers[0]
 
     def run(self) -> None:
-        """Trains until the minutes or steps are used up or the run is stopped, then saves."""
+        """Trains until the steps are used up or the run is stopped, then saves."""
         saved, loss = self.elapsed, None
-        limit = self.settings.max_steps
-        while not self.stopped and self.elapsed < 60 * self.settings.minutes:
-            if limit is not None and self.step >= limit:
-                break
+        while not self.stopped and self.step < self.settings.steps:
             loss = self.train_step()
             if self.step % 50 == 0:
                 self.report(loss)
@@ -228,7 +222,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokens", type=int, default=Settings.tokens, help="per step")

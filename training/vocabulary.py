@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from training.phrasing import NOT_STATED, all_forms
-from training.world import KINDS
+from training.words import LABELS, MADE_UP
+from training.world import KINDS, NamesOf
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
@@ -42,7 +43,9 @@ COMMON = (
     "under never day same another know while last might us great old year off come since against "
     "go came right used take three You I We If Answer Use only Read The A It He She They answer "
     "question questions passages text texts using given short say briefly below please helpful "
-    "assistant and word words The And its Its his her town river book company colour animal"
+    "assistant and word words context Context information query Query Question User Your Given "
+    "prior knowledge following pieces retrieved provided concise The And its Its "
+    "his her town river book company colour animal"
 ).split()
 SYSTEM_PROMPTS = (
     "Answer the question from the passages.",
@@ -54,11 +57,12 @@ SYSTEM_PROMPTS = (
 
 def words() -> list[str]:
     """Every word that should be one token, sorted, without duplicates."""
-    found: set[str] = set(COMMON)
+    found: set[str] = {*COMMON, *MADE_UP, *LABELS}
     for kind in KINDS:
         found.update(kind.firsts, kind.seconds)
         for values in kind.relations.values():
-            found.update(values)
+            if not isinstance(values, NamesOf):
+                found.update(word for value in values for word in value.split(" "))
     for text in [*all_forms(), *SYSTEM_PROMPTS, NOT_STATED]:
         found.update(re.findall(r"[A-Za-z]+", text.replace("{n}", "").replace("{v}", "")))
     return sorted(found)

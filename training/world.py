@@ -1,4 +1,4 @@
-"""The invented world: words, kinds of entities, their relations and values, and the two splits.
+"""The invented world: kinds of entities, their relations and values, and the two splits.
 
 Every entity has a name of two words. A tenth of all combinations of two words is held out: no
 training text contains them, the evaluation and the sample corpus are made of nothing else.
@@ -12,93 +12,58 @@ from typing import Literal
 
 import numpy as np
 
+from training.words import (
+    ADJECTIVES,
+    ANIMALS,
+    COLOURS,
+    DATES,
+    EMBLEMS,
+    EVENT_FIRSTS,
+    EVENT_KINDS,
+    FIRST_NAMES,
+    FULL_DATES,
+    GENRES,
+    INSTRUMENTS,
+    JOBS,
+    NOUNS,
+    ORG_KINDS,
+    PRIZES,
+    PRODUCTS,
+    REGIONS,
+    RIVERS,
+    SIDES,
+    SUBJECTS,
+    SURNAMES,
+    TOPICS,
+    TOWNS,
+    YEARS,
+)
+
 Split = Literal["train", "held-out"]
 
 
-def _join(starts: str, ends: str) -> tuple[str, ...]:
-    return tuple(a + b for a in starts.split() for b in ends.split())
+@dataclass(frozen=True, slots=True)
+class NamesOf:
+    """Values that are names of entities of a kind: two words."""
+
+    kind: str
 
 
-FIRST_NAMES = _join(
-    "Al Bel Cor Da El Fen Gal Ha Il Jo Ka Lo Mi Na Or Pe Ra Sa Te Va",
-    "dan ra lin mira nor ris ven wyn",
-)
-SURNAMES = _join(
-    "Ash Bram Cald Dor Ever Fal Gren Hol Ing Kest Lor Mar Nor Oak Pell Quill Ros Stan Thorn Ul "
-    "Var Wend Yar Zel",
-    "ane berg by den field gate ley mont ridge son wick worth",
-)
-TOWNS = _join(
-    "Ar Bir Cas Dun Es Fir Gor Hel Is Kar Lin Mol Nes Ost Pol Rov Sul Tir Vel Wes",
-    "ava ente holm ia mouth ola stad um",
-)
-RIVERS = _join("Ad Bro Ce Du Fe Gli Ka Lu", "na ver ssa reth lm")
-REGIONS = _join("Aqua Boro Cala Dela Fara Goro Lusi Mora", "land mark nia vale")
-SIDES = (
-    "North South East West Upper Lower Port Old New Great Little Fort Lake Mount Castle Bridge"
-).split()
-ORG_KINDS = (
-    "Foundry Brewery Press Bank Theatre Museum Institute Library Orchestra Shipyard Bakery Mill "
-    "Society Observatory Pottery Nursery Academy Clinic Hotel Circus Garage Dairy Tannery Choir"
-).split()
-ADJECTIVES = (
-    "Silent Golden Broken Hidden Burning Frozen Distant Crooked Bitter Gentle Hollow Velvet Wild "
-    "Ancient Pale Lonely Restless Scarlet Secret Sunken Twisted Weary Winter Wooden Patient Iron "
-    "Crystal Endless Faithful Forgotten Humble Midnight Northern Quiet Rusty Salted Shining Stolen "
-    "Stubborn Wandering"
-).split()
-NOUNS = (
-    "Harbour Garden Lantern Mirror Orchard Compass Bridge Clock Feather Letter Meadow Needle "
-    "Ocean Palace Ribbon Shadow Tower Violin Window Anchor Basket Candle Desert Engine Forest "
-    "Glacier Hammer Island Journey Kingdom Ladder Mountain Nest Oath Pearl Quarry Ring Staircase "
-    "Thread Umbrella Valley Whistle Yard Bell Cradle Door Echo Fountain Gate Horizon"
-).split()
-
-JOBS = (
-    "baker carpenter teacher painter doctor lawyer pilot sailor farmer tailor barber gardener "
-    "librarian mechanic plumber sculptor translator watchmaker blacksmith banker chemist dentist "
-    "fisherman glazier judge miner nurse potter surgeon weaver"
-).split()
-INSTRUMENTS = (
-    "flute cello violin trumpet piano harp guitar clarinet drum oboe trombone banjo lute organ "
-    "zither mandolin bassoon accordion horn viola"
-).split()
-SUBJECTS = (
-    "botany law medicine history physics chemistry music geology astronomy logic grammar "
-    "philosophy economics zoology geometry statistics theology anatomy rhetoric optics"
-).split()
-COLOURS = (
-    "red blue green yellow purple orange white black grey brown pink turquoise silver crimson "
-    "beige violet scarlet indigo ivory amber"
-).split()
-ANIMALS = (
-    "dog cat parrot goat horse rabbit falcon tortoise donkey fox lion bear wolf stork heron "
-    "swan raven badger beaver lizard"
-).split()
-PRODUCTS = (
-    "cheese glass paper silk wine honey bells ropes boots clocks soap salt lace knives candles "
-    "barrels carpets hats kites lenses maps mustard needles pipes rugs sails tiles toys vinegar "
-    "wool"
-).split()
-TOPICS = (
-    "love war friendship revenge greed hope exile freedom jealousy courage memory grief justice "
-    "loneliness betrayal pride poverty childhood faith ambition"
-).split()
-GENRES = (
-    "novel comedy tragedy ballad fable romance thriller play poem satire saga drama sonnet "
-    "chronicle parody"
-).split()
-YEARS = tuple(str(year) for year in range(1820, 1980))
+Values = Sequence[str] | NamesOf
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of entity: the two word lists of its names, and the values of each relation."""
+    """A kind of entity: the two word lists of its names, and the values of each relation.
+
+    `noun` is what later mentions may call it ("the company"), None for people.
+    """
 
     name: str
+    noun: str | None
     firsts: Sequence[str]
     seconds: Sequence[str]
-    relations: Mapping[str, Sequence[str]]
+    relations: Mapping[str, Values]
 
     def is_held_out(self, first: int, second: int) -> bool:
         """Whether the combination of these two words (indices) belongs to the held-out tenth."""
@@ -108,6 +73,7 @@ class Kind:
 KINDS: tuple[Kind, ...] = (
     Kind(
         "person",
+        None,
         FIRST_NAMES,
         SURNAMES,
         {
@@ -119,22 +85,28 @@ KINDS: tuple[Kind, ...] = (
             "colour": COLOURS,
             "birth year": YEARS,
             "pet": ANIMALS,
+            "birthday": DATES,
+            "employer": NamesOf("organisation"),
         },
     ),
     Kind(
         "organisation",
+        "the company",
         SURNAMES,
         ORG_KINDS,
         {
             "founded": YEARS,
             "seat": TOWNS,
             "product": PRODUCTS,
-            "emblem": ANIMALS,
+            "emblem": EMBLEMS,
             "walls": COLOURS,
+            "opening": FULL_DATES,
+            "founder": NamesOf("person"),
         },
     ),
     Kind(
         "place",
+        "the town",
         SIDES,
         TOWNS,
         {
@@ -142,11 +114,13 @@ KINDS: tuple[Kind, ...] = (
             "region": REGIONS,
             "product": PRODUCTS,
             "founded": YEARS,
-            "emblem": ANIMALS,
+            "emblem": EMBLEMS,
+            "mayor": NamesOf("person"),
         },
     ),
     Kind(
         "work",
+        "the book",
         ADJECTIVES,
         NOUNS,
         {
@@ -155,9 +129,28 @@ KINDS: tuple[Kind, ...] = (
             "topic": TOPICS,
             "genre": GENRES,
             "cover": COLOURS,
+            "author": NamesOf("person"),
+        },
+    ),
+    Kind(
+        "event",
+        "the event",
+        EVENT_FIRSTS,
+        EVENT_KINDS,
+        {
+            "town": TOWNS,
+            "first year": YEARS,
+            "date": DATES,
+            "prize": PRIZES,
+            "winner": NamesOf("person"),
         },
     ),
 )
+
+
+def kind_named(name: str) -> Kind:
+    """The kind of this name."""
+    return next(kind for kind in KINDS if kind.name == name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +190,13 @@ def draw_name(
             return kind.firsts[i], kind.seconds[j]
 
 
+def draw_value(rng: np.random.Generator, values: Values, split: Split) -> str:
+    """Draws a value; where values are names, one of the split."""
+    if isinstance(values, NamesOf):
+        return " ".join(draw_name(rng, kind_named(values.kind), split))
+    return values[int(rng.integers(len(values)))]
+
+
 def draw_entities(
     rng: np.random.Generator,
     kind: Kind,
@@ -227,6 +227,6 @@ def draw_entities(
         words.update(name)
         kept = [r for r in relations if rng.random() >= missing]
         kept = kept or [relations[int(rng.integers(len(relations)))]]
-        facts = {r: str(rng.choice(np.array(kind.relations[r]))) for r in kept}
+        facts = {r: draw_value(rng, kind.relations[r], split) for r in kept}
         entities.append(Entity(kind, name[0], name[1], facts))
     return entities

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from rag_windows import WindowedLM
 from rag_windows.loading import embedded_path
-from training.corpus_answers import SAMPLES, ask_all
+from training.corpus_answers import SAMPLES, Asker, ask_all, converse, rows
 from training.evaluate import evaluate
 from training.export import MAX_BYTES
 from training.initialise import positional_attention
@@ -53,10 +53,13 @@ def test_it_reads_eight_passages_far_better_than_a_blind_reader(reader: Windowed
         assert cell.right >= 25, cell
 
 
-def test_it_answers_the_sample_corpus(reader: WindowedLM) -> None:
-    found, scores = ask_all(reader, SAMPLES, ["ape:0.9:0.9"], 16, limit=20)
-    assert found >= 18
-    assert scores[0].right >= 16
+def test_it_answers_the_sample_corpus_and_follows_its_conversations(reader: WindowedLM) -> None:
+    asker = Asker(reader, SAMPLES, 16)
+    scores = {s.task: s for s in ask_all(asker, rows(SAMPLES, "questions.jsonl"), "ape:0.9:0.9")}
+    assert scores["single"].total + scores["not stated"].total == 100
+    assert scores["single"].right + scores["not stated"].right >= 85
+    followed = converse(asker, rows(SAMPLES, "conversations.jsonl"), "ape:0.9:0.9")
+    assert followed.right >= 20
 
 
 @pytest.mark.parametrize("method", ["sequential", "pcw", "ape"])

@@ -8,11 +8,24 @@ from rag_windows.passage import Passage
 from rag_windows.prompt import Prompt
 from training.curriculum import LEVELS
 from training.phrasing import NOT_STATED
+from training.recipes import Demonstrations, Recipe
 from training.samples import draw_sample
 from training.sequences import ANSWER, NAME, REST, Encoder
 from training.tasks import TASKS, as_sample, draw_case
+from training.world import Split
 
-WIDE = replace(LEVELS[-2], entities=4, questions=30, system=0.5)
+WIDE = Recipe(
+    4,
+    questions=30,
+    kin=0.25,
+    missing=0.1,
+    unstated=0.1,
+    pronouns=0.25,
+    surnames=0.1,
+    follow=0.25,
+    system=0.5,
+)
+LINKED = replace(WIDE, linked=True, hops=0.6)
 
 
 def test_the_same_seed_gives_the_same_samples() -> None:
@@ -33,11 +46,11 @@ def test_loss_falls_on_answers_and_known_names_only(tokenizer: PreTrainedTokeniz
         assert ids[(loss == ANSWER) | (loss == REST)].tolist() == expected
         assert int((loss == ANSWER).sum()) == len(sample.turns)
         marked = tokenizer.convert_ids_to_tokens(ids[loss == NAME].tolist())
-        titles = [title for title, _ in sample.passages]
+        titles = [title for title, _ in sample.passages if title]
         seconds = {"Ġ" + title.split()[1] for title in titles}
         assert marked
         assert set(marked) <= seconds
-        mentions = sum(text.count(title) for title, text in sample.passages)
+        mentions = sum(text.count(title) for title, text in sample.passages if title)
         asked = sum(turn.name is not None for turn in sample.turns)
         assert len(marked) == mentions + asked
 
@@ -54,6 +67,70 @@ def test_answers_stand_in_their_passage(tokenizer: PreTrainedTokenizerFast) -> N
                 assert turn.answer in sample.passages[turn.passage][1]
                 assert 0 < turn.blind <= 1
     assert tasks == {"single", "follow-up", "not stated"}
+
+
+def test_training_shows_at_most_eight_passages_and_every_task() -> None:
+    tasks: set[str] = set()
+    for level in LEVELS:
+        rng = np.random.default_rng(2)
+        for _ in range(20):
+            sample = draw_sample(rng, level.recipe)
+            assert 1 <= len(sample.passages) <= 8
+            tasks.update(turn.task for turn in sample.turns)
+    assert tasks >= {"single", "follow-up", "not stated", "two-hop", "open hop", "classification"}
+    assert sum(level.share for level in LEVELS) == pytest.approx(1)
+
+
+def test_a_two_hop_answer_names_the_link_and_a_value_of_another_passage(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    encoder, rng = Encoder(tokenizer), np.random.default_rng(3)
+    hops = 0
+    for _ in range(20):
+        sample = draw_sample(rng, LINKED)
+        passages = dict(sample.passages)
+        for turn in sample.turns:
+            if turn.task != "two-hop":
+                continue
+            hops += 1
+            assert turn.bridge is not None
+            assert turn.name is not None
+            assert turn.bridge in passages[turn.name]
+            assert turn.bridge not in turn.question
+            assert turn.answer.removeprefix(f"{turn.bridge}, ") in passages[turn.bridge]
+        _, loss = encoder.parts(sample)[-1]
+        bridged = sum(turn.bridge is not None for turn in sample.turns)
+        assert loss.count(ANSWER) == len(sample.turns) + bridged
+    assert hops > 50
+
+
+@pytest.mark.parametrize("split", ["train", "held-out"])
+def test_demonstrations_show_the_keyword_of_every_question_with_its_label(split: Split) -> None:
+    rng = np.random.default_rng(4)
+    for passages in (1, 4):
+        sample = draw_sample(rng, Demonstrations(passages), split)
+        lines = [line for _, text in sample.passages for line in text.splitlines()]
+        assert len(lines) == 8 * passages
+        assert {title for title, _ in sample.passages} == {None}
+        for turn in sample.turns:
+            same = [line for line in lines if line.endswith(f": {turn.answer}")]
+            others = [line for line in lines if line not in same]
+            words = turn.question.rstrip(":").split()
+            telling = [w for w in words if all(w not in line.split(":")[0] for line in others)]
+            assert any(word in line for line in same for word in words)
+            assert telling or len(others) == 0
+
+
+def test_frames_surround_passages_and_questions(tokenizer: PreTrainedTokenizerFast) -> None:
+    rng, befores = np.random.default_rng(5), 0
+    for _ in range(30):
+        sample = draw_sample(rng, replace(WIDE, framed=1.0, follow=0.0))
+        befores += bool(sample.before)
+        prefix, _ = Encoder(tokenizer).parts(sample)[0]
+        assert tokenizer.decode(prefix).endswith(f"<|user|>{sample.before}")
+        for turn in sample.turns:
+            assert turn.name is None or turn.name in turn.question
+    assert befores > 3
 
 
 @pytest.mark.parametrize("task", list(TASKS))

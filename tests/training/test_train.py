@@ -16,7 +16,7 @@ from training.train import Settings, Trainer, train
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Trainer]:
     settings = Settings(
-        tmp_path_factory.mktemp("run"), 10.0, tokens=512, width=64, layers=2, inner=64, max_steps=20
+        tmp_path_factory.mktemp("run"), steps=20, tokens=512, width=64, layers=2, inner=64
     )
     return settings, train(settings)
 
@@ -37,7 +37,7 @@ def test_twenty_steps_lower_the_loss_and_keep_the_positional_heads(
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    small = Settings(tmp_path / "a", 10.0, tokens=256, width=64, layers=2, inner=64, max_steps=6)
+    small = Settings(tmp_path / "a", steps=6, tokens=256, width=64, layers=2, inner=64)
     whole = train(small)
     halves = replace(small, out=tmp_path / "b")
     first = Trainer(halves, whole.tokenizer)
