@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_windows.errors import RagWindowsError
+    from rag_windows.cache.passage_cache import PassageCache
+    from rag_windows.errors import CacheError, RagWindowsError
     from rag_windows.generation import Chunk, Citation, Generation, Timings, Usage
     from rag_windows.model import WindowedLM
     from rag_windows.passage import Passage
@@ -19,11 +20,13 @@ __all__ = [
     "APE",
     "METHODS",
     "PCW",
+    "CacheError",
     "Chunk",
     "Citation",
     "Generation",
     "Method",
     "Passage",
+    "PassageCache",
     "RagWindowsError",
     "Score",
     "Sequential",
@@ -35,7 +38,8 @@ __all__ = [
 
 # Imported on first use: the command line shows its help and its errors without loading torch.
 _HOMES = {
-    "rag_windows.errors": ("RagWindowsError",),
+    "rag_windows.cache.passage_cache": ("PassageCache",),
+    "rag_windows.errors": ("CacheError", "RagWindowsError"),
     "rag_windows.generation": ("Chunk", "Citation", "Generation", "Timings", "Usage"),
     "rag_windows.model": ("WindowedLM",),
     "rag_windows.passage": ("Passage",),

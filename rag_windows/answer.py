@@ -12,13 +12,14 @@ from transformers.generation.streamers import BaseStreamer
 from rag_windows.context import EncodedContext, encode_context
 from rag_windows.decoding import Decoded, Decoder
 from rag_windows.detokenize import Detokenizer
-from rag_windows.encoding import Encoder
+from rag_windows.encoding import WindowEncoder
 from rag_windows.generation import Citation, FinishReason, Generation, Timings, Usage
 from rag_windows.request import Request
+from rag_windows.sources import sources_of
 from rag_windows.stopping import Cancelled, FirstToken, StopStrings
 
 
-def encode_request(encoder: Encoder, request: Request) -> EncodedContext:
+def encode_request(encoder: WindowEncoder, request: Request) -> EncodedContext:
     """Encode what the request's query will read; a passage is one citation group."""
     windows = request.parts.windows
     return encode_context(
@@ -28,11 +29,12 @@ def encode_request(encoder: Encoder, request: Request) -> EncodedContext:
         request.method,
         groups=[window.passage for window in windows],
         on_encoded=request.on_encoded,
+        sources=sources_of(request.parts, request.passages),
     )
 
 
 def answer(
-    encoder: Encoder,
+    encoder: WindowEncoder,
     decoder: Decoder,
     detokenizer: Detokenizer,
     request: Request,
@@ -98,12 +100,13 @@ def _generation(
         text=detokenizer.text(ids, request.stop),
         token_ids=tuple(ids),
         finish_reason=_finish_reason(decoder, detokenizer, request, ids, stopped_early),
-        usage=Usage(prompt_tokens, 0, len(ids)),
+        usage=Usage(prompt_tokens, context.cached_tokens, len(ids)),
         timings=timings,
         citations=citations,
         prefix_mass=prefix_mass,
         query_mass=query_mass,
         notes=request.parts.notes,
+        windows=request.parts.windows if request.method.windowed else (),
         raw=decoded.raw,
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rag_windows.boundary import Piece
 from rag_windows.conversation import Conversation
+from rag_windows.errors import PromptError
 
 
 class BaseLayout:
@@ -32,7 +33,16 @@ class BaseLayout:
         self.leading = _leading(tokenizer)
 
     def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
-        """What stands before the passages, and after them; all of it after, without passages."""
+        """What stands before the passages, and after them; all of it after, without passages.
+
+        Raises:
+            PromptError: there are tools, or calls of them.
+        """
+        if conversation.tools or any(t.calls or t.role == "tool" for t in conversation.turns):
+            raise PromptError(
+                "This model has no chat template, so it can't be shown tools or their answers. Use "
+                "a model with one, or set tokenizer.chat_template."
+            )
         system = [Piece(f"{conversation.system}\n\n")] if conversation.system else []
         turns = [
             Piece(f"Question: {turn.content}\n")
@@ -41,6 +51,8 @@ class BaseLayout:
             for turn in conversation.turns
         ]
         turns.append(Piece("Answer:"))
+        if conversation.opening:
+            turns.append(Piece(conversation.opening, trusted=True))
         return (system, turns) if slot else ([], system + turns)
 
 

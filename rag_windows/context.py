@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from transformers import DynamicCache
 
-from rag_windows.encoding import Encoder, OnEncoded
+from rag_windows.encoding import Encoded, OnEncoded, Source, WindowEncoder
 from rag_windows.errors import InputError
 from rag_windows.rescaling import Method
 from rag_windows.windows import PackedWindows, Window, pack
@@ -24,6 +25,7 @@ class EncodedContext:
         method: how queries read the windows.
         query_start: position of the query's first token: prefix plus the longest window.
         window_tokens: tokens in all windows together.
+        cached_tokens: those of prefix and windows that were not computed for this context.
     """
 
     prefix_ids: tuple[int, ...]
@@ -32,6 +34,7 @@ class EncodedContext:
     method: Method
     query_start: int
     window_tokens: int
+    cached_tokens: int = 0
 
     def new_tail(self, rows: int = 1) -> DynamicCache:
         """A fresh HF cache that holds the prefix, for ``rows`` batch rows.
@@ -52,12 +55,13 @@ class EncodedContext:
 
 
 def encode_context(
-    encoder: Encoder,
+    encoder: WindowEncoder,
     prefix_ids: Sequence[int],
     windows: Sequence[Sequence[int]],
     method: Method,
     groups: Sequence[int] | None = None,
     on_encoded: OnEncoded | None = None,
+    sources: Sequence[Source] = (),
 ) -> EncodedContext:
     """Encode prefix and windows for one method.
 
@@ -68,6 +72,7 @@ def encode_context(
         method: how queries will read them.
         groups: citation group of each window; by default each window is its own.
         on_encoded: see `Encoder.encode_windows`.
+        sources: of each window, see `Encoder.encode`.
 
     Raises:
         InputError: a window without tokens.
@@ -77,21 +82,23 @@ def encode_context(
         raise InputError(f"Window {lengths.index(0)} has no tokens; leave it out.")
     numbers = list(range(len(windows))) if groups is None else list(groups)
     n_groups = max(numbers, default=-1) + 1
-    token_groups = [[number] * length for number, length in zip(numbers, lengths, strict=True)]
+    token_groups = torch.tensor(numbers, dtype=torch.int64).repeat_interleave(
+        torch.tensor(lengths, dtype=torch.int64)
+    )
     if not method.windowed and windows:
         windows = [[token for ids in windows for token in ids]]
-        token_groups = [[number for row in token_groups for number in row]]
     start = len(prefix_ids)
-    prefix = encoder.encode_prefix(prefix_ids) if windows else None
+    encoded = Encoded(None, [])
     packed = None
     if windows:
-        encoded = encoder.encode_windows(prefix, windows, on_encoded)
-        packed = pack(encoded, token_groups, n_groups)
+        encoded = encoder.encode(prefix_ids, windows, method, sources, on_encoded)
+        packed = pack(encoded.windows, token_groups, n_groups)
     return EncodedContext(
         prefix_ids=tuple(prefix_ids),
-        prefix=prefix,
+        prefix=encoded.prefix,
         windows=packed,
         method=method,
         query_start=start + max((len(ids) for ids in windows), default=0),
         window_tokens=sum(lengths),
+        cached_tokens=encoded.cached_tokens,
     )

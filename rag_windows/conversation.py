@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rag_windows.errors import PromptError
+from rag_windows.tool_calls import ToolCall, check_tools, identifier
+
+_EXTRA = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn: ``role`` is ``user`` or ``assistant``, ``content`` its text."""
+    """One turn.
+
+    Attributes:
+        role: ``user``, ``assistant`` or ``tool`` (what a tool gave back).
+        content: its text.
+        calls: the assistant's calls of tools.
+        call_id: the id of the call that a tool answers.
+        name: the tool's name.
+    """
 
     role: str
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,31 +37,49 @@ class Conversation:
 
     Attributes:
         system: the instruction, or an empty string.
-        turns: user and assistant messages in order; the last one is the user's.
+        turns: messages in order; the last one is the user's or a tool's.
+        tools: definitions of the tools that the model may call.
+        opening: how the answer begins, written for the model; trusted like the template itself.
     """
 
     system: str
     turns: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    opening: str = ""
 
     @classmethod
     def of(
-        cls, query: str | Sequence[Mapping[str, Any]], prefix: str | None = None
+        cls,
+        query: str | Sequence[Mapping[str, Any]] | Conversation,
+        prefix: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        opening: str = "",
     ) -> Conversation:
         """Read what a caller gives.
 
         Args:
-            query: a question, or messages ``{"role": ..., "content": ...}``. A leading system
-                message is the instruction.
+            query: a question, messages ``{"role": ..., "content": ...}``, or a conversation. A
+                leading system message is the instruction. An assistant's message may have
+                ``tool_calls``, and ``tool`` messages that follow have ``tool_call_id`` and may
+                have ``name``, as in OpenAI's chat API.
             prefix: the instruction; put before a leading system message, with a blank line between.
+            tools: what the model may call, see `check_tools`.
+            opening: how the answer begins. Never put a user's or a passage's text here.
 
         Raises:
             PromptError: no messages, a wrong role or content, a system message that is not the
-                first, or a last message that is not the user's.
+                first, a tool's message that answers no call, or a last message that is neither the
+                user's nor a tool's.
         """
         if prefix is not None and not isinstance(prefix, str):
             raise PromptError(f"prefix must be a string or None, not {type(prefix).__name__}.")
+        if isinstance(query, Conversation):
+            both = "\n\n".join(part for part in (prefix, query.system) if part)
+            return replace(query, system=both)
+        checked = check_tools(tools)
         if isinstance(query, str):
-            return cls(prefix or "", (Message("user", query),))
+            return cls(prefix or "", (Message("user", query),), checked, opening)
         if not isinstance(query, Sequence) or not query:
             raise PromptError(
                 "query must be a question (a string) or a non-empty list of messages like "
@@ -63,12 +95,36 @@ class Conversation:
                 "Only the first message may have the role 'system'; move its text there, or give "
                 "it as prefix=."
             )
-        if not messages or messages[-1].role != "user":
+        _check_order(messages)
+        return cls("\n\n".join(instructions), _named(messages), checked, opening)
+
+
+def _check_order(messages: Sequence[Message]) -> None:
+    roles = [message.role for message in messages]
+    for index, role in enumerate(roles):
+        caller = next((m for m in reversed(messages[:index]) if m.role != "tool"), None)
+        if role == "tool" and (caller is None or not caller.calls):
             raise PromptError(
-                "The last message must be the user's: it is the question to answer. Append "
-                '{"role": "user", "content": ...}.'
+                "A message with the role 'tool' must follow the assistant's message whose "
+                "tool_calls it answers; keep that one, or give the tool's text as the user's."
             )
-        return cls("\n\n".join(instructions), tuple(messages))
+    if not roles or roles[-1] not in ("user", "tool") or "user" not in roles:
+        raise PromptError(
+            "The last message must be the user's: it is the question to answer. Append "
+            '{"role": "user", "content": ...}. A tool\'s answer may come last, too, where an '
+            "earlier message is the user's."
+        )
+
+
+def _named(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """With the tools' names at their answers, which some templates insist on."""
+    names = {call.id: call.name for message in messages for call in message.calls if call.id}
+    return tuple(
+        replace(message, name=names.get(message.call_id))
+        if message.role == "tool" and message.name is None and message.call_id
+        else message
+        for message in messages
+    )
 
 
 def _message(entry: object, index: int) -> Message:
@@ -78,19 +134,25 @@ def _message(entry: object, index: int) -> Message:
             '{"role": "user", "content": "..."}.'
         )
     role, content = entry["role"], entry["content"]
-    if role not in ("system", "user", "assistant"):
+    if role not in ("system", "user", "assistant", "tool"):
         raise PromptError(
-            f"Message {index} has the role {role!r}; use 'system' (first message only), 'user' or "
-            "'assistant'."
+            f"Message {index} has the role {role!r}; use 'system' (first message only), 'user', "
+            "'assistant' or 'tool'."
         )
     if not isinstance(content, str):
         raise PromptError(
             f"The content of message {index} must be a string, not {type(content).__name__}; join "
             "the text of its parts."
         )
-    unknown = sorted(str(key) for key in entry.keys() - {"role", "content"})
+    read = {"role", "content"} | _EXTRA.get(role, set())
+    unknown = sorted(str(key) for key in entry.keys() - read)
     if unknown:
         raise PromptError(
-            f"Message {index} has the keys {unknown}; only role and content are read."
+            f"Message {index} has the keys {unknown}; only {sorted(read)} are read of role {role}."
         )
-    return Message(role, content)
+    calls = tuple(ToolCall.of(call, f"message {index}") for call in entry.get("tool_calls") or ())
+    names = [
+        None if entry.get(key) is None else identifier(entry[key], f"{key!r} of message {index}")
+        for key in ("tool_call_id", "name")
+    ]
+    return Message(role, content, calls, *names)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -13,6 +15,7 @@ from rag_windows.attention.reach import layer_reach
 from rag_windows.attention.rope import check_tables, table_limit
 from rag_windows.batching import bucket_by_length
 from rag_windows.device import input_device
+from rag_windows.rescaling import Method
 from rag_windows.windows import Window, pack
 
 OnEncoded = Callable[[int, int], None]
@@ -20,6 +23,48 @@ OnEncoded = Callable[[int, int], None]
 
 MAX_BATCH_TOKENS = 8192
 """Tokens, padding included, that one forward pass of windows holds at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a window was made from.
+
+    Attributes:
+        name: how errors call it.
+        labels: ids of the passage and its document, by which a cache can be told to forget it.
+    """
+
+    name: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Prefix and windows of one request.
+
+    Attributes:
+        prefix: None if it is empty.
+        windows: in the order given.
+        cached_tokens: those of all tokens that were not computed for this request.
+    """
+
+    prefix: Window | None
+    windows: list[Window] = field(repr=False)
+    cached_tokens: int = 0
+
+
+class WindowEncoder(Protocol):
+    """What turns prefix and windows into keys and values: an `Encoder`, or a cache before one."""
+
+    def encode(
+        self,
+        prefix_ids: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        method: Method,
+        sources: Sequence[Source] = (),
+        on_encoded: OnEncoded | None = None,
+    ) -> Encoded:
+        """See `Encoder.encode`."""
 
 
 class Encoder:
@@ -39,6 +84,31 @@ class Encoder:
         config = twin.config.get_text_config(decoder=True)
         self.reach = layer_reach(config)
         self._table_limit = table_limit(config)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that encodes."""
+        return self._twin
+
+    def encode(
+        self,
+        prefix_ids: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        method: Method,
+        sources: Sequence[Source] = (),
+        on_encoded: OnEncoded | None = None,
+    ) -> Encoded:
+        """Encode what one request reads.
+
+        Args:
+            prefix_ids: may be empty.
+            windows: token ids, each of at least one token.
+            method: how they will be read.
+            sources: of each window, for who stores them.
+            on_encoded: see `encode_windows`.
+        """
+        prefix = self.encode_prefix(prefix_ids)
+        return Encoded(prefix, self.encode_windows(prefix, windows, on_encoded))
 
     def encode_prefix(self, ids: Sequence[int]) -> Window | None:
         """Encode the prefix at positions 0..p-1; None if it is empty."""
@@ -66,14 +136,20 @@ class Encoder:
             One window each, in the order given.
         """
         encoded: dict[int, Window] = {}
-        lengths = [len(ids) for ids in windows]
-        for bucket in bucket_by_length(lengths, self._max_batch_tokens):
-            batch = [tuple(windows[index]) for index in bucket]
-            for index, window in zip(bucket, self._forward(batch, prefix), strict=True):
-                encoded[index] = window
+        for batch in self.encode_batches(prefix, windows):
+            encoded |= batch
             if on_encoded is not None:
                 on_encoded(len(encoded), len(windows))
         return [encoded[index] for index in range(len(windows))]
+
+    def encode_batches(
+        self, prefix: Window | None, windows: Sequence[Sequence[int]]
+    ) -> Iterator[dict[int, Window]]:
+        """Like `encode_windows`, one forward pass after the other: windows by their index."""
+        lengths = [len(ids) for ids in windows]
+        for bucket in bucket_by_length(lengths, self._max_batch_tokens):
+            batch = [tuple(windows[index]) for index in bucket]
+            yield dict(zip(bucket, self._forward(batch, prefix), strict=True))
 
     @torch.no_grad()
     def _forward(self, batch: list[tuple[int, ...]], prefix: Window | None) -> list[Window]:
@@ -90,7 +166,9 @@ class Encoder:
             prefix_length=0,
             query_start=start,
             reach=self.reach,
-            windows=None if prefix is None else pack([prefix], [[0] * start], 1),
+            windows=None
+            if prefix is None
+            else pack([prefix], torch.zeros(start, dtype=torch.int64), 1),
             capture=capture,
         )
         with use_layout(layout):

@@ -37,8 +37,16 @@ class UnsupportedModelError(ModelError):
     """This model type's attention can't be split into windows; the message says why."""
 
 
+class ToolsUnsupportedError(ModelError, NotImplementedError):
+    """This model's chat template can't show tools, or its calls of them can't be read or forced."""
+
+
 class GenerationError(RagWindowsError):
     """Generation was asked for something it can't do, or failed on the way."""
+
+
+class GenerationTimeoutError(GenerationError):
+    """Generation took longer than it was given."""
 
 
 class DocumentError(RagWindowsError):
@@ -51,3 +59,11 @@ class RetrievalError(RagWindowsError):
 
 class MissingExtraError(RagWindowsError):
     """An optional dependency is not installed; the message names the extra to install."""
+
+
+class CacheError(RagWindowsError):
+    """A passage cache can't be opened or used as asked."""
+
+
+class NonFiniteError(CacheError):
+    """A window's keys or values hold NaN or infinity, so no answer could be right."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rag_windows.prompt import Note
+from rag_windows.prompt import Note, WindowTokens
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -72,6 +72,9 @@ class Generation:
         prefix_mass: share of the attention on the prefix; None without citations.
         query_mass: share on the query and the answer so far; None without citations.
         notes: what was done with blank, duplicate and overlong passages.
+        windows: the record of what was read in a window of its own: its tokens, the passage they
+            come from and the span of its text. Empty without passages, and for a method that
+            reads them one after the other.
         alternatives: further answers where ``num_return_sequences`` asked for them.
         raw: what ``transformers`` returned (scores, logits, hidden states where asked for).
     """
@@ -85,6 +88,7 @@ class Generation:
     prefix_mass: float | None = None
     query_mass: float | None = None
     notes: tuple[Note, ...] = ()
+    windows: tuple[WindowTokens, ...] = field(default=(), repr=False)
     alternatives: tuple[Generation, ...] = ()
     raw: Any = field(default=None, repr=False, compare=False)
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from rag_windows.errors import ModelLoadError
+from rag_windows.errors import InputError, ModelLoadError
 
 EMBEDDED = ("tiny-reader",)
 """Models that are shipped with the package."""
@@ -23,6 +25,39 @@ EMBEDDED = ("tiny-reader",)
 def embedded_path(name: str) -> Path:
     """Folder of a shipped model."""
     return Path(str(resources.files("rag_windows") / "models" / name))
+
+
+def resolve(
+    model: str | Path | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    dtype: str | torch.dtype,
+    device_map: Any,
+    **model_kwargs: Any,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A loaded model as it is, or one loaded by name, in evaluation mode.
+
+    Raises:
+        InputError: options of loading for a loaded model, or no model at all.
+        ModelLoadError: see `load`.
+    """
+    if isinstance(model, PreTrainedModel):
+        if model_kwargs or device_map is not None or dtype != "auto":
+            raise InputError(
+                "dtype, device_map and model options apply to models loaded here by name; "
+                "this one is loaded already."
+            )
+        return model, tokenizer
+    if not isinstance(model, str | Path):
+        raise InputError(
+            f"model must be a name, a folder or a transformers PreTrainedModel, not "
+            f"{type(model).__name__}. Give a compiled model uncompiled, and a PEFT model as "
+            "its get_base_model()."
+        )
+    if device_map is not None:
+        model_kwargs["device_map"] = device_map
+    loaded, tokenizer = load(model, tokenizer, dtype=dtype, **model_kwargs)
+    return loaded.eval(), tokenizer
 
 
 def load(
@@ -50,7 +85,7 @@ def load(
         )
     source = str(embedded_path(model) if model in EMBEDDED else model)
     _check_path(str(model), source)
-    hub = {key: kwargs[key] for key in ("revision", "token", "cache_dir") if key in kwargs}
+    hub = _hub(kwargs)
     if isinstance(kwargs.get("dtype"), str) and kwargs["dtype"] != "auto":
         kwargs["dtype"] = _dtype(kwargs["dtype"])
     try:
@@ -60,6 +95,34 @@ def load(
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
         raise ModelLoadError(_explain(str(model), error)) from error
     return loaded, tokenizer
+
+
+def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:
+    """Only a model's configuration, no weights; arguments and errors as in `load`."""
+    source = str(embedded_path(model) if model in EMBEDDED else model)
+    _check_path(str(model), source)
+    try:
+        return AutoConfig.from_pretrained(source, **_hub(kwargs))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelLoadError(_explain(str(model), error)) from error
+
+
+def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """Only a tokenizer, with options of its own; errors as in `load`."""
+    if kwargs.get("trust_remote_code"):
+        raise ModelLoadError(
+            "trust_remote_code=True is refused: it runs code from the tokenizer's repository. Load "
+            "the tokenizer yourself if you trust it, and pass the object as tokenizer=."
+        )
+    source = str(embedded_path(name) if name in EMBEDDED else name)
+    try:
+        return AutoTokenizer.from_pretrained(source, **kwargs)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+        raise ModelLoadError(_explain(str(name), error)) from error
+
+
+def _hub(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: kwargs[key] for key in ("revision", "token", "cache_dir") if key in kwargs}
 
 
 def _check_path(name: str, source: str) -> None:

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from rag_windows import loading
 from rag_windows.answer import answer, encode_request
 from rag_windows.decoding import BATCHING
-from rag_windows.detokenize import Detokenizer
-from rag_windows.encoding import MAX_BATCH_TOKENS, OnEncoded
-from rag_windows.errors import InputError, ModelError
+from rag_windows.encoding import OnEncoded
 from rag_windows.generation import Chunk, Generation
-from rag_windows.headers import Header
-from rag_windows.limits import position_limit
-from rag_windows.prompt import Prompt
-from rag_windows.request import Messages, PassageLike, Request, check_request
+from rag_windows.listing import passages_of
+from rag_windows.request import Messages, PassageLike
 from rag_windows.rescaling import Method
 from rag_windows.scoring import Score, score_ids
 from rag_windows.streaming import stream
-from rag_windows.token_level import TokenLM
+from rag_windows.text_level import TextLM
+from rag_windows.warming import OnWarmed, Warmed, warm
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """What only a model with a tokenizer has."""
-
-    prompt: Prompt
-    detokenizer: Detokenizer
-
-
-class WindowedLM(TokenLM):
+class WindowedLM(TextLM):
     """A local causal LM that reads each passage in a window of its own.
 
     Make one with `from_pretrained`. It is safe to call from many threads at once, with different
@@ -47,99 +31,9 @@ class WindowedLM(TokenLM):
         model: the plain model, untouched.
         tokenizer: or None, for token-level work only.
         method: the default method.
+        template_kwargs: further variables of the chat template.
+        cache: the passage cache, or None.
     """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        method: str | Method = "ape",
-        max_window_tokens: int | None = None,
-        header: Header = "title",
-        template_kwargs: Mapping[str, Any] | None = None,
-        text_tokens: Collection[str] = (),
-        max_batch_tokens: int = MAX_BATCH_TOKENS,
-    ) -> None:
-        super().__init__(model, method=method, max_batch_tokens=max_batch_tokens)
-        self.tokenizer = tokenizer
-        self._limit = position_limit(model.config)
-        if max_window_tokens is not None and max_window_tokens < 1:
-            raise InputError(f"max_window_tokens must be at least 1, got {max_window_tokens}.")
-        self.max_window_tokens = max_window_tokens or (self._limit // 2 if self._limit else None)
-        self._text_parts: _Text | None = None
-        if tokenizer is not None:
-            prompt = Prompt(
-                tokenizer,
-                header=header,
-                template_kwargs=template_kwargs or {},
-                text_tokens=text_tokens,
-            )
-            self._text_parts = _Text(prompt, Detokenizer(tokenizer))
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        model: str | Path | PreTrainedModel,
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        method: str | Method = "ape",
-        max_window_tokens: int | None = None,
-        header: Header = "title",
-        template_kwargs: Mapping[str, Any] | None = None,
-        text_tokens: Collection[str] = (),
-        max_batch_tokens: int = MAX_BATCH_TOKENS,
-        dtype: str | torch.dtype = "auto",
-        device_map: Any = None,
-        **model_kwargs: Any,
-    ) -> WindowedLM:
-        """Load a model and make it read windows.
-
-        Args:
-            model: Hub name, local folder, "tiny-reader" (shipped), or a loaded model.
-            tokenizer: instead of the model's own; a loaded model needs one for text.
-            method: default method, by name ("ape", "pcw", "sequential") or as an object.
-            max_window_tokens: a longer passage becomes several; default: half the positions.
-            header: "title", "none", "number", "number+title", or a function of (passage, number).
-            template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
-            text_tokens: control tokens that passages may spell after all; see `Prompt`.
-            max_batch_tokens: tokens in one encoding pass, padding included.
-            dtype: of the weights, for a model loaded here.
-            device_map: where they go: "cuda", "auto", ... (needs accelerate).
-            model_kwargs: for ``AutoModelForCausalLM.from_pretrained``, quantization included.
-
-        Raises:
-            ModelLoadError: not found, or can't be loaded.
-            UnsupportedModelError: its attention can't be split into windows.
-        """
-        if isinstance(model, PreTrainedModel):
-            if model_kwargs or device_map is not None or dtype != "auto":
-                raise InputError(
-                    "dtype, device_map and model options apply to models loaded here by name; "
-                    "this one is loaded already."
-                )
-            loaded = model
-        elif not isinstance(model, str | Path):
-            raise InputError(
-                f"model must be a name, a folder or a transformers PreTrainedModel, not "
-                f"{type(model).__name__}. Give a compiled model uncompiled, and a PEFT model as "
-                "its get_base_model()."
-            )
-        else:
-            if device_map is not None:
-                model_kwargs["device_map"] = device_map
-            loaded, tokenizer = loading.load(model, tokenizer, dtype=dtype, **model_kwargs)
-            loaded.eval()
-        return cls(
-            loaded,
-            tokenizer,
-            method=method,
-            max_window_tokens=max_window_tokens,
-            header=header,
-            template_kwargs=template_kwargs,
-            text_tokens=text_tokens,
-            max_batch_tokens=max_batch_tokens,
-        )
 
     def generate(
         self,
@@ -161,7 +55,7 @@ class WindowedLM(TokenLM):
 
         Args:
             query: a question, or a conversation as ``[{"role": ..., "content": ...}, ...]`` that
-                ends with the user.
+                ends with the user, or a `Conversation`.
             passages: in any order; blank and duplicate ones are left out and told in ``notes``.
             prefix: system prompt, read by every window and by the query.
             method: instead of the default one.
@@ -267,33 +161,48 @@ class WindowedLM(TokenLM):
             for choice, total, tokens in zip(choices, sums, ids, strict=True)
         ]
 
-    def _request(
+    def warm(
         self,
-        query: Messages,
-        passages: Sequence[PassageLike],
+        passages: Iterable[PassageLike],
         *,
-        method: str | Method | None,
-        options: Mapping[str, Any] | None = None,
-        **checked: Any,
-    ) -> Request:
-        options = dict(options or {})
-        if "stop_strings" in options:
-            options.setdefault("tokenizer", self.tokenizer)
-        return check_request(
-            self._text().prompt,
-            query,
+        prefix: str | None = None,
+        conversation: Messages | None = None,
+        on_warmed: OnWarmed | None = None,
+        ttl: float | None = None,
+    ) -> Warmed:
+        """Encode passages ahead of the questions, and put them into the cache.
+
+        What the cache holds already is left out, so a call that was interrupted goes on where it
+        stopped. Windows fit requests of the same prefix: the same system prompt and tools.
+
+        Args:
+            passages: as in `generate`; an iterable is read as it goes.
+            prefix: as requests will have it.
+            conversation: where requests hold a system message or tools, one such request.
+            on_warmed: called with the passages done, and with all of them if that is known.
+            ttl: seconds for which these may be used, instead of the cache's own.
+
+        Raises:
+            InputError: this model has no cache, or its header numbers the passages.
+        """
+        return warm(
+            self,
             passages,
-            method=self._method(method),
-            max_window_tokens=self.max_window_tokens,
-            position_limit=self._limit,
-            options=options,
-            **checked,
+            prefix=prefix,
+            conversation=conversation,
+            on_warmed=on_warmed,
+            ttl=ttl,
         )
 
-    def _text(self) -> _Text:
-        if self._text_parts is None:
-            raise ModelError(
-                "This model was wrapped without a tokenizer, so it takes token ids only. Pass "
-                "tokenizer= to from_pretrained."
-            )
-        return self._text_parts
+    def warm_from_retriever(self, retriever: object, **options: Any) -> Warmed:
+        """`warm` with all documents that a retriever, index or store can list.
+
+        Args:
+            retriever: one of ours; a LangChain retriever, vector store or index of documents; a
+                LlamaIndex index, retriever or document store.
+            options: of `warm`.
+
+        Raises:
+            InputError: it does not let its documents be listed; warm() takes them as a list.
+        """
+        return self.warm(passages_of(retriever), **options)

@@ -31,6 +31,7 @@ from rag_windows.headers import Header, header_function
 from rag_windows.passage import Passage
 from rag_windows.splitting import TooLittleRoomError, split
 from rag_windows.template import ChatTemplate
+from rag_windows.tool_calls import strings, tool_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Prompt:
 
     def build(
         self,
-        query: str | Sequence[Mapping[str, str]],
+        query: str | Sequence[Mapping[str, Any]] | Conversation,
         passages: Sequence[Passage],
         *,
         prefix: str | None = None,
@@ -141,7 +142,7 @@ class Prompt:
 
         Args:
             query: the question, or messages with ``role`` and ``content`` of which the last one is
-                the user's and the first one may be a system message.
+                the user's and the first one may be a system message, or a `Conversation`.
             passages: in any number; blank and repeated ones make no window and are noted.
             prefix: the instruction (system prompt); goes before a leading system message.
             max_window_tokens: greatest length of a window; a longer passage becomes several
@@ -154,6 +155,7 @@ class Prompt:
         if max_window_tokens is not None and max_window_tokens < 1:
             raise LimitError(f"max_window_tokens must be at least 1, not {max_window_tokens}.")
         conversation = Conversation.of(query, prefix)
+        self._check_tools(conversation.tools)
         in_text = self._layout.begins_in_text or bool(conversation.system)
         at: At = "text" if in_text else "start"
         windows: list[WindowTokens] = []
@@ -187,6 +189,17 @@ class Prompt:
         prefix_ids = [*self._layout.leading, *self._boundary.encode_pieces(before)]
         query_ids = self._boundary.encode_pieces(after, "text")
         return PromptParts(tuple(prefix_ids), tuple(windows), tuple(query_ids), tuple(notes))
+
+    def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """A template writes tools itself, so their text must hold no control token."""
+        for tool, name in zip(tools, tool_names(tools), strict=True):
+            for text in strings(tool):
+                found = self._boundary.controls.spelled.search(text)
+                if found:
+                    raise PromptError(
+                        f"The definition of tool {name!r} holds the control token {found[0]!r}; "
+                        "take it out of its description and parameters."
+                    )
 
     def _windows(
         self, passage: Passage, index: int, name: str, at: At, limit: int | None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rag_windows.conversation import Conversation
 from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
 from rag_windows.limits import check_limits
@@ -14,7 +15,7 @@ from rag_windows.passage import Passage
 from rag_windows.prompt import Prompt, PromptParts
 from rag_windows.rescaling import Method
 
-Messages = str | Sequence[Mapping[str, str]]
+Messages = str | Sequence[Mapping[str, Any]] | Conversation
 PassageLike = Passage | str | Mapping[str, Any]
 
 DEFAULT_NEW_TOKENS = 128

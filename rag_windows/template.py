@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
 from rag_windows.boundary import Piece
-from rag_windows.conversation import Conversation, Message
+from rag_windows.conversation import Conversation
 from rag_windows.errors import PromptError
+from rag_windows.filling import SLOT, Filling
+from rag_windows.tool_calls import tool_names
 
 _RESERVED = frozenset(
     {
@@ -37,12 +39,13 @@ _RESERVED = frozenset(
 class ChatTemplate:
     """The chat template of a tokenizer.
 
-    The template sees a placeholder in place of each message and of the passages, so no text can
-    steer it, and what it writes itself is known. A second rendering with the true messages tells
-    what it makes of them: trimmed, upper- or lower-cased, or an assistant's earlier reasoning left
-    out, is followed; any other change of a message, or of the template's own text because of a
-    message's content, is refused. A system message that the template refuses or leaves out is put
-    before the passages in the first user message.
+    The template sees a placeholder in place of each message, of each string in a tool call and of
+    the passages, so no text can steer it, and what it writes itself is known. A second rendering
+    with the true texts tells what it makes of them: trimmed, upper- or lower-cased, written as a
+    JSON string (tool calls and their results), or an assistant's earlier reasoning left out, is
+    followed; any other change of a text, or of the template's own because of one, is refused. What
+    an assistant says beside its tool calls may be left out. A system message that the template
+    refuses or leaves out is put before the passages in the first user message.
 
     Attributes:
         leading: no ids: a template writes its own beginning.
@@ -80,39 +83,52 @@ class ChatTemplate:
             PromptError: the template refuses the conversation, or treats a message in a way that
                 can't be followed.
         """
-        turns = list(conversation.turns)
-        if not conversation.system:
-            return self._cut(_Filling(turns, "", slot=slot))
+        before, after = self._cut_with_system(conversation, slot)
+        opening = [Piece(conversation.opening, trusted=True)] if conversation.opening else []
+        return before, after + opening
+
+    def _cut_with_system(
+        self, conversation: Conversation, slot: bool
+    ) -> tuple[list[Piece], list[Piece]]:
+        system = conversation.system
         try:
-            with_system = [Message("system", conversation.system), *turns]
-            return self._cut(_Filling(with_system, "", slot=slot))
+            return self._cut(Filling(conversation, system=system or None, folded="", slot=slot))
         except _RefusedError as refusal:
+            if not system:
+                raise
             try:
-                return self._cut(_Filling(turns, conversation.system + "\n\n", slot=slot))
+                folded = system + "\n\n"
+                return self._cut(Filling(conversation, system=None, folded=folded, slot=slot))
             except _RefusedError:
                 raise refusal from None
 
-    def _cut(self, filling: _Filling, attempts: int = 3) -> tuple[list[Piece], list[Piece]]:
-        skeleton = self._render(filling.messages(set()))
+    def _cut(self, filling: Filling, attempts: int = 3) -> tuple[list[Piece], list[Piece]]:
+        skeleton = self._render(filling, set())
         written = filling.marks.split(skeleton)
         for index, message in enumerate(filling.owners):
-            if filling.mark(index) not in written:
+            if filling.mark(index) not in written and index not in filling.optional:
                 role = filling.turns[message].role
                 kind = _RefusedError if role == "system" else PromptError
                 raise kind(
                     f"The chat template leaves out message {message} (role {role!r}). Shorten the "
                     "conversation to what the template shows, or use another template."
                 )
-        slots = written.count(filling.mark(_SLOT))
+        hidden = [name for name in tool_names(filling.tools) if name not in skeleton]
+        if hidden:
+            raise PromptError(
+                f"The chat template does not show the tools {hidden} to the model. Leave the tools "
+                "out, or use a model whose template supports them."
+            )
+        slots = written.count(filling.mark(SLOT))
         if filling.slot and slots != 1:
             raise PromptError(
                 f"The chat template writes the first user message {slots} times; passages can "
                 "stand in one place only. Use another template."
             )
         texts = list(filling.texts)
-        full = self._render(filling.messages(set(range(len(texts)))))
+        full = self._render(filling, set(range(len(texts))))
         if full != filling.fill(written, texts):
-            if attempts > 1 and self._render(filling.messages(set())) != skeleton:
+            if attempts > 1 and self._render(filling, set()) != skeleton:
                 return self._cut(filling, attempts - 1)  # it shows the time, and that moved on
             texts = [self._as_written(filling, skeleton, index) for index in range(len(texts))]
             if full != filling.fill(written, texts):
@@ -126,13 +142,13 @@ class ChatTemplate:
         ]
         if not filling.slot:
             return [], pieces
-        at = next(i for i, piece in enumerate(pieces) if piece.text == filling.mark(_SLOT))
+        at = next(i for i, piece in enumerate(pieces) if piece.text == filling.mark(SLOT))
         return pieces[:at], pieces[at + 1 :]
 
-    def _as_written(self, filling: _Filling, skeleton: str, index: int) -> str:
+    def _as_written(self, filling: Filling, skeleton: str, index: int) -> str:
         """What the template makes of one text, the others being placeholders."""
         text, mark = filling.texts[index], filling.mark(index)
-        rendered = self._render(filling.messages({index}))
+        rendered = self._render(filling, {index})
         if rendered == skeleton.replace(mark, text):
             return text
         role = filling.turns[filling.owners[index]].role
@@ -146,16 +162,17 @@ class ChatTemplate:
             return kept
         if role == "assistant" and text.strip().endswith(shown):
             return kept
+        if index in filling.encoded and kept == json.dumps(text, ensure_ascii=False)[1:-1]:
+            return kept
         raise _altered(f"message {filling.owners[index]}", f" (role {role!r})")
 
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def _render(self, filling: Filling, real: set[int]) -> str:
+        messages = filling.messages(real)
+        tools = {"tools": deepcopy(list(filling.tools))} if filling.tools else {}
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                    **self._kwargs,
+                    messages, tokenize=False, add_generation_prompt=True, **tools, **self._kwargs
                 )
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
@@ -177,67 +194,3 @@ def _altered(what: str, detail: str) -> PromptError:
         "can't be followed safely. Use a template that writes messages as they are, or take the "
         "markup that it looks for out of the message."
     )
-
-
-_SLOT = -1
-
-
-class _Filling:
-    """Messages whose texts can be swapped for placeholders that no text can forge.
-
-    Attributes:
-        turns: the messages.
-        slot: whether the passages' placeholder stands in the first user message.
-        texts: the untrusted texts, empty ones left out.
-        owners: for each text, the index of its message.
-        index: placeholder -> index into ``texts``.
-        marks: matches any placeholder, as a group.
-    """
-
-    def __init__(self, turns: list[Message], folded: str, *, slot: bool) -> None:
-        self.turns = turns
-        self.slot = slot
-        self.texts: list[str] = []
-        self.owners: list[int] = []
-        self._layout: list[list[int]] = []
-        first_user = next(i for i, turn in enumerate(turns) if turn.role == "user")
-        for i, turn in enumerate(turns):
-            layout = self._add(folded, i) if i == first_user else []
-            if slot and i == first_user:
-                layout.append(_SLOT)
-            self._layout.append(layout + self._add(turn.content, i))
-        self._nonce = _nonce()
-        while any(self._nonce in text for text in self.texts):
-            self._nonce = _nonce()
-        self.index = {self.mark(i): i for i in range(len(self.texts))}
-        self.marks = re.compile(f"({self._nonce}[\ue100-\uf0ff]{{2}})")
-
-    def _add(self, text: str, message: int) -> list[int]:
-        if not text:
-            return []
-        self.texts.append(text)
-        self.owners.append(message)
-        return [len(self.texts) - 1]
-
-    def mark(self, index: int) -> str:
-        """Placeholder of a text, or of the passages: private-use characters survive trimming."""
-        high, low = divmod(index + 1, 4096)
-        return f"{self._nonce}{chr(0xE100 + high)}{chr(0xE100 + low)}"
-
-    def messages(self, real: set[int]) -> list[dict[str, str]]:
-        """Messages with the true texts where their index is in ``real``, else placeholders."""
-        return [
-            {
-                "role": turn.role,
-                "content": "".join(self.texts[i] if i in real else self.mark(i) for i in layout),
-            }
-            for turn, layout in zip(self.turns, self._layout, strict=True)
-        ]
-
-    def fill(self, written: Sequence[str], texts: Sequence[str]) -> str:
-        """The rendered prompt with texts in place of their placeholders."""
-        return "".join(texts[self.index[p]] if p in self.index else p for p in written)
-
-
-def _nonce() -> str:
-    return "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(16))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -11,9 +12,13 @@ from transformers import PreTrainedModel
 from rag_windows.attention.hook import register
 from rag_windows.attention.support import check_attention, check_config
 from rag_windows.attention.twin import make_twin
+from rag_windows.cache.fingerprint import ModelIdentity
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.cache.tokenizer_print import TokenizerIdentity
+from rag_windows.cached_encoding import CachedEncoder
 from rag_windows.context import EncodedContext, encode_context
 from rag_windows.decoding import Decoder
-from rag_windows.encoding import MAX_BATCH_TOKENS, Encoder
+from rag_windows.encoding import MAX_BATCH_TOKENS, Encoder, WindowEncoder
 from rag_windows.errors import InputError
 from rag_windows.request import DEFAULT_NEW_TOKENS
 from rag_windows.rescaling import Method, resolve
@@ -25,6 +30,7 @@ class TokenLM:
     Attributes:
         model: the plain model, untouched.
         method: the default method.
+        cache: keeps encoded windows, or None.
 
     Raises:
         UnsupportedModelError: the model's attention can't be split into windows.
@@ -36,6 +42,9 @@ class TokenLM:
         *,
         method: str | Method = "ape",
         max_batch_tokens: int = MAX_BATCH_TOKENS,
+        cache: PassageCache | bool | None = None,
+        tokenizer: Any = None,
+        revision: str | None = None,
     ) -> None:
         self.model = model
         self.method = resolve(method)
@@ -43,8 +52,27 @@ class TokenLM:
         check_config(model)
         twin = make_twin(model)
         check_attention(model, twin)
-        self._encoder = Encoder(twin, max_batch_tokens)
-        self._decoder = Decoder(model, twin, self._encoder.reach)
+        self._plain_encoder = Encoder(twin, max_batch_tokens)
+        self._decoder = Decoder(model, twin, self._plain_encoder.reach)
+        self._tokenizer_identity = TokenizerIdentity(tokenizer)
+        self._revision = revision
+        self._attach(PassageCache.of(cache))
+
+    def with_cache(self, cache: PassageCache | bool | None) -> Self:
+        """The same model and options with another cache, such as that of a tenant, or none."""
+        other = copy.copy(self)
+        other._attach(PassageCache.of(cache))
+        return other
+
+    def _attach(self, cache: PassageCache | None) -> None:
+        self.cache = cache
+        plain = self._plain_encoder
+        self._encoder: WindowEncoder = plain
+        if cache is not None:
+            identity = ModelIdentity(
+                self.model, plain.model, self._revision, probe_bytes=cache.probe_bytes
+            )
+            self._encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
 
     def encode_ids(
         self,

@@ -49,25 +49,22 @@ class PackedWindows:
     first_position: int
 
 
-def pack(
-    windows: Sequence[Window], groups: Sequence[Sequence[int]], n_groups: int
-) -> PackedWindows:
+def pack(windows: Sequence[Window], groups: torch.Tensor, n_groups: int) -> PackedWindows:
     """Put windows side by side, once per request; no decoded token copies them again.
 
     Args:
         windows: at least one.
-        groups: for each window, the citation group of each of its tokens.
+        groups: (N,) int64, the citation group of each token of all windows.
         n_groups: number of groups; a group without tokens gets no mass.
     """
     layers = range(len(windows[0].keys))
     device = windows[0].keys[0].device
     positions = [torch.arange(w.start, w.start + len(w.ids)) for w in windows]
-    flat = [group for window in groups for group in window]
     return PackedWindows(
         keys=tuple(torch.cat([w.keys[i] for w in windows], dim=1) for i in layers),
         values=tuple(torch.cat([w.values[i] for w in windows], dim=1) for i in layers),
         positions=torch.cat(positions).to(device),
-        groups=torch.tensor(flat, dtype=torch.int64, device=device),
+        groups=groups.to(device),
         n_groups=n_groups,
         first_position=min(w.start for w in windows),
     )

@@ -20,8 +20,23 @@ from packaging.utils import canonicalize_name
 import rag_windows
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("rag_windows", "retrievers/rag_windows_retrievers", "training")
-OURS = {"rag_windows", "rag_windows_retrievers", "training", "tests", "docs"}
+PACKAGES = (
+    "rag_windows",
+    "retrievers/rag_windows_retrievers",
+    "integrations/langchain_rag_windows",
+    "integrations/llama_index/llms/rag_windows",
+    "integrations/llama_index/retrievers/rag_windows",
+    "training",
+)
+OURS = {
+    "rag_windows",
+    "rag_windows_retrievers",
+    "langchain_rag_windows",
+    "training",
+    "benchmarks",
+    "tests",
+    "docs",
+}
 LONGEST_FILE = 300
 
 
@@ -133,9 +148,11 @@ EXTRAS_OF = {
     "rag_windows": (),
     "rag_windows/cli": ("cli",),
     "retrievers/rag_windows_retrievers": ("retrievers",),
+    "integrations/langchain_rag_windows": ("langchain", "retrievers"),
+    "integrations/llama_index": ("llama-index", "retrievers"),
     "training": ("train",),
     "docs": ("figures",),
-    "examples": ("cli",),
+    "examples": ("cli", "langchain", "llama-index", "test"),
     "tests": ("test",),
 }
 

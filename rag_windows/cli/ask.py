@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rag_windows.cli import render
 from rag_windows.cli.corpus import open_corpus
-from rag_windows.cli.engine import ModelOptions, load_model
+from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
 from rag_windows.cli.text import encodable, visible
@@ -73,7 +73,8 @@ def ask(
     lm = load_model(model, progress)
     # Notes wait for the answer: where there is none, the error alone is told.
     notes = corpus.notes if passages else (*corpus.notes, NO_HITS)
-    reply(lm, question, passages, answering, model.model, progress, notes)
+    with closing_cache(lm):
+        reply(lm, question, passages, answering, model.model, progress, notes)
 
 
 def reply(

@@ -6,14 +6,18 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rag_windows.cli.ask import NO_HITS, AnswerOptions, SearchOptions, reply
-from rag_windows.cli.corpus import open_corpus
-from rag_windows.cli.engine import ModelOptions, load_model
+from rag_windows.cli.corpus import Corpus, open_corpus
+from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
 from rag_windows.cli.text import encodable
 from rag_windows.errors import RagWindowsError
+
+if TYPE_CHECKING:
+    from rag_windows.model import WindowedLM
 
 _PROMPT = "> "
 _HELP = "/clear forgets the conversation, /exit or Ctrl-D leaves."
@@ -64,6 +68,20 @@ def chat(search: SearchOptions, answering: AnswerOptions, model: ModelOptions) -
         tell(f"Note: {note}")
     if interactive:
         tell(f"{len(corpus.retriever.passages)} passages, {model.model}. {_HELP}")
+    with closing_cache(lm):
+        _converse(lm, corpus, search, answering, model, progress, interactive=interactive)
+
+
+def _converse(
+    lm: WindowedLM,
+    corpus: Corpus,
+    search: SearchOptions,
+    answering: AnswerOptions,
+    model: ModelOptions,
+    progress: Progress,
+    *,
+    interactive: bool,
+) -> None:
     conversation = Conversation()
     for question in _questions(interactive, answering.as_json):
         if question in ("/clear", "/help"):

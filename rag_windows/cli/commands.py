@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rag_windows.cli import options
+from rag_windows.cli.cache_commands import cache
 from rag_windows.cli.errors import OneLineErrors
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cache, name="cache")
 
 
 def _version(asked: bool) -> None:
@@ -61,6 +63,8 @@ def ask(
     seed: options.Seed = None,
     passage_words: options.PassageWords = 120,
     max_window_tokens: options.MaxWindowTokens = None,
+    cache_dir: options.CacheDir = None,
+    no_cache: options.NoCache = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -73,7 +77,18 @@ def ask(
         question,
         SearchOptions(docs, top_k, passage_words),
         AnswerOptions(system, max_new_tokens, sample_temperature, seed, json),
-        ModelOptions(model, method, temperature, scale, device, dtype, max_window_tokens, verbose),
+        ModelOptions(
+            model,
+            method,
+            temperature,
+            scale,
+            device,
+            dtype,
+            max_window_tokens,
+            verbose,
+            cache=not no_cache,
+            cache_dir=cache_dir,
+        ),
     )
 
 
@@ -93,6 +108,8 @@ def chat(
     seed: options.Seed = None,
     passage_words: options.PassageWords = 120,
     max_window_tokens: options.MaxWindowTokens = None,
+    cache_dir: options.CacheDir = None,
+    no_cache: options.NoCache = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -104,7 +121,18 @@ def chat(
     run(
         SearchOptions(docs, top_k, passage_words),
         AnswerOptions(system, max_new_tokens, sample_temperature, seed, json),
-        ModelOptions(model, method, temperature, scale, device, dtype, max_window_tokens, verbose),
+        ModelOptions(
+            model,
+            method,
+            temperature,
+            scale,
+            device,
+            dtype,
+            max_window_tokens,
+            verbose,
+            cache=not no_cache,
+            cache_dir=cache_dir,
+        ),
     )
 
 

@@ -7,15 +7,19 @@ import logging
 import os
 import socket
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
-from rag_windows.errors import InputError, MethodError
+from rag_windows.errors import CacheError, InputError, MethodError
 
 if TYPE_CHECKING:
+    from rag_windows.cache.passage_cache import PassageCache
     from rag_windows.model import WindowedLM
     from rag_windows.rescaling import Method
 
@@ -36,6 +40,8 @@ class ModelOptions:
     dtype: str = "auto"
     max_window_tokens: int | None = None
     verbose: bool = False
+    cache: bool = False
+    cache_dir: str | None = None
 
 
 def build_method(name: str, temperature: float | None, scale: float | None) -> Method:
@@ -110,6 +116,8 @@ def _load(options: ModelOptions, method: Method, device: str, *, bars: bool) -> 
         transformers_logging.disable_progress_bar()
         disable_progress_bars()
     settings: dict[str, Any] = {"method": method, "max_window_tokens": options.max_window_tokens}
+    if options.cache:
+        settings["cache"] = open_cache(options.cache_dir)
     if device == "cpu":
         return WindowedLM.from_pretrained(options.model, dtype=options.dtype, **settings)
     if find_spec("accelerate"):
@@ -120,6 +128,35 @@ def _load(options: ModelOptions, method: Method, device: str, *, bars: bool) -> 
     # Without accelerate there is one device only, so "auto" means the first.
     placed = model.to("cuda" if device == "auto" else device).eval()
     return WindowedLM.from_pretrained(placed, tokenizer=tokenizer, **settings)
+
+
+def open_cache(folder: str | None) -> PassageCache | None:
+    """The passage cache in a folder, or in the platform's.
+
+    Where the platform's can't be used, that is told and there is none: an answer needs no cache.
+
+    Raises:
+        CacheError: the folder was asked for and can't be used.
+    """
+    from rag_windows.cache.passage_cache import PassageCache
+
+    try:
+        return PassageCache.default(folder)
+    except CacheError as error:
+        if folder is not None:
+            raise
+        tell(f"Note: {error} Passages are not cached.")
+        return None
+
+
+@contextmanager
+def closing_cache(lm: WindowedLM) -> Iterator[None]:
+    """Write what a command encoded, whatever becomes of the command."""
+    try:
+        yield
+    finally:
+        if lm.cache is not None:
+            lm.cache.close()
 
 
 def choose_device(asked: str) -> str:

@@ -1,4 +1,4 @@
-"""The options that `ask` and `chat` share, and how --docs takes several paths."""
+"""The options that commands share, and how --docs takes several paths."""
 
 from __future__ import annotations
 
@@ -90,6 +90,18 @@ Device = Annotated[
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="Precision of the weights; auto is the model's own."),
+]
+CacheDir = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dir",
+        metavar="DIR",
+        help="Folder of the passage cache. Default: the platform's cache folder.",
+        show_default=False,
+    ),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Encode every passage anew, and keep nothing.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 Verbose = Annotated[

@@ -18,13 +18,15 @@ class Method(ABC):
 
     Subclasses are frozen dataclasses, one a file. Class attributes ``name``, ``formula`` and
     ``paper`` describe them to users; ``windowed`` is False where passages are read one after the
-    other instead of side by side.
+    other instead of side by side; ``encoding`` names how windows are encoded for it, and a cache
+    keeps windows of different encodings apart.
     """
 
     name: ClassVar[str]
     formula: ClassVar[str]
     paper: ClassVar[str]
     windowed: ClassVar[bool] = True
+    encoding: ClassVar[str] = "behind the prefix"
 
     temperature: float = 1.0
     """Divides the logits inside the context; 1 leaves them as they are."""

@@ -222,7 +222,7 @@ def test_private_use_characters_in_text_are_only_text() -> None:
 
 def test_a_placeholder_is_never_one_that_a_text_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     nonces = iter(["\ue000" * 16, "\ue001" * 16])
-    monkeypatch.setattr("rag_windows.template._nonce", lambda: next(nonces))
+    monkeypatch.setattr("rag_windows.filling._nonce", lambda: next(nonces))
     tokenizer = build("tiktoken").tokenizer
     parts = Prompt(tokenizer).build("\ue000" * 20, [])
     assert "\ue000" * 20 in tokenizer.decode(parts.query_ids)

@@ -29,11 +29,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds what another one encoded."""
+    monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(tmp_path_factory.mktemp("windows")))
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of the small seeded Llama."""
+    """Folder of the small seeded Llama; it never ends an answer by itself."""
     folder = tmp_path_factory.mktemp("model")
-    small.model().save_pretrained(folder)
+    endless = small.model()
+    endless.generation_config.eos_token_id = endless.config.eos_token_id = None
+    endless.save_pretrained(folder)
     small.tokenizer().save_pretrained(folder)
     return str(folder)
 

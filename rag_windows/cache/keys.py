@@ -1,0 +1,127 @@
+"""What a window is filed under: a name that only an equal window can have."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+from rag_windows.errors import InputError
+
+FORMAT_VERSION = 1
+"""Raised when what an entry means changes; older entries are then never found again."""
+
+
+def fields(*parts: bytes) -> bytes:
+    """Join byte strings so that no two lists of them give the same bytes: lengths go first."""
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def id_bytes(ids: Iterable[int]) -> bytes:
+    """Token ids as 64-bit little-endian numbers, without a Python loop over them."""
+    numbers = array("q", ids)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def salt_key(salt: str | bytes | None) -> bytes:
+    """The secret that keys are made with; without a salt it is a public constant.
+
+    Raises:
+        InputError: the salt is empty or no text.
+    """
+    if salt is None:
+        return hashlib.sha256(b"rag-windows passage cache, no salt").digest()
+    if not isinstance(salt, str | bytes) or not salt:
+        raise InputError("salt must be a text or bytes, and not empty; None means no salt.")
+    raw = salt.encode() if isinstance(salt, str) else salt
+    return hashlib.sha256(fields(b"rag-windows passage cache, salt", raw)).digest()
+
+
+class KeyScope:
+    """Keys of all windows that one prefix of one model can have.
+
+    A key is the HMAC-SHA256, under the salt, of all that the keys and values of a window depend
+    on, each part led by its length. Who does not know the salt can neither compute a key nor tell
+    from one what it stands for. 64 lowercase hexadecimal digits.
+
+    Args:
+        salt: from `salt_key`.
+        model: fingerprint of the model, see `ModelIdentity`.
+        tokenizer: fingerprint of the tokenizer, see `tokenizer_fingerprint`. The ids alone decide
+            the keys and values; it stands here so that a changed tokenizer or template starts
+            afresh rather than meet windows by the chance of equal ids.
+        encoding: the method's encoding part (`Method.encoding`).
+        store: the form in which entries are kept: a lossy one is never found by an exact cache.
+        prefix_ids: what every window sees before itself.
+        version: of the meaning of an entry; None is the present one.
+    """
+
+    def __init__(
+        self,
+        salt: bytes,
+        *,
+        model: bytes,
+        tokenizer: bytes,
+        encoding: str,
+        store: str,
+        prefix_ids: Sequence[int],
+        version: int | None = None,
+    ) -> None:
+        parts = (
+            (FORMAT_VERSION if version is None else version).to_bytes(8, "big"),
+            model,
+            tokenizer,
+            encoding.encode(),
+            store.encode(),
+        )
+        # The prefix itself depends on nothing before it, so it is filed under its own ids alone.
+        self._alone = hmac.new(salt, fields(b"prefix", *parts), hashlib.sha256)
+        self._prefix_ids = id_bytes(prefix_ids)
+        behind = fields(b"window", *parts, self._prefix_ids)
+        self._behind = hmac.new(salt, behind, hashlib.sha256)
+
+    def prefix_key(self) -> str:
+        """Key of the prefix's own keys and values."""
+        mac = self._alone.copy()
+        mac.update(fields(self._prefix_ids))
+        return mac.hexdigest()
+
+    def window_key(self, ids: Sequence[int], start: int) -> str:
+        """Key of a window behind the prefix.
+
+        Args:
+            ids: its tokens.
+            start: position of its first token.
+        """
+        mac = self._behind.copy()
+        mac.update(fields(start.to_bytes(8, "big"), id_bytes(ids)))
+        return mac.hexdigest()
+
+
+def passage_key(
+    *,
+    model: bytes,
+    tokenizer: bytes,
+    encoding: str,
+    prefix_ids: Sequence[int],
+    start: int,
+    ids: Sequence[int],
+    store: str = "as computed",
+    salt: str | bytes | None = None,
+    version: int | None = None,
+) -> str:
+    """The key of one window; see `KeyScope`, which makes many of one prefix at once."""
+    scope = KeyScope(
+        salt_key(salt),
+        model=model,
+        tokenizer=tokenizer,
+        encoding=encoding,
+        store=store,
+        prefix_ids=prefix_ids,
+        version=version,
+    )
+    return scope.window_key(ids, start)

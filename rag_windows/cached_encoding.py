@@ -1,0 +1,106 @@
+"""Encoding with a passage cache before it: only what nobody has encoded yet is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rag_windows.cache.fingerprint import ModelIdentity
+from rag_windows.cache.keys import KeyScope
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.cache.tokenizer_print import TokenizerIdentity
+from rag_windows.cached_run import CachedRun
+from rag_windows.encoding import Encoded, Encoder, OnEncoded, Source
+from rag_windows.rescaling import Method
+
+
+class CachedEncoder:
+    """An `Encoder` that asks a cache first and tells it what it had to compute.
+
+    Passages read one after the other (`Sequential`) are not cached: such a window depends on all
+    passages and their order, so it would rarely be asked for again and would displace those that
+    are. Their prefix is. With a lossy store the prefix is not: every window and answer reads it.
+
+    Args:
+        encoder: that computes.
+        cache: that keeps.
+        model: what the model is.
+        tokenizer: what the tokenizer is.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        cache: PassageCache,
+        model: ModelIdentity,
+        tokenizer: TokenizerIdentity,
+    ) -> None:
+        self._encoder = encoder
+        self._cache = cache
+        self._model = model
+        self._tokenizer = tokenizer
+
+    def encode(
+        self,
+        prefix_ids: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        method: Method,
+        sources: Sequence[Source] = (),
+        on_encoded: OnEncoded | None = None,
+        *,
+        patient: bool = False,
+        ttl: float | None = None,
+    ) -> Encoded:
+        """See `Encoder.encode`.
+
+        Args:
+            prefix_ids: may be empty.
+            windows: token ids.
+            method: how they will be read.
+            sources: of each window.
+            on_encoded: told of windows found, too.
+            patient: wait for the disk rather than leave something unwritten.
+            ttl: seconds for which what is encoded now may be used, instead of the cache's own.
+
+        Raises:
+            NonFiniteError: keys or values hold NaN or infinity; the message names the passage.
+        """
+        fingerprint = self._model.fingerprint()
+        if fingerprint is None:
+            return self._encoder.encode(prefix_ids, windows, method, sources, on_encoded)
+        run = CachedRun(
+            self._encoder,
+            self._cache,
+            self.scope(fingerprint, prefix_ids, method),
+            lambda: self._model.fingerprint() == fingerprint,
+            prefix_ids,
+            method,
+            patient=patient,
+            ttl=ttl or self._cache.ttl,
+        )
+        return run.encode(windows, sources, on_encoded)
+
+    def missing(
+        self, prefix_ids: Sequence[int], windows: Sequence[Sequence[int]], method: Method
+    ) -> list[int]:
+        """Indices of windows that the cache does not know of, by what it knows without reading."""
+        fingerprint = self._model.fingerprint()
+        if fingerprint is None or not method.windowed:
+            return list(range(len(windows)))
+        scope = self.scope(fingerprint, prefix_ids, method)
+        start = len(prefix_ids)
+        return [
+            index
+            for index, ids in enumerate(windows)
+            if scope.window_key(ids, start) not in self._cache
+        ]
+
+    def scope(self, fingerprint: bytes, prefix_ids: Sequence[int], method: Method) -> KeyScope:
+        """Keys behind one prefix."""
+        return KeyScope(
+            self._cache.salt_key,
+            model=fingerprint,
+            tokenizer=self._tokenizer.fingerprint(),
+            encoding=method.encoding,
+            store=self._cache.store,
+            prefix_ids=prefix_ids,
+        )

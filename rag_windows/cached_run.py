@@ -1,0 +1,235 @@
+"""One request's way through the cache: look up, encode what is missing, keep it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from rag_windows.cache.codec import codec_named, settle
+from rag_windows.cache.device import Mover, compact, is_finite, layer_devices, ready
+from rag_windows.cache.entry import Entry
+from rag_windows.cache.keys import KeyScope
+from rag_windows.cache.misses import Misses, Wanted
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.cache.tiers import Counted
+from rag_windows.encoding import Encoded, Encoder, OnEncoded, Source
+from rag_windows.errors import NonFiniteError
+from rag_windows.rescaling import Method
+from rag_windows.windows import Window
+
+EXACT = "as computed"
+_PREFIX = Source("The prefix")
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """A window that this request encoded."""
+
+    key: str
+    entry: Entry
+
+
+class CachedRun:
+    """What one request finds and makes.
+
+    Args:
+        encoder: that computes.
+        cache: that keeps.
+        scope: the keys behind this request's prefix.
+        still_same: whether the model is what it was when the keys were made.
+        prefix_ids: may be empty.
+        method: how the windows will be read.
+        patient: wait for the disk rather than leave something unwritten.
+        ttl: seconds for which what is encoded now may be used; None for ever.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        cache: PassageCache,
+        scope: KeyScope,
+        still_same: Callable[[], bool],
+        prefix_ids: Sequence[int],
+        method: Method,
+        *,
+        patient: bool,
+        ttl: float | None,
+    ) -> None:
+        self._encoder = encoder
+        self._cache = cache
+        self._scope = scope
+        self._still_same = still_same
+        self._prefix_ids = tuple(prefix_ids)
+        self._method = method
+        self._patient = patient
+        self._ttl = ttl
+        self._epoch = self._cache.epoch
+        self._codec = codec_named(self._cache.store)
+        self._fresh: list[_Fresh] = []
+        self._bad: Source | None = None
+
+    def encode(
+        self,
+        windows: Sequence[Sequence[int]],
+        sources: Sequence[Source],
+        on_encoded: OnEncoded | None,
+    ) -> Encoded:
+        """See `CachedEncoder.encode`."""
+        start = len(self._prefix_ids)
+        if not sources:
+            sources = [Source(f"Window {index}") for index in range(len(windows))]
+        keys: list[str] = []
+        if self._method.windowed:
+            keys = [self._scope.window_key(ids, start) for ids in windows]
+        with_prefix = bool(self._prefix_ids) and self._cache.store == EXACT
+        prefix_key = self._scope.prefix_key() if with_prefix else None
+        asked = dict.fromkeys([*keys, *([prefix_key] if prefix_key else [])])
+        found = self._cache.quick(list(asked), self._one_device)
+        misses = Misses(self._cache, self._one_device)
+        try:
+            prefix = self._prefix(prefix_key, found, misses)
+            if not self._method.windowed:
+                made = self._encoder.encode_windows(prefix, windows, on_encoded)
+                self._count(found, misses)
+                return Encoded(prefix, made, self._prefix_hit(prefix_key))
+            wanted = {
+                key: Wanted(key, tuple(ids), source)
+                for key, ids, source in zip(keys, windows, sources, strict=True)
+                if key not in found
+            }
+            moved = {key: self._mover.start(found[key].window) for key in keys if key in found}
+            total = len(windows)
+            done = sum(key in moved for key in keys)
+            if on_encoded is not None and (done or not wanted):
+                on_encoded(done, total)
+
+            def told(now: int) -> None:
+                if on_encoded is not None:
+                    on_encoded(min(total, done + now), total)
+
+            obtained = misses.obtain(wanted, lambda rest: self._compute(rest, prefix), told)
+            for key, entry in obtained.items():
+                moved[key] = self._mover.start(entry.window)
+            found |= obtained
+            self._mover.finish()
+        finally:
+            # Also after a failure: what is done is done, and a request that was cancelled may come
+            # again.
+            try:
+                self._keep(misses)
+            finally:
+                misses.release()
+        if self._bad is not None:
+            raise NonFiniteError(_bad(self._bad))
+        for key, source in zip(keys, sources, strict=True):
+            self._cache.relabel(key, found[key], source.labels, self._epoch)
+        self._count(found, misses)
+        computed = {fresh.key for fresh in self._fresh}
+        cached = sum(
+            len(ids) for key, ids in zip(keys, windows, strict=True) if key not in computed
+        )
+        return Encoded(prefix, [moved[key] for key in keys], cached + self._prefix_hit(prefix_key))
+
+    def _prefix(self, key: str | None, found: dict[str, Entry], misses: Misses) -> Window | None:
+        if key is None:
+            return self._encoder.encode_prefix(self._prefix_ids)
+        if key not in found:
+            wanted = {key: Wanted(key, self._prefix_ids, _PREFIX)}
+            found |= misses.obtain(wanted, lambda rest: self._compute(rest, None), None)
+        if self._bad is not None:
+            raise NonFiniteError(_bad(self._bad))
+        moved = self._mover.start(found[key].window)
+        self._mover.finish()
+        return moved
+
+    def _compute(
+        self, wanted: Sequence[Wanted], prefix: Window | None
+    ) -> Iterator[tuple[str, Entry | None]]:
+        """Encode windows, one batch after the other; None for one that is no number."""
+        begun = time.perf_counter()
+        for batch in self._encoder.encode_batches(prefix, [one.ids for one in wanted]):
+            sound = {index: is_finite(window) for index, window in batch.items()}
+            now = time.time()
+            seconds = time.perf_counter() - begun
+            tokens = sum(len(window.ids) for window in batch.values())
+            for index, window in batch.items():
+                one = wanted[index]
+                if not sound[index]:
+                    self._bad = self._bad or one.source
+                    yield one.key, None
+                    continue
+                entry = Entry(
+                    window=self._settled(compact(window)),
+                    cost_s=seconds * len(window.ids) / tokens,
+                    labels=one.source.labels,
+                    created=now,
+                    expires=None if self._ttl is None else now + self._ttl,
+                )
+                self._fresh.append(_Fresh(one.key, entry))
+                yield one.key, entry
+            begun = time.perf_counter()
+
+    def _settled(self, window: Window) -> Window:
+        """What a later request will find: the same answer, whether a window was cached or not."""
+        return window if self._codec.exact else settle(self._codec, window)
+
+    def _keep(self, misses: Misses) -> None:
+        """Store what was encoded, unless the weights were edited on the way."""
+        if not self._fresh or not self._still_same():
+            return
+        computed = ready(self._devices)
+        for fresh in self._fresh:
+            self._cache.keep(
+                fresh.key,
+                fresh.entry,
+                self._epoch,
+                device=self._one_device,
+                ready=computed,
+                done=misses.handed_over(fresh.key),
+                wait=self._patient,
+            )
+
+    def _count(self, found: dict[str, Entry], misses: Misses) -> None:
+        computed = {fresh.key for fresh in self._fresh}
+        hits = [entry for key, entry in found.items() if key not in computed]
+        self._cache.count(
+            Counted(
+                hits=len(hits),
+                misses=len(computed),
+                joined=misses.joined,
+                cached_tokens=sum(len(entry.window.ids) for entry in hits),
+                seconds_saved=sum(entry.cost_s for entry in hits),
+                seconds_spent=sum(fresh.entry.cost_s for fresh in self._fresh),
+            )
+        )
+
+    def _prefix_hit(self, key: str | None) -> int:
+        """Tokens of the prefix, if it was found."""
+        if key is None or any(fresh.key == key for fresh in self._fresh):
+            return 0
+        return len(self._prefix_ids)
+
+    @cached_property
+    def _devices(self) -> tuple[torch.device, ...]:
+        return layer_devices(self._encoder.model, len(self._encoder.reach))
+
+    @cached_property
+    def _one_device(self) -> torch.device | None:
+        devices = set(self._devices)
+        return devices.pop() if len(devices) == 1 else None
+
+    @cached_property
+    def _mover(self) -> Mover:
+        return Mover(self._devices)
+
+
+def _bad(source: Source) -> str:
+    return (
+        f"{source.name}: its keys or values are NaN or infinite, so no answer that reads it could "
+        "be right, and it was not stored. Load the model in bfloat16 or float32 (float16 "
+        "overflows), and check its weights."
+    )

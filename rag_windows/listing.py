@@ -1,0 +1,134 @@
+"""The documents of a retriever, an index or a store, as passages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from rag_windows.errors import InputError, MissingExtraError
+from rag_windows.passage import Passage
+
+_LISTS = ("passages", "docs")
+"""Attributes that hold documents: ours; LangChain's BM25 and other retrievers in memory."""
+
+_INSIDE = (
+    "retriever",
+    "retrievers",
+    "base_retriever",
+    "vectorstore",
+    "docstore",
+    "_docstore",
+    "index",
+    "_index",
+)
+"""Attributes that hold what has the documents, in the order in which they are tried."""
+
+_DEEPEST = 6
+
+
+def passages_of(retriever: object) -> list[Passage]:
+    """All documents that something which retrieves can list.
+
+    Ours, LangChain's and LlamaIndex's retrievers, vector stores and document stores are known by
+    what they hold; nothing of these frameworks is imported before a document of theirs is seen.
+    Documents become passages as their adapters make them, so that the windows are the same.
+
+    Raises:
+        InputError: no documents are to be found in it.
+        MissingExtraError: documents of a framework whose adapter is not installed.
+    """
+    found = _documents(retriever, 0)
+    if found is None:
+        raise InputError(
+            f"{type(retriever).__name__} does not let its documents be listed; give them to warm() "
+            "as a list of passages."
+        )
+    unique: dict[tuple[str | None, str | None, str], Passage] = {}
+    for document in found:
+        passage = passage_of(document)
+        unique.setdefault((passage.id, passage.title, passage.text), passage)
+    return list(unique.values())
+
+
+def passage_of(document: Any) -> Passage:
+    """A document of any framework as its adapter reads it."""
+    home = type(document).__module__.partition(".")[0]
+    if home == "llama_index":
+        convert = _adapter("llama_index.llms.rag_windows.passages", "llama-index").passage_of_node
+    elif hasattr(document, "page_content") and not isinstance(document, Mapping):
+        convert = _adapter("langchain_rag_windows.documents", "langchain").as_passage
+    else:
+        convert = Passage.of
+    made: Passage = convert(document)
+    return made
+
+
+def _adapter(module: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"These documents need an adapter that is not installed; run: "
+            f'pip install "rag-windows[{extra}]"'
+        ) from error
+
+
+def _documents(value: Any, depth: int) -> Iterable[Any] | None:
+    """What a value holds, or None if it can't be told."""
+    if value is None or depth > _DEEPEST or isinstance(value, str | bytes):
+        return None
+    if isinstance(value, Sequence):
+        lists = [_documents(entry, depth + 1) for entry in value]
+        known = [one for one in lists if one is not None]
+        return None if len(known) < len(lists) else [entry for one in known for entry in one]
+    for name in _LISTS:
+        held = getattr(value, name, None)
+        if isinstance(held, Mapping):  # LlamaIndex's document store: nodes by id
+            return list(held.values())
+        if isinstance(held, Sequence) and not isinstance(held, str):
+            return held
+    for read in (_in_memory, _in_dictionary, _by_keys, _by_get):
+        held = read(value)
+        if held is not None:
+            return held
+    for name in _INSIDE:
+        held = _documents(getattr(value, name, None), depth + 1)
+        if held is not None:
+            return held
+    return None
+
+
+def _in_memory(value: Any) -> list[Any] | None:
+    """LangChain's InMemoryVectorStore: records by id."""
+    store = getattr(value, "store", None)
+    get = getattr(value, "get_by_ids", None)
+    return list(get(list(store))) if isinstance(store, dict) and callable(get) else None
+
+
+def _in_dictionary(value: Any) -> list[Any] | None:
+    """LangChain's InMemoryDocstore, which FAISS has."""
+    held = getattr(value, "_dict", None)
+    return list(held.values()) if isinstance(held, dict) else None
+
+
+def _by_keys(value: Any) -> list[Any] | None:
+    """LangChain's stores by key, which parent-document retrievers have."""
+    keys, get = getattr(value, "yield_keys", None), getattr(value, "mget", None)
+    return list(get(list(keys()))) if callable(keys) and callable(get) else None
+
+
+def _by_get(value: Any) -> Iterator[Any] | None:
+    """Chroma and what is like it: columns of ids, documents and metadata."""
+    get = getattr(value, "get", None)
+    if not callable(get) or isinstance(value, Mapping) or not hasattr(value, "get_by_ids"):
+        return None
+    try:
+        columns = get(include=["documents", "metadatas"])
+    except TypeError:  # another kind of get()
+        return None
+    if not isinstance(columns, Mapping) or not {"ids", "documents"} <= columns.keys():
+        return None
+    metadata = columns.get("metadatas") or [None] * len(columns["ids"])
+    rows = zip(columns["ids"], columns["documents"], metadata, strict=True)
+    return ({"id": i, "text": text, "metadata": data or {}} for i, text, data in rows)

@@ -1,0 +1,158 @@
+"""The model's text side: its tokenizer, its prompt, and requests made of words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rag_windows import loading
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.detokenize import Detokenizer
+from rag_windows.encoding import MAX_BATCH_TOKENS
+from rag_windows.errors import InputError, ModelError
+from rag_windows.headers import Header
+from rag_windows.limits import position_limit
+from rag_windows.prompt import Prompt
+from rag_windows.request import Messages, PassageLike, Request, check_request
+from rag_windows.rescaling import Method
+from rag_windows.token_level import TokenLM
+
+RANKED = ("number", "number+title")
+"""Headers that write into a window where its passage stands among the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """What only a model with a tokenizer has."""
+
+    prompt: Prompt
+    detokenizer: Detokenizer
+
+
+class TextLM(TokenLM):
+    """A causal LM with its tokenizer; `WindowedLM` is what users hold."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        method: str | Method = "ape",
+        max_window_tokens: int | None = None,
+        header: Header = "title",
+        template_kwargs: Mapping[str, Any] | None = None,
+        text_tokens: Collection[str] = (),
+        max_batch_tokens: int = MAX_BATCH_TOKENS,
+        cache: PassageCache | bool | None = None,
+        revision: str | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            method=method,
+            max_batch_tokens=max_batch_tokens,
+            cache=cache,
+            tokenizer=tokenizer,
+            revision=revision,
+        )
+        self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs or {})
+        self._limit = position_limit(model.config)
+        if max_window_tokens is not None and max_window_tokens < 1:
+            raise InputError(f"max_window_tokens must be at least 1, got {max_window_tokens}.")
+        self.max_window_tokens = max_window_tokens or (self._limit // 2 if self._limit else None)
+        self._text_parts: TextParts | None = None
+        if tokenizer is not None:
+            prompt = Prompt(
+                tokenizer, header=header, template_kwargs=template_kwargs, text_tokens=text_tokens
+            )
+            self._text_parts = TextParts(prompt, Detokenizer(tokenizer))
+        self._rank_in_window = header in RANKED
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | PreTrainedModel,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        method: str | Method = "ape",
+        max_window_tokens: int | None = None,
+        header: Header = "title",
+        template_kwargs: Mapping[str, Any] | None = None,
+        text_tokens: Collection[str] = (),
+        max_batch_tokens: int = MAX_BATCH_TOKENS,
+        cache: PassageCache | bool | None = None,
+        dtype: str | torch.dtype = "auto",
+        device_map: Any = None,
+        **model_kwargs: Any,
+    ) -> Self:
+        """Load a model and make it read windows.
+
+        Args:
+            model: Hub name, local folder, "tiny-reader" (shipped), or a loaded model.
+            tokenizer: instead of the model's own; a loaded model needs one for text.
+            method: default method, by name ("ape", "pcw", "sequential") or as an object.
+            max_window_tokens: a longer passage becomes several; default: half the positions.
+            header: "title", "none", "number", "number+title", or a function of (passage, number).
+            template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
+            text_tokens: control tokens that passages may spell after all; see `Prompt`.
+            max_batch_tokens: tokens in one encoding pass, padding included.
+            cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
+            dtype: of the weights, for a model loaded here.
+            device_map: where they go: "cuda", "auto", ... (needs accelerate).
+            model_kwargs: for ``AutoModelForCausalLM.from_pretrained``, quantization included.
+
+        Raises:
+            ModelLoadError: not found, or can't be loaded.
+            UnsupportedModelError: its attention can't be split into windows.
+        """
+        loaded, tokenizer = loading.resolve(
+            model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
+        )
+        return cls(
+            loaded,
+            tokenizer,
+            method=method,
+            max_window_tokens=max_window_tokens,
+            header=header,
+            template_kwargs=template_kwargs,
+            text_tokens=text_tokens,
+            max_batch_tokens=max_batch_tokens,
+            cache=cache,
+            revision=model_kwargs.get("revision"),
+        )
+
+    def _request(
+        self,
+        query: Messages,
+        passages: Sequence[PassageLike],
+        *,
+        method: str | Method | None,
+        options: Mapping[str, Any] | None = None,
+        **checked: Any,
+    ) -> Request:
+        options = dict(options or {})
+        if "stop_strings" in options:
+            options.setdefault("tokenizer", self.tokenizer)
+        return check_request(
+            self._text().prompt,
+            query,
+            passages,
+            method=self._method(method),
+            max_window_tokens=self.max_window_tokens,
+            position_limit=self._limit,
+            options=options,
+            **checked,
+        )
+
+    def _text(self) -> TextParts:
+        if self._text_parts is None:
+            raise ModelError(
+                "This model was wrapped without a tokenizer, so it takes token ids only. Pass "
+                "tokenizer= to from_pretrained."
+            )
+        return self._text_parts

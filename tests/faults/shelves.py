@@ -1,0 +1,189 @@
+"""What 16 threads use at once: a tier, or the whole cache, behind the same few calls."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from typing import Protocol
+
+import torch
+
+from rag_windows.cache.disk import DiskTier
+from rag_windows.cache.entry import Entry
+from rag_windows.cache.memory import MemoryTier
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.windows import Window
+
+KEYS = tuple(f"{number:064x}" for number in range(1, 7))
+VERSIONS = 16
+
+
+def _make(number: int, version: int) -> Entry:
+    """Its ids, numbers and size say which it is."""
+    value = float(100 * number + version)
+    shape = (1 + version % 3, 2, 2)
+    tensors = tuple(torch.full(shape, value + layer) for layer in range(2))
+    window = Window((number, version), 1, keys=tensors[:1], values=tensors[1:])
+    return Entry(window, 0.01 * (1 + number), (KEYS[number],), 0.0)
+
+
+ENTRIES = {(k, v): _make(k, v) for k in range(len(KEYS)) for v in range(VERSIONS)}
+
+
+def version_of(number: int, entry: Entry) -> int:
+    """Which version of a key an entry is; fails unless every part of it is that one's."""
+    window = entry.window
+    named, version = window.ids
+    expected = ENTRIES[number, version].window
+    assert named == number
+    assert window.start == expected.start
+    for got, wanted in zip(
+        (*window.keys, *window.values), (*expected.keys, *expected.values), strict=True
+    ):
+        assert torch.equal(got, wanted)
+    assert entry.labels == (KEYS[number],)
+    return version
+
+
+class Shelf(Protocol):
+    """The calls.
+
+    Attributes:
+        roomy: everything fits, so nothing may be missing that was not removed.
+        versions: how many different entries a key may stand for in turn.
+        forgetful: what is being stored is undone by a removal at the same moment, or by another
+            entry under the same key.
+    """
+
+    roomy: bool
+    versions: int
+    forgetful: bool
+
+    def put(self, number: int, version: int) -> bool: ...
+
+    def get(self, numbers: Iterable[int]) -> dict[int, Entry]: ...
+
+    def remove(self, number: int) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def settle(self) -> None:
+        """Wait until nothing happens any more, and check what must then be true."""
+
+    def close(self) -> None: ...
+
+
+class TierShelf:
+    """A tier by itself."""
+
+    versions = VERSIONS
+    forgetful = False
+
+    def __init__(self, tier: MemoryTier | DiskTier, *, roomy: bool) -> None:
+        self._tier, self.roomy = tier, roomy
+
+    def put(self, number: int, version: int) -> bool:
+        return self._tier.put(KEYS[number], ENTRIES[number, version])
+
+    def get(self, numbers: Iterable[int]) -> dict[int, Entry]:
+        found = self._tier.get_many([KEYS[number] for number in numbers])
+        return {KEYS.index(key): entry for key, entry in found.items()}
+
+    def remove(self, number: int) -> None:
+        self._tier.remove([KEYS[number]])
+
+    def clear(self) -> None:
+        self._tier.clear()
+
+    def settle(self) -> None:
+        stats = self._tier.stats()
+        assert 0 <= stats.bytes <= stats.limit_bytes
+        assert stats.entries == sum(key in self._tier for key in KEYS)
+        assert stats.quarantined == stats.failed == 0
+        if self.roomy:
+            assert stats.evictions == 0
+
+    def close(self) -> None:
+        self._tier.close()
+
+
+@cache
+def _size(number: int, version: int, store: str) -> int:
+    """Bytes that a memory tier counts for an entry."""
+    tier = MemoryTier(1_000_000, store)
+    tier.put(KEYS[number], ENTRIES[number, version])
+    return tier.stats().bytes
+
+
+class MemoryShelf(TierShelf):
+    """Host memory; the tight one holds about half of the entries."""
+
+    def __init__(self, *, roomy: bool, store: str = "as computed") -> None:
+        self._tier: MemoryTier
+        self._store = store
+        super().__init__(MemoryTier(1_000_000 if roomy else 8_000, store), roomy=roomy)
+
+    def settle(self) -> None:
+        super().settle()
+        held = self.get(range(len(KEYS)))
+        sizes = [_size(n, version_of(n, entry), self._store) for n, entry in held.items()]
+        assert self._tier.stats().bytes == sum(sizes)
+
+
+class DiskShelf(TierShelf):
+    """A folder of its own. What comes later takes away what others are still writing."""
+
+    forgetful = True
+
+    def __init__(self, *, roomy: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="shelf-")
+        super().__init__(DiskTier(self._folder.name, 10_000_000), roomy=roomy)
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
+
+
+class CacheShelf:
+    """The whole cache: memory before a disk that holds everything.
+
+    A key means one entry for ever, as it does where keys are hashes of all that matters.
+    """
+
+    versions = 1
+    forgetful = True
+
+    def __init__(self, *, roomy: bool) -> None:
+        self.roomy = roomy
+        self._folder = tempfile.TemporaryDirectory(prefix="shelf-")
+        self._cache = PassageCache(
+            memory=1_000_000 if roomy else 8_000, disk=10_000_000, path=self._folder.name
+        )
+
+    def put(self, number: int, version: int) -> bool:
+        epoch = self._cache.epoch
+        self._cache.keep(KEYS[number], ENTRIES[number, version], epoch, wait=True)
+        return True
+
+    def get(self, numbers: Iterable[int]) -> dict[int, Entry]:
+        keys = [KEYS[number] for number in numbers]
+        found = self._cache.quick(keys)
+        found |= self._cache.slow([key for key in keys if key not in found])
+        return {KEYS.index(key): entry for key, entry in found.items()}
+
+    def remove(self, number: int) -> None:
+        self._cache.invalidate(KEYS[number])
+
+    def clear(self) -> None:
+        self._cache.clear()
+
+    def settle(self) -> None:
+        assert self._cache.flush(60.0)
+        for tier in self._cache.stats().tiers.values():
+            assert 0 <= tier.bytes <= tier.limit_bytes
+            assert tier.quarantined == tier.failed == 0
+
+    def close(self) -> None:
+        self._cache.close()
+        self._folder.cleanup()

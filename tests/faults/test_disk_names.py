@@ -1,0 +1,216 @@
+"""Row: names with ``../``, absolute paths, NUL, symlinked entries.
+
+Must show: nothing touched outside the root; the folder is 0700.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from rag_windows.cache.disk import DiskTier
+from rag_windows.errors import CacheError
+from tests.rag_windows.cache.disk_cases import (
+    entry_of,
+    entry_path,
+    key_of,
+    right,
+    tier,
+)
+
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    "../secret",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "a/b",
+    "a" * 63,
+    "a" * 65,
+    "A" * 64,
+    "g" * 64,
+    key_of(1) + "\0",
+    key_of(1) + "\n",
+    key_of(1)[:-3] + "/..",
+    "../" + key_of(1)[3:],
+    "\0" * 64,
+    "０" * 64,
+    "x" * 100_000,
+]
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Files beside the cache that nobody may touch."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "secret").write_text("secret")
+    (tmp_path / "secret").write_text("secret")
+    return folder
+
+
+def snapshot(root: Path, without: Path) -> dict[str, tuple[int, int, bytes]]:
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path == without or path.is_relative_to(without):
+            continue
+        state = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        found[str(path)] = (state.st_mode, state.st_mtime_ns, content)
+    return found
+
+
+@pytest.mark.parametrize("key", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_keys(tmp_path: Path, outside: Path, key: str) -> None:
+    cache = tmp_path / "cache"
+    user = tier(cache)
+    before = snapshot(tmp_path, cache), sorted(os.walk(cache))
+    for call in (
+        lambda: user.get_many([key_of(1), key]),
+        lambda: user.put(key, entry_of(1)),
+        lambda: user.remove([key]),
+        lambda: key in user,
+        lambda: user.try_lock(key),
+        lambda: user.locked(key),
+    ):
+        with pytest.raises(CacheError, match="64 lowercase"):
+            call()
+    assert (snapshot(tmp_path, cache), sorted(os.walk(cache))) == before
+
+
+@pytest.mark.parametrize("key", [None, 5, b"a" * 64, ["a"]])
+def test_keys_that_are_no_text(tmp_path: Path, key: object) -> None:
+    with pytest.raises(CacheError):
+        tier(tmp_path).get_many([key])  # type: ignore[list-item] # that is the test
+
+
+@pytest.mark.parametrize("kind", ["file", "entry", "nowhere", "folder"])
+def test_symlinked_entries(tmp_path: Path, outside: Path, kind: str) -> None:
+    cache = tmp_path / "cache"
+    user = tier(cache)
+    assert user.put(key_of(1), entry_of(1))
+    assert user.put(key_of(2), entry_of(2))
+    whole = outside / "whole"
+    entry_path(cache, 1).rename(whole)
+    target = {
+        "file": outside / "secret",
+        "entry": whole,
+        "nowhere": outside / "new",
+        "folder": outside,
+    }[kind]
+    entry_path(cache, 1).symlink_to(target)
+    before = snapshot(tmp_path, cache)
+    for reader in (user, tier(cache)):
+        assert list(reader.get_many([key_of(1), key_of(2)])) == [key_of(2)]
+        reader.verify()
+        reader.prune(0.0)
+        assert snapshot(tmp_path, cache) == before
+    assert user.stats().quarantined == 1
+    # A link that is there when the entry is written is replaced, not followed.
+    entry_path(cache, 1).symlink_to(target)
+    assert user.put(key_of(1), entry_of(1))
+    assert not entry_path(cache, 1).is_symlink()
+    assert right(user.get_many([key_of(1)])[key_of(1)], 1)
+    entry_path(cache, 3).symlink_to(target)
+    user.remove([key_of(3)])
+    user.clear()
+    assert snapshot(tmp_path, cache) == before
+
+
+@pytest.mark.parametrize("name", ["entries", "locks", "quarantine"])
+def test_symlinked_folders_are_refused(
+    tmp_path: Path, outside: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / name).symlink_to(outside)
+    before = snapshot(tmp_path, cache)
+    user = tier(cache)
+    assert not user.put(key_of(1), entry_of(1))
+    assert user.get_many([key_of(1)]) == {}
+    user.clear()
+    assert snapshot(tmp_path, cache) == before
+    assert len(caplog.records) >= 1
+
+
+@pytest.mark.parametrize("name", ["writes", key_of(1)])
+def test_symlinked_locks_are_not_followed(tmp_path: Path, outside: Path, name: str) -> None:
+    cache = tmp_path / "cache"
+    tier(cache).close()
+    (cache / "locks" / "writes").unlink(missing_ok=True)
+    (cache / "locks" / name).symlink_to(outside / "made")
+    before = snapshot(tmp_path, cache)
+    user = tier(cache)
+    lock = user.try_lock(key_of(1))
+    assert lock is not None
+    lock.release()
+    user.put(key_of(1), entry_of(1))
+    user.prune(0.0)
+    assert snapshot(tmp_path, cache) == before
+
+
+def test_pipes_and_folders_of_an_entrys_name(tmp_path: Path) -> None:
+    user = tier(tmp_path)
+    os.mkfifo(entry_path(tmp_path, 1))
+    entry_path(tmp_path, 2).mkdir()
+    assert user.put(key_of(3), entry_of(3))
+    keys = [key_of(n) for n in (1, 2, 3)]
+    assert list(user.get_many(keys)) == [key_of(3)]
+    assert user.stats().quarantined == 2
+    assert all(user.put(key_of(n), entry_of(n)) for n in (1, 2))
+    assert sorted(user.get_many(keys)) == sorted(keys)
+    user.clear()
+    assert not list((tmp_path / "quarantine").iterdir())
+
+
+def test_only_its_owner_gets_in(tmp_path: Path) -> None:
+    cache = tmp_path / "new" / "cache"
+    old = os.umask(0)
+    try:
+        assert tier(cache).put(key_of(1), entry_of(1))
+    finally:
+        os.umask(old)
+    for path in [cache, *(path for path in cache.iterdir())]:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(entry_path(cache, 1).stat().st_mode) == 0o600
+
+
+def test_an_open_folder_is_closed_to_others(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    tier(cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_a_folder_with_other_things_is_left_as_it_is(tmp_path: Path, outside: Path) -> None:
+    outside.chmod(0o755)
+    before = (outside / "secret").stat()
+    user = tier(outside)
+    assert user.put(key_of(1), entry_of(1))
+    user.clear()
+    user.prune(0.0)
+    assert (outside / "secret").stat().st_mtime_ns == before.st_mtime_ns
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o755
+    assert stat.S_IMODE((outside / "entries").stat().st_mode) == 0o700
+
+
+def test_files_of_others_among_the_entries_stay(tmp_path: Path) -> None:
+    user = tier(tmp_path)
+    for name in ("notes.txt", "model.safetensors", key_of(1), key_of(1) + ".safetensors.bak"):
+        (tmp_path / "entries" / name).write_text("mine")
+    user.verify()
+    user.clear()
+    user.prune(0.0)
+    tier(tmp_path, 10)
+    assert len(list((tmp_path / "entries").iterdir())) == 4
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(CacheError, match="not a folder"):
+        DiskTier(tmp_path / "file", 1000)

@@ -1,0 +1,227 @@
+"""Row: 8 processes x 5,000 mixed operations on one directory.
+
+Must show: no torn read, size under the cap + one entry (files found at start count), no lock wait
+over 5 s.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+from rag_windows.cache.changes import WAIT_S
+from tests.rag_windows.cache.disk_cases import (
+    FULL,
+    CountingFiles,
+    QuickFiles,
+    end_of,
+    entry_of,
+    entry_path,
+    folder_bytes,
+    in_child,
+    key_of,
+    names,
+    right,
+    same_window,
+    tier,
+)
+
+PROCESSES = 8
+OPERATIONS = 5000 if FULL else 100
+NUMBERS = 60
+LONGEST_WAIT_S = 5.0
+
+
+class TimedFiles(QuickFiles):
+    """Keeps the longest time from a lock's first refusal until it was had or given up."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._refused: dict[int, float] = {}
+
+    def lock(self, descriptor: int) -> bool:
+        now = time.monotonic()
+        had = super().lock(descriptor)
+        if not had:
+            self._refused.setdefault(descriptor, now)
+        return self._ended(descriptor, now) if had else had
+
+    def close(self, descriptor: int) -> None:
+        self._ended(descriptor, time.monotonic())
+        super().close(descriptor)
+
+    def _ended(self, descriptor: int, now: float) -> bool:
+        self.longest_s = max(self.longest_s, now - self._refused.pop(descriptor, now))
+        return True
+
+
+def size_of(number: int) -> int:
+    """Tokens; entries differ in size."""
+    return 3 + number % 5
+
+
+def mixed_operations(folder: Path, limit: int, seed: int, count: int) -> None:
+    draw = random.Random(seed)
+    files = TimedFiles()
+    user = tier(folder, limit, files)
+    for _ in range(count):
+        number = min(int(draw.expovariate(0.05)), NUMBERS - 1)
+        chance = draw.random()
+        if chance < 0.55:
+            asked = [number, *(draw.randrange(NUMBERS) for _ in range(2))]
+            found = user.get_many([key_of(n) for n in asked])
+            for n in asked:
+                if key_of(n) in found and not right(found[key_of(n)], n, size_of(n)):
+                    raise AssertionError(f"entry {n} is wrong")
+        elif chance < 0.93:
+            user.put(key_of(number), entry_of(number, size_of(number)))
+        elif chance < 0.97:
+            user.remove([key_of(number)])
+        elif chance < 0.98:
+            user.prune(0.0)
+        elif chance < 0.985:
+            user.clear()
+        else:
+            lock = user.try_lock(key_of(number))
+            if lock is not None:
+                lock.release()
+    stats = user.stats()
+    if stats.quarantined or stats.failed:
+        raise AssertionError(f"something went wrong: {stats}")
+    if files.longest_s > LONGEST_WAIT_S:
+        raise AssertionError(f"waited {files.longest_s} s for a lock")
+
+
+def test_mixed_operations(tmp_path: Path) -> None:
+    first = tier(tmp_path)
+    for number in range(NUMBERS):
+        assert first.put(key_of(number), entry_of(number, size_of(number)))
+    largest = max(path.stat().st_size for path in (tmp_path / "entries").iterdir())
+    limit = folder_bytes(tmp_path) // 3  # what is found at the start is too much already
+    children = [
+        in_child(lambda seed=seed: mixed_operations(tmp_path, limit, seed, OPERATIONS))  # type: ignore[misc] # a default binds the loop's variable
+        for seed in range(PROCESSES)
+    ]
+    most = 0
+    started = False
+    running = set(children)
+    while running:
+        for child in list(running):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                assert os.waitstatus_to_exitcode(status) == 0
+                running.discard(child)
+        held = folder_bytes(tmp_path)
+        started = started or held <= limit  # the first to open has made room
+        if started:
+            most = max(most, held)
+        time.sleep(0.005)
+    assert 0 < most <= limit + largest
+    last = tier(tmp_path, limit)
+    assert last.verify().quarantined == 0
+    assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
+    assert not [path for path in (tmp_path / "locks").iterdir() if path.name != "writes"]
+
+
+def test_a_stopped_holder_of_the_lock_delays_nobody_for_long(tmp_path: Path) -> None:
+    ready, told = os.pipe()
+
+    class Stopping(QuickFiles):
+        def rename(self, name: str, folder: int, new_name: str, new_folder: int) -> None:
+            os.write(told, b"x")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            super().rename(name, folder, new_name, new_folder)
+
+    assert tier(tmp_path).put(key_of(1), entry_of(1))
+    child = in_child(lambda: tier(tmp_path, files=Stopping()).put(key_of(2), entry_of(2)))
+    os.read(ready, 1)
+    os.close(ready)
+    os.close(told)
+    user = tier(tmp_path, wait_s=0.3)
+    start = time.monotonic()
+    assert right(user.get_many([key_of(1)])[key_of(1)], 1)
+    assert not user.put(key_of(3), entry_of(3))
+    assert 0.3 <= time.monotonic() - start < LONGEST_WAIT_S
+    assert 2 * WAIT_S < LONGEST_WAIT_S, "what it is unless told otherwise"
+    assert user.remove([key_of(1)]) == 1, "what shall go goes without the lock"
+    os.kill(child, signal.SIGCONT)
+    assert end_of(child) == 0
+    assert user.put(key_of(3), entry_of(3))
+    assert sorted(user.get_many([key_of(n) for n in (1, 2, 3)])) == sorted((key_of(2), key_of(3)))
+
+
+def test_dead_owners_locks_are_free(tmp_path: Path) -> None:
+    ready, told = os.pipe()
+
+    def hold() -> None:
+        held = tier(tmp_path).try_lock(key_of(1))
+        os.write(told, b"x" if held is not None else b"-")
+        signal.pause()
+
+    child = in_child(hold)
+    assert os.read(ready, 1) == b"x"
+    os.close(ready)
+    os.close(told)
+    user = tier(tmp_path)
+    assert user.locked(key_of(1))
+    assert user.try_lock(key_of(1)) is None
+    assert not user.locked(key_of(2))
+    os.kill(child, signal.SIGKILL)
+    end_of(child)
+    assert not user.locked(key_of(1))
+    lock = user.try_lock(key_of(1))
+    assert lock is not None
+    assert user.try_lock(key_of(1)) is None, "threads of one process exclude each other, too"
+    lock.release()
+    lock.release()
+    assert not user.locked(key_of(1))
+    assert not list((tmp_path / "locks").glob(key_of(1)))
+
+
+def test_a_lock_released_between_opening_and_locking(tmp_path: Path) -> None:
+    """Its file is gone by then; a lock on what nobody can open any more would exclude nobody."""
+    first = tier(tmp_path).try_lock(key_of(1))
+    assert first is not None
+
+    def on_call(number: int, name: str) -> None:
+        if name == "lock":
+            first.release()
+
+    files = CountingFiles()
+    second_user = tier(tmp_path, files=files)
+    files.on_call = on_call
+    second = second_user.try_lock(key_of(1))
+    assert second is not None
+    assert tier(tmp_path).try_lock(key_of(1)) is None
+    second.release()
+
+
+def test_one_of_many_gets_a_keys_lock(tmp_path: Path) -> None:
+    rounds = 200 if FULL else 40
+
+    def work() -> None:
+        user = tier(tmp_path)
+        for _ in range(rounds):
+            lock = user.try_lock(key_of(1))
+            if lock is None:
+                continue
+            inside = tmp_path / "inside"
+            inside.touch(exist_ok=False)  # raises if two are here at once
+            inside.unlink()
+            lock.release()
+
+    children = [in_child(work) for _ in range(4)]
+    assert [end_of(child) for child in children] == [0] * 4
+
+
+def test_entries_of_another_process_are_found(tmp_path: Path) -> None:
+    user = tier(tmp_path)
+    assert key_of(1) not in user
+    assert end_of(in_child(lambda: tier(tmp_path).put(key_of(1), entry_of(1)))) == 0
+    assert key_of(1) in user
+    assert same_window(user.get_many([key_of(1)])[key_of(1)].window, entry_of(1).window)
+    assert user.stats().entries == 1
+    assert user.stats().bytes == entry_path(tmp_path, 1).stat().st_size

@@ -1,0 +1,229 @@
+"""Row: one of weights, revision, tokenizer, template, dtype, rope, adapter, prefix, offset, format
+version, salt changed, or weights edited in place: every window misses; the unchanged twin hits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rag_windows import WindowedLM
+from rag_windows.cache import keys
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.cache.stats import CacheStats
+from tests.rag_windows import small
+
+PASSAGES = [f"Fact {number}: the {number}th word is {number * 7}." for number in range(3)]
+
+
+class LoRA(torch.nn.Module):
+    """A linear layer with an adapter, switched as PEFT's are."""
+
+    def __init__(self, base: torch.nn.Module, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.base_layer = base
+        shape = base.get_parameter("weight").shape
+        self.lora_A = torch.nn.Parameter(torch.randn(2, shape[1], generator=generator))
+        self.lora_B = torch.nn.Parameter(torch.randn(shape[0], 2, generator=generator))
+        self.scaling = {"default": 0.5}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = x @ self.lora_A.T @ self.lora_B.T
+        return self.base_layer(x) + self.scaling["default"] * low
+
+
+@dataclass
+class Setting:
+    """All that a request's windows depend on."""
+
+    model: Any
+    tokenizer: Any
+    path: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    request: dict[str, Any] = field(default_factory=lambda: {"prefix": "Be brief."})
+    salt: str | None = "ours"
+
+    def run(self) -> CacheStats:
+        """Ask once with a cache object of its own on the folder; its counters."""
+        with PassageCache("50MB", path=self.path, salt=self.salt) as cache:
+            lm = WindowedLM(self.model, self.tokenizer, cache=cache, **self.options)
+            lm.generate("What?", PASSAGES, max_new_tokens=1, **self.request)
+            cache.flush()
+            return cache.stats()
+
+
+def adapt(setting: Setting, seed: int) -> None:
+    attention = setting.model.model.layers[1].self_attn
+    attention.q_proj = LoRA(attention.q_proj, seed).eval()
+
+
+def weights(setting: Setting) -> None:
+    setting.model.model.layers[0].mlp.down_proj.weight.data[1, 2] += 1e-3
+
+
+def revision(setting: Setting) -> None:
+    setting.options["revision"] = "other"
+
+
+def commit(setting: Setting) -> None:
+    setting.model.config._commit_hash = "0123"
+
+
+def tokenizer(setting: Setting) -> None:
+    setting.tokenizer.add_tokens(["never used"])
+
+
+def template(setting: Setting) -> None:
+    """The prompt's ids stay as they are."""
+    setting.tokenizer.chat_template = small.TEMPLATE.replace("{% if", "{%  if")
+
+
+def dtype(setting: Setting) -> None:
+    setting.model.to(torch.bfloat16)
+
+
+def rope(setting: Setting) -> None:
+    setting.model.config.rope_parameters = {"rope_type": "default", "rope_theta": 20000.0}
+    setting.model.model.rotary_emb = type(setting.model.model.rotary_emb)(setting.model.config)
+
+
+def rope_config(setting: Setting) -> None:
+    setting.model.config.rope_parameters = {"rope_type": "default", "rope_theta": 20000.0}
+
+
+def adapter(setting: Setting) -> None:
+    adapt(setting, seed=1)
+
+
+def adapter_scale(setting: Setting) -> None:
+    adapt(setting, seed=0)
+    setting.model.model.layers[1].self_attn.q_proj.scaling["default"] = 0.25
+
+
+def no_adapter(setting: Setting) -> None:
+    pass
+
+
+def prefix(setting: Setting) -> None:
+    setting.request["prefix"] = "Be brief!"
+
+
+def salt(setting: Setting) -> None:
+    setting.salt = "theirs"
+
+
+def no_salt(setting: Setting) -> None:
+    setting.salt = None
+
+
+CHANGES: tuple[Callable[[Setting], None], ...] = (
+    weights,
+    revision,
+    commit,
+    tokenizer,
+    template,
+    dtype,
+    rope,
+    rope_config,
+    adapter,
+    adapter_scale,
+    no_adapter,
+    prefix,
+    salt,
+    no_salt,
+)
+ADAPTED = (adapter, adapter_scale, no_adapter)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[], Setting]:
+    def setting() -> Setting:
+        return Setting(
+            copy.deepcopy(small.model()), copy.deepcopy(small.tokenizer()), tmp_path / "windows"
+        )
+
+    return setting
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_misses_and_the_unchanged_twin_hits(
+    change: Callable[[Setting], None], make: Callable[[], Setting]
+) -> None:
+    first, changed, twin = make(), make(), make()
+    if change in ADAPTED:
+        adapt(first, seed=0)
+        adapt(twin, seed=0)
+    change(changed)
+    stored = first.run()
+    assert (stored.hits, stored.misses) == (0, len(PASSAGES) + 1)
+    missed = changed.run()
+    # The prefix is an entry of its own: one text more.
+    assert missed.hits == 0
+    assert missed.misses == len(PASSAGES) + 1
+    hit = twin.run()
+    assert (hit.hits, hit.misses) == (len(PASSAGES) + 1, 0)
+
+
+def test_another_format_version_misses(
+    make: Callable[[], Setting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make().run()
+    monkeypatch.setattr(keys, "FORMAT_VERSION", keys.FORMAT_VERSION + 1)
+    assert make().run().hits == 0
+    monkeypatch.undo()
+    assert make().run().misses == 0
+
+
+def test_another_offset_misses(
+    make: Callable[[], Setting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a method that lets windows start elsewhere; the prefix does not move."""
+    make().run()
+    original = keys.KeyScope.window_key
+
+    def moved(self: keys.KeyScope, ids: Any, start: int) -> str:
+        return original(self, ids, start + 1)
+
+    monkeypatch.setattr(keys.KeyScope, "window_key", moved)
+    stats = make().run()
+    assert (stats.hits, stats.misses) == (1, len(PASSAGES))
+    monkeypatch.undo()
+    assert make().run().misses == 0
+
+
+@pytest.mark.parametrize("how", ["data", "no_grad", "scaling", "parameter"])
+def test_weights_edited_in_place_between_two_requests(
+    how: str, make: Callable[[], Setting]
+) -> None:
+    setting = make()
+    adapt(setting, seed=0)
+    projection = setting.model.model.layers[1].self_attn.q_proj
+    cache = PassageCache("50MB", path=setting.path)
+    lm = WindowedLM(setting.model, setting.tokenizer, cache=cache)
+
+    def ask() -> tuple[int, int]:
+        before = cache.stats()
+        lm.generate("What?", PASSAGES, max_new_tokens=1)
+        after = cache.stats()
+        return after.hits - before.hits, after.misses - before.misses
+
+    everything = len(PASSAGES) + 1
+    assert ask() == (0, everything)
+    assert ask() == (everything, 0)
+    if how == "data":
+        projection.lora_A.data[0, 0] += 1e-4
+    elif how == "no_grad":
+        with torch.no_grad():
+            projection.lora_A.add_(1e-4)
+    elif how == "scaling":
+        projection.scaling["default"] = 0.75
+    else:
+        projection.lora_A = torch.nn.Parameter(projection.lora_A.detach() + 1e-4)
+    assert ask() == (0, everything)
+    assert ask() == (everything, 0)

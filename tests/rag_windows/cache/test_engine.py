@@ -1,0 +1,260 @@
+"""The engine with a cache: the same answers as without, whatever was asked before."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rag_windows import APE, PCW, Generation, Sequential, WindowedLM
+from rag_windows.cache.passage_cache import PassageCache
+from tests.parity import zoo
+from tests.rag_windows import small
+
+TOLERANCE = 1e-5
+ARCHITECTURES = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "gemma3_text-sliding",
+    "gemma4_text",
+    "gpt2",
+    "gpt_oss",
+)
+METHODS = (APE(), PCW(), APE(0.7, 0.8), Sequential())
+PASSAGES = [f"Fact {number}: word {number * 7}. " + "more " * number for number in range(6)]
+
+
+def cached(cache_: PassageCache | None = None, **options: Any) -> WindowedLM:
+    cache_ = PassageCache("50MB") if cache_ is None else cache_
+    return WindowedLM(small.model(), small.tokenizer(), cache=cache_, **options)
+
+
+@cache
+def pair(name: str) -> tuple[WindowedLM, WindowedLM]:
+    """A model without a cache, and one whose small cache lives as long as the tests."""
+    model = zoo.shared(name)
+    return WindowedLM(model), WindowedLM(model, cache=PassageCache("300kB"))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@settings(max_examples=8)
+@given(data=st.data())
+def test_any_combination_in_any_order_is_as_without_a_cache(name: str, data: Any) -> None:
+    plain, lm = pair(name)
+    chosen = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=5), label="passages")
+    prefix = zoo.ids(data.draw(st.sampled_from([0, 3, 12]), label="prefix"), 100)
+    method = data.draw(st.sampled_from(METHODS), label="method")
+    windows = [zoo.ids(5 + number, number) for number in chosen]
+    query = zoo.ids(4, 200)
+    expected, context = (one.encode_ids(prefix, windows, method=method) for one in (plain, lm))
+    torch.testing.assert_close(
+        lm.logits(context, query), plain.logits(expected, query), rtol=0, atol=TOLERANCE
+    )
+    assert lm.generate_ids(context, query, max_new_tokens=3) == plain.generate_ids(
+        expected, query, max_new_tokens=3
+    )
+    again = lm.encode_ids(prefix, windows, method=method)
+    if method.windowed:
+        assert again.cached_tokens == len(prefix) + sum(map(len, windows))
+    assert torch.equal(lm.logits(again, query), lm.logits(context, query)) or not method.windowed
+
+
+def test_the_second_question_computes_only_itself() -> None:
+    lm = cached()
+    first = lm.generate("What?", PASSAGES, max_new_tokens=2)
+    assert first.usage.cached_tokens == 0
+    second = lm.generate("And who was it?", PASSAGES[::-1], max_new_tokens=2)
+    windows = sum(len(window.ids) for window in second.windows)
+    prefix = second.usage.cached_tokens - windows
+    assert prefix > 0
+    query = len(lm._request("And who was it?", PASSAGES, prefix=None, method=None).parts.query_ids)
+    assert second.usage.prompt_tokens == second.usage.cached_tokens + query
+    third = lm.generate("What?", [*PASSAGES[:2], "Something new."], max_new_tokens=2)
+    known = sum(len(window.ids) for window in third.windows if window.passage < 2)
+    assert third.usage.cached_tokens == prefix + known
+
+
+def same(one: Generation, other: Generation) -> None:
+    assert one.token_ids == other.token_ids
+    assert one.text == other.text
+    assert [c.passage for c in one.citations or ()] == [c.passage for c in other.citations or ()]
+    masses = [[c.mass for c in g.citations or ()] for g in (one, other)]
+    assert masses[0] == pytest.approx(masses[1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_beams": 2}, {"do_sample": True, "seed": 3}, {"method": "pcw"}],
+    ids=["greedy", "beams", "sampled", "pcw"],
+)
+@pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
+def test_every_way_of_generating(options: dict[str, Any], streamed: bool) -> None:
+    lm = cached()
+    expected = small.lm().generate("What?", PASSAGES, max_new_tokens=5, **options)
+    for _ in range(2):
+        if streamed:
+            *_, last = lm.stream("What?", PASSAGES, max_new_tokens=5, **options)
+            assert last.generation is not None
+            generation = last.generation
+        else:
+            generation = lm.generate("What?", PASSAGES, max_new_tokens=5, **options)
+        same(generation, expected)
+    assert generation.usage.cached_tokens > 0
+
+
+def test_one_after_the_other_only_the_prefix_is_kept() -> None:
+    lm = cached(method="sequential")
+    lm.generate("What?", PASSAGES, prefix="Be brief.", max_new_tokens=2)
+    again = lm.generate("What?", PASSAGES, prefix="Be brief.", max_new_tokens=2)
+    assert lm.cache is not None
+    assert lm.cache.stats().tiers["memory"].entries == 1
+    assert 0 < again.usage.cached_tokens < len("Be brief.") + 20
+
+
+def test_a_passage_that_is_there_twice_is_encoded_once() -> None:
+    lm = cached(header="none")
+    ids = [5, 6, 7]
+    context = lm.encode_ids([4], [ids, ids, [8]])
+    plain = small.lm().encode_ids([4], [ids, ids, [8]])
+    assert lm.cache is not None
+    assert lm.cache.stats().misses == 3  # the prefix is one of them
+    torch.testing.assert_close(
+        lm.logits(context, [9, 10]), small.lm().logits(plain, [9, 10]), rtol=0, atol=TOLERANCE
+    )
+
+
+def test_without_passages_or_without_a_cache_nothing_is_kept() -> None:
+    lm = cached()
+    assert lm.generate("What?", max_new_tokens=2).usage.cached_tokens == 0
+    assert lm.cache is not None
+    assert lm.cache.stats().tiers["memory"].entries == 0
+    assert small.lm().cache is None
+    without = lm.with_cache(None).generate("What?", PASSAGES, max_new_tokens=2)
+    assert without.usage.cached_tokens == 0
+
+
+def test_sixteen_threads_answer_as_alone_and_encode_each_passage_once() -> None:
+    lm = cached()
+    expected = {
+        count: small.lm().generate("What?", PASSAGES[:count], max_new_tokens=3)
+        for count in range(1, 7)
+    }
+    start = threading.Barrier(16)
+
+    def ask(number: int) -> None:
+        count = 1 + number % 6
+        start.wait()
+        same(lm.generate("What?", PASSAGES[:count], max_new_tokens=3), expected[count])
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, range(16)))
+    assert lm.cache is not None
+    stats = lm.cache.stats()
+    assert stats.misses == len(PASSAGES) + 1
+    assert stats.hits == sum(2 + number % 6 for number in range(16)) - stats.misses
+
+
+def test_a_failing_leader_neither_hangs_nor_poisons_those_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lm = cached()
+    encoder = lm._plain_encoder
+    original = encoder.encode_batches
+    inside, follow = threading.Event(), threading.Event()
+    failed = threading.Lock()
+
+    def failing(prefix: Any, windows: Any) -> Any:
+        if prefix is not None and failed.acquire(blocking=False):
+            inside.set()
+            follow.wait(30)
+            raise KeyboardInterrupt
+        return original(prefix, windows)
+
+    monkeypatch.setattr(encoder, "encode_batches", failing)
+    with ThreadPoolExecutor(4) as pool:
+        leader = pool.submit(lm.generate, "What?", PASSAGES, max_new_tokens=2)
+        assert inside.wait(30)
+        followers = [pool.submit(lm.generate, "What?", PASSAGES, max_new_tokens=2) for _ in "abc"]
+        follow.set()
+        with pytest.raises(KeyboardInterrupt):
+            leader.result(60)
+        expected = small.lm().generate("What?", PASSAGES, max_new_tokens=2)
+        for follower in followers:
+            same(follower.result(60), expected)
+    assert lm.cache is not None
+    # The prefix by the leader, the passages by one of the followers.
+    assert lm.cache.stats().misses == len(PASSAGES)
+
+
+def test_a_cancelled_request_leaves_nothing_half_done() -> None:
+    lm = cached(max_batch_tokens=16)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done >= 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        lm.generate("What?", PASSAGES, on_encoded=stop)
+    expected = small.lm().generate("What?", PASSAGES, max_new_tokens=2)
+    same(lm.generate("What?", PASSAGES, max_new_tokens=2), expected)
+
+
+def test_progress_counts_what_was_found() -> None:
+    lm = cached()
+    lm.generate("What?", PASSAGES[:4], max_new_tokens=1)
+    told: list[tuple[int, int]] = []
+    lm.generate("What?", PASSAGES, max_new_tokens=1, on_encoded=lambda *n: told.append(n))
+    assert told[0] == (4, 6)
+    assert told[-1] == (6, 6)
+    told.clear()
+    lm.generate("What?", PASSAGES, max_new_tokens=1, on_encoded=lambda *n: told.append(n))
+    assert told == [(6, 6)]
+
+
+@pytest.mark.parametrize("store", ["fp8", "int8"])
+def test_a_lossy_store_gives_one_answer_cold_and_warm(store: str) -> None:
+    lm = cached(PassageCache("50MB", store=store))
+    cold = lm.generate("What?", PASSAGES, max_new_tokens=6)
+    warm = lm.generate("What?", PASSAGES, max_new_tokens=6)
+    same(warm, cold)
+    assert warm.usage.cached_tokens == sum(len(window.ids) for window in warm.windows)
+
+
+def test_weights_edited_while_encoding_store_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(small.model())
+    lm = WindowedLM(model, small.tokenizer(), cache=PassageCache("50MB"))
+    encoder = lm._plain_encoder
+    original = encoder.encode_batches
+
+    def edited(prefix: Any, windows: Any) -> Any:
+        yield from original(prefix, windows)
+        model.lm_head.weight.data[0, 0] += 1
+
+    monkeypatch.setattr(encoder, "encode_batches", edited)
+    lm.generate("What?", PASSAGES, max_new_tokens=1)
+    assert lm.cache is not None
+    assert lm.cache.stats().tiers["memory"].entries == 0
+
+
+def test_two_processes_share_a_folder(tmp_path: Path) -> None:
+    """Two objects on one folder see each other through files and locks alone, as processes do."""
+    one = cached(PassageCache("50MB", path=tmp_path / "w"))
+    two = cached(PassageCache("50MB", path=tmp_path / "w"))
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(lm.generate, "What?", PASSAGES, max_new_tokens=2) for lm in (one, two)]
+        same(jobs[0].result(60), jobs[1].result(60))
+    assert one.cache is not None
+    assert two.cache is not None
+    assert one.cache.stats().misses + two.cache.stats().misses == len(PASSAGES) + 1

@@ -1,0 +1,230 @@
+"""The cache as users hold it: options, tenants, forgetting, warming, listing."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rag_windows
+from rag_windows import Passage, WindowedLM
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.errors import CacheError, InputError, NonFiniteError
+from tests.rag_windows import small
+
+PASSAGES = [
+    Passage("The first.", id="one"),
+    Passage("The second.", id="two"),
+    Passage("The third.", id="report#3", metadata={"source": "report.txt"}),
+]
+
+
+def model(cache: PassageCache, **options: Any) -> WindowedLM:
+    return WindowedLM(small.model(), small.tokenizer(), cache=cache, **options)
+
+
+def ask(lm: WindowedLM, passages: Any = PASSAGES) -> tuple[int, int]:
+    """Hits and misses of one question, the prefix among them."""
+    assert lm.cache is not None
+    before = lm.cache.stats()
+    lm.generate("What?", passages, max_new_tokens=1)
+    lm.cache.flush()
+    after = lm.cache.stats()
+    return after.hits - before.hits, after.misses - before.misses
+
+
+def test_names_of_the_package() -> None:
+    assert rag_windows.PassageCache is PassageCache
+    assert rag_windows.CacheError is CacheError
+
+
+def test_windows_survive_the_process_that_made_them(tmp_path: Path) -> None:
+    with PassageCache(path=tmp_path / "w", memory="1MB") as cache:
+        assert ask(model(cache)) == (0, 4)
+    with PassageCache(path=tmp_path / "w", memory=None) as cache:
+        assert ask(model(cache)) == (4, 0)
+        assert cache.stats().tiers["disk"].hits == 4
+        assert "memory" not in cache.stats().tiers
+
+
+def test_what_comes_from_disk_stays_in_memory(tmp_path: Path) -> None:
+    with PassageCache(path=tmp_path / "w") as cache:
+        ask(model(cache))
+    with PassageCache(path=tmp_path / "w") as cache:
+        lm = model(cache)
+        assert ask(lm) == ask(lm) == (4, 0)
+        assert cache.stats().tiers["disk"].hits == 4
+
+
+def test_tenants_share_room_but_no_windows() -> None:
+    public = PassageCache("1MB")
+    ours, theirs = public.tenant("ours"), public.tenant("theirs")
+    assert [ask(model(cache)) for cache in (public, ours, theirs)] == [(0, 4)] * 3
+    assert [ask(model(cache)) for cache in (public, ours, theirs)] == [(4, 0)] * 3
+    assert theirs.stats().tiers["memory"].entries == 12
+    assert ask(model(public.tenant("ours"))) == (4, 0)
+
+
+def test_the_salt_is_no_part_of_a_request() -> None:
+    """Nothing that a request carries reaches it: an unknown option is transformers' own error."""
+    lm = model(PassageCache("1MB", salt="ours"))
+    with pytest.raises(ValueError, match="salt"):
+        lm.generate("What?", PASSAGES, salt="theirs", max_new_tokens=1)
+    with pytest.raises(InputError, match="salt"):
+        lm.generate("What?", [{"text": "x", "salt": "theirs"}])
+
+
+@pytest.mark.parametrize(
+    ("ids", "count"),
+    [(["one"], 1), ("two", 1), (["report"], 1), (["report.txt"], 1), (["one", "two"], 2), ("x", 0)],
+)
+def test_forgetting_by_id(ids: Any, count: int, tmp_path: Path) -> None:
+    with PassageCache("1MB", path=tmp_path / "w") as cache:
+        lm = model(cache)
+        ask(lm)
+        assert cache.invalidate(ids) == count
+        assert ask(lm) == (4 - count, count)
+
+
+def test_equal_texts_are_forgotten_by_any_of_their_ids(tmp_path: Path) -> None:
+    with PassageCache("1MB", path=tmp_path / "w") as cache:
+        lm = model(cache)
+        ask(lm)
+        assert ask(lm, [Passage("The first.", id="copy")]) == (2, 0)
+        assert cache.invalidate("copy") == 1
+        assert cache.invalidate("one") == 0
+
+
+def test_what_is_forgotten_while_it_is_encoded_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PassageCache("1MB")
+    lm = model(cache)
+    encoder = lm._plain_encoder
+    original = encoder.encode_batches
+
+    def forgetful(prefix: Any, windows: Any) -> Any:
+        yield from original(prefix, windows)
+        cache.invalidate("one")
+
+    monkeypatch.setattr(encoder, "encode_batches", forgetful)
+    ask(lm)
+    assert cache.stats().tiers["memory"].entries == 0
+
+
+def test_clearing_and_pruning(tmp_path: Path) -> None:
+    with PassageCache("1MB", path=tmp_path / "w", ttl=3600) as cache:
+        lm = model(cache)
+        ask(lm)
+        assert cache.prune() == 0
+        assert cache.verify() == (4, 0)
+        cache.clear()
+        assert ask(lm) == (0, 4)
+
+
+def test_entries_whose_time_is_up_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PassageCache("1MB", ttl=1000)
+    lm = model(cache)
+    ask(lm)
+    assert ask(lm) == (4, 0)
+    later = time.time() + 1001
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert ask(lm) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory": None},
+        {"memory": "much"},
+        {"ttl": 0},
+        {"ttl": -1.0},
+        {"store": "int4"},
+        {"salt": ""},
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        PassageCache(**options)
+
+
+def test_what_cache_takes(tmp_path: Path) -> None:
+    cache = PassageCache("1MB")
+    assert PassageCache.of(cache) is cache
+    assert PassageCache.of(None) is PassageCache.of(False) is None
+    with pytest.raises(InputError, match="PassageCache"):
+        PassageCache.of("folder")  # type: ignore[arg-type] # on purpose
+    with PassageCache.default(tmp_path / "w") as made:
+        assert set(made.stats().tiers) == {"memory", "disk"}
+        assert made.path == tmp_path / "w"
+
+
+def test_verify_needs_a_disk() -> None:
+    with pytest.raises(CacheError, match="disk"):
+        PassageCache("1MB").verify()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_numbers_are_an_error_that_names_the_passage(value: float) -> None:
+    broken = copy.deepcopy(small.model())
+    odd = small.tokenizer().encode("~", add_special_tokens=False)[0]
+    broken.get_input_embeddings().weight.data[odd, 0] = value
+    cache = PassageCache("1MB")
+    lm = WindowedLM(broken, small.tokenizer(), cache=cache)
+    with pytest.raises(NonFiniteError, match=r"Passage 1 \('bad'\).*not stored"):
+        lm.generate("What?", [PASSAGES[0], Passage("It is ~.", id="bad"), PASSAGES[1]])
+    assert cache.stats().tiers["memory"].entries == 3, "the sound ones and the prefix are kept"
+    assert ask(lm, PASSAGES[:2]) == (3, 0)
+
+
+def test_warming_is_resumable_and_serves_requests(tmp_path: Path) -> None:
+    many = [Passage(f"Number {i}.", id=str(i)) for i in range(70)]
+    with PassageCache("1MB", path=tmp_path / "w") as cache:
+        lm = model(cache)
+
+        def stop(done: int, total: int | None) -> None:
+            assert total == 70
+            if done > 40:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            lm.warm(many, prefix="Be brief.", on_warmed=stop)
+        warmed = lm.warm(many, prefix="Be brief.")
+        assert (warmed.passages, warmed.encoded, warmed.present) == (70, 6, 64)
+        lm.generate("What?", many[3:9], prefix="Be brief.", max_new_tokens=1)
+        hits = lm.generate("Who?", many[60:66], prefix="Be brief.", max_new_tokens=1)
+        assert hits.usage.cached_tokens > sum(len(window.ids) for window in hits.windows)
+        assert cache.stats().tiers["disk"].entries == 71
+        assert lm.warm(iter(many), prefix="Be brief.").encoded == 0
+
+
+def test_what_can_not_be_warmed() -> None:
+    with pytest.raises(InputError, match="cache=True"):
+        small.lm().warm(PASSAGES)
+    with pytest.raises(InputError, match="number"):
+        model(PassageCache("1MB"), header="number").warm(PASSAGES)
+    with pytest.raises(InputError, match="sequential"):
+        model(PassageCache("1MB"), method="sequential").warm(PASSAGES)
+    with pytest.raises(InputError, match="list"):
+        model(PassageCache("1MB")).warm("one text")
+
+
+@pytest.mark.gpu
+def test_a_device_tier_and_pinned_memory_on_cuda() -> None:
+    cache = PassageCache("50MB", device="50MB")
+    lm = WindowedLM(copy.deepcopy(small.model()).cuda(), small.tokenizer(), cache=cache)
+    cold = lm.generate("What?", PASSAGES, max_new_tokens=4)
+    assert lm.generate("What?", PASSAGES, max_new_tokens=4).token_ids == cold.token_ids
+    cache.flush()
+    stats = cache.stats()
+    assert stats.tiers["device"].hits == stats.tiers["memory"].entries == 4
+    on_host = PassageCache("50MB")
+    lm = lm.with_cache(on_host)
+    lm.generate("What?", PASSAGES[:2], max_new_tokens=4)
+    on_host.flush()
+    mixed = lm.generate("What?", PASSAGES, max_new_tokens=4)
+    assert mixed.token_ids == cold.token_ids
+    assert mixed.usage.cached_tokens > 0
+    torch.cuda.synchronize()

@@ -1,0 +1,184 @@
+"""Loaded models that are shared: loaded once, freed with their last user."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rag_windows import loading, sharing
+from rag_windows.errors import InputError, ModelLoadError
+from rag_windows.sharing import as_key, folder_state, load_shared
+from tests.rag_windows import small
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    sharing.clear()
+    yield
+    sharing.clear()
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the models whose weights were loaded."""
+    names: list[str] = []
+    load = loading.load
+
+    def noted(model: Any, *args: Any, **kwargs: Any) -> Any:
+        names.append(str(model))
+        return load(model, *args, **kwargs)
+
+    monkeypatch.setattr(loading, "load", noted)
+    return names
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small.model().save_pretrained(tmp_path)
+    small.tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_equal_arguments_share_everything(folder: Path, loads: list[str]) -> None:
+    first = load_shared(folder, method="pcw", template_kwargs={"a": 1, "b": [2]})
+    again = load_shared(str(folder), template_kwargs={"b": [2], "a": 1}, method="pcw")
+    assert again is first
+    assert len(loads) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": "pcw"},
+        {"header": "number"},
+        {"max_window_tokens": 9},
+        {"template_kwargs": {"x": 1}},
+        {"max_batch_tokens": 64},
+    ],
+)
+def test_another_way_to_read_shares_the_weights(
+    folder: Path, loads: list[str], other: dict[str, Any]
+) -> None:
+    first = load_shared(folder)
+    second = load_shared(folder, **other)
+    assert second is not first
+    assert second.model is first.model
+    assert len(loads) == 1
+
+
+def test_other_weights_are_loaded_anew(folder: Path, loads: list[str]) -> None:
+    first = load_shared(folder)
+    second = load_shared(folder, dtype="bfloat16")
+    assert (first.model.dtype, second.model.dtype) == (torch.float32, torch.bfloat16)
+    assert len(loads) == 2
+
+
+def test_a_folder_that_was_written_again_is_another_model(folder: Path, loads: list[str]) -> None:
+    first = load_shared(folder)
+    small.model(seed=1).save_pretrained(folder)
+    second = load_shared(folder)
+    assert not torch.equal(first.model.lm_head.weight, second.model.lm_head.weight)
+    assert len(loads) == 2
+
+
+def test_threads_that_ask_at_once_wait_for_one_load(folder: Path, loads: list[str]) -> None:
+    start = threading.Barrier(8)
+
+    def ask(_: int) -> int:
+        start.wait()
+        made.append(load_shared(folder))
+        return id(made[-1])
+
+    made: list[Any] = []
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(ask, range(8)))) == 1
+    assert len(loads) == 1
+
+
+def test_a_failed_load_is_told_to_all_and_tried_again(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    start = threading.Barrier(4)
+
+    def ask(_: int) -> str:
+        start.wait()
+        with pytest.raises(ModelLoadError, match="no model folder"):
+            load_shared(missing)
+        return "told"
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == ["told"] * 4
+    small.model().save_pretrained(missing)
+    small.tokenizer().save_pretrained(missing)
+    assert load_shared(missing).tokenizer is not None
+
+
+def test_nothing_is_kept_alive(folder: Path, loads: list[str]) -> None:
+    lm = load_shared(folder)
+    gone = weakref.ref(lm), weakref.ref(lm.model)
+    del lm
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+    load_shared(folder)
+    assert len(loads) == 2
+
+
+def test_clearing_loads_anew_and_leaves_users_theirs(folder: Path, loads: list[str]) -> None:
+    first = load_shared(folder)
+    sharing.clear()
+    assert load_shared(folder) is not first
+    assert len(loads) == 2
+
+
+def test_loaded_models_are_told_apart_by_identity() -> None:
+    one = load_shared(small.model(), tokenizer=small.tokenizer())
+    assert load_shared(small.model(), tokenizer=small.tokenizer()) is one
+    assert load_shared(small.model(seed=1), tokenizer=small.tokenizer()) is not one
+    with pytest.raises(InputError, match="model must be a name"):
+        load_shared(3)
+
+
+def test_keys_tell_values_apart() -> None:
+    class Config:
+        def __init__(self, bits: int) -> None:
+            self.bits = bits
+
+        def to_dict(self) -> dict[str, int]:
+            return {"bits": self.bits}
+
+    values: list[Any] = [
+        None,
+        0,
+        False,
+        0.0,
+        "0",
+        b"0",
+        Path("0"),
+        [0],
+        {"0": 0},
+        {0},
+        torch.float16,
+    ]
+    values += [torch.bfloat16, Config(4), Config(8), object(), object()]
+    assert len({as_key(value) for value in values}) == len(values)
+    assert as_key(Config(4)) == as_key(Config(4))
+    assert as_key({"a": [1, {"b": 2}]}) == as_key({"a": (1, {"b": 2})})
+
+
+def test_a_hub_name_has_no_files(tmp_path: Path) -> None:
+    assert folder_state("somebody/something") == ()
+    assert folder_state("tiny-reader") != ()
+    (tmp_path / "config.json").write_text("{}")
+    before = folder_state(tmp_path)
+    (tmp_path / "config.json").write_text("{ }")
+    assert folder_state(tmp_path) != before
+    shutil.rmtree(tmp_path)
+    assert folder_state(tmp_path) == ()

@@ -1,0 +1,187 @@
+"""Models that see tools: templates like those of families that have them, scripted answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
+
+from rag_windows import Chunk, Generation, WindowedLM
+
+_RESULT = "{% elif m.role == 'tool' %}<|user|>"
+_END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+_TURN = "{% else %}<|{{ m.role }}|>{{ m.content }}</s>{% endif %}"
+
+HERMES = (
+    "<s>{% if tools %}<|system|>You may call: {% for t in tools %}{{ t | tojson }}\n{% endfor %}"
+    "as <tool_call>\n{...}\n</tool_call></s>{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.tool_calls %}<|assistant|>{{ m.content }}"
+    "{% for c in m.tool_calls %}\n<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}</s>"
+    + _RESULT
+    + "<tool_response>\n{{ m.content }}\n</tool_response></s>"
+    + _TURN
+    + _END
+)
+LLAMA = (
+    "<s>{% if tools %}<|system|>Functions: {{ tools | tojson(indent=1) }}</s>{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.tool_calls %}<|assistant|>"
+    '{"name": "{{ m.tool_calls[0].function.name }}", '
+    '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}</s>'
+    + _RESULT
+    + "{{ m.content | tojson }}</s>"
+    + _TURN
+    + _END
+)
+MISTRAL = (
+    "<s>{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.tool_calls %}<|assistant|>[CALLS] ["
+    "{% for c in m.tool_calls %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+    '{{ "" if loop.first else ", " }}'
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, '
+    '"id": "{{ c.id }}"}{% endfor %}]</s>'
+    + _RESULT
+    + '[RESULT] {"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}</s>'
+    + _TURN
+    + _END
+)
+CODER = (
+    "<s>{% if tools %}<|system|>{% for t in tools %}<function>{{ t.function | tojson }}</function>"
+    "{% endfor %}</s>{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.tool_calls %}<|assistant|>{{ m.content }}"
+    "{% for c in m.tool_calls %}\n<tool_call>\n<function={{ c.function.name }}>\n"
+    "{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n"
+    "{{ v | tojson if v is mapping else v }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}</s>"
+    + _RESULT
+    + "<tool_response>\n{{ m.content }}\n</tool_response></s>"
+    + _TURN
+    + _END
+)
+THINKING = HERMES.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
+TEMPLATES = {
+    "hermes": HERMES,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "coder": CODER,
+    "thinking": THINKING,
+}
+
+_SPECIAL = ["<s>", "</s>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>"]
+_MISTRAL = ["[TOOLS]", "[/TOOLS]", "[CALLS]", "[RESULT]"]
+
+SEARCH: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Look things up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string"}, "k": {"type": "integer"}},
+            "required": ["query"],
+        },
+    },
+}
+
+
+@cache
+def tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """One token a byte; markers of calls are added tokens, special ones only for "mistral"."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*_SPECIAL, *_MISTRAL]
+    vocabulary = {token: index for index, token in enumerate([*names, *alphabet])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    made.add_special_tokens({"additional_special_tokens": names[3:]})
+    made.add_tokens([AddedToken("<tool_call>"), AddedToken("</tool_call>")])
+    made.chat_template = TEMPLATES[kind]
+    return made
+
+
+@cache
+def model() -> LlamaForCausalLM:
+    """One small layer, room for long prompts of single bytes."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=8192,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+class _Forced(LogitsProcessor):
+    """Lets one sequence of tokens out."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = iter(ids)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, next(self._ids)] = 0.0
+        return forced
+
+
+Script = Callable[[Any], str]
+"""What the model answers to a query."""
+
+
+class ScriptedLM(WindowedLM):
+    """The real engine and a real model whose answers are written beforehand.
+
+    Attributes:
+        asked: every query it got, with its passages.
+        ends: whether answers end by themselves, and are not cut.
+    """
+
+    script: Script
+    ends: bool = True
+    asked: list[tuple[Any, list[Any]]]
+
+    def _options(self, query: Any, passages: Any, options: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((query, list(passages)))
+        assert self.tokenizer is not None
+        ids = self.tokenizer(self.script(query) + "</s>" * self.ends, add_special_tokens=False)[
+            "input_ids"
+        ]
+        return {
+            **options,
+            "max_new_tokens": len(ids),
+            "logits_processor": [_Forced(list(ids))],
+        }
+
+    def generate(self, query: Any, passages: Any = (), **options: Any) -> Generation:
+        return super().generate(query, passages, **self._options(query, passages, options))
+
+    def stream(self, query: Any, passages: Any = (), **options: Any) -> Iterator[Chunk]:
+        return super().stream(query, passages, **self._options(query, passages, options))
+
+
+def scripted(kind: str, *answers: str) -> ScriptedLM:
+    """A model with this template that gives these answers one after the other."""
+    lm = ScriptedLM(model(), tokenizer(kind))
+    remaining = iter(answers)
+    lm.script = lambda query: next(remaining)
+    lm.asked = []
+    return lm
