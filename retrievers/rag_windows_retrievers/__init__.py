@@ -1,20 +1,49 @@
-"""From files to the passages that fit a question: loading, splitting, ranking.
+"""From files to the passages that fit a question: loading, splitting, indexing, ranking.
 
-A folder of its own beside the engine: it knows `rag_windows.passage` and `rag_windows.errors` and
-nothing else of it, so it works for any model and without torch.
+A folder of its own beside the engine: of `rag_windows` it knows passages, errors and the cutting of
+long texts, so it works for any model. Nothing here imports torch before an embedding model is used.
 """
 
 from rag_windows_retrievers.bm25 import BM25Retriever
+from rag_windows_retrievers.conversational import (
+    ConversationalRetriever,
+    last_turns,
+    rewritten_by,
+)
+from rag_windows_retrievers.dense import DenseRetriever
 from rag_windows_retrievers.documents import Document, Documents, load_documents
+from rag_windows_retrievers.encoder import Encoder, SentenceEncoder
 from rag_windows_retrievers.files import Skipped
+from rag_windows_retrievers.hybrid import HybridRetriever
+from rag_windows_retrievers.ingest import Index, ingest, open_index
+from rag_windows_retrievers.lengths import TokenBudget
+from rag_windows_retrievers.progress import Progress, progress_bar
+from rag_windows_retrievers.reranker import Reranker
+from rag_windows_retrievers.retriever import Retriever, ScoredPassage
 from rag_windows_retrievers.splitting import split_document, split_documents
 
 __all__ = [
     "BM25Retriever",
+    "ConversationalRetriever",
+    "DenseRetriever",
     "Document",
     "Documents",
+    "Encoder",
+    "HybridRetriever",
+    "Index",
+    "Progress",
+    "Reranker",
+    "Retriever",
+    "ScoredPassage",
+    "SentenceEncoder",
     "Skipped",
+    "TokenBudget",
+    "ingest",
+    "last_turns",
     "load_documents",
+    "open_index",
+    "progress_bar",
+    "rewritten_by",
     "split_document",
     "split_documents",
 ]

@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rag_windows.errors import InputError, MissingExtraError, RetrievalError
 from rag_windows.passage import Passage
+from rag_windows_retrievers import store
+from rag_windows_retrievers.passage_file import read_passages, write_passages
+from rag_windows_retrievers.retriever import DEFAULT_K, ScoredPassage, check_k, ranked_text
 
-if TYPE_CHECKING:
-    import bm25s
+_KIND = "bm25"
+_WORDS = 1
+"""Raised when `tokenize` changes: the words of an older index would no longer be found."""
 
 # A character of a script written without spaces is a word of its own.
 _TOKEN = re.compile(r"[぀-ヿ㐀-䶿一-鿿]|[^\W぀-ヿ㐀-䶿一-鿿]+")
@@ -59,13 +64,53 @@ class BM25Retriever:
         self._vocabulary: dict[str, int] = {}
         rows = [
             [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
-            for words in (tokenize(f"{one.title or ''}\n{one.text}") for one in self.passages)
+            for words in (tokenize(ranked_text(one)) for one in self.passages)
         ]
         if not self._vocabulary:
             raise RetrievalError("No passage holds a word; check the documents' contents.")
-        self._index = _index(rows, self._vocabulary, k1, b)
+        self._index = _bm25s().BM25(k1=k1, b=b, method="lucene", backend="numpy")
+        self._index.index((rows, dict(self._vocabulary)), show_progress=False)
 
-    def retrieve(self, query: str, k: int = 8) -> list[Passage]:
+    def save(self, folder: str | Path) -> None:
+        """Write passages and index into a folder, in place of an index that is there.
+
+        Raises:
+            InputError: a passage's metadata can't be written as JSON.
+            RetrievalError: the folder can't be written.
+        """
+
+        def fill(generation: Path) -> None:
+            write_passages(generation, self.passages)
+            self._index.save(generation, show_progress=False)
+
+        store.write(Path(folder), _KIND, {"words": _WORDS, "passages": len(self.passages)}, fill)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> BM25Retriever:
+        """Read what `save` wrote.
+
+        Raises:
+            RetrievalError: there is no BM25 index, or it is damaged, or of another version.
+            MissingExtraError: `bm25s` is not installed.
+        """
+        library = _bm25s()
+
+        def open_index(generation: Path, settings: Mapping[str, Any]) -> BM25Retriever:
+            if settings["words"] != _WORDS:
+                raise RetrievalError(
+                    f"The index in {folder} tells words apart by other rules; build it anew."
+                )
+            loaded = cls.__new__(cls)
+            loaded.passages = read_passages(generation)
+            if not len(loaded.passages) == settings["passages"] > 0:
+                raise ValueError(f"{len(loaded.passages)} passages")
+            loaded._index = library.BM25.load(generation, show_progress=False)
+            loaded._vocabulary = loaded._index.vocab_dict
+            return loaded
+
+        return store.read(Path(folder), _KIND, open_index)
+
+    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Rank the passages that share a word with the query.
 
         Args:
@@ -81,8 +126,7 @@ class BM25Retriever:
         """
         import numpy as np
 
-        if k < 1:
-            raise InputError(f"k must be at least 1, not {k}.")
+        check_k(k)
         known = [word for word in tokenize(query) if word in self._vocabulary]
         telling = [word for word in known if word not in FUNCTION_WORDS]
         words = [self._vocabulary[word] for word in telling or known]
@@ -98,7 +142,7 @@ class BM25Retriever:
         ]
 
 
-def _index(rows: list[list[int]], vocabulary: dict[str, int], k1: float, b: float) -> bm25s.BM25:
+def _bm25s() -> Any:
     try:
         import bm25s
     except ModuleNotFoundError as error:
@@ -106,6 +150,4 @@ def _index(rows: list[list[int]], vocabulary: dict[str, int], k1: float, b: floa
             "BM25 needs the package bm25s, which is not installed; run: "
             'pip install "rag-windows[cli]"'
         ) from error
-    index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-    index.index((rows, dict(vocabulary)), show_progress=False)
-    return index
+    return bm25s

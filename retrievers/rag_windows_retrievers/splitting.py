@@ -6,15 +6,12 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows_retrievers.documents import Document
+from rag_windows_retrievers.lengths import Length, TokenBudget, WordBudget
 
 DEFAULT_WORDS = 120
 
-# Scripts without spaces count a word a character; a run of 40 characters without a space counts as
-# a word too, so that no single "word" can be longer than a passage.
-_WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿]|[^\s぀-ヿ㐀-䶿一-鿿]{1,40}")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 _SENTENCE = re.compile(r"[.!?…][\"”’')\]]*\s+(?=[^\sa-z])|[。！？][”’」』]*")
 _LINE = re.compile(r"\n")
@@ -22,23 +19,32 @@ _HEADING = re.compile(r"#{1,6}[ \t]+[^\n]*\Z")
 
 
 def split_documents(
-    documents: Iterable[Document], *, words: int = DEFAULT_WORDS
+    documents: Iterable[Document],
+    *,
+    words: int = DEFAULT_WORDS,
+    tokens: TokenBudget | None = None,
 ) -> tuple[Passage, ...]:
     """Split every document; see `split_document`."""
-    return tuple(passage for one in documents for passage in split_document(one, words=words))
+    return tuple(
+        passage for one in documents for passage in split_document(one, words=words, tokens=tokens)
+    )
 
 
-def split_document(document: Document, *, words: int = DEFAULT_WORDS) -> tuple[Passage, ...]:
+def split_document(
+    document: Document, *, words: int = DEFAULT_WORDS, tokens: TokenBudget | None = None
+) -> tuple[Passage, ...]:
     """Cut a document at paragraph borders, then sentences, then lines, then words.
 
-    Neighbouring short paragraphs share a passage. A last passage of less than a quarter joins the
-    one before, which may then hold up to ``1.25 * words``. All text between the first and the last
-    visible character of the document is in exactly one passage, except blank space at the cuts.
+    Neighbouring short paragraphs share a passage. All text between the first and the last visible
+    character of the document is in exactly one passage, except blank space at the cuts. Counted in
+    words, a last passage of less than a quarter joins the one before, which may then hold up to
+    ``1.25 * words``; a budget in tokens is never exceeded.
 
     Args:
         document: the document; its title and metadata go with every passage.
         words: aimed-at length, at least 1. A word is a run of visible characters, or one character
             of a script that is written without spaces.
+        tokens: a limit in a model's tokens, instead of `words`. The title is not counted.
 
     Returns:
         Passages with ids ``{document.id}#{n}`` from 1 on; an id that the document's author stated
@@ -46,11 +52,10 @@ def split_document(document: Document, *, words: int = DEFAULT_WORDS) -> tuple[P
         ``end``, the passage's characters in `document.text`.
 
     Raises:
-        InputError: ``words`` is below 1.
+        InputError: ``words`` is below 1, or the budget is too small for a single character.
     """
-    if words < 1:
-        raise InputError(f"A passage needs at least 1 word, not {words}.")
-    spans = list(_pack(document.text, words))
+    length: Length = WordBudget(words) if tokens is None else tokens
+    spans = list(_pack(document.text, length))
     keep = document.named and len(spans) == 1
     return tuple(
         Passage(
@@ -63,27 +68,24 @@ def split_document(document: Document, *, words: int = DEFAULT_WORDS) -> tuple[P
     )
 
 
-def count_words(text: str) -> int:
-    """Length of a text in words, as `split_document` counts them."""
-    return sum(1 for _ in _WORD.finditer(text))
-
-
-def _pack(text: str, words: int) -> Iterator[tuple[int, int]]:
-    groups: list[tuple[int, int, int]] = []
-    for start, end, size in _units(text, words):
-        if groups and groups[-1][2] + size <= words:
-            groups[-1] = (groups[-1][0], end, groups[-1][2] + size)
+def _pack(text: str, length: Length) -> Iterator[tuple[int, int]]:
+    groups: list[tuple[int, int]] = []
+    for start, end in _units(text, length):
+        # Measured together: lengths in tokens do not add up.
+        if groups and length.measure(text[groups[-1][0] : end]) <= length.limit:
+            groups[-1] = (groups[-1][0], end)
         else:
-            groups.append((start, end, size))
-    if len(groups) > 1 and groups[-1][2] * 4 < words:
-        (start, _, size), (_, end, rest) = groups[-2:]
-        if (size + rest) * 4 <= words * 5:
-            groups[-2:] = [(start, end, size + rest)]
-    return ((start, end) for start, end, _ in groups)
+            groups.append((start, end))
+    if len(groups) > 1:
+        (first, _), (start, end) = groups[-2:]
+        short = length.measure(text[start:end]) * 4 < length.limit
+        if short and length.measure(text[first:end]) <= length.most:
+            groups[-2:] = [(first, end)]
+    return iter(groups)
 
 
-def _units(text: str, words: int) -> Iterator[tuple[int, int, int]]:
-    """Stretches of at most `words` words that are not cut: (start, end, words)."""
+def _units(text: str, length: Length) -> Iterator[tuple[int, int]]:
+    """Stretches within the limit that are not cut: (start, end)."""
     pending: int | None = None
     for start, end in _stretches(text, 0, len(text), _PARAGRAPH):
         first = start if pending is None else pending
@@ -91,26 +93,23 @@ def _units(text: str, words: int) -> Iterator[tuple[int, int, int]]:
             # A heading belongs to what follows it.
             pending = first
         else:
-            yield from _cut(text, first, end, words, (_SENTENCE, _LINE))
+            yield from _cut(text, first, end, length, (_SENTENCE, _LINE))
             pending = None
     if pending is not None:
-        yield from _cut(text, pending, len(text.rstrip()), words, (_LINE,))
+        yield from _cut(text, pending, len(text.rstrip()), length, (_LINE,))
 
 
 def _cut(
-    text: str, start: int, end: int, words: int, borders: tuple[re.Pattern[str], ...]
-) -> Iterator[tuple[int, int, int]]:
-    size = sum(1 for _ in _WORD.finditer(text, start, end))
-    if size <= words:
-        yield start, end, size
+    text: str, start: int, end: int, length: Length, borders: tuple[re.Pattern[str], ...]
+) -> Iterator[tuple[int, int]]:
+    if length.measure(text[start:end]) <= length.limit:
+        yield start, end
     elif borders:
         for first, last in _stretches(text, start, end, borders[0]):
-            yield from _cut(text, first, last, words, borders[1:])
+            yield from _cut(text, first, last, length, borders[1:])
     else:
-        found = list(_WORD.finditer(text, start, end))
-        for i in range(0, size, words):
-            part = found[i : i + words]
-            yield part[0].start(), part[-1].end(), len(part)
+        for first, last in length.cut(text[start:end]):
+            yield start + first, start + last
 
 
 def _stretches(

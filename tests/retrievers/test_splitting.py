@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rag_windows.errors import InputError
 from rag_windows_retrievers import Document, split_document, split_documents
-from rag_windows_retrievers.splitting import count_words
+from rag_windows_retrievers.lengths import count_words
 
 
 def split(text: str, words: int, *, named: bool = False) -> list[str]:

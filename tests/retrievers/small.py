@@ -1,0 +1,106 @@
+"""Encoders and passages small enough to check by hand."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from rag_windows import Passage
+from rag_windows_retrievers.bm25 import tokenize
+from rag_windows_retrievers.progress import Progress
+
+CORPUS = [
+    Passage("The bridge of Halden was built in 1931.", id="bridge", metadata={"page": 7}),
+    Passage("A harbour lies behind the dunes.", id="harbour", title="Halden"),
+    Passage("Zürich has lakes. Who knows why?", id="lakes"),
+    Passage("Bakers sell bread in the morning.", id="bread", title="Old town"),
+    Passage("The old bridge has five arches of stone.", id="arches"),
+]
+
+
+def ranking(passages: Sequence[Passage]) -> list[tuple[str | None, object]]:
+    """Ids and scores, which equal those of a ranking computed in another order of additions."""
+    return [(one.id, pytest.approx(one.score, abs=1e-5)) for one in passages]
+
+
+class WordEncoder:
+    """A vector per text out of its words' checksums; equal words, equal direction.
+
+    `asked` counts the passages' texts that were embedded. Texts longer than `longest` words are cut
+    into parts of so many.
+    """
+
+    def __init__(self, name: str = "words", dimension: int = 64, longest: int = 1000) -> None:
+        self.name = self._seed = name
+        self.revision: str | None = None
+        self.dimension = dimension
+        self.asked: list[str] = []
+        self._longest = longest
+        self._lock = threading.Lock()
+
+    def passage_parts(self, text: str, title: str | None) -> list[str]:
+        words = text.split()
+        cuts = range(0, max(1, len(words)), self._longest)
+        return [" ".join([title or "", *words[i : i + self._longest]]) for i in cuts]
+
+    def query_parts(self, query: str) -> list[str]:
+        return self.passage_parts(query, None)
+
+    def embed(
+        self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        if not query:
+            with self._lock:
+                self.asked += texts
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in tokenize(text):
+                seed = zlib.crc32(f"{self._seed} {word}".encode())
+                vectors[row] += np.random.default_rng(seed).standard_normal(self.dimension)
+            vectors[row] /= np.linalg.norm(vectors[row]) or 1.0
+            if progress is not None:
+                progress(row + 1, len(texts))
+        return vectors
+
+
+def save_cross_encoder(folder: Path, *, outputs: int = 1, positions: int = 64) -> Path:
+    """A cross-encoder of a few thousand random weights that knows the words of `CORPUS`."""
+    words = {word for one in CORPUS for word in one.text.lower().replace(".", " ").split()}
+    vocabulary = {
+        word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted(words)])
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=positions,
+    ).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=positions,
+        num_labels=outputs,
+        initializer_range=0.5,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    return folder

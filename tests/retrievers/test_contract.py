@@ -1,0 +1,93 @@
+"""What every retriever promises; see `Retriever`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rag_windows.errors import InputError
+from rag_windows.passage import Passage
+from rag_windows_retrievers import (
+    BM25Retriever,
+    ConversationalRetriever,
+    DenseRetriever,
+    HybridRetriever,
+    Reranker,
+    Retriever,
+)
+from rag_windows_retrievers.retriever import identity
+from tests.retrievers.small import CORPUS, WordEncoder, ranking, save_cross_encoder
+
+
+def bm25() -> Retriever:
+    return BM25Retriever(CORPUS)
+
+
+def dense() -> Retriever:
+    return DenseRetriever(CORPUS, WordEncoder())
+
+
+def approximate() -> Retriever:
+    return DenseRetriever(CORPUS, WordEncoder(), approximate_above=2)
+
+
+def hybrid() -> Retriever:
+    return HybridRetriever([bm25(), dense()])
+
+
+def conversational() -> Retriever:
+    return ConversationalRetriever(hybrid())
+
+
+KINDS: dict[str, Callable[[], Retriever]] = {
+    one.__name__: one for one in (bm25, dense, approximate, hybrid, conversational)
+}
+
+
+@pytest.fixture(params=[*KINDS, "reranker"])
+def retriever(request: pytest.FixtureRequest, tmp_path: Path) -> Retriever:
+    if request.param == "reranker":
+        return Reranker(dense(), save_cross_encoder(tmp_path), device="cpu")
+    return KINDS[request.param]()
+
+
+def test_it_is_a_retriever(retriever: Retriever) -> None:
+    assert isinstance(retriever, Retriever)
+
+
+def test_the_best_come_first_and_as_they_were_given(retriever: Retriever) -> None:
+    found = retriever.retrieve("old bridge of stone", 3)
+    assert 1 < len(found) <= 3
+    scores = [one.score for one in found]
+    assert all(score is not None and math.isfinite(score) for score in scores)
+    assert scores == sorted(scores, key=lambda score: -(score or 0.0))
+    given = {identity(one): one for one in CORPUS}
+    for one in found:
+        assert type(one) is Passage
+        assert one.metadata == given.pop(identity(one)).metadata
+    assert all(one.score is None for one in CORPUS)
+
+
+def test_no_more_than_asked_for(retriever: Retriever) -> None:
+    assert len(retriever.retrieve("old bridge", 1)) == 1
+    assert len(retriever.retrieve("old bridge", 10_000)) <= len(CORPUS)
+    with pytest.raises(InputError, match="k must be at least 1, not 0"):
+        retriever.retrieve("old bridge", 0)
+
+
+@pytest.mark.parametrize("query", ["", " \n"])
+def test_a_blank_query_finds_nothing(retriever: Retriever, query: str) -> None:
+    assert retriever.retrieve(query) == []
+
+
+def test_threads_share_it(retriever: Retriever) -> None:
+    queries = ["old bridge", "bread in the morning", "Halden " * 40, "lakes"] * 6
+    expected = [retriever.retrieve(query, 3) for query in queries[:4]] * 6
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda query: retriever.retrieve(query, 3), queries))
+    for one, other in zip(found, expected, strict=True):
+        assert ranking(one) == [(passage.id, passage.score) for passage in other]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rag_windows.errors import InputError
+from rag_windows_retrievers import (
+    BM25Retriever,
+    ConversationalRetriever,
+    last_turns,
+    rewritten_by,
+)
+from rag_windows_retrievers.conversational import INSTRUCTION, Condense
+from tests.retrievers.small import CORPUS
+
+TALK: list[Mapping[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Who bakes?"},
+    {"role": "assistant", "content": "Bakers do."},
+    {"role": "user", "content": "Is there a harbour?"},
+    {"role": "assistant", "content": None, "tool_calls": [{}]},
+    {"role": "tool", "content": "irrelevant"},
+    {"role": "assistant", "content": "Yes, at Halden."},
+    {"role": "user", "content": "When was its bridge built?"},
+]
+
+
+def query(condense: Condense | None = None, talk: list[Mapping[str, Any]] = TALK) -> str:
+    return ConversationalRetriever(BM25Retriever(CORPUS), condense).query(talk)
+
+
+@pytest.mark.parametrize(
+    ("condense", "expected"),
+    [
+        (last_turns(0), "When was its bridge built?"),
+        (last_turns(1, weight=0), "Is there a harbour?\nWhen was its bridge built?"),
+        (
+            last_turns(1, weight=0, answers=True),
+            "Is there a harbour?\nYes, at Halden.\nWhen was its bridge built?",
+        ),
+        (last_turns(5, weight=0), "Who bakes?\nIs there a harbour?\nWhen was its bridge built?"),
+        (
+            last_turns(None, weight=0, answers=True),
+            "Who bakes?\nBakers do.\nIs there a harbour?\nYes, at Halden.\n"
+            "When was its bridge built?",
+        ),
+        (
+            None,
+            "Who bakes?\nIs there a harbour?\nWhen was its bridge built?"
+            + "\n\nWhen was its bridge built?" * 3,
+        ),
+    ],
+)
+def test_what_is_looked_for(condense: Condense | None, expected: str) -> None:
+    assert query(condense) == expected
+
+
+def test_what_was_said_before_helps() -> None:
+    found = BM25Retriever(CORPUS)
+    talk = [
+        {"role": "user", "content": "Tell me about the arches of stone."},
+        {"role": "assistant", "content": "There are five."},
+        {"role": "user", "content": "How old are they?"},
+    ]
+    assert found.retrieve("How old are they?", 1)[0].id != "arches"
+    assert ConversationalRetriever(found).retrieve(talk, 1)[0].id == "arches"
+
+
+def test_a_message_is_one_paragraph() -> None:
+    talk = [{"role": "user", "content": text} for text in ("One\n\ntwo", "Three\n \nfour")]
+    assert query(last_turns(weight=1), [*talk]) == "One\ntwo\nThree\nfour\n\nThree\nfour"
+
+
+def test_a_question_alone_is_asked_as_it_is() -> None:
+    def never(messages: object) -> str:
+        raise NotImplementedError
+
+    retriever = ConversationalRetriever(BM25Retriever(CORPUS), never)
+    expected = BM25Retriever(CORPUS).retrieve("lakes")
+    assert retriever.retrieve("lakes") == expected
+    assert retriever.retrieve([TALK[0], {"role": "user", "content": "lakes"}]) == expected
+
+
+def test_a_model_rewrites_the_question() -> None:
+    prompts: list[str] = []
+
+    def ask(prompt: str) -> str:
+        prompts.append(prompt)
+        return "\n  When was Halden's bridge built? \nI hope that helps."
+
+    assert query(rewritten_by(ask)) == "When was Halden's bridge built?"
+    assert prompts[0].startswith(INSTRUCTION)
+    assert prompts[0].endswith("Assistant: Yes, at Halden.\nUser: When was its bridge built?")
+
+
+def test_a_model_that_says_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = query(rewritten_by(lambda prompt: " \n", otherwise=last_turns(0)))
+    assert found == "When was its bridge built?"
+    assert "rewrote a question to nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("talk", "message"),
+    [
+        ([], "must end with a message of the user"),
+        (TALK[:3], "must end with a message of the user"),
+        (["text"], 'object with "role"'),
+        ([{"content": "x"}], 'object with "role"'),
+        ([{"role": "user", "content": ["x"]}], "must be a string"),
+    ],
+)
+def test_what_is_refused(talk: list[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        query(None, talk)
+    with pytest.raises(InputError, match="at least 0, not -1 and 3"):
+        last_turns(-1)
+    with pytest.raises(InputError, match="at least 0, not 3 and -1"):
+        last_turns(weight=-1)

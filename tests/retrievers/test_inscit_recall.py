@@ -1,0 +1,58 @@
+"""The figures of benchmarks/inscit_recall.py, on a file small enough to check by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rag_windows_retrievers import BM25Retriever, last_turns
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "inscit_recall.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("inscit_recall", SCRIPT)
+    if spec is None or spec.loader is None:
+        raise ImportError(SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["inscit_recall"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def evidence(name: str) -> dict[str, Any]:
+    text = {"A": "bridge bridge", "B": "bridge harbour", "C": "lakes"}[name]
+    return {"passage_id": name, "passage_text": text, "passage_titles": ["T", name]}
+
+
+def turn(context: list[str], *labels: str) -> dict[str, Any]:
+    return {
+        "context": context,
+        "labels": [{"evidence": [evidence(name) for name in label]} for label in labels],
+    }
+
+
+def test_figures_are_what_they_say(script: ModuleType, tmp_path: Path) -> None:
+    turns = [
+        turn(["bridge"], "A"),
+        turn(["bridge", "Yes.", "bridge?"], "B", "BC"),
+        turn(["why"], ""),
+    ]
+    (tmp_path / "dev.json").write_text(json.dumps({"one": {"turns": turns}}))
+    pool, found, without = script.read(tmp_path / "dev.json")
+    assert [(one.id, one.title) for one in pool] == [("A", "T - A"), ("B", "T - B"), ("C", "T - C")]
+    assert [one.right for one in found] == [{"A"}, {"B", "C"}]
+    assert [one["role"] for one in found[1].messages] == ["user", "assistant", "user"]
+    assert without == 1
+    figures = script.measure(BM25Retriever(pool), last_turns(0), found)
+    # A, B is found both times: first rank 1 of 1, then rank 2 for one of two.
+    assert figures.recall == (0.5, 0.75, 0.75)
+    assert figures.hits == (0.5, 1.0, 1.0)
+    assert figures.mrr == 0.75

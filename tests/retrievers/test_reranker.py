@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+
+from rag_windows.errors import InputError, ModelLoadError
+from rag_windows.passage import Passage
+from rag_windows_retrievers import BM25Retriever, DenseRetriever, Reranker
+from tests.retrievers.small import CORPUS, WordEncoder, save_cross_encoder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> CrossEncoder:
+    return CrossEncoder(str(save_cross_encoder(tmp_path)), device="cpu")
+
+
+def test_passages_are_ordered_by_the_models_scores(model: CrossEncoder) -> None:
+    reranker = Reranker(BM25Retriever(CORPUS), model)
+    hits = reranker.rerank("old bridge", CORPUS)
+    texts = [f"{one.title}\n{one.text}" if one.title else one.text for one in CORPUS]
+    scores = model.predict([("old bridge", text) for text in texts], show_progress_bar=False)
+    expected = sorted(zip(scores.tolist(), (one.id for one in CORPUS), strict=True), reverse=True)
+    assert len({score for score, _ in expected}) == len(CORPUS)
+    assert [one.id for one in hits] == [name for _, name in expected]
+    assert [one.score for one in hits] == pytest.approx([score for score, _ in expected], abs=1e-5)
+
+
+def test_candidates_come_from_the_retriever(model: CrossEncoder) -> None:
+    found = BM25Retriever(CORPUS)
+    hits = Reranker(found, model, candidates=2).retrieve("the old bridge of Halden", 1)
+    assert hits[0].id in {one.id for one in found.retrieve("the old bridge of Halden", 2)}
+    assert len(Reranker(found, model, candidates=1).retrieve("old bridge Halden", 3)) == 3
+
+
+def test_nothing_is_cut_at_the_models_limit(
+    model: CrossEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reranker = Reranker(DenseRetriever(CORPUS, WordEncoder()), model)
+    read: list[tuple[str, str]] = []
+    plain: Any = model.predict
+
+    def watched(pairs: list[tuple[str, str]], **options: object) -> object:
+        read.extend(pairs)
+        return plain(pairs, **options)
+
+    monkeypatch.setattr(model, "predict", watched)
+    long = Passage("bread harbour dunes " * 40 + "the last words")
+    (hit,) = reranker.rerank(" ".join(f"old bridge {i}" for i in range(30)) + " at last?", [long])
+    for first, second in read:
+        assert len(model.tokenizer(first, second)["input_ids"]) <= 64
+    assert "".join(dict.fromkeys(first for first, _ in read)).endswith("at last?")
+    assert any(second.endswith("the last words") for _, second in read)
+    queries = list(dict.fromkeys(first for first, _ in read))
+    scores = dict(zip(read, plain(read, show_progress_bar=False).tolist(), strict=True))
+    means = [max(v for (q, _), v in scores.items() if q == query) for query in queries]
+    assert hit.score == pytest.approx(sum(means) / len(means), abs=1e-5)
+
+
+def test_nothing_to_order(model: CrossEncoder) -> None:
+    reranker = Reranker(BM25Retriever(CORPUS), model)
+    assert reranker.rerank("old bridge", []) == []
+    assert reranker.retrieve("xylophone") == []
+
+
+def test_what_is_refused(model: CrossEncoder, tmp_path: Path) -> None:
+    found = BM25Retriever(CORPUS)
+    with pytest.raises(InputError, match="candidates and batch_size must be at least 1"):
+        Reranker(found, model, candidates=0)
+    with pytest.raises(ModelLoadError, match="can't be loaded"):
+        Reranker(found, tmp_path / "nothing")
+    torch.manual_seed(0)
+    three = save_cross_encoder(tmp_path / "three", outputs=3)
+    with pytest.raises(InputError, match="one output, and this one has 3"):
+        Reranker(found, three, device="cpu")
+    short = save_cross_encoder(tmp_path / "short", positions=12)
+    with pytest.raises(InputError, match="reads 12 tokens at once, too few"):
+        Reranker(found, short, device="cpu").retrieve("old bridge")
