@@ -1,0 +1,61 @@
+"""Your existing stuff chain: change two lines, and each document is a window.
+
+Run it with `python examples/langchain_stuff_chain.py [--model MODEL] [--question QUESTION]`.
+MODEL is a folder or a name on the Hub; without one, the shipped reader answers over the shipped
+samples.
+"""
+
+import argparse
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from langchain_classic.chains import create_retrieval_chain
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.documents import Document
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda
+
+from langchain_rag_windows import ChatRagWindows, WindowDocumentPrompt
+from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
+
+SAMPLES = Path(str(files("rag_windows"))) / "samples"
+FIRST = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[0]
+
+
+def sample_retriever() -> Runnable[dict[str, Any], list[Document]]:
+    """Stands for your own retriever."""
+    loaded = load_documents([SAMPLES / "corpus"], root=SAMPLES)
+    ranked = BM25Retriever(split_documents(loaded.documents))
+
+    def find(inputs: dict[str, Any]) -> list[Document]:
+        hits = ranked.retrieve(inputs["input"], 16)
+        return [Document(hit.text, id=hit.id, metadata={"title": hit.title}) for hit in hits]
+
+    return RunnableLambda(find)
+
+
+def main() -> None:
+    """The stock chain, but for the two lines that say what they were before."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--model", default="tiny-reader")
+    options.add_argument("--question", default=json.loads(FIRST)["question"])
+    given = options.parse_args()
+    prompt = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
+
+    # Was: llm = ChatHuggingFace(llm=HuggingFacePipeline.from_model_id(model, "text-generation"))
+    llm = ChatRagWindows(model=given.model, temperature=0, max_tokens=32)
+    # Was: answer = create_stuff_documents_chain(llm, prompt)
+    answer = create_stuff_documents_chain(
+        llm, prompt, document_prompt=WindowDocumentPrompt("title")
+    )
+
+    chain = create_retrieval_chain(sample_retriever(), answer)
+    result = chain.invoke({"input": given.question})
+    print(f"> {given.question}\n{result['answer']}")
+    print(f"  from {len(result['context'])} documents")
+
+
+if __name__ == "__main__":
+    main()

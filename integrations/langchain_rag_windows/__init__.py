@@ -1,0 +1,31 @@
+"""rag-windows for LangChain: each retrieved document in an attention window of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from langchain_rag_windows import blocks as blocks  # registers how answers become content blocks
+from langchain_rag_windows.chains import create_windows_chain
+from langchain_rag_windows.chat_models import ChatRagWindows
+from langchain_rag_windows.llms import RagWindows
+from langchain_rag_windows.sentinels import WindowDocumentPrompt
+
+if TYPE_CHECKING:
+    from langchain_rag_windows.middleware import RagWindowsMiddleware
+
+__all__ = [
+    "ChatRagWindows",
+    "RagWindows",
+    "RagWindowsMiddleware",
+    "WindowDocumentPrompt",
+    "create_windows_chain",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Only the middleware needs the package langchain; the rest works with langchain-core alone.
+    if name == "RagWindowsMiddleware":
+        from langchain_rag_windows.middleware import RagWindowsMiddleware
+
+        return RagWindowsMiddleware
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

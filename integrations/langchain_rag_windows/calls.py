@@ -1,0 +1,144 @@
+"""One call of the engine: its options, its documents, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from langchain_rag_windows.errors import RequestError, in_langchain_terms
+from langchain_rag_windows.messages import conversation
+from langchain_rag_windows.options import EngineOptions, unalias
+from langchain_rag_windows.results import response_metadata
+from langchain_rag_windows.tools import AnswerReader
+from rag_windows import Chunk, Generation, Method, Passage, WindowedLM
+from rag_windows.background import Watch
+from rag_windows.rescaling import resolve
+
+_NOT_FOR_THE_ENGINE = ("stream", "timeout")
+"""Keywords by which LangChain steers itself, and that of the watch."""
+
+
+def sampling(temperature: float | None, top_p: float | None) -> dict[str, Any]:
+    """Options of ``generate``: temperature 0 is greedy, None leaves it to the model."""
+    if temperature == 0:
+        return {"do_sample": False}
+    chosen = {"temperature": temperature, "top_p": top_p}
+    options = {name: value for name, value in chosen.items() if value is not None}
+    return {"do_sample": True, **options} if options else {}
+
+
+def engine_options(
+    model: EngineOptions, stop: Sequence[str] | str | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Options for `WindowedLM.generate`: the constructor's, and those of the call above them."""
+
+    def chosen(name: str) -> Any:
+        return given.get(name, getattr(model, name))
+
+    named = ("temperature", "top_p", "max_tokens", "generate_kwargs")
+    stops = model.stop if stop is None else stop
+    single = {"max_new_tokens": chosen("max_tokens"), "stop": stops, "seed": model.seed}
+    return {
+        **model.generate_kwargs,
+        **sampling(chosen("temperature"), chosen("top_p")),
+        **{name: value for name, value in single.items() if value is not None},
+        **(given.get("generate_kwargs") or {}),
+        **{name: value for name, value in given.items() if name not in named},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call, ready to run.
+
+    Attributes:
+        lm: the engine.
+        query: the conversation.
+        passages: the documents.
+        options: for `WindowedLM.generate`.
+        method: how the windows are read.
+        model_name: for the metadata.
+        reader: of the answer; finds calls of tools.
+        watch: stops it.
+    """
+
+    lm: WindowedLM
+    query: Any
+    passages: tuple[Passage, ...]
+    options: dict[str, Any]
+    method: Method
+    model_name: str
+    reader: AnswerReader
+    watch: Watch
+
+    def whole(self) -> Generation:
+        """Run to the end."""
+        with in_langchain_terms():
+            generation = self.lm.generate(self.query, self.passages, **self.options)
+            self.watch.check()
+        return generation
+
+    def pieces(self) -> Generator[Chunk, None, None]:
+        """Run, piece by piece; closing this stops the work within a token."""
+        with in_langchain_terms(), closing(self._stream()) as chunks:
+            for chunk in chunks:
+                self.watch.check()
+                yield chunk
+
+    def _stream(self) -> Any:
+        return self.lm.stream(self.query, self.passages, **self.options)
+
+    def metadata(self, generation: Generation) -> dict[str, Any]:
+        """What is told of an answer beside its text."""
+        return response_metadata(generation, self.passages, self.model_name, self.method)
+
+
+def watch_of(model: EngineOptions, kwargs: Mapping[str, Any]) -> Watch:
+    """The watch of a call; its time runs from here, waiting for others included."""
+    return Watch(unalias(kwargs).get("timeout", model.timeout))
+
+
+def prepare(
+    model: EngineOptions,
+    messages: Sequence[BaseMessage],
+    stop: Sequence[str] | str | None,
+    kwargs: Mapping[str, Any],
+    watch: Watch,
+) -> Call:
+    """Read a call's messages, documents and options; loads the model on first use.
+
+    Raises:
+        RequestError: something about the call can't be used.
+        ModelMissingError: the model can't be loaded.
+        NotImplementedError: tools are bound, and the chat template knows none.
+    """
+    given = unalias(kwargs)
+    for name in _NOT_FOR_THE_ENGINE:
+        given.pop(name, None)
+    if "model" in given:
+        raise RequestError(
+            "The model can't be changed in a call; make another one, it shares nothing but what "
+            "is equal."
+        )
+    bound, choice = given.pop("tools", None), given.pop("tool_choice", None)
+    read = conversation(messages, given.pop("documents", None), tools=bool(bound))
+    with in_langchain_terms():
+        method = resolve(given.pop("method", model.method))
+        lm = model.windowed_lm()
+        reader = AnswerReader.of(lm, bound, choice)
+        query = reader.query(read.messages)
+    options = {**engine_options(model, stop, given), "method": method}
+    return Call(
+        lm,
+        query,
+        read.passages,
+        watch.options(options),
+        method,
+        model.engine_name,
+        reader,
+        watch,
+    )

@@ -1,0 +1,77 @@
+"""Our errors in LangChain's own kinds, so that its handlers and fallbacks know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from langchain_core.exceptions import (
+    ContextOverflowError,
+    ModelInvalidRequestError,
+    ModelNotFoundError,
+    ModelTimeoutError,
+)
+
+from rag_windows.errors import (
+    GenerationError,
+    GenerationTimeoutError,
+    InputError,
+    LimitError,
+    MethodError,
+    ModelLoadError,
+    PromptError,
+    RagWindowsError,
+)
+
+
+class RequestError(InputError, ModelInvalidRequestError, ValueError):
+    """An argument, a message or a document can't be used; nothing was generated."""
+
+
+class PromptRequestError(PromptError, RequestError):
+    """The messages can't be made into a prompt for this model."""
+
+
+class MethodRequestError(MethodError, RequestError):
+    """An unknown method, or numbers outside its domain."""
+
+
+class OverflowRequestError(LimitError, ContextOverflowError, RequestError):
+    """A document, or the whole request, is too long for the model."""
+
+
+class OptionRequestError(GenerationError, ModelInvalidRequestError, ValueError):
+    """An option of ``generate`` that can't work with windows."""
+
+
+class ModelMissingError(ModelLoadError, ModelNotFoundError, ValueError):
+    """The model can't be found or loaded."""
+
+
+class RequestTimeoutError(GenerationTimeoutError, ModelTimeoutError):
+    """The answer took longer than ``timeout`` seconds."""
+
+
+_KINDS: tuple[tuple[type[RagWindowsError], type[RagWindowsError]], ...] = (
+    (LimitError, OverflowRequestError),
+    (PromptError, PromptRequestError),
+    (MethodError, MethodRequestError),
+    (InputError, RequestError),
+    (GenerationTimeoutError, RequestTimeoutError),
+    (GenerationError, OptionRequestError),
+    (ModelLoadError, ModelMissingError),
+)
+
+
+@contextmanager
+def in_langchain_terms() -> Iterator[None]:
+    """Raise the engine's errors as the kinds above, which are engine errors too."""
+    try:
+        yield
+    except RagWindowsError as error:
+        for kind, ours in _KINDS:
+            if isinstance(error, kind) and not isinstance(error, ours):
+                raise ours(str(error)) from error
+            if isinstance(error, ours):
+                break
+        raise

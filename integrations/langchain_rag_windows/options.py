@@ -1,0 +1,231 @@
+"""Constructor arguments that the chat model and the text model have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from langchain_core.language_models import LangSmithParams
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+from langchain_rag_windows.errors import RequestError, in_langchain_terms
+from langchain_rag_windows.loaded import Loaded, name_of
+from rag_windows import Method, WindowedLM
+from rag_windows import __version__ as engine_version
+from rag_windows.rescaling import resolve
+from rag_windows.sharing import folder_state
+
+PROVIDER = "rag_windows"
+"""Under this name LangChain and LangSmith know our models."""
+
+ALIASES = {
+    "model_name": "model",
+    "model_id": "model",
+    "max_new_tokens": "max_tokens",
+    "pipeline_kwargs": "generate_kwargs",
+    "stop_sequences": "stop",
+    "request_timeout": "timeout",
+}
+"""Names that users bring from other integrations -> ours."""
+
+SECRETS = ("token", "use_auth_token")
+"""Loading options that must not show in traces."""
+
+
+def unalias(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments under our names.
+
+    Raises:
+        RequestError: one argument under two names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = ALIASES.get(name, name)
+        if ours in found:
+            raise RequestError(f"{name} and {ours} are one argument; give only one of them.")
+        found[ours] = value
+    return found
+
+
+class EngineOptions(BaseModel):
+    """How the model is loaded, how it reads its windows, and how it writes.
+
+    Attributes:
+        model: Hub name, local folder, or "tiny-reader"; also as ``model_name`` or ``model_id``.
+        lm: an engine that is loaded already, instead of ``model``.
+        tokenizer: instead of the model's own.
+        revision: of the Hub repository: a branch, a tag or a commit.
+        device_map: where the weights go: "cuda", "auto", ... (needs accelerate).
+        dtype: of the weights.
+        model_kwargs: further ones for ``AutoModelForCausalLM.from_pretrained``.
+        method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`.
+        max_window_tokens: a longer document becomes several windows.
+        header: line above each document: "title", "none", "number", "number+title", or a function.
+        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
+        text_tokens: control tokens that documents may spell after all.
+        max_batch_tokens: tokens in one encoding pass.
+        passage_cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
+            (``cache`` is LangChain's own, of whole answers.)
+        temperature: 0 takes the likeliest token, more samples; None leaves it to the model.
+        top_p: nucleus sampling.
+        max_tokens: at most so many are generated; also as ``max_new_tokens``.
+        stop: the answer ends before any of these strings; those of a call take their place.
+        seed: for sampling.
+        generate_kwargs: further ones for ``transformers`` generate.
+        streaming: whether ``invoke`` streams where somebody listens.
+        timeout: seconds after which a call is an error.
+        concurrency: how many asynchronous calls generate at once; others wait in turn.
+        max_retries: taken for compatibility; a local model has nothing to retry.
+        api_key: taken for compatibility, never used nor shown.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    model: str | Path | None = None
+    lm: WindowedLM | None = Field(default=None, exclude=True, repr=False)
+    tokenizer: Any = Field(default=None, exclude=True, repr=False)
+    revision: str | None = None
+    device_map: Any = None
+    dtype: Any = "auto"
+    model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
+    method: str | Method = "ape"
+    max_window_tokens: int | None = Field(default=None, ge=1)
+    header: Any = "title"
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    text_tokens: tuple[str, ...] = ()
+    max_batch_tokens: int | None = Field(default=None, ge=1)
+    passage_cache: Any = Field(default=None, exclude=True, repr=False)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: list[str] | str | None = None
+    seed: int | None = None
+    generate_kwargs: dict[str, Any] = Field(default_factory=dict)
+    streaming: bool = False
+    timeout: float | None = Field(default=None, gt=0)
+    concurrency: int = Field(default=4, ge=1)
+    max_retries: int | None = None
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+
+    _loaded: Loaded = PrivateAttr(default_factory=Loaded)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_known_names(cls, given: Any) -> Any:
+        return unalias(given) if isinstance(given, Mapping) else given
+
+    @model_validator(mode="after")
+    def _check_source(self) -> EngineOptions:
+        if (self.model is None) == (self.lm is None):
+            raise RequestError("Give either model= (a name or a folder) or lm= (a WindowedLM).")
+        return self
+
+    @field_validator("method")
+    @classmethod
+    def _check_method(cls, method: str | Method) -> str | Method:
+        with in_langchain_terms():
+            resolve(method)
+        return method
+
+    @property
+    def engine_name(self) -> str:
+        """The model's name, as it stands in the metadata of its answers."""
+        if self.model is not None:
+            return str(self.model)
+        return str(getattr(self.windowed_lm().model, "name_or_path", "") or "local model")
+
+    def windowed_lm(self) -> WindowedLM:
+        """The engine; loads the model if nobody has.
+
+        Raises:
+            ModelMissingError: it can't be found or loaded.
+        """
+        if self.lm is not None:
+            return self.lm
+        arguments: dict[str, Any] = {
+            "tokenizer": self.tokenizer,
+            "revision": self.revision,
+            "device_map": self.device_map,
+            "dtype": self.dtype,
+            "max_window_tokens": self.max_window_tokens,
+            "header": self.header,
+            "template_kwargs": self.template_kwargs or None,
+            "text_tokens": self.text_tokens or None,
+            "max_batch_tokens": self.max_batch_tokens,
+            "cache": self.passage_cache,
+        }
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        with in_langchain_terms():
+            return self._loaded.lm(str(self.model), {**arguments, **self.model_kwargs})
+
+    def _identity(self) -> dict[str, Any]:
+        """What an answer depends on: LangChain's cache finds answers by it.
+
+        All of it is nested, because LangChain puts a call's keywords over the names here, and some
+        (``generate_kwargs``) come on top of the constructor's and do not take their place.
+        """
+        source: dict[str, Any] = {
+            "model": str(self.model),
+            "revision": self.revision,
+            "files": folder_state(self.model) if self.model is not None else None,
+            "tokenizer": name_of(self.tokenizer),
+        }
+        if self.lm is not None:
+            source = {"lm": name_of(self.lm)}
+        reading = {
+            "rag_windows": engine_version,
+            "dtype": str(self.dtype),
+            "device_map": self.device_map,
+            "model_kwargs": {k: v for k, v in self.model_kwargs.items() if k not in SECRETS},
+            "method": repr(resolve(self.method)),
+            "max_window_tokens": self.max_window_tokens,
+            "header": self.header if isinstance(self.header, str) else name_of(self.header),
+            "template_kwargs": self.template_kwargs,
+            "text_tokens": self.text_tokens,
+        }
+        writing = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": self.max_tokens,
+            "stop": self.stop,
+            "seed": self.seed,
+            "generate_kwargs": self.generate_kwargs,
+        }
+        return {"model_name": self.engine_name, "engine": {**source, **reading, **writing}}
+
+    def _tracing_params(
+        self, kind: Literal["chat", "llm"], stop: list[str] | None, given: Mapping[str, Any]
+    ) -> LangSmithParams:
+        chosen = unalias(given)
+        params = LangSmithParams(
+            ls_provider=PROVIDER,
+            ls_model_type=kind,
+            ls_model_name=str(chosen.get("model", self.engine_name)),
+        )
+        temperature = chosen.get("temperature", self.temperature)
+        if temperature is not None:
+            params["ls_temperature"] = temperature
+        max_tokens = chosen.get("max_tokens", self.max_tokens)
+        if max_tokens is not None:
+            params["ls_max_tokens"] = max_tokens
+        stops = self.stop if stop is None else stop
+        if stops:
+            params["ls_stop"] = [stops] if isinstance(stops, str) else list(stops)
+        return params
+
+    def _token_ids(self, text: str) -> list[int]:
+        tokenizer: Any = self.windowed_lm().tokenizer
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _pool(self) -> ThreadPoolExecutor:
+        return self._loaded.pool(self.concurrency)

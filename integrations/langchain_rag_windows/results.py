@@ -1,0 +1,109 @@
+"""The engine's answers as LangChain messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+
+from langchain_rag_windows.options import PROVIDER
+from langchain_rag_windows.tools import ParsedAnswer
+from rag_windows import Generation, Method, Passage
+from rag_windows.citing import carried
+
+
+def usage_metadata(generation: Generation) -> UsageMetadata:
+    """Token counts; ``cache_read`` are the input tokens that were not computed anew."""
+    usage = generation.usage
+    return UsageMetadata(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
+    )
+
+
+def method_metadata(method: Method) -> dict[str, Any]:
+    """A method's name and numbers."""
+    names = [field.name for field in dataclasses.fields(cast(Any, method))]
+    return {"name": method.name, **{name: getattr(method, name) for name in names}}
+
+
+def response_metadata(
+    generation: Generation, passages: Sequence[Passage], model_name: str, method: Method
+) -> dict[str, Any]:
+    """What else is known of an answer.
+
+    ``citations`` has one entry a document, in the order given: its place (``index``), ``id``,
+    ``title`` and ``metadata``, its share of the attention (``mass``), and whether it carried the
+    answer (``cited``, see `rag_windows.citing.carried`); those that did come with their ``text``.
+    ``windows`` is the engine's record of what was read in a window of its own: which document,
+    which part of how many, and the span of its text.
+    """
+    cited = {citation.passage for citation in carried(generation.citations)}
+    return {
+        "model_name": model_name,
+        "model_provider": PROVIDER,
+        "method": method_metadata(method),
+        "finish_reason": generation.finish_reason,
+        "timings": dataclasses.asdict(generation.timings),
+        "length": len(generation.text),
+        "citations": [
+            {
+                "index": citation.passage,
+                "id": citation.id,
+                "title": passages[citation.passage].title,
+                "metadata": dict(passages[citation.passage].metadata),
+                "mass": citation.mass,
+                "cited": citation.passage in cited,
+                **({"text": passages[citation.passage].text} if citation.passage in cited else {}),
+            }
+            for citation in generation.citations or ()
+        ],
+        "windows": [
+            {
+                "passage": window.passage,
+                "part": window.part,
+                "parts": window.parts,
+                "start": window.start,
+                "end": window.end,
+                "tokens": len(window.ids),
+            }
+            for window in generation.windows
+        ],
+        "notes": [note.message for note in generation.notes],
+    }
+
+
+def answer(parsed: ParsedAnswer, generation: Generation, metadata: dict[str, Any]) -> AIMessage:
+    """A whole answer."""
+    return AIMessage(
+        content=parsed.content,
+        tool_calls=parsed.tool_calls,
+        invalid_tool_calls=parsed.invalid_tool_calls,
+        additional_kwargs=parsed.additional_kwargs,
+        usage_metadata=usage_metadata(generation),
+        response_metadata=_finished(metadata, parsed),
+    )
+
+
+def last_chunk(
+    rest: ParsedAnswer, generation: Generation, metadata: dict[str, Any]
+) -> AIMessageChunk:
+    """The end of a stream: what was not streamed yet, and everything that is told once."""
+    return AIMessageChunk(
+        content=rest.content,
+        tool_calls=rest.tool_calls,
+        invalid_tool_calls=rest.invalid_tool_calls,
+        additional_kwargs=rest.additional_kwargs,
+        usage_metadata=usage_metadata(generation),
+        response_metadata=_finished(metadata, rest),
+        chunk_position="last",
+    )
+
+
+def _finished(metadata: dict[str, Any], parsed: ParsedAnswer) -> dict[str, Any]:
+    return {**metadata, "finish_reason": "tool_calls"} if parsed.tool_calls else metadata

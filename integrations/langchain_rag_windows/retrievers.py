@@ -1,0 +1,78 @@
+"""Any of our retrievers as LangChain's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import run_in_executor
+from pydantic import Field
+
+from langchain_rag_windows.errors import in_langchain_terms
+from langchain_rag_windows.messages import conversation
+from rag_windows import Passage
+from rag_windows.errors import InputError
+from rag_windows_retrievers import ConversationalRetriever, Retriever
+from rag_windows_retrievers.retriever import DEFAULT_K
+
+
+class RagWindowsRetriever(BaseRetriever):
+    """A retriever of `rag_windows_retrievers` in chains and agents.
+
+    A document keeps its passage's id and metadata; its title and score stand in
+    ``metadata["title"]`` and ``metadata["score"]``, where `ChatRagWindows` looks for them.
+
+    Attributes:
+        retriever: a `BM25Retriever`, `DenseRetriever`, `HybridRetriever`, `Reranker`,
+            `ConversationalRetriever`, or anything else with their ``retrieve``.
+        k: how many documents at most, unless the call says otherwise.
+
+    Call arguments:
+        ``retriever.invoke(query, k=3, chat_history=[...])``; the messages of ``chat_history`` are
+        what was said before the query, and need a `ConversationalRetriever`.
+    """
+
+    retriever: Retriever
+    k: int = Field(default=DEFAULT_K, ge=1)
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun | None = None,
+        k: int | None = None,
+        chat_history: Sequence[BaseMessage] = (),
+    ) -> list[Document]:
+        with in_langchain_terms():
+            asked: Any = query
+            if chat_history:
+                if not isinstance(self.retriever, ConversationalRetriever):
+                    raise InputError(
+                        "chat_history= needs a retriever that reads conversations; wrap it: "
+                        "RagWindowsRetriever(retriever=ConversationalRetriever(retriever))."
+                    )
+                asked = conversation([*chat_history, HumanMessage(query)]).messages
+            found = self.retriever.retrieve(asked, self.k if k is None else k)
+        return [as_document(passage) for passage in found]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        return await run_in_executor(None, self._get_relevant_documents, query, **options)
+
+
+def as_document(passage: Passage) -> Document:
+    """A passage as a document, from which `langchain_rag_windows.documents` makes it again."""
+    own = {"title": passage.title, "score": passage.score}
+    return Document(
+        page_content=passage.text,
+        id=passage.id,
+        metadata={**passage.metadata, **{k: v for k, v in own.items() if v is not None}},
+    )

@@ -1,0 +1,114 @@
+"""Answers as data: by a forced tool call, or by reading JSON from the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import (
+    JsonOutputKeyToolsParser,
+    PydanticToolsParser,
+)
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+
+from langchain_rag_windows.errors import RequestError
+from rag_windows.errors import ToolsUnsupportedError
+
+
+def with_structured_output(
+    model: BaseChatModel,
+    schema: Mapping[str, Any] | type | None = None,
+    *,
+    method: str = "function_calling",
+    include_raw: bool = False,
+    strict: bool | None = None,
+    **kwargs: Any,
+) -> Runnable[LanguageModelInput, Any]:
+    """The model, answering with an instance of a schema.
+
+    Args:
+        model: a chat model.
+        schema: a pydantic class (instances come back, validated), or a TypedDict class, a JSON
+            schema or an OpenAI definition (dicts come back, as the model wrote them).
+        method: "function_calling" forces one call of a tool of this schema, where the chat
+            template supports tools. "json_mode" reads the answer as JSON; the prompt must ask for
+            it, with the names of the fields, and nothing constrains the model to it.
+        include_raw: give ``{"raw": message, "parsed": ..., "parsing_error": ...}`` instead.
+        strict: only None and False.
+        kwargs: bound to the model.
+
+    Raises:
+        NotImplementedError: method "json_schema" or ``strict=True``, which promise an answer that
+            always fits; or the template supports no tools.
+        RequestError: an unknown method, or no schema.
+        OutputParserException: at the call, if the answer was cut, holds no JSON or call, or does
+            not fit a pydantic class.
+    """
+    if method == "json_schema" or strict:
+        raise ToolsUnsupportedError(
+            "method='json_schema' and strict=True promise an answer that always fits the schema; "
+            "this model's answers are not constrained. Use method='function_calling' or "
+            "'json_mode', whose answers are checked, or pass a grammar's logits_processor in "
+            "generate_kwargs."
+        )
+    if method not in ("function_calling", "json_mode"):
+        raise RequestError(
+            f"Unknown method {method!r}; use 'function_calling' or 'json_mode' (with a prompt that "
+            "asks for JSON)."
+        )
+    if schema is None and method == "function_calling":
+        raise RequestError("function_calling needs a schema; without one, use method='json_mode'.")
+    told = {"kwargs": {"method": method}, "schema": schema}
+    pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
+    parser: Any
+    if method == "function_calling":
+        name = convert_to_openai_tool(schema)["function"]["name"]  # type: ignore[arg-type]  # not None, see above
+        asked = model.bind_tools(
+            [schema],  # type: ignore[list-item]  # not None, see above
+            tool_choice=name,
+            ls_structured_output_format=told,
+            **kwargs,
+        )
+        tools = PydanticToolsParser(tools=[schema], first_tool_only=True)  # type: ignore[list-item]  # a pydantic class where it is used
+        keyed = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+        parser = RunnableLambda(_called) | (tools if pydantic else keyed)
+    else:
+        asked = model.bind(ls_structured_output_format=told, **kwargs)
+        read = PydanticOutputParser(pydantic_object=schema) if pydantic else JsonOutputParser()  # type: ignore[arg-type]  # a pydantic class
+        parser = RunnableLambda(_complete) | read
+    if not include_raw:
+        return asked | parser
+    parsed = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+    )
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=asked) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def _complete(message: AIMessage) -> AIMessage:
+    """The message, if it was not cut: LangChain's JSON parser would close what is open."""
+    if message.response_metadata.get("finish_reason") == "length":
+        raise OutputParserException(
+            "The answer was cut at max_tokens before the data was complete; raise max_tokens.",
+            llm_output=str(message.text),
+        )
+    return message
+
+
+def _called(message: AIMessage) -> AIMessage:
+    """The message, if it holds a call: LangChain's parsers would answer None without one."""
+    if message.tool_calls:
+        return message
+    _complete(message)
+    errors = [str(call["error"]) for call in message.invalid_tool_calls]
+    raise OutputParserException(
+        f"The model made no call that can be read. {' '.join(errors)}".strip(),
+        llm_output=str(message.text),
+    )

@@ -1,0 +1,194 @@
+"""Tool calls in LangChain's terms; `rag_windows.tool_format` tells what a chat template can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
+from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from langchain_rag_windows.errors import RequestError, in_langchain_terms
+from rag_windows import Generation, WindowedLM
+from rag_windows.conversation import Conversation
+from rag_windows.errors import ToolsUnsupportedError
+from rag_windows.tool_answers import AnswerParser, ToolAnswer
+from rag_windows.tool_calls import check_tools, tool_names
+from rag_windows.tool_format import ToolFormat
+
+ToolLike = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
+"""What LangChain takes for a tool."""
+
+
+class _Model(Protocol):
+    def windowed_lm(self) -> WindowedLM: ...
+
+    def bind(self, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]: ...
+
+
+def bind(
+    model: _Model,
+    tools: Sequence[ToolLike],
+    *,
+    tool_choice: Any = None,
+    strict: bool | None = None,
+    **kwargs: Any,
+) -> Runnable[LanguageModelInput, AIMessage]:
+    """The model with tools that it may call.
+
+    Args:
+        model: a chat model; it is loaded, to see whether its chat template supports tools.
+        tools: functions, pydantic or TypedDict classes, LangChain tools or OpenAI definitions.
+        tool_choice: None or "auto", "none", "any" (or "required", True), a tool's name, or
+            OpenAI's ``{"type": "function", "function": {"name": ...}}``. A call is forced by
+            writing its beginning for the model.
+        strict: only None and False: arguments are checked by whoever reads them.
+        kwargs: bound too.
+
+    Raises:
+        NotImplementedError: the template shows no tools, its calls can't be read, or forced; or
+            ``strict=True``.
+        RequestError: a ``tool_choice`` that is no tool, or a tool's name that can't be used.
+    """
+    if strict:
+        raise ToolsUnsupportedError(
+            "strict=True asks for arguments that always fit the schema; this model's answers are "
+            "not constrained. Leave strict out: what does not fit is reported as an error."
+        )
+    definitions = [convert_to_openai_tool(tool) for tool in tools]
+    AnswerReader.of(model.windowed_lm(), definitions, tool_choice)
+    return model.bind(tools=definitions, tool_choice=tool_choice, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """An answer in the fields of an `AIMessage`.
+
+    Attributes:
+        content: the text; from `AnswerReader.last`, what was not fed out before.
+        tool_calls: calls of tools.
+        invalid_tool_calls: calls that can't be read, with the reason.
+        additional_kwargs: ``reasoning_content``, where the model thought aloud.
+    """
+
+    content: str
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
+    additional_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class AnswerReader:
+    """Puts the tools of one request into its query and reads the calls out of its answer.
+
+    Without tools, query and answer pass through. Not for several threads at once.
+
+    Args:
+        tools: those shown to the model.
+        opening: the beginning of a forced call.
+        parser: makes what reads one answer; None without tools.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Mapping[str, Any]] = (),
+        opening: str = "",
+        parser: Callable[[], AnswerParser] | None = None,
+    ) -> None:
+        self._tools = tools
+        self._opening = opening
+        self._make = parser
+        self._parser = parser() if parser is not None else None
+
+    @classmethod
+    def of(
+        cls, lm: WindowedLM, tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any = None
+    ) -> AnswerReader:
+        """A reader for one request; for the arguments and errors see `bind`."""
+        if not tools or tool_choice == "none":
+            return cls()
+        with in_langchain_terms():
+            checked = check_tools(tools)
+            form = ToolFormat.of(lm.tokenizer, lm.template_kwargs)
+            wanted, name = _choice(tool_choice, tool_names(checked))
+            opening = form.force(name) if wanted else ""
+        make = partial(AnswerParser, lm.tokenizer, form, checked, opening)
+        return cls(checked, opening, make)
+
+    def query(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        """The query for the engine.
+
+        Args:
+            messages: as `Conversation.of` takes them.
+        """
+        with in_langchain_terms():
+            return Conversation.of(messages, tools=self._tools, opening=self._opening)
+
+    def feed(self, text: str) -> str:
+        """Take a chunk of a stream; give what of it is text and no call, nor may become one."""
+        return text if self._parser is None else self._parser.feed(text)
+
+    def last(self, generation: Generation) -> ParsedAnswer:
+        """The end of a stream whose chunks were all fed: the rest of the text, and the calls."""
+        return (
+            ParsedAnswer("") if self._parser is None else _parsed(self._parser.finish(generation))
+        )
+
+    def whole(self, generation: Generation) -> ParsedAnswer:
+        """An answer of which nothing was fed; one of several, where there are alternatives."""
+        if self._make is None:
+            return ParsedAnswer(generation.text)
+        return _parsed(self._make().whole(generation))
+
+
+def call_message(message: AIMessage) -> dict[str, Any]:
+    """An answer with calls, as the engine's message."""
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["args"]},
+        }
+        for call in message.tool_calls
+    ]
+    return {"role": "assistant", "content": str(message.text), "tool_calls": calls}
+
+
+def result_message(message: ToolMessage, content: str) -> dict[str, Any]:
+    """What a tool gave back, as the engine's message, with this content."""
+    made = {"role": "tool", "content": content, "tool_call_id": message.tool_call_id}
+    return {**made, "name": message.name} if message.name else made
+
+
+def _choice(tool_choice: Any, names: Sequence[str]) -> tuple[bool, str | None]:
+    """Whether a call is wanted, and of which tool; None for any of several."""
+    if tool_choice is None or tool_choice is False or tool_choice == "auto":
+        return False, None
+    if tool_choice is True or tool_choice in ("any", "required"):
+        return True, names[0] if len(names) == 1 else None
+    if isinstance(tool_choice, Mapping):
+        function = tool_choice.get("function")
+        tool_choice = function.get("name") if isinstance(function, Mapping) else None
+    if tool_choice in names:
+        return True, str(tool_choice)
+    raise RequestError(
+        f"tool_choice names no tool that is bound. Use one of {list(names)}, 'auto', 'any' or "
+        "'none'."
+    )
+
+
+def _parsed(answer: ToolAnswer) -> ParsedAnswer:
+    return ParsedAnswer(
+        answer.text,
+        [tool_call(name=call.name, args=dict(call.arguments), id=call.id) for call in answer.calls],
+        [
+            invalid_tool_call(name=None, args=broken.text, id=None, error=broken.error)
+            for broken in answer.broken
+        ],
+        {"reasoning_content": answer.reasoning} if answer.reasoning else {},
+    )

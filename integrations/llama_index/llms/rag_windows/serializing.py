@@ -1,0 +1,55 @@
+"""Constructor arguments as plain JSON, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from rag_windows import METHODS, Method
+from rag_windows.errors import MethodError
+from rag_windows.rescaling import resolve
+
+SECRETS = ("token", "use_auth_token")
+"""Keys that are left out."""
+
+
+def as_plain(value: Any) -> Any:
+    """A value as JSON.
+
+    Types of torch become their names, configurations (quantization) their dictionaries, methods
+    their name and numbers. Of what has no plain form, such as a header function, only the name is
+    left: making an LLM of it fails with that name, instead of going on without.
+    """
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Method):
+        return {"name": value.name, **asdict(value)}  # type: ignore[call-overload]  # every method is a dataclass; the abstract class is none
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(entry) for key, entry in value.items() if key not in SECRETS}
+    if isinstance(value, Sequence):
+        return [as_plain(entry) for entry in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    described = getattr(value, "to_dict", None)
+    if callable(described):
+        return as_plain(described())
+    return getattr(value, "__qualname__", None) or str(value)
+
+
+def read_method(value: str | Method | Mapping[str, Any]) -> Method:
+    """A method from its name, itself, or what `as_plain` made of it.
+
+    Raises:
+        MethodError: an unknown name, or numbers that it does not have.
+    """
+    if not isinstance(value, Mapping):
+        return resolve(value)
+    numbers = {key: entry for key, entry in value.items() if key != "name"}
+    kind = type(resolve(str(value.get("name"))))
+    try:
+        return kind(**numbers)
+    except TypeError as error:
+        raise MethodError(f"{value!r} is no method of {sorted(METHODS)}: {error}") from error

@@ -1,0 +1,220 @@
+"""What an LLM is made with, under the names that HuggingFaceLLM uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as default_messages
+from llama_index.core.base.llms.types import LLMMetadata
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.llm import default_completion_to_prompt as default_completion
+from transformers.generation.stopping_criteria import EosTokenCriteria
+
+from llama_index.llms.rag_windows.serializing import as_plain, read_method
+from llama_index.llms.rag_windows.source import ModelSource
+from rag_windows import Method, WindowedLM
+from rag_windows.encoding import OnEncoded
+from rag_windows.errors import InputError
+from rag_windows.headers import Header
+
+ADVERTISED_WINDOWS = 64
+"""Windows that ``metadata.context_window`` counts on; more can be read, memory permitting."""
+
+_SHOWN_BY_TEMPLATE = {
+    "messages_to_prompt": (None, default_messages),
+    "completion_to_prompt": (None, default_completion),
+    "query_wrapper_prompt": (None, "{query_str}"),
+}
+"""Arguments of HuggingFaceLLM that write a prompt by hand, and values that ask for nothing."""
+
+
+class Settings(CustomLLM):
+    """The constructor; nothing of it loads weights.
+
+    Args:
+        model_name: Hub name, local folder, or "tiny-reader" (shipped).
+        model: a loaded transformers model, instead of ``model_name``; give its ``tokenizer`` too.
+        lm: a loaded `WindowedLM`, instead of both.
+        tokenizer_name: instead of the model's own tokenizer.
+        tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
+        tokenizer_kwargs: for loading the tokenizer.
+        device_map: where the weights go: "cuda", "auto", ... (needs accelerate).
+        model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, quantization_config, ...
+        generate_kwargs: for transformers' ``generate``, and ``stop`` and ``seed``; those of a call
+            go before.
+        max_new_tokens: at most so many are generated.
+        context_window: what ``metadata`` says; by default the positions of `ADVERTISED_WINDOWS`
+            windows. One window, with the instruction and the conversation, has `position_limit`.
+        system_prompt: the instruction, where a conversation brings none.
+        is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
+            chat template is used in any case, where it has one.
+        stopping_ids: tokens that end an answer, beside the model's own.
+        method: "ape", "pcw", "sequential", or a `Method`.
+        header: line above each passage: "title", "none", "number", "number+title", or a function.
+        max_window_tokens: a longer passage becomes several windows.
+        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
+        citations: whether to measure each passage's attention mass.
+        on_encoded: told how many windows are encoded, of how many.
+        kwargs: of LlamaIndex's `LLM`: callback_manager, output_parser, pydantic_program_mode, ...
+
+    Raises:
+        InputError: no model or two, or an argument that writes prompts by hand.
+    """
+
+    model_name: str = Field(description="Name or folder of the model.")
+    tokenizer_name: str | None = Field(default=None, description="Tokenizer, if not the model's.")
+    tokenizer_kwargs: dict[str, Any] = Field(description="For loading the tokenizer.")
+    device_map: Any = Field(default=None, description="Where the weights go.")
+    model_kwargs: dict[str, Any] = Field(description="For loading the model.")
+    generate_kwargs: dict[str, Any] = Field(description="For generating.")
+    max_new_tokens: int = Field(gt=0, description="At most so many tokens are generated.")
+    context_window: int | None = Field(default=None, gt=0, description="Advertised capacity.")
+    is_chat_model: bool = Field(default=True, description="Whether templates are chats.")
+    stopping_ids: list[int] = Field(description="Further tokens that end an answer.")
+    method: Any = Field(description="How the windows are read.")
+    header: Any = Field(description="Line above each passage.")
+    max_window_tokens: int | None = Field(default=None, gt=0, description="Size of a window.")
+    template_kwargs: dict[str, Any] = Field(description="Variables of the chat template.")
+    citations: bool = Field(default=True, description="Whether attention masses are measured.")
+    on_encoded: Any = Field(default=None, exclude=True, description="Told of encoded windows.")
+
+    _source: ModelSource = PrivateAttr()
+
+    def __init__(
+        self,
+        model_name: str | Path | None = None,
+        *,
+        model: Any = None,
+        lm: WindowedLM | None = None,
+        tokenizer_name: str | None = None,
+        tokenizer: Any = None,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        device_map: Any = None,
+        model_kwargs: Mapping[str, Any] | None = None,
+        generate_kwargs: Mapping[str, Any] | None = None,
+        max_new_tokens: int = DEFAULT_NUM_OUTPUTS,
+        context_window: int | None = None,
+        system_prompt: str | None = None,
+        is_chat_model: bool = True,
+        stopping_ids: Sequence[int] | None = None,
+        method: str | Method | Mapping[str, Any] = "ape",
+        header: Header = "title",
+        max_window_tokens: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        citations: bool = True,
+        on_encoded: OnEncoded | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name, harmless in _SHOWN_BY_TEMPLATE.items():
+            given = getattr(kwargs.get(name), "template", kwargs.get(name))
+            if given not in harmless:
+                raise InputError(
+                    f"{name} can't be used: the prompt is written by the tokenizer's own chat "
+                    "template, and text can't spell its control tokens. Leave it out; put an "
+                    "instruction into system_prompt."
+                )
+            kwargs.pop(name, None)
+        if model is not None and model_name is not None:
+            raise InputError("Give model_name= or model=, not both.")
+        source = ModelSource(
+            model_name if model is None else model,
+            lm=lm,
+            tokenizer=tokenizer if tokenizer is not None else tokenizer_name,
+            tokenizer_kwargs=tokenizer_kwargs,
+            model_kwargs={**(model_kwargs or {}), **_set(device_map=device_map)},
+            view={
+                "header": None if header == "title" else header,
+                "max_window_tokens": max_window_tokens,
+                "template_kwargs": dict(template_kwargs or {}),
+            },
+        )
+        super().__init__(
+            model_name=source.name,
+            tokenizer_name=tokenizer_name,
+            tokenizer_kwargs=dict(tokenizer_kwargs or {}),
+            device_map=device_map,
+            model_kwargs=dict(model_kwargs or {}),
+            generate_kwargs=dict(generate_kwargs or {}),
+            max_new_tokens=max_new_tokens,
+            context_window=context_window,
+            system_prompt=system_prompt,
+            is_chat_model=is_chat_model,
+            stopping_ids=list(stopping_ids or []),
+            method=read_method(method),
+            header=header,
+            max_window_tokens=max_window_tokens,
+            template_kwargs=dict(template_kwargs or {}),
+            citations=citations,
+            on_encoded=on_encoded,
+            **kwargs,
+        )
+        self._source = source
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex plans with; reads the model's configuration, not its weights."""
+        window = self.context_window
+        if window is None:
+            window = (self.position_limit or DEFAULT_CONTEXT_WINDOW) * ADVERTISED_WINDOWS
+        return LLMMetadata(
+            context_window=window,
+            num_output=self.max_new_tokens,
+            is_chat_model=self.is_chat_model,
+            model_name=self.model_name,
+        )
+
+    @property
+    def position_limit(self) -> int | None:
+        """Positions for instruction, one window, conversation and answer; None without a limit.
+
+        A chat engine's memory should stay well below, for example
+        ``Memory.from_defaults(token_limit=llm.position_limit // 2)``: by itself it goes by
+        ``metadata.context_window``, which counts many windows.
+        """
+        return self._source.position_limit()
+
+    @property
+    def lm(self) -> WindowedLM:
+        """The engine, loaded if it is not yet."""
+        return self._source.lm()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self._source.by_name:
+            raise InputError(
+                "An LLM that was given a loaded model can't be pickled; make it by model_name=."
+            )
+        state = dict(super().__getstate__())
+        # Made anew from the fields, where the pickle is read.
+        state["__pydantic_private__"] = None
+        return state
+
+    @field_serializer("model_kwargs", "tokenizer_kwargs", "generate_kwargs", "device_map", "header")
+    def _as_plain(self, value: Any) -> Any:
+        return as_plain(value)
+
+    @field_serializer("method")
+    def _method_as_plain(self, value: Method) -> Any:
+        return as_plain(value)
+
+    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of one call over those of the constructor."""
+        merged: dict[str, Any] = {
+            "method": self.method,
+            "max_new_tokens": self.max_new_tokens,
+            "citations": self.citations,
+            **_set(on_encoded=self.on_encoded),
+            **self.generate_kwargs,
+            **_set(**options),
+        }
+        if self.stopping_ids:
+            criteria = merged.get("stopping_criteria") or []
+            merged["stopping_criteria"] = [*criteria, EosTokenCriteria(self.stopping_ids)]
+        return merged
+
+
+def _set(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,148 @@
+"""Prompt templates whose context is read in windows.
+
+The windows stand before the question, behind the instruction. A template is therefore rendered
+with marks in place of context and question; what it says around them in one message becomes the
+instruction, and the question alone the user's message. So a window depends on the template, but not
+on the question, and its keys and values can be used again for the next one.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.llms.llm import LLM
+from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
+
+from llama_index.llms.rag_windows.parts import Parts
+from rag_windows.errors import InputError
+
+QUERY = "query_str"
+"""The template variable that LlamaIndex gives the question."""
+
+_LABEL = re.compile(r"[\W_]*\w+(?: \w+)?\s*:[\W_]*")
+"""A line such as "Query:" or "Refined Answer:", left over without what it announced."""
+
+
+def find_parts(
+    prompt: BasePromptTemplate, arguments: Mapping[str, Any], llm: LLM
+) -> tuple[str, Parts] | None:
+    """The variable that holds `Parts`, by name, with its value; None if none does.
+
+    Args:
+        prompt: may hold it itself, after ``partial_format``.
+        arguments: of the call.
+        llm: selects among a selector's templates.
+
+    Raises:
+        InputError: several variables do.
+    """
+    values = {**_chosen(prompt, llm).kwargs, **arguments}
+    found = [(name, value) for name, value in values.items() if isinstance(value, Parts)]
+    if len(found) > 1:
+        raise InputError(
+            f"The template variables {sorted(name for name, _ in found)} all hold passages; give "
+            "them in one."
+        )
+    return found[0] if found else None
+
+
+def window_messages(
+    prompt: BasePromptTemplate, arguments: Mapping[str, Any], llm: LLM
+) -> list[ChatMessage]:
+    """The messages of a template, without the passages: instruction, history, question.
+
+    Args:
+        prompt: with a variable that ``arguments``, or ``prompt`` itself, fills with `Parts`.
+        arguments: values of the template's variables.
+        llm: selects among a selector's templates.
+
+    Returns:
+        What the template renders, but for the last message: where that holds the passages' place
+        and the question, its other text (without rulers and labels that lost their line's
+        content) is the instruction, and the question is all that is left of it. Elsewhere the
+        passages' place is taken out.
+
+    Raises:
+        InputError: no variable holds `Parts`, or the template does not show it.
+    """
+    found = find_parts(prompt, arguments, llm)
+    if found is None:
+        raise InputError("No template variable holds Parts; make them with Parts.of(passages).")
+    chosen = _chosen(prompt, llm)
+    values = {**chosen.kwargs, **arguments}
+    context, query = f"⟦{secrets.token_hex(16)}⟧", f"⟦{secrets.token_hex(16)}⟧"
+    marked = {**values, found[0]: context, **({QUERY: query} if QUERY in values else {})}
+    messages = [message.model_copy(deep=True) for message in chosen.format_messages(llm, **marked)]
+    texts = [_text(message) for message in messages]
+    if not any(context in text for text in texts):
+        raise InputError(
+            f"The prompt template does not show {found[0]!r}, or a function mapping of it changes "
+            f"that text, so the passages would be lost. Put {{{found[0]}}} into the template."
+        )
+    question = str(values.get(QUERY, ""))
+    instruction = ""
+    for index, text in enumerate(texts):
+        if context not in text:
+            rest = text.replace(query, question)
+        elif index == len(texts) - 1 and query in text:
+            instruction, rest = without(text, (context, query)), question
+        else:
+            rest = without(text, (context,)).replace(query, question)
+        if rest != text:
+            messages[index].blocks = [TextBlock(text=rest)]
+    return _instructed(messages, instruction)
+
+
+def without(text: str, marks: Sequence[str]) -> str:
+    """Text with marks taken out, and what only framed them.
+
+    A line goes that held nothing else but a label; so do rulers (lines without a letter or digit)
+    around it, and a label at the end of the text ("Answer:").
+    """
+    lines = text.split("\n")
+    kept: list[str | None] = []
+    for line in lines:
+        bare = line
+        for mark in marks:
+            bare = bare.replace(mark, "")
+        held = bare != line
+        gone = held and (not bare.strip() or _LABEL.fullmatch(bare.strip()) is not None)
+        kept.append(None if gone else bare)
+    for index in [i for i, line in enumerate(kept) if line is None]:
+        for step in (-1, 1):
+            _drop_ruler(kept, index + step, step)
+    rest = [line for line in kept if line is not None]
+    while rest and (not rest[-1].strip() or _LABEL.fullmatch(rest[-1].strip())):
+        rest.pop()
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(rest)).strip()
+
+
+def _drop_ruler(lines: list[str | None], index: int, step: int) -> None:
+    while 0 <= index < len(lines):
+        line = lines[index]
+        if line is not None and line.strip():
+            if not any(character.isalnum() for character in line):
+                lines[index] = None
+            return
+        index += step
+
+
+def _instructed(messages: list[ChatMessage], instruction: str) -> list[ChatMessage]:
+    """Messages with an instruction added to the system's; empty system messages go."""
+    if instruction:
+        system = ChatMessage(role=MessageRole.SYSTEM, content=instruction)
+        at = 1 if messages and messages[0].role == MessageRole.SYSTEM else 0
+        messages = [*messages[:at], system, *messages[at:]]
+    return [m for m in messages if m.role != MessageRole.SYSTEM or _text(m).strip()]
+
+
+def _text(message: ChatMessage) -> str:
+    return message.content or ""
+
+
+def _chosen(prompt: BasePromptTemplate, llm: LLM) -> BasePromptTemplate:
+    return prompt.select(llm) if isinstance(prompt, SelectorPromptTemplate) else prompt
