@@ -23,6 +23,14 @@ DEADLINE = 240.0
 QUESTION = "Who built the bridge at Halden?"
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Shells start what runs in the background with SIGINT ignored, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def start(*args: str, **options: Any) -> subprocess.Popen[bytes]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "retrievers")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
