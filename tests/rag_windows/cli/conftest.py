@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of the small seeded Llama; it never ends an answer by itself."""
     folder = tmp_path_factory.mktemp("model")
-    endless = small.model()
+    endless = copy.deepcopy(small.model())  # all tests share the original
     endless.generation_config.eos_token_id = endless.config.eos_token_id = None
     endless.save_pretrained(folder)
     small.tokenizer().save_pretrained(folder)
