@@ -206,7 +206,7 @@ def measure(subject: Subject, arguments: argparse.Namespace) -> None:
     again = with_cache(lm, PassageCache("1MiB"))
     encoder = again._encoder
     check = min(
-        timed(lambda: encoder.missing([], [[1]], again.method))  # type: ignore[attr-defined]
+        timed(lambda: encoder.missing([], [[1]], again.method))  # type: ignore[attr-defined] # a cached encoder
         for _ in range(5)
     )
     print(f"\n## {subject.name} ({size:.2f} GB of weights)\n")
