@@ -95,6 +95,8 @@ def random_llama(*, quick: bool) -> Subject:
 @contextmanager
 def folder(parent: str | None) -> Iterator[Path]:
     """A folder that is gone afterwards."""
+    if parent is not None:
+        Path(parent).mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="rag-windows-bench-", dir=parent))
     try:
         yield path / "windows"

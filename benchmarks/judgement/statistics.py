@@ -1,0 +1,77 @@
+"""Shares with intervals: contexts are drawn again, since questions on one context are no strangers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 2000
+_SEED = 20260
+
+Counts = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its 95% percentile interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Right answers and questions, per context; equal contexts in equal order are comparable."""
+
+    right: Counts
+    asked: Counts
+
+    @classmethod
+    def of(cls, marks: Sequence[str]) -> Answers:
+        """From one string a context, ``1`` for each right answer and ``0`` for each wrong one."""
+        right = np.array([mark.count("1") for mark in marks], dtype=np.float64)
+        return cls(right, np.array([len(mark) for mark in marks], dtype=np.float64))
+
+
+def _draws(contexts: int) -> Counts:
+    """(resamples, contexts): how often each context is drawn; the same for all of one size."""
+    rng = np.random.default_rng([_SEED, contexts])
+    chances = np.full(contexts, 1 / contexts)
+    return rng.multinomial(contexts, chances, size=RESAMPLES).astype(np.float64)
+
+
+def _estimate(value: float, resampled: Counts) -> Estimate:
+    low, high = np.percentile(resampled[np.isfinite(resampled)], (2.5, 97.5))
+    return Estimate(value, float(low), float(high))
+
+
+def share(answers: Answers) -> Estimate:
+    """Right answers among all."""
+    draws = _draws(len(answers.asked))
+    return _estimate(
+        float(answers.right.sum() / answers.asked.sum()),
+        (draws @ answers.right) / (draws @ answers.asked),
+    )
+
+
+def difference(answers: Answers, base: Answers) -> Estimate:
+    """Share minus the share of ``base`` on the same questions, paired by context."""
+    draws = _draws(len(answers.asked))
+    change = answers.right - base.right
+    return _estimate(
+        float(change.sum() / answers.asked.sum()), (draws @ change) / (draws @ answers.asked)
+    )
+
+
+def retention(answers: Answers, base: Answers) -> Estimate | None:
+    """Right answers for each right one of ``base``, paired by context; None where it has none."""
+    if not base.right.sum():
+        return None
+    draws = _draws(len(answers.asked))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        resampled = (draws @ answers.right) / (draws @ base.right)
+    return _estimate(float(answers.right.sum() / base.right.sum()), resampled)
