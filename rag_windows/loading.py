@@ -18,7 +18,7 @@ from transformers import (
 
 from rag_windows.errors import InputError, ModelLoadError
 
-EMBEDDED = ("tiny-reader",)
+EMBEDDED = ("tiny-reader", "tiny-learner")
 """Models that are shipped with the package."""
 
 
@@ -159,7 +159,7 @@ def _explain(name: str, error: Exception) -> str:
         return (
             f"Model {name!r} is neither a folder here nor in the local cache, and the model hub "
             f"can't be reached or does not know it. Check the name and the network, or give a "
-            f"local folder; the shipped model is {EMBEDDED[0]!r}."
+            f"local folder; the shipped models are {' and '.join(EMBEDDED)}."
         )
     if "Unrecognized configuration class" in text:
         return (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from training.curriculum import LEVELS
+from training.levels import Level
 
 
-def draw_curve(progress: Path, image: Path) -> None:
+def draw_curve(progress: Path, image: Path, levels: Sequence[Level]) -> None:
     """Draws the trainer's progress.jsonl to `image` (PNG); nothing where there is none yet."""
     if not progress.exists():
         return
@@ -21,7 +22,7 @@ def draw_curve(progress: Path, image: Path) -> None:
         [row["step"] for row in rows], [row["loss"] for row in rows], color="black", linewidth=0.8
     )
     above.set_ylabel("loss on answers")
-    for number, level in enumerate(LEVELS):
+    for number, level in enumerate(levels):
         points = [
             (row["step"], row["accuracy"][str(number)])
             for row in rows

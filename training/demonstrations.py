@@ -8,6 +8,13 @@ from training.recipes import Demonstrations, Sample, Turn
 from training.words import LABELS, MADE_UP
 from training.world import Split
 
+FILLERS = 12
+"""So many of the made-up words, the first ones, mean nothing in any sequence, as "the" and "of" do.
+
+Were they drawn anew for each sequence, a word that is shown once could as well be a keyword: then
+some questions have no right answer.
+"""
+
 
 def is_held_out(keyword: int, label: int) -> bool:
     """Whether a keyword (index) with this label (index) belongs to the held-out tenth."""
@@ -20,17 +27,17 @@ def draw_demonstrations(
     """Draws a labelling rule, lines that follow it, and questions on keywords among them."""
     labels = rng.permutation(len(LABELS))[: rng.integers(*recipe.labels, endpoint=True)]
     count = int(rng.integers(*recipe.keywords, endpoint=True))
-    words = list(rng.permutation(len(MADE_UP)))
+    words = [w for w in rng.permutation(len(MADE_UP)) if w >= FILLERS]
     label_of: dict[int, int] = {}
     for label in labels.tolist():
         fitting = [w for w in words if is_held_out(w, label) == (split == "held-out")][:count]
         words = [w for w in words if w not in fitting]
         label_of.update(dict.fromkeys(fitting, label))
-    common, keywords = words[:10], list(label_of)
+    keywords = list(label_of)
 
     def line(keyword: int) -> str:
         others = int(rng.integers(*recipe.words, endpoint=True)) - 1
-        picked = [common[i] for i in rng.permutation(len(common))[:others]] + [keyword]
+        picked = [*rng.permutation(FILLERS)[:others], keyword]
         return " ".join(MADE_UP[picked[i]] for i in rng.permutation(len(picked)))
 
     total = recipe.passages * recipe.lines

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -163,6 +164,19 @@ def new_reader(
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     freeze(model)
     return model
+
+
+@torch.no_grad()
+def start_from(model: LlamaForCausalLM, folder: Path) -> None:
+    """Puts the weights of a model folder into `model`, whose shapes they must have.
+
+    The frozen queries and keys stay the model's own: in a shipped folder they are rounded to fp16.
+    """
+    kept = [parameter.clone() for parameter in frozen_parameters(model)]
+    trained = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.load_state_dict(trained.state_dict())
+    for parameter, own in zip(frozen_parameters(model), kept, strict=True):
+        parameter.copy_(own)
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ class Demonstrations:
     """A sequence for in-context classification: lines "words: label" over several passages.
 
     Each label (`labels` of them) has `keywords` words of its own; a line is `words` words, one of
-    them a keyword of its label, the others common to all labels.
+    them a keyword of its label, the others fillers.
     """
 
     passages: int
@@ -72,7 +72,8 @@ class Turn:
 
     `blind` is the chance of being right for a reader that knows the kind of entity and the relation
     but not the entity. `name` is the full name in the question, where it stands in the passages
-    too. `bridge` is the entity that a two-hop answer names first.
+    too. `bridge` is the entity that a two-hop answer names first, `steps` all that it says before
+    the value.
     """
 
     question: str
@@ -82,6 +83,7 @@ class Turn:
     blind: float
     name: str | None = None
     bridge: str | None = None
+    steps: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

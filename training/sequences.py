@@ -83,9 +83,8 @@ class Encoder:
             ids += question + answer
             loss += self.name_marks(question, turn.name) if turn.name else [0] * len(question)
             marks = [ANSWER] + [REST] * (len(answer) - 1)
-            if turn.bridge:
-                # Behind the entity that a two-hop answer names first comes the value.
-                marks[len(self.text(f"{turn.bridge},"))] = ANSWER
+            if turn.steps:
+                marks[len(self.text(turn.steps))] = ANSWER
             loss += marks
         return [*marked, (ids, loss)]
 

@@ -28,6 +28,11 @@ TASKS: Mapping[str, Recipe | Demonstrations] = {
     # Made-up words with made-up labels, eight demonstrations a passage.
     "classification": Demonstrations(1, questions=1),
 }
+TRAINED: Mapping[str, tuple[str, ...]] = {
+    "tiny-reader": ("single", "kin", "pronouns", "follow-up", "not stated"),
+    "tiny-learner": ("single", "two-hop", "classification"),
+}
+"""The tasks that each shipped model was trained for."""
 FEWEST = {"two-hop": 2}
 """The fewest passages that a task can be asked over, where it is not one."""
 
@@ -37,13 +42,23 @@ class Case:
     """One question over passages: (title, text) pairs, messages before it, the right answer.
 
     `blind` is the chance of being right for a reader that knows the kind of entity and the relation
-    but not the entity; for classification, of one that knows the labels.
+    but not the entity; for classification, of one that knows the labels. `bridge` is the entity
+    that a two-hop answer has to name first, `value` what it has to end with.
     """
 
     passages: tuple[tuple[str | None, str], ...]
     messages: tuple[Mapping[str, str], ...]
     answer: str
     blind: float
+    bridge: str | None = None
+    value: str | None = None
+
+    def accepts(self, text: str) -> bool:
+        """Whether an answer is right: the expected one; a two-hop one by both of its ends."""
+        text = text.strip()
+        if self.bridge is None:
+            return text == self.answer
+        return text.startswith(self.bridge) and text.endswith(f" {self.value}")
 
 
 def draw_case(
@@ -61,7 +76,10 @@ def draw_case(
         if sample.turns[-1].task == wanted:
             break
     last = sample.turns[-1]
-    return Case(sample.passages, messages(sample.turns), last.answer, last.blind)
+    value = None if last.steps is None else last.answer.removeprefix(f"{last.steps} ")
+    return Case(
+        sample.passages, messages(sample.turns), last.answer, last.blind, last.bridge, value
+    )
 
 
 def messages(turns: tuple[Turn, ...]) -> tuple[Mapping[str, str], ...]:

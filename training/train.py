@@ -26,9 +26,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from training import attention
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.curriculum import LEVELS, Curriculum
+from training.curriculum import Curriculum
 from training.curve import draw_curve
-from training.initialise import freeze, new_reader
+from training.initialise import freeze, new_reader, start_from
+from training.levels import CURRICULA
 from training.objective import answer_loss, optimizers
 from training.parallel import Group
 from training.samples import draw_sample
@@ -43,7 +44,7 @@ class Settings:
     """What a run is made of; rates are those after warm-up, before the final decrease."""
 
     out: Path
-    steps: int = 2600
+    steps: int = 1800
     seed: int = 0
     device: str = "cpu"
     tokens: int = 4096
@@ -54,6 +55,8 @@ class Settings:
     adam_rate: float = 2e-3
     warm_up: int = 100
     decay_from: float = 0.5
+    curriculum: str = "reader"
+    weights: Path | None = None
     save_every_s: float = 120.0
 
 
@@ -71,6 +74,8 @@ class Trainer:
             layers=settings.layers,
             inner=settings.inner,
         )
+        if settings.weights is not None:
+            start_from(model, settings.weights)
         self.model = model.to(settings.device)
         if settings.device == "cpu":
             attention.register()
@@ -78,7 +83,7 @@ class Trainer:
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizers = optimizers(self.model, settings.muon_rate, settings.adam_rate)
         self.base = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
-        self.curriculum = Curriculum()
+        self.curriculum = Curriculum(settings.curriculum)
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
         self.stopped = False
 
@@ -90,7 +95,7 @@ class Trainer:
 
     def draw(self, level: int, rng: np.random.Generator) -> Batch:
         """A batch of one level with about `tokens` tokens."""
-        recipe = LEVELS[level].recipe
+        recipe = self.curriculum.levels[level].recipe
         samples = [draw_sample(rng, recipe)]
         length = sum(len(ids) for ids, _ in self.encoder.parts(samples[0]))
         for _ in range(self.settings.tokens // length - 1):
@@ -182,7 +187,7 @@ class Trainer:
         save_checkpoint(out, self.model, self.optimizers, facts)
         self.model.save_pretrained(out / "model")
         save_tokenizer(self.tokenizer, out / "model")
-        draw_curve(out / "progress.jsonl", out / "curve.png")
+        draw_curve(out / "progress.jsonl", out / "curve.png", self.curriculum.levels)
 
     def resume(self) -> bool:
         """Goes on from the checkpoint in `out`, if there is one."""
@@ -224,6 +229,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--curriculum", choices=list(CURRICULA), default=Settings.curriculum)
+    parser.add_argument("--weights", type=Path, help="folder of a model to go on from")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokens", type=int, default=Settings.tokens, help="per step")
     parser.add_argument("--layers", type=int, default=Settings.layers)

@@ -96,7 +96,9 @@ def _unstated(rng: np.random.Generator, context: Context, split: Split) -> Turn 
 def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | None:
     """A question about the founder, author, employer ... of an entity, in two steps.
 
-    The answer names that entity, then the value: "Alra Ashden, Arava".
+    The answer names that entity, asks the second question and answers it: "Alra Ashden. Where was
+    Alra Ashden born? Arava". So the second step is one that single questions teach; with the value
+    right behind the name, training never found it.
     """
     links = [
         (e, r)
@@ -119,18 +121,21 @@ def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | Non
         first, second = name.split(" ")
         stranger = Entity(target, first, second, {})
         question = ask(stranger, wanted, form, described)
-        answer = f"{name}, {NOT_STATED}"
-        return Turn(question, answer, None, "open hop", 0.0, source.name, name)
+        steps = f"{name}. {ask(stranger, wanted, form)}"
+        answer = f"{steps} {NOT_STATED}"
+        return Turn(question, answer, None, "open hop", 0.0, source.name, name, steps)
     entity = context.entities[reached[0]]
     wanted = list(entity.facts)[int(rng.integers(len(entity.facts)))]
     statement = context.forms[reached[0]][wanted]
     form = draw_question(rng, entity.kind, wanted, statement, split)
+    steps = f"{name}. {ask(entity, wanted, form)}"
     return Turn(
         ask(entity, wanted, form, described),
-        f"{name}, {entity.facts[wanted]}",
+        f"{steps} {entity.facts[wanted]}",
         None,
         "two-hop",
         _blind(context, entity, wanted),
         source.name,
         name,
+        steps,
     )

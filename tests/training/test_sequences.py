@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rag_windows.passage import Passage
 from rag_windows.prompt import Prompt
-from training.curriculum import LEVELS
+from training.levels import CURRICULA
 from training.phrasing import NOT_STATED
 from training.recipes import Demonstrations, Recipe
 from training.samples import draw_sample
@@ -70,15 +70,19 @@ def test_answers_stand_in_their_passage(tokenizer: PreTrainedTokenizerFast) -> N
 
 
 def test_training_shows_at_most_eight_passages_and_every_task() -> None:
-    tasks: set[str] = set()
-    for level in LEVELS:
-        rng = np.random.default_rng(2)
-        for _ in range(20):
-            sample = draw_sample(rng, level.recipe)
-            assert 1 <= len(sample.passages) <= 8
-            tasks.update(turn.task for turn in sample.turns)
-    assert tasks >= {"single", "follow-up", "not stated", "two-hop", "open hop", "classification"}
-    assert sum(level.share for level in LEVELS) == pytest.approx(1)
+    for name, levels in CURRICULA.items():
+        tasks: set[str] = set()
+        for level in levels:
+            rng = np.random.default_rng(2)
+            for _ in range(20):
+                sample = draw_sample(rng, level.recipe)
+                assert 1 <= len(sample.passages) <= 8
+                tasks.update(turn.task for turn in sample.turns)
+        wanted = {"single", "follow-up", "not stated"}
+        if name == "learner":
+            wanted |= {"two-hop", "open hop", "classification"}
+        assert tasks == wanted
+        assert sum(level.share for level in levels) == pytest.approx(1)
 
 
 def test_a_two_hop_answer_names_the_link_and_a_value_of_another_passage(
@@ -97,7 +101,11 @@ def test_a_two_hop_answer_names_the_link_and_a_value_of_another_passage(
             assert turn.name is not None
             assert turn.bridge in passages[turn.name]
             assert turn.bridge not in turn.question
-            assert turn.answer.removeprefix(f"{turn.bridge}, ") in passages[turn.bridge]
+            assert turn.steps is not None
+            assert turn.steps.startswith(turn.bridge)
+            assert turn.steps.count(turn.bridge) == 2
+            assert turn.steps.endswith("?")
+            assert turn.answer.removeprefix(f"{turn.steps} ") in passages[turn.bridge]
         _, loss = encoder.parts(sample)[-1]
         bridged = sum(turn.bridge is not None for turn in sample.turns)
         assert loss.count(ANSWER) == len(sample.turns) + bridged

@@ -52,6 +52,25 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
+def test_a_run_goes_on_from_another_models_weights_but_keeps_its_positional_heads(
+    run: tuple[Settings, Trainer], tmp_path: Path
+) -> None:
+    settings, trainer = run
+    trainer.save()
+    export(settings.out / "model", tmp_path / "reader")
+    fresh = Trainer(settings, trainer.tokenizer).model
+    later = replace(settings, weights=tmp_path / "reader", curriculum="learner", seed=1)
+    going_on = Trainer(later, trainer.tokenizer)
+    for mine, its in zip(going_on.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.allclose(mine, its, atol=1e-3)
+    for kept, first in zip(
+        frozen_parameters(going_on.model), frozen_parameters(fresh), strict=True
+    ):
+        assert torch.equal(kept, first)
+    assert going_on.curriculum.name == "learner"
+    assert going_on.train_step() > 0
+
+
 def test_export_loads_everywhere_and_is_evaluated(
     run: tuple[Settings, Trainer], tmp_path: Path
 ) -> None:
