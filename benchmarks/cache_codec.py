@@ -33,7 +33,7 @@ from rag_windows.cache.disk import DiskTier
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.memory import MemoryTier
 from rag_windows.prompt import Prompt
-from rag_windows.windows import Window
+from rag_windows.windows import PackedWindows, Window
 from training.tasks import draw_case
 
 FORMS = ("as computed", "fp8", "int8")
@@ -85,7 +85,7 @@ def answer(lm: WindowedLM, question: Question, forced: list[int] | None) -> Answ
     given = ids if forced is None else forced
     logits = lm.logits(context, [*question.query, *given])[len(question.query) - 1 : -1]
     packed = context.windows
-    tensors = () if packed is None else (*packed.keys, *packed.values)
+    tensors = (*packed.keys, *packed.values) if isinstance(packed, PackedWindows) else ()
     return Answer(ids, logits, tensors)
 
 
@@ -189,8 +189,8 @@ def main() -> None:
     print("| window | stored as | theory | tensors | memory tier | file | encode | decode |")
     print("|---|---|---|---|---|---|---|---|")
     context = lm.encode_ids((), [[1 + index % 50 for index in range(TOKENS)]])
-    if context.windows is not None:
-        packed = context.windows
+    packed = context.windows
+    if isinstance(packed, PackedWindows):
         reader = Window(tuple(range(TOKENS)), 0, packed.keys, packed.values)
         sizes("embedded reader", reader, repeats)
     for name, shape in ({} if options.quick else SHAPES).items():

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rag_windows import APE, Sequential, WindowedLM
 from rag_windows.rescaling import Method
+from rag_windows.windows import PackedWindows, Window
 
 TARGET = Path(__file__).with_name("attention.png")
 PREFIX, WINDOWS, QUERY = 3, (6, 4, 7), 5
@@ -62,7 +63,7 @@ def computed(lm: WindowedLM, method: Method, tokens: list[int]) -> torch.Tensor:
     context = lm.encode_ids(parts[0], parts[1:-1], method=method)
     rows = [lm.logits(context, parts[-1])]
     for encoded in (context.windows, context.prefix):
-        if encoded is not None:
+        if isinstance(encoded, PackedWindows | Window):
             rows.insert(0, encoded.keys[-1].transpose(0, 1).flatten(1))
     width = max(row.shape[1] for row in rows)
     return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[1])) for row in rows])

@@ -7,11 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rag_windows.cache.passage_cache import PassageCache
+    from rag_windows.calibration import Example, Profile
+    from rag_windows.codebook.book import PassageBook
     from rag_windows.errors import CacheError, RagWindowsError
     from rag_windows.generation import Chunk, Citation, Generation, Timings, Usage
+    from rag_windows.guard.fallback import Fallback
+    from rag_windows.guard.settings import Guard
+    from rag_windows.learning import Classification, Demonstration
     from rag_windows.model import WindowedLM
     from rag_windows.passage import Passage
-    from rag_windows.rescaling import APE, METHODS, PCW, Method, Sequential
+    from rag_windows.rescaling import (
+        APE,
+        METHODS,
+        PCW,
+        Codebook,
+        DeepThinking,
+        Linked,
+        MateICL,
+        Method,
+        ParallelEnsemble,
+        Sequential,
+        StructuredPrompting,
+    )
     from rag_windows.scoring import Score
 
 __version__ = "0.1.0"
@@ -23,13 +40,26 @@ __all__ = [
     "CacheError",
     "Chunk",
     "Citation",
+    "Classification",
+    "Codebook",
+    "DeepThinking",
+    "Demonstration",
+    "Example",
+    "Fallback",
     "Generation",
+    "Guard",
+    "Linked",
+    "MateICL",
     "Method",
+    "ParallelEnsemble",
     "Passage",
+    "PassageBook",
     "PassageCache",
+    "Profile",
     "RagWindowsError",
     "Score",
     "Sequential",
+    "StructuredPrompting",
     "Timings",
     "Usage",
     "WindowedLM",
@@ -39,11 +69,28 @@ __all__ = [
 # Imported on first use: the command line shows its help and its errors without loading torch.
 _HOMES = {
     "rag_windows.cache.passage_cache": ("PassageCache",),
+    "rag_windows.calibration": ("Example", "Profile"),
+    "rag_windows.codebook.book": ("PassageBook",),
     "rag_windows.errors": ("CacheError", "RagWindowsError"),
     "rag_windows.generation": ("Chunk", "Citation", "Generation", "Timings", "Usage"),
+    "rag_windows.guard.fallback": ("Fallback",),
+    "rag_windows.guard.settings": ("Guard",),
+    "rag_windows.learning": ("Classification", "Demonstration"),
     "rag_windows.model": ("WindowedLM",),
     "rag_windows.passage": ("Passage",),
-    "rag_windows.rescaling": ("APE", "METHODS", "PCW", "Method", "Sequential"),
+    "rag_windows.rescaling": (
+        "APE",
+        "METHODS",
+        "PCW",
+        "Codebook",
+        "DeepThinking",
+        "Linked",
+        "MateICL",
+        "Method",
+        "ParallelEnsemble",
+        "Sequential",
+        "StructuredPrompting",
+    ),
     "rag_windows.scoring": ("Score",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -14,6 +14,9 @@ from rag_windows.decoding import Decoded, Decoder
 from rag_windows.detokenize import Detokenizer
 from rag_windows.encoding import WindowEncoder
 from rag_windows.generation import Citation, FinishReason, Generation, Timings, Usage
+from rag_windows.guard.deciding import guarded
+from rag_windows.guard.fallback import Fallback
+from rag_windows.prompt import WindowTokens
 from rag_windows.request import Request
 from rag_windows.sources import sources_of
 from rag_windows.stopping import Cancelled, FirstToken, StopStrings
@@ -30,6 +33,7 @@ def encode_request(encoder: WindowEncoder, request: Request) -> EncodedContext:
         groups=[window.passage for window in windows],
         on_encoded=request.on_encoded,
         sources=sources_of(request.parts, request.passages),
+        scores=[request.passages[window.passage].score for window in windows],
     )
 
 
@@ -42,7 +46,10 @@ def answer(
     cancelled: threading.Event | None = None,
 ) -> Generation:
     """Encode, generate, and put the result together."""
-    context = encode_request(encoder, request)
+    request, context, fallback = guarded(
+        lambda asked: encode_request(encoder, asked), decoder, request, cancelled
+    )
+    context = decoder.narrowed(context, request.parts.query_ids)
     encoded_at = time.perf_counter()
     first = FirstToken()
 
@@ -71,7 +78,17 @@ def answer(
     )
     stopped_early = cancelled is not None and cancelled.is_set()
     results = [
-        _generation(decoder, detokenizer, request, context, decoded, index, timings, stopped_early)
+        _generation(
+            decoder,
+            detokenizer,
+            request,
+            context,
+            decoded,
+            index,
+            timings,
+            fallback,
+            stopped_early=stopped_early,
+        )
         for index in range(len(decoded.sequences))
     ]
     best = results[0]
@@ -91,6 +108,8 @@ def _generation(
     decoded: Decoded,
     index: int,
     timings: Timings,
+    fallback: Fallback | None,
+    *,
     stopped_early: bool,
 ) -> Generation:
     ids = decoded.sequences[index]
@@ -106,9 +125,17 @@ def _generation(
         prefix_mass=prefix_mass,
         query_mass=query_mass,
         notes=request.parts.notes,
-        windows=request.parts.windows if request.method.windowed else (),
+        fallback=fallback,
+        windows=_windows_read(request, context),
         raw=decoded.raw,
     )
+
+
+def _windows_read(request: Request, context: EncodedContext) -> tuple[WindowTokens, ...]:
+    if not request.method.windowed:
+        return ()
+    windows = request.parts.windows
+    return windows if context.chosen is None else tuple(windows[i] for i in context.chosen)
 
 
 def _finish_reason(

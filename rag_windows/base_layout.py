@@ -5,6 +5,10 @@ and its blank line are there only with an instruction; earlier turns stand befor
 question::
 
     {bos}{system}\n\n | passages | Question: {q}\nAnswer: {a}\n\nQuestion: {question}\nAnswer:
+
+A conversation that is ``plain`` ends with its last turn as it stands::
+
+    {bos}{system}\n\n | passages | {turn}
 """
 
 from __future__ import annotations
@@ -50,7 +54,10 @@ class BaseLayout:
             else Piece(f"Answer: {turn.content}\n\n")
             for turn in conversation.turns
         ]
-        turns.append(Piece("Answer:"))
+        if conversation.plain:
+            turns[-1:] = [Piece(conversation.turns[-1].content)]
+        else:
+            turns.append(Piece("Answer:"))
         if conversation.opening:
             turns.append(Piece(conversation.opening, trusted=True))
         return (system, turns) if slot else ([], system + turns)

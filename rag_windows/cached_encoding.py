@@ -10,7 +10,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.cached_run import CachedRun
 from rag_windows.encoding import Encoded, Encoder, OnEncoded, Source
-from rag_windows.rescaling import Method
+from rag_windows.rescaling import Method, window_starts
 
 
 class CachedEncoder:
@@ -38,6 +38,11 @@ class CachedEncoder:
         self._cache = cache
         self._model = model
         self._tokenizer = tokenizer
+
+    @property
+    def runner(self) -> Encoder:
+        """What runs the model."""
+        return self._encoder
 
     def encode(
         self,
@@ -87,12 +92,16 @@ class CachedEncoder:
         if fingerprint is None or not method.windowed:
             return list(range(len(windows)))
         scope = self.scope(fingerprint, prefix_ids, method)
-        start = len(prefix_ids)
+        starts = window_starts(method.alignment, len(prefix_ids), [len(ids) for ids in windows])
         return [
             index
-            for index, ids in enumerate(windows)
+            for index, (ids, start) in enumerate(zip(windows, starts, strict=True))
             if scope.window_key(ids, start) not in self._cache
         ]
+
+    def identity(self) -> tuple[bytes | None, bytes]:
+        """Fingerprints of the model, None if nothing can be said about it, and the tokenizer."""
+        return self._model.fingerprint(), self._tokenizer.fingerprint()
 
     def scope(self, fingerprint: bytes, prefix_ids: Sequence[int], method: Method) -> KeyScope:
         """Keys behind one prefix."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tiers import Counted
 from rag_windows.encoding import Encoded, Encoder, OnEncoded, Source
 from rag_windows.errors import NonFiniteError
-from rag_windows.rescaling import Method
+from rag_windows.rescaling import Method, Refinement, window_starts
 from rag_windows.windows import Window
 
 EXACT = "as computed"
@@ -79,12 +79,17 @@ class CachedRun:
         on_encoded: OnEncoded | None,
     ) -> Encoded:
         """See `CachedEncoder.encode`."""
-        start = len(self._prefix_ids)
+        lengths = [len(ids) for ids in windows]
+        starts = window_starts(self._method.alignment, len(self._prefix_ids), lengths)
         if not sources:
             sources = [Source(f"Window {index}") for index in range(len(windows))]
         keys: list[str] = []
         if self._method.windowed:
-            keys = [self._scope.window_key(ids, start) for ids in windows]
+            keys = [
+                self._scope.window_key(ids, start)
+                for ids, start in zip(windows, starts, strict=True)
+            ]
+        places = dict(zip(keys, starts, strict=False))
         with_prefix = bool(self._prefix_ids) and self._cache.store == EXACT
         prefix_key = self._scope.prefix_key() if with_prefix else None
         asked = dict.fromkeys([*keys, *([prefix_key] if prefix_key else [])])
@@ -93,7 +98,9 @@ class CachedRun:
         try:
             prefix = self._prefix(prefix_key, found, misses)
             if not self._method.windowed:
-                made = self._encoder.encode_windows(prefix, windows, on_encoded)
+                made = self._encoder.encode_windows(
+                    prefix, windows, on_encoded, starts, self._method.refinement
+                )
                 self._count(found, misses)
                 return Encoded(prefix, made, self._prefix_hit(prefix_key))
             wanted = {
@@ -107,11 +114,14 @@ class CachedRun:
             if on_encoded is not None and (done or not wanted):
                 on_encoded(done, total)
 
+            def encode(rest: Sequence[Wanted]) -> Iterator[tuple[str, Entry | None]]:
+                return self._compute(rest, prefix, places, self._method.refinement)
+
             def told(now: int) -> None:
                 if on_encoded is not None:
                     on_encoded(min(total, done + now), total)
 
-            obtained = misses.obtain(wanted, lambda rest: self._compute(rest, prefix), told)
+            obtained = misses.obtain(wanted, encode, told)
             for key, entry in obtained.items():
                 moved[key] = self._mover.start(entry.window)
             found |= obtained
@@ -129,17 +139,18 @@ class CachedRun:
             self._cache.relabel(key, found[key], source.labels, self._epoch)
         self._count(found, misses)
         computed = {fresh.key for fresh in self._fresh}
-        cached = sum(
-            len(ids) for key, ids in zip(keys, windows, strict=True) if key not in computed
-        )
-        return Encoded(prefix, [moved[key] for key in keys], cached + self._prefix_hit(prefix_key))
+        hits = tuple(index for index, key in enumerate(keys) if key not in computed)
+        cached = sum(lengths[index] for index in hits) + self._prefix_hit(prefix_key)
+        return Encoded(prefix, [moved[key] for key in keys], cached, hits)
 
     def _prefix(self, key: str | None, found: dict[str, Entry], misses: Misses) -> Window | None:
         if key is None:
             return self._encoder.encode_prefix(self._prefix_ids)
         if key not in found:
             wanted = {key: Wanted(key, self._prefix_ids, _PREFIX)}
-            found |= misses.obtain(wanted, lambda rest: self._compute(rest, None), None)
+            found |= misses.obtain(
+                wanted, lambda rest: self._compute(rest, None, {key: 0}, None), None
+            )
         if self._bad is not None:
             raise NonFiniteError(_bad(self._bad))
         moved = self._mover.start(found[key].window)
@@ -147,11 +158,17 @@ class CachedRun:
         return moved
 
     def _compute(
-        self, wanted: Sequence[Wanted], prefix: Window | None
+        self,
+        wanted: Sequence[Wanted],
+        prefix: Window | None,
+        places: Mapping[str, int],
+        refinement: Refinement | None,
     ) -> Iterator[tuple[str, Entry | None]]:
         """Encode windows, one batch after the other; None for one that is no number."""
+        starts = [places[one.key] for one in wanted]
         begun = time.perf_counter()
-        for batch in self._encoder.encode_batches(prefix, [one.ids for one in wanted]):
+        ids = [one.ids for one in wanted]
+        for batch in self._encoder.encode_batches(prefix, ids, starts, refinement):
             sound = {index: is_finite(window) for index, window in batch.items()}
             now = time.time()
             seconds = time.perf_counter() - begun

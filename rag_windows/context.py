@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import DynamicCache
 
-from rag_windows.encoding import Encoded, OnEncoded, Source, WindowEncoder
+from rag_windows.encoding import OnEncoded, Source, WindowEncoder
+from rag_windows.ensemble.members import Members, members_of
+from rag_windows.ensemble.rows_cache import RowsCache
 from rag_windows.errors import InputError
-from rag_windows.rescaling import Method
+from rag_windows.rescaling import Method, Sequential
 from rag_windows.windows import PackedWindows, Window, pack
 
 
@@ -21,28 +23,65 @@ class EncodedContext:
     Attributes:
         prefix_ids: tokens of the prefix.
         prefix: its keys and values, or None without a prefix or without windows.
-        windows: all windows, packed, or None: then the context is an ordinary prompt.
+        windows: all windows, packed, or as members of an ensemble; or None: then the context is an
+            ordinary prompt.
         method: how queries read the windows.
-        query_start: position of the query's first token: prefix plus the longest window.
+        query_start: position of the query's first token: where the furthest window ends.
         window_tokens: tokens in all windows together.
         cached_tokens: those of prefix and windows that were not computed for this context.
+        singles: the windows one by one, in order; empty where the method reads them only together.
+        groups: citation group of each window; empty where nobody needs to know.
+        scores: retrieval score of each window; empty there too, and if not all have one.
+        chosen: where the method chooses windows for each query: None before, then which of all
+            windows are read; `window_tokens` remain those of all.
     """
 
     prefix_ids: tuple[int, ...]
     prefix: Window | None
-    windows: PackedWindows | None
+    windows: PackedWindows | Members | None
     method: Method
     query_start: int
     window_tokens: int
     cached_tokens: int = 0
+    singles: tuple[Window, ...] = ()
+    groups: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    chosen: tuple[int, ...] | None = None
+
+    def narrowed(
+        self, windows: Sequence[Window], groups: Sequence[int], scores: Sequence[float] = ()
+    ) -> EncodedContext:
+        """The same context with other windows, such as some of `singles`.
+
+        Args:
+            windows: at least one.
+            groups: citation group of each, of those that this context has.
+            scores: retrieval score of each, if this context has them.
+        """
+        n_groups = 0 if self.windows is None else self.windows.n_groups
+        lengths = [len(window.ids) for window in windows]
+        return replace(
+            self,
+            windows=_together(self.method, windows, groups, lengths, n_groups, scores),
+            query_start=max(window.start + len(window.ids) for window in windows),
+            window_tokens=sum(lengths),
+            singles=tuple(windows),
+            groups=tuple(groups),
+            scores=tuple(scores),
+        )
 
     def new_tail(self, rows: int = 1) -> DynamicCache:
-        """A fresh HF cache that holds the prefix, for ``rows`` batch rows.
+        """A fresh HF cache that holds the prefix, for ``rows`` queries, a batch row each.
+
+        In an ensemble, each query takes a row a window, of which callers need not know.
 
         It has no config on purpose: with one, sliding layers would forget the prefix by counting
         tokens instead of positions.
         """
         tail = DynamicCache()
+        if isinstance(self.windows, Members):
+            tail = RowsCache(self.windows.per_query)
+            rows *= self.windows.per_query
         if self.prefix is not None:
             pairs = zip(self.prefix.keys, self.prefix.values, strict=True)
             for layer, (key, value) in enumerate(pairs):
@@ -62,6 +101,7 @@ def encode_context(
     groups: Sequence[int] | None = None,
     on_encoded: OnEncoded | None = None,
     sources: Sequence[Source] = (),
+    scores: Sequence[float | None] = (),
 ) -> EncodedContext:
     """Encode prefix and windows for one method.
 
@@ -73,32 +113,78 @@ def encode_context(
         groups: citation group of each window; by default each window is its own.
         on_encoded: see `Encoder.encode_windows`.
         sources: of each window, see `Encoder.encode`.
+        scores: retrieval score of each window, or none.
 
     Raises:
-        InputError: a window without tokens.
+        InputError: a window without tokens, or without a score that the method needs.
     """
     lengths = [len(ids) for ids in windows]
     if 0 in lengths:
         raise InputError(f"Window {lengths.index(0)} has no tokens; leave it out.")
     numbers = list(range(len(windows))) if groups is None else list(groups)
     n_groups = max(numbers, default=-1) + 1
-    token_groups = torch.tensor(numbers, dtype=torch.int64).repeat_interleave(
-        torch.tensor(lengths, dtype=torch.int64)
-    )
-    if not method.windowed and windows:
+    if not windows:
+        return EncodedContext(tuple(prefix_ids), None, None, method, len(prefix_ids), 0)
+    if method.linking is not None and method.linking.everything(lengths):
+        method = Sequential()
+    if not method.windowed:
         windows = [[token for ids in windows for token in ids]]
-    start = len(prefix_ids)
-    encoded = Encoded(None, [])
-    packed = None
-    if windows:
-        encoded = encoder.encode(prefix_ids, windows, method, sources, on_encoded)
-        packed = pack(encoded.windows, token_groups, n_groups)
+    if method.combination is not None:
+        names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
+        method.combination.check(scores or [None] * len(windows), names)
+    encoded = encoder.encode(prefix_ids, windows, method, sources, on_encoded)
+    made, cached_tokens = encoded.windows, encoded.cached_tokens
+    if method.linking is not None:
+        made, again = method.linking.link(encoder.runner, made, encoded.prefix)
+        cached_tokens -= sum(again[index] for index in encoded.found)
+    singly = method.selection is not None
+    apart = singly or method.combination is not None
+    known = tuple(score for score in scores if score is not None)
+    known = known if len(known) == len(made) else ()
     return EncodedContext(
         prefix_ids=tuple(prefix_ids),
         prefix=encoded.prefix,
-        windows=packed,
+        windows=_together(method, made, numbers, lengths, n_groups, known),
         method=method,
-        query_start=start + max((len(ids) for ids in windows), default=0),
+        query_start=max(window.start + len(window.ids) for window in made),
         window_tokens=sum(lengths),
-        cached_tokens=encoded.cached_tokens,
+        cached_tokens=cached_tokens,
+        singles=tuple(made) if singly else (),
+        groups=tuple(numbers) if apart else (),
+        scores=known if apart else (),
     )
+
+
+def _together(
+    method: Method,
+    windows: Sequence[Window],
+    groups: Sequence[int],
+    lengths: Sequence[int],
+    n_groups: int,
+    scores: Sequence[float],
+) -> PackedWindows | Members:
+    """Windows as the method's queries read them: side by side, or each for itself."""
+    combination = method.combination
+    if combination is None:
+        return pack(windows, _token_groups(groups, lengths), n_groups)
+    fixed = combination.fixed(scores, groups)
+    return members_of(windows, groups, n_groups, fixed, prior=combination.prior)
+
+
+def _token_groups(groups: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """(N,) int64: the group of each token, from those of the windows."""
+    counts = torch.tensor(list(lengths), dtype=torch.int64)
+    return torch.tensor(list(groups), dtype=torch.int64).repeat_interleave(counts)
+
+
+def require_narrowed(context: EncodedContext) -> None:
+    """Refuse to read windows of which a query has still to choose.
+
+    Raises:
+        InputError: several rows, or a later part of a query, can't choose.
+    """
+    if context.method.selection is not None and context.windows and context.chosen is None:
+        raise InputError(
+            f"The method {context.method.name!r} chooses windows for each query; narrow the "
+            "context to one query first, with Decoder.narrowed(context, query_ids)."
+        )

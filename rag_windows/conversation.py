@@ -40,12 +40,15 @@ class Conversation:
         turns: messages in order; the last one is the user's or a tool's.
         tools: definitions of the tools that the model may call.
         opening: how the answer begins, written for the model; trusted like the template itself.
+        plain: whether a model without a chat template reads the last turn as it stands, with
+            nothing around it, so that what it goes on with is text like that.
     """
 
     system: str
     turns: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     opening: str = ""
+    plain: bool = False
 
     @classmethod
     def of(

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,34 +16,15 @@ from transformers.generation.streamers import BaseStreamer
 from rag_windows.attention.layout import Layout, use_layout
 from rag_windows.attention.mass import MassRecorder
 from rag_windows.attention.rope import check_tables, table_limit
-from rag_windows.context import EncodedContext
+from rag_windows.context import EncodedContext, require_narrowed
 from rag_windows.device import input_device
-from rag_windows.errors import GenerationError, InputError
+from rag_windows.encoding import Encoder
+from rag_windows.ensemble.members import Members
+from rag_windows.ensemble.view import make_view
+from rag_windows.errors import InputError
+from rag_windows.refused_options import WITHOUT_ROWS, WITHOUT_WINDOWS, refuse, refuse_ours
+from rag_windows.rescaling import query_bias
 from rag_windows.sampling import seeded
-
-OURS = (
-    "input_ids",
-    "inputs",
-    "inputs_embeds",
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-)
-"""Model inputs that the windows decide; a caller can't pass them."""
-
-OFF = (None, False)
-WITHOUT_WINDOWS: dict[str, tuple[tuple[Any, ...], str]] = {
-    # transformers takes "hybrid", the default of older Gemma models, for no wish at all.
-    "cache_implementation": ((*OFF, "hybrid"), "the windows' keys stand outside of any cache"),
-    "assistant_early_exit": (OFF, "its shortened model would not read the windows"),
-    "output_attentions": (
-        OFF,
-        "fused attention has no weights to return; read Generation.citations",
-    ),
-    "guidance_scale": ((*OFF, 1), "its second, unconditional pass would read the windows too"),
-    "negative_prompt_ids": (OFF, "its second, unconditional pass would read the windows too"),
-}
-"""Options of ``generate`` that can't work beside windows: values that switch them off, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +49,64 @@ class Decoder:
 
     Args:
         model: the plain model, used where there are no windows.
-        twin: the same weights with our attention.
-        reach: per layer, see `layer_reach`.
+        runner: runs the same weights with our attention.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, twin: PreTrainedModel, reach: tuple[int | None, ...]
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, runner: Encoder) -> None:
         self._model = model
-        self._twin = twin
-        self._reach = reach
+        self.runner = runner
+        self._twin = runner.model
+        self._view = make_view(self._twin)
+        self._reach = runner.reach
         self._table_limit = table_limit(model.config.get_text_config(decoder=True))
+
+    @property
+    def vocabulary(self) -> int:
+        """How many logits the model gives for a token."""
+        return int(self._model.config.get_text_config(decoder=True).vocab_size)
 
     def layout(self, context: EncodedContext, mass: MassRecorder | None = None) -> Layout | None:
         """The layout of queries against ``context``; None without windows."""
         if context.windows is None:
             return None
+        windows = context.windows
+        members = windows if isinstance(windows, Members) else None
         return Layout(
             prefix_length=len(context.prefix_ids),
             query_start=context.query_start,
             reach=self._reach,
-            windows=context.windows,
+            windows=None if isinstance(windows, Members) else windows,
             method=context.method,
+            beside=None if members is None else members.rows,
+            members=members,
+            query_bias=query_bias(context.method, windows.count),
             mass=mass,
         )
 
+    def narrowed(self, context: EncodedContext, query_ids: Sequence[int]) -> EncodedContext:
+        """What this query reads, where the method chooses windows for each one.
+
+        The context itself where it does not, or where that is done already.
+        """
+        selection = context.method.selection
+        if selection is None or context.windows is None or context.chosen is not None:
+            return context
+        return selection.select(context, query_ids, self)
+
+    def _reader(self, context: EncodedContext) -> PreTrainedModel:
+        """What reads the windows: the twin, or the view that asks each of them."""
+        return self._view if isinstance(context.windows, Members) else self._twin
+
     @torch.no_grad()
     def forward(
-        self, context: EncodedContext, ids: torch.Tensor, tail: Any = None, past: int = 0
+        self,
+        context: EncodedContext,
+        ids: torch.Tensor,
+        tail: Any = None,
+        past: int = 0,
+        *,
+        last: int | None = None,
+        mass: MassRecorder | None = None,
     ) -> torch.Tensor:
         """Logits of query tokens.
 
@@ -103,24 +115,32 @@ class Decoder:
             ids: (rows, tokens) int64; right-padding is allowed, its logits mean nothing.
             tail: the HF cache to continue (``context.new_tail(rows)``), or None for a fresh one.
             past: query tokens that the tail holds already.
+            last: only the logits of so many last tokens are computed; None for all.
+            mass: records attention mass where there are windows.
 
         Returns:
-            (rows, tokens, vocabulary) in the model's dtype.
+            (rows, tokens or ``last``, vocabulary) in the model's dtype.
         """
         rows, tokens = ids.shape
+        if rows == 1 and past == 0 and context.method.selection is not None:
+            context = self.narrowed(context, ids[0].tolist())
+        require_narrowed(context)
         ids = ids.to(input_device(self._model))
-        layout = self.layout(context)
+        layout = self.layout(context, mass)
+        kept = {} if last is None else {"logits_to_keep": last}
         if layout is None:
             prefix = torch.tensor(context.prefix_ids, dtype=torch.int64, device=ids.device)
             whole = torch.cat([prefix.expand(rows, -1), ids], dim=1)
-            return torch.as_tensor(self._model(whole).logits)[:, len(context.prefix_ids) :]
+            return torch.as_tensor(self._model(whole, **kept).logits)[:, -(last or tokens) :]
         start = context.query_start + past
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
         tail = context.new_tail(rows) if tail is None else tail
         check_tables(self._table_limit, start + tokens)
         with use_layout(layout):
-            output = self._twin(ids, position_ids=positions, past_key_values=tail, use_cache=True)
-        return torch.as_tensor(output.logits)
+            output = self._reader(context)(
+                ids, position_ids=positions, past_key_values=tail, use_cache=True, **kept
+            )
+        return torch.as_tensor(output.logits)[:, -(last or tokens) :]
 
     def generate(
         self,
@@ -138,8 +158,7 @@ class Decoder:
         Args:
             context: what the query reads.
             query_ids: at least one token.
-            options: of ``PreTrainedModel.generate``, any but those in ``OURS`` and, with windows,
-                ``WITHOUT_WINDOWS``.
+            options: of ``PreTrainedModel.generate``, but for those in `refused_options`.
             seed: of a private generator for sampling, or None for PyTorch's global one.
             record_mass: whether to record attention mass; if not, decoding pays nothing for it.
             streamer: as in transformers.
@@ -152,6 +171,7 @@ class Decoder:
         """
         if not query_ids:
             raise InputError("The query has no tokens; ask something.")
+        context = self.narrowed(context, query_ids)
         kwargs = self._options(context, options)
         # Assisted decoding feeds the whole input in its first step, whatever the cache holds.
         assisted = any(self.option(kwargs, name) is not None for name in ASSISTED)
@@ -170,7 +190,7 @@ class Decoder:
         layout = self.layout(context, mass)
         target = self._model
         if layout is not None:
-            target = self._twin
+            target = self._reader(context)
             rows = max(self.option(kwargs, name) or 1 for name in BATCHING)
             start = context.query_start
             kwargs["past_key_values"] = context.new_tail(rows)
@@ -193,21 +213,11 @@ class Decoder:
         return self._decoded(raw, len(prompt), kwargs, mass)
 
     def _options(self, context: EncodedContext, options: Mapping[str, Any]) -> dict[str, Any]:
-        taken = sorted(set(options) & set(OURS))
-        if taken:
-            raise GenerationError(
-                f"{taken} can't be passed to generate: rag-windows builds them from the query and "
-                "the passages. Use encode_ids and generate_ids for token-level work."
-            )
+        refuse_ours(options)
         if context.windows is not None:
-            for name, (off, reason) in WITHOUT_WINDOWS.items():
-                value = self.option(options, name)
-                plain = value is None or isinstance(value, bool | str | int | float)
-                if not plain or value not in off:
-                    raise GenerationError(
-                        f"{name}={value!r} can't be used with windows: {reason}. Leave it out (of "
-                        "the generation_config too), or ask without passages."
-                    )
+            refuse(WITHOUT_WINDOWS, partial(self.option, options), "windows")
+        if isinstance(context.windows, Members):
+            refuse(WITHOUT_ROWS, partial(self.option, options), "an ensemble of windows")
         kwargs = dict(options)
         config = self._model.generation_config
         if self.option(kwargs, "pad_token_id") is None:

@@ -20,6 +20,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        self._left_out = frozenset(tokenizer.all_special_ids)
 
     def text(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
         """The text of ``ids``, cut before the first stop string in it."""
@@ -39,7 +40,8 @@ class Detokenizer:
         would change all of it), and an end that could become a stop string.
         """
         keep = len(ids)
-        while keep and self._is_byte(ids[keep - 1]):
+        # A special token is left out, so bytes on both sides of it are one run.
+        while keep and (ids[keep - 1] in self._left_out or self._is_byte(ids[keep - 1])):
             keep -= 1
         text = self.text(ids[:keep], stop)
         if len(text) < len(self._decode(ids[:keep])):

@@ -25,6 +25,10 @@ class MethodError(InputError):
     """An unknown method name, or parameters outside a method's domain."""
 
 
+class ProfileError(InputError):
+    """A calibration profile can't be read, written or used."""
+
+
 class ModelError(RagWindowsError):
     """A model can't be used."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rag_windows.guard.fallback import Fallback
 from rag_windows.prompt import Note, WindowTokens
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -75,6 +76,8 @@ class Generation:
         windows: the record of what was read in a window of its own: its tokens, the passage they
             come from and the span of its text. Empty without passages, and for a method that
             reads them one after the other.
+        fallback: why the answer was given in the ordinary way, or would have been; None without a
+            guard, and where the guard found nothing.
         alternatives: further answers where ``num_return_sequences`` asked for them.
         raw: what ``transformers`` returned (scores, logits, hidden states where asked for).
     """
@@ -89,6 +92,7 @@ class Generation:
     query_mass: float | None = None
     notes: tuple[Note, ...] = ()
     windows: tuple[WindowTokens, ...] = field(default=(), repr=False)
+    fallback: Fallback | None = None
     alternatives: tuple[Generation, ...] = ()
     raw: Any = field(default=None, repr=False, compare=False)
 

@@ -10,7 +10,8 @@ from rag_windows.attention.rope import table_limit
 from rag_windows.errors import LimitError
 from rag_windows.passage import Passage
 from rag_windows.prompt import PromptParts
-from rag_windows.rescaling import Method
+from rag_windows.refinement.room import check_room
+from rag_windows.rescaling import Method, Refinement, window_starts
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
@@ -32,8 +33,8 @@ def check_limits(
 ) -> None:
     """Refuse a request whose last token would stand beyond the model's positions.
 
-    With windows the query follows the longest one, so only that one counts; read one after the
-    other, all of them do.
+    With windows side by side the query follows the longest one, so only that one counts; read or
+    placed one after the other, all of them do.
 
     Raises:
         LimitError: naming the passage (or the query) that is too long, its size and the limit.
@@ -52,12 +53,13 @@ def check_limits(
         )
     room = limit - fixed
     used = 0
+    side_by_side = method.windowed and method.alignment != "in order"
     for window in parts.windows:
-        used = len(window.ids) if method.windowed else used + len(window.ids)
+        used = len(window.ids) if side_by_side else used + len(window.ids)
         if used > room:
             name = passage_name(passages[window.passage], window.passage)
             size = f"{len(window.ids)} tokens"
-            if method.windowed:
+            if side_by_side:
                 raise LimitError(
                     f"Passage {name} needs a window of {size}; the model's {limit} positions leave "
                     f"{room} beside {beside}. Set max_window_tokens={room} or less, and it is "
@@ -68,6 +70,36 @@ def check_limits(
                 f"passage {name} ({size}): {used} tokens where {room} are left beside {beside}. "
                 "Give fewer passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
+    if method.refinement is not None:
+        _check_refinement(parts, passages, method, method.refinement, limit)
+
+
+def _check_refinement(
+    parts: PromptParts,
+    passages: Sequence[Passage],
+    method: Method,
+    refinement: Refinement,
+    limit: int,
+) -> None:
+    """Refuse windows whose further passes would stand beyond the model's positions."""
+    prefix, lengths = len(parts.prefix_ids), [len(window.ids) for window in parts.windows]
+    if not method.windowed:
+        check_room(
+            refinement,
+            [prefix],
+            [sum(lengths)],
+            limit,
+            lambda _: "The one window of all passages",
+            "give passages of {} tokens in all",
+        )
+        return
+
+    def name(index: int) -> str:
+        number = parts.windows[index].passage
+        return f"A window of passage {passage_name(passages[number], number)}"
+
+    starts = window_starts(method.alignment, prefix, lengths)
+    check_room(refinement, starts, lengths, limit, name, "set max_window_tokens={} or less")
 
 
 def passage_name(passage: Passage, index: int) -> str:

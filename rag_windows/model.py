@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from transformers.generation.streamers import BaseStreamer
 
-from rag_windows.answer import answer, encode_request
+from rag_windows.answer import answer
+from rag_windows.calibration.language_model import CalibratingLM
+from rag_windows.codebook.book import PassageBook
+from rag_windows.codebook.language_model import KeepingLM
+from rag_windows.codebook.opening import opened
 from rag_windows.decoding import BATCHING
 from rag_windows.encoding import OnEncoded
 from rag_windows.generation import Chunk, Generation
+from rag_windows.guard.settings import FallbackOption
+from rag_windows.learning.language_model import LearningLM
+from rag_windows.linking.plan import Choose, LinkTokens
 from rag_windows.listing import passages_of
 from rag_windows.request import Messages, PassageLike
 from rag_windows.rescaling import Method
-from rag_windows.scoring import Score, score_ids
 from rag_windows.streaming import stream
-from rag_windows.text_level import TextLM
 from rag_windows.warming import OnWarmed, Warmed, warm
 
 
-class WindowedLM(TextLM):
+class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
     """A local causal LM that reads each passage in a window of its own.
 
     Make one with `from_pretrained`. It is safe to call from many threads at once, with different
@@ -33,12 +39,13 @@ class WindowedLM(TextLM):
         method: the default method.
         template_kwargs: further variables of the chat template.
         cache: the passage cache, or None.
+        profile: of a calibration, or None.
     """
 
     def generate(
         self,
         query: Messages,
-        passages: Sequence[PassageLike] = (),
+        passages: Sequence[PassageLike] | PassageBook = (),
         *,
         prefix: str | None = None,
         method: str | Method | None = None,
@@ -47,6 +54,9 @@ class WindowedLM(TextLM):
         citations: bool = True,
         seed: int | None = None,
         on_encoded: OnEncoded | None = None,
+        link_tokens: LinkTokens | None = None,
+        link_choose: Choose = "first",
+        fallback: FallbackOption = None,
         **generate_kwargs: Any,
     ) -> Generation:
         """Answer a question over passages.
@@ -57,6 +67,7 @@ class WindowedLM(TextLM):
             query: a question, or a conversation as ``[{"role": ..., "content": ...}, ...]`` that
                 ends with the user, or a `Conversation`.
             passages: in any order; blank and duplicate ones are left out and told in ``notes``.
+                Or a book of them, made by `codebook`, that chooses those which are read.
             prefix: system prompt, read by every window and by the query.
             method: instead of the default one.
             max_new_tokens: 128 unless given here or in a ``generation_config``.
@@ -64,6 +75,11 @@ class WindowedLM(TextLM):
             citations: whether to measure each passage's attention mass.
             seed: for sampling, private to this call; None uses PyTorch's global generator.
             on_encoded: called while passages are encoded, with the windows done and all of them.
+            link_tokens: tokens of each window that are encoded in sight of the others: a number
+                (int), a share of the window (float), or "all", which is sequential; see `Linked`.
+            link_choose: which ones: "first" or those of largest "deviation".
+            fallback: "sequential" or a `Guard`: where windows are likely to lose, the passages are
+                read one after the other, and ``Generation.fallback`` says why.
             generate_kwargs: any option of ``transformers`` generate: do_sample, temperature,
                 top_p, num_beams, logits_processor, stop_strings, ...
 
@@ -71,24 +87,30 @@ class WindowedLM(TextLM):
             InputError, PromptError, LimitError: before any work.
             GenerationError: an option that can't work with windows.
         """
-        request = self._request(
+        started = time.perf_counter()
+        reading = opened(self, query, passages, prefix, method)
+        request = reading.lm._request(
             query,
-            passages,
-            prefix=prefix,
-            method=method,
+            reading.passages,
+            prefix=reading.prefix,
+            method=reading.method,
+            started=started,
             max_new_tokens=max_new_tokens,
             stop=stop,
             citations=citations,
             seed=seed,
             on_encoded=on_encoded,
+            link_tokens=link_tokens,
+            link_choose=link_choose,
+            fallback=fallback,
             options=generate_kwargs,
         )
-        return answer(self._encoder, self._decoder, self._text().detokenizer, request)
+        return answer(reading.lm._encoder, self._decoder, self._text().detokenizer, request)
 
     def stream(
         self,
         query: Messages,
-        passages: Sequence[PassageLike] = (),
+        passages: Sequence[PassageLike] | PassageBook = (),
         *,
         prefix: str | None = None,
         method: str | Method | None = None,
@@ -97,6 +119,9 @@ class WindowedLM(TextLM):
         citations: bool = True,
         seed: int | None = None,
         on_encoded: OnEncoded | None = None,
+        link_tokens: LinkTokens | None = None,
+        link_choose: Choose = "first",
+        fallback: FallbackOption = None,
         **generate_kwargs: Any,
     ) -> Iterator[Chunk]:
         """Like `generate`, piece by piece; the last chunk carries the whole `Generation`.
@@ -105,16 +130,22 @@ class WindowedLM(TextLM):
         beams, where no token is final before the end, one chunk comes. Arguments are checked at
         the call, before the first chunk is asked for.
         """
-        request = self._request(
+        started = time.perf_counter()
+        reading = opened(self, query, passages, prefix, method)
+        request = reading.lm._request(
             query,
-            passages,
-            prefix=prefix,
-            method=method,
+            reading.passages,
+            prefix=reading.prefix,
+            method=reading.method,
+            started=started,
             max_new_tokens=max_new_tokens,
             stop=stop,
             citations=citations,
             seed=seed,
             on_encoded=on_encoded,
+            link_tokens=link_tokens,
+            link_choose=link_choose,
+            fallback=fallback,
             options=generate_kwargs,
         )
         detokenizer = self._text().detokenizer
@@ -123,43 +154,10 @@ class WindowedLM(TextLM):
         )
 
         def work(streamer: BaseStreamer | None, cancelled: threading.Event) -> Generation:
-            return answer(self._encoder, self._decoder, detokenizer, request, streamer, cancelled)
+            encoder = reading.lm._encoder
+            return answer(encoder, self._decoder, detokenizer, request, streamer, cancelled)
 
         return stream(work, detokenizer, request.stop, by_token)
-
-    def score(
-        self,
-        query: Messages,
-        passages: Sequence[PassageLike],
-        choices: Sequence[str],
-        *,
-        prefix: str | None = None,
-        method: str | Method | None = None,
-    ) -> list[Score]:
-        """How likely the model finds each choice as the answer.
-
-        Args:
-            query: as in `generate`, like those below but for the choices.
-            passages: read in windows.
-            choices: answers, tokenized as text on their own behind the assistant header.
-            prefix: system prompt.
-            method: instead of the default one.
-
-        Returns:
-            One score a choice, in order; log-probabilities in nats.
-        """
-        text = self._text()
-        ids = [text.prompt.encode_text(choice, continuation=True) for choice in choices]
-        longest = max((len(choice) for choice in ids), default=1)
-        request = self._request(
-            query, passages, prefix=prefix, method=method, max_new_tokens=longest
-        )
-        context = encode_request(self._encoder, request)
-        sums = score_ids(self._decoder, context, request.parts.query_ids, ids)
-        return [
-            Score(choice, total, len(tokens))
-            for choice, total, tokens in zip(choices, sums, ids, strict=True)
-        ]
 
     def warm(
         self,

@@ -18,6 +18,7 @@ the ids of ``apply_chat_template(..., tokenize=True, add_generation_prompt=True)
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -116,6 +117,17 @@ class Prompt:
             else BaseLayout(tokenizer)
         )
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return isinstance(self._layout, ChatTemplate)
+
+    def without_header(self) -> Prompt:
+        """The same with windows that hold nothing but their text."""
+        other = copy.copy(self)
+        other._header = header_function("none")
+        return other
+
     def encode_text(self, text: str, *, continuation: bool = False) -> list[int]:
         """Ids of untrusted text; never a control token.
 
@@ -155,7 +167,6 @@ class Prompt:
         if max_window_tokens is not None and max_window_tokens < 1:
             raise LimitError(f"max_window_tokens must be at least 1, not {max_window_tokens}.")
         conversation = Conversation.of(query, prefix)
-        self._check_tools(conversation.tools)
         in_text = self._layout.begins_in_text or bool(conversation.system)
         at: At = "text" if in_text else "start"
         windows: list[WindowTokens] = []
@@ -182,13 +193,31 @@ class Prompt:
                 )
                 notes.append(Note("split", index, message))
             windows += made
-        before, after = self._layout.cut(conversation, slot=bool(windows))
+        prefix_ids, query_ids = self.around(conversation, windows=bool(windows))
+        return PromptParts(prefix_ids, tuple(windows), query_ids, tuple(notes))
+
+    def around(
+        self,
+        query: str | Sequence[Mapping[str, Any]] | Conversation,
+        *,
+        prefix: str | None = None,
+        windows: bool = True,
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What stands before the windows and behind them: the prefix's ids and the query's.
+
+        Args:
+            query: as in `build`.
+            prefix: as in `build`.
+            windows: whether there are any; without, everything is in the query.
+        """
+        conversation = Conversation.of(query, prefix)
+        self._check_tools(conversation.tools)
+        before, after = self._layout.cut(conversation, slot=windows)
+        leading = tuple(self._layout.leading)
         if not windows:
-            query_ids = [*self._layout.leading, *self._boundary.encode_pieces(after)]
-            return PromptParts((), (), tuple(query_ids), tuple(notes))
-        prefix_ids = [*self._layout.leading, *self._boundary.encode_pieces(before)]
-        query_ids = self._boundary.encode_pieces(after, "text")
-        return PromptParts(tuple(prefix_ids), tuple(windows), tuple(query_ids), tuple(notes))
+            return (), (*leading, *self._boundary.encode_pieces(after))
+        prefix_ids = (*leading, *self._boundary.encode_pieces(before))
+        return prefix_ids, tuple(self._boundary.encode_pieces(after, "text"))
 
     def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """A template writes tools itself, so their text must hold no control token."""

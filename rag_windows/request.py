@@ -10,6 +10,7 @@ from typing import Any
 from rag_windows.conversation import Conversation
 from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
+from rag_windows.guard.plan import FallbackPlan
 from rag_windows.limits import check_limits
 from rag_windows.passage import Passage
 from rag_windows.prompt import Prompt, PromptParts
@@ -36,6 +37,7 @@ class Request:
         options: for transformers' generate.
         on_encoded: told how many windows are encoded, of how many; or None.
         started: ``time.perf_counter()`` at the call.
+        fallback: a guard and the ordinary way to answer, or None.
     """
 
     parts: PromptParts
@@ -48,6 +50,7 @@ class Request:
     options: Mapping[str, Any]
     on_encoded: OnEncoded | None
     started: float
+    fallback: FallbackPlan | None = None
 
 
 def check_request(
@@ -65,13 +68,14 @@ def check_request(
     seed: int | None = None,
     options: Mapping[str, Any] | None = None,
     on_encoded: OnEncoded | None = None,
+    started: float | None = None,
 ) -> Request:
     """Check and tokenize; for the arguments see `WindowedLM.generate`.
 
     Raises:
         InputError, PromptError, LimitError: saying what to do.
     """
-    started = time.perf_counter()
+    started = time.perf_counter() if started is None else started
     options = dict(options or {})
     if isinstance(passages, str | Passage | Mapping):
         raise InputError("passages must be a list of passages, not a single one; wrap it in [].")
@@ -87,7 +91,8 @@ def check_request(
     if "" in strings:
         raise InputError("A stop string can't be empty; leave it out.")
     # One after the other, passages need no windows to be cut into.
-    window_limit = max_window_tokens if method.windowed else None
+    in_order = not method.windowed or method.alignment == "in order"
+    window_limit = None if in_order else max_window_tokens
     parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
     check_limits(parts, given, method, tokens, position_limit)
     return Request(

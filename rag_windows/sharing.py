@@ -24,6 +24,7 @@ _VIEW = (
     "text_tokens",
     "max_batch_tokens",
     "cache",
+    "profile",
 )
 """Arguments that choose how a model is read, not which weights are loaded."""
 

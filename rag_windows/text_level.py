@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import loading
 from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.calibration.profile import Profile
 from rag_windows.detokenize import Detokenizer
 from rag_windows.encoding import MAX_BATCH_TOKENS
 from rag_windows.errors import InputError, ModelError
+from rag_windows.guard.plan import with_plan
+from rag_windows.guard.settings import FallbackOption, guard_of
 from rag_windows.headers import Header
 from rag_windows.limits import position_limit
+from rag_windows.linking.plan import Choose, LinkTokens
 from rag_windows.prompt import Prompt
 from rag_windows.request import Messages, PassageLike, Request, check_request
-from rag_windows.rescaling import Method
+from rag_windows.rescaling import Method, Sequential, linked
 from rag_windows.token_level import TokenLM
 
 RANKED = ("number", "number+title")
@@ -42,7 +47,7 @@ class TextLM(TokenLM):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        method: str | Method = "ape",
+        method: str | Method | None = None,
         max_window_tokens: int | None = None,
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
@@ -50,7 +55,11 @@ class TextLM(TokenLM):
         max_batch_tokens: int = MAX_BATCH_TOKENS,
         cache: PassageCache | bool | None = None,
         revision: str | None = None,
+        profile: Profile | str | Path | None = None,
     ) -> None:
+        self.profile = None if profile is None else Profile.of(profile)
+        if method is None:
+            method = "ape" if self.profile is None else self.profile.method
         super().__init__(
             model,
             method=method,
@@ -59,6 +68,8 @@ class TextLM(TokenLM):
             tokenizer=tokenizer,
             revision=revision,
         )
+        if self.profile is not None and (told := self.profile.model.mismatch(model)):
+            warnings.warn(told, UserWarning, stacklevel=3)
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         self._limit = position_limit(model.config)
@@ -79,13 +90,14 @@ class TextLM(TokenLM):
         model: str | Path | PreTrainedModel,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        method: str | Method = "ape",
+        method: str | Method | None = None,
         max_window_tokens: int | None = None,
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
         text_tokens: Collection[str] = (),
         max_batch_tokens: int = MAX_BATCH_TOKENS,
         cache: PassageCache | bool | None = None,
+        profile: Profile | str | Path | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
         **model_kwargs: Any,
@@ -95,13 +107,16 @@ class TextLM(TokenLM):
         Args:
             model: Hub name, local folder, "tiny-reader" (shipped), or a loaded model.
             tokenizer: instead of the model's own; a loaded model needs one for text.
-            method: default method, by name ("ape", "pcw", "sequential") or as an object.
+            method: default method, by name ("ape", "pcw", "sequential") or as an object; None takes
+                the profile's, and "ape" without one.
             max_window_tokens: a longer passage becomes several; default: half the positions.
             header: "title", "none", "number", "number+title", or a function of (passage, number).
             template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
             text_tokens: control tokens that passages may spell after all; see `Prompt`.
             max_batch_tokens: tokens in one encoding pass, padding included.
             cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
+            profile: of a calibration, or the path of one: brings the method and the guard's
+                threshold; a warning tells if it was made for another model.
             dtype: of the weights, for a model loaded here.
             device_map: where they go: "cuda", "auto", ... (needs accelerate).
             model_kwargs: for ``AutoModelForCausalLM.from_pretrained``, quantization included.
@@ -109,7 +124,11 @@ class TextLM(TokenLM):
         Raises:
             ModelLoadError: not found, or can't be loaded.
             UnsupportedModelError: its attention can't be split into windows.
+            ProfileError: the profile can't be used.
         """
+        if profile is not None:
+            # A profile that can't be used is told before gigabytes are loaded.
+            profile = Profile.of(profile)
         loaded, tokenizer = loading.resolve(
             model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
         )
@@ -124,6 +143,7 @@ class TextLM(TokenLM):
             max_batch_tokens=max_batch_tokens,
             cache=cache,
             revision=model_kwargs.get("revision"),
+            profile=profile,
         )
 
     def _request(
@@ -132,22 +152,33 @@ class TextLM(TokenLM):
         passages: Sequence[PassageLike],
         *,
         method: str | Method | None,
+        link_tokens: LinkTokens | None = None,
+        link_choose: Choose = "first",
+        fallback: FallbackOption = None,
+        prompt: Prompt | None = None,
+        max_window_tokens: int | None = None,
         options: Mapping[str, Any] | None = None,
         **checked: Any,
     ) -> Request:
         options = dict(options or {})
         if "stop_strings" in options:
             options.setdefault("tokenizer", self.tokenizer)
-        return check_request(
-            self._text().prompt,
-            query,
-            passages,
-            method=self._method(method),
-            max_window_tokens=self.max_window_tokens,
-            position_limit=self._limit,
-            options=options,
-            **checked,
-        )
+
+        def checked_for(chosen: Method) -> Request:
+            return check_request(
+                prompt or self._text().prompt,
+                query,
+                passages,
+                method=chosen,
+                max_window_tokens=max_window_tokens or self.max_window_tokens,
+                position_limit=self._limit,
+                options=options,
+                **checked,
+            )
+
+        request = checked_for(linked(self._method(method), link_tokens, link_choose))
+        calibrated = None if self.profile is None else self.profile.guard
+        return with_plan(request, guard_of(fallback), calibrated, lambda: checked_for(Sequential()))
 
     def _text(self) -> TextParts:
         if self._text_parts is None:

@@ -53,7 +53,7 @@ class TokenLM:
         twin = make_twin(model)
         check_attention(model, twin)
         self._plain_encoder = Encoder(twin, max_batch_tokens)
-        self._decoder = Decoder(model, twin, self._plain_encoder.reach)
+        self._decoder = Decoder(model, self._plain_encoder)
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision
         self._attach(PassageCache.of(cache))
@@ -80,6 +80,7 @@ class TokenLM:
         windows: Sequence[Sequence[int]],
         *,
         method: str | Method | None = None,
+        scores: Sequence[float] = (),
     ) -> EncodedContext:
         """Encode token ids as they are.
 
@@ -87,14 +88,18 @@ class TokenLM:
             prefix_ids: may be empty.
             windows: one list of ids a window; no windows make an ordinary prompt.
             method: instead of the default one.
+            scores: retrieval score of each window, for a method that reads them.
         """
-        return encode_context(self._encoder, prefix_ids, windows, self._method(method))
+        return encode_context(
+            self._encoder, prefix_ids, windows, self._method(method), scores=scores
+        )
 
     def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:
         """Logits of each query token.
 
         Returns:
-            (len(query_ids), vocabulary), fp32, on the model's device.
+            (len(query_ids), vocabulary), fp32, on the model's device; of an ensemble, the
+            log-probabilities of its windows together.
         """
         if not query_ids:
             raise InputError("logits needs at least one query token.")

@@ -75,6 +75,12 @@ def warm(
             f"The method {lm.method.name!r} reads passages one after the other, so none can be "
             "encoded ahead; load the model with a method that has windows, such as 'ape'."
         )
+    if lm.method.alignment != "left":
+        raise InputError(
+            f"With the method {lm.method.name!r} a window's place depends on the others of its "
+            "request, so none can be encoded ahead; load the model with a method whose windows all "
+            "start behind the prefix, such as 'ape'."
+        )
     total = len(passages) if isinstance(passages, Sized) else None
     done = encoded = present = tokens = 0
     for chunk in _chunks(passages):

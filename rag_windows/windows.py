@@ -12,12 +12,13 @@ import torch
 class Window:
     """One encoded window.
 
-    It depends only on the model, the prefix and the window's own tokens, so it can be reused in
-    any order and for any question.
+    It depends only on the model, the prefix, the window's own tokens and position, and how the
+    method encodes windows, so it can be reused in any order and for any question.
 
     Attributes:
         ids: its tokens.
-        start: position of its first token (the prefix's length).
+        start: position of its first token: the prefix's length, or further where windows are not
+            aligned on the left.
         keys: per layer, (kv heads, tokens, head dim), in the model's dtype, rotated.
         values: per layer, (kv heads, tokens, value dim).
     """
@@ -39,6 +40,9 @@ class PackedWindows:
         groups: (N,) int64, there too; the citation group (a passage) that each token counts for.
         n_groups: number of citation groups.
         first_position: the smallest position of any token.
+        count: how many windows these are.
+        shares: (N, n_groups) fp32, there too, where a token counts for several groups: the share of
+            each, and `groups` says nothing; None where each counts for its own.
     """
 
     keys: tuple[torch.Tensor, ...]
@@ -47,6 +51,50 @@ class PackedWindows:
     groups: torch.Tensor
     n_groups: int
     first_position: int
+    count: int
+    shares: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowWindows:
+    """Windows of which each batch row reads its own, padded on the right.
+
+    Attributes:
+        keys: per layer, (rows, kv heads, longest, head dim) on that layer's device.
+        values: per layer, (rows, kv heads, longest, value dim).
+        positions: (rows, longest) int64, on the first layer's device.
+        present: (rows, longest) bool, there too; False for padding.
+        full: whether nothing is padding, so that nothing needs a mask.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    positions: torch.Tensor
+    present: torch.Tensor
+    full: bool = False
+
+
+def rows_of(windows: Sequence[Window]) -> RowWindows:
+    """Windows as rows of one batch, in the order given; at least one that has tokens."""
+    lengths = torch.tensor([len(w.ids) for w in windows])
+    starts = torch.tensor([w.start for w in windows])
+    index = torch.arange(int(lengths.max()))
+    device = windows[0].keys[0].device
+
+    def padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        longest = len(index)
+        return torch.stack(
+            [torch.nn.functional.pad(t, (0, 0, 0, longest - t.shape[1])) for t in tensors]
+        )
+
+    layers = range(len(windows[0].keys))
+    return RowWindows(
+        keys=tuple(padded([w.keys[i] for w in windows]) for i in layers),
+        values=tuple(padded([w.values[i] for w in windows]) for i in layers),
+        positions=(starts.unsqueeze(-1) + index).to(device),
+        present=(index < lengths.unsqueeze(-1)).to(device),
+        full=int(lengths.min()) == len(index),
+    )
 
 
 def pack(windows: Sequence[Window], groups: torch.Tensor, n_groups: int) -> PackedWindows:
@@ -67,4 +115,5 @@ def pack(windows: Sequence[Window], groups: torch.Tensor, n_groups: int) -> Pack
         groups=groups.to(device),
         n_groups=n_groups,
         first_position=min(w.start for w in windows),
+        count=len(windows),
     )

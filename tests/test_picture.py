@@ -8,6 +8,7 @@ import pytest
 from docs import draw_attention as picture
 from rag_windows import APE, PCW, Sequential
 from rag_windows.rescaling import Method
+from rag_windows.windows import PackedWindows
 
 
 def expected(windowed: bool) -> picture.Grid:
@@ -35,6 +36,6 @@ def test_every_row_reads_what_the_picture_says(method: Method) -> None:
 def test_positions_are_those_of_the_engine() -> None:
     context = picture.tiny_model().encode_ids([1] * 3, [[2] * n for n in picture.WINDOWS])
     places = picture.positions(windowed=True)
-    assert context.windows is not None
+    assert isinstance(context.windows, PackedWindows)
     assert context.windows.positions.tolist() == places[3 : 3 + sum(picture.WINDOWS)]
     assert context.query_start == places[-picture.QUERY]

@@ -16,7 +16,7 @@ from langchain_rag_windows.results import response_metadata
 from langchain_rag_windows.tools import AnswerReader
 from rag_windows import Chunk, Generation, Method, Passage, WindowedLM
 from rag_windows.background import Watch
-from rag_windows.rescaling import resolve
+from rag_windows.rescaling import linked, resolve
 
 _NOT_FOR_THE_ENGINE = ("stream", "timeout")
 """Keywords by which LangChain steers itself, and that of the watch."""
@@ -127,11 +127,16 @@ def prepare(
     bound, choice = given.pop("tools", None), given.pop("tool_choice", None)
     read = conversation(messages, given.pop("documents", None), tools=bool(bound))
     with in_langchain_terms():
-        method = resolve(given.pop("method", model.method))
+        method = linked(
+            resolve(given.pop("method", model.method)),
+            given.pop("link_tokens", model.link_tokens),
+            given.pop("link_choose", model.link_choose),
+        )
         lm = model.windowed_lm()
         reader = AnswerReader.of(lm, bound, choice)
         query = reader.query(read.messages)
-    options = {**engine_options(model, stop, given), "method": method}
+    fallback = given.pop("fallback", model.fallback)
+    options = {**engine_options(model, stop, given), "method": method, "fallback": fallback}
     return Call(
         lm,
         query,

@@ -22,7 +22,9 @@ from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from langchain_rag_windows.loaded import Loaded, name_of
 from rag_windows import Method, WindowedLM
 from rag_windows import __version__ as engine_version
-from rag_windows.rescaling import resolve
+from rag_windows.guard.settings import guard_of
+from rag_windows.linking.plan import Choose
+from rag_windows.rescaling import linked, resolve
 from rag_windows.sharing import folder_state
 
 PROVIDER = "rag_windows"
@@ -69,6 +71,11 @@ class EngineOptions(BaseModel):
         dtype: of the weights.
         model_kwargs: further ones for ``AutoModelForCausalLM.from_pretrained``.
         method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`.
+        link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
+            a share (float), or "all"; see `rag_windows.Linked`.
+        link_choose: which ones: "first", or those of largest "deviation".
+        fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to lose, documents
+            are read one after the other; ``fallback`` in the metadata says so.
         max_window_tokens: a longer document becomes several windows.
         header: line above each document: "title", "none", "number", "number+title", or a function.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
@@ -99,6 +106,9 @@ class EngineOptions(BaseModel):
     dtype: Any = "auto"
     model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
     method: str | Method = "ape"
+    link_tokens: Any = None
+    link_choose: Choose = "first"
+    fallback: Any = None
     max_window_tokens: int | None = Field(default=None, ge=1)
     header: Any = "title"
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -136,6 +146,19 @@ class EngineOptions(BaseModel):
         with in_langchain_terms():
             resolve(method)
         return method
+
+    @field_validator("fallback")
+    @classmethod
+    def _check_fallback(cls, fallback: Any) -> Any:
+        with in_langchain_terms():
+            guard_of(fallback)
+        return fallback
+
+    @model_validator(mode="after")
+    def _check_links(self) -> EngineOptions:
+        with in_langchain_terms():
+            linked(resolve(self.method), self.link_tokens, self.link_choose)
+        return self
 
     @property
     def engine_name(self) -> str:
@@ -187,7 +210,8 @@ class EngineOptions(BaseModel):
             "dtype": str(self.dtype),
             "device_map": self.device_map,
             "model_kwargs": {k: v for k, v in self.model_kwargs.items() if k not in SECRETS},
-            "method": repr(resolve(self.method)),
+            "method": repr(linked(resolve(self.method), self.link_tokens, self.link_choose)),
+            "fallback": repr(guard_of(self.fallback)),
             "max_window_tokens": self.max_window_tokens,
             "header": self.header if isinstance(self.header, str) else name_of(self.header),
             "template_kwargs": self.template_kwargs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -13,6 +13,7 @@ from langchain_rag_windows.options import PROVIDER
 from langchain_rag_windows.tools import ParsedAnswer
 from rag_windows import Generation, Method, Passage
 from rag_windows.citing import carried
+from rag_windows.rescaling import describe
 
 
 def usage_metadata(generation: Generation) -> UsageMetadata:
@@ -28,8 +29,7 @@ def usage_metadata(generation: Generation) -> UsageMetadata:
 
 def method_metadata(method: Method) -> dict[str, Any]:
     """A method's name and numbers."""
-    names = [field.name for field in dataclasses.fields(cast(Any, method))]
-    return {"name": method.name, **{name: getattr(method, name) for name in names}}
+    return describe(method)
 
 
 def response_metadata(
@@ -41,7 +41,8 @@ def response_metadata(
     ``title`` and ``metadata``, its share of the attention (``mass``), and whether it carried the
     answer (``cited``, see `rag_windows.citing.carried`); those that did come with their ``text``.
     ``windows`` is the engine's record of what was read in a window of its own: which document,
-    which part of how many, and the span of its text.
+    which part of how many, and the span of its text. ``fallback`` is None, or what the guard found:
+    where it was ``taken``, the documents were read one after the other and not by ``method``.
     """
     cited = {citation.passage for citation in carried(generation.citations)}
     return {
@@ -75,6 +76,7 @@ def response_metadata(
             for window in generation.windows
         ],
         "notes": [note.message for note in generation.notes],
+        "fallback": None if generation.fallback is None else generation.fallback.as_dict(),
     }
 
 

@@ -8,8 +8,10 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from rag_windows.attention.backends import Request, attend
+from rag_windows.attention.beside import attend_beside
 from rag_windows.attention.layout import Layout, current_layout
 from rag_windows.attention.merge import merge, merge_weights
+from rag_windows.attention.row_shares import record_row_shares
 from rag_windows.attention.shares import record_shares
 from rag_windows.errors import UnsupportedModelError
 from rag_windows.windows import PackedWindows
@@ -69,12 +71,25 @@ def windowed_attention(
     if layout.capture is not None:
         layout.capture.keep(layer, key, value)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    tail = _tail_request(layout, layer, query, key, value, scale, softcap)
-    output, lse = attend(tail)
-    sink = None if s_aux is None else s_aux.to(lse.dtype).view(1, -1, 1)
-    if layout.windows is None and sink is None:
-        return output.transpose(1, 2).contiguous(), None
-    outputs, lses = [output], [lse]
+    if layout.override is not None:
+        mixed = layout.override.attend(
+            layout, layer, query, key, value, scale=scale, softcap=softcap, sinks=s_aux
+        )
+        return mixed.transpose(1, 2).contiguous(), None
+    tail = tail_requests(layout, layer, query, key, value, scale, softcap)
+    outputs, lses = map(list, zip(*(attend(request) for request in tail), strict=True))
+    sink = None if s_aux is None else s_aux.to(lses[0].dtype).view(1, -1, 1)
+    if layout.windows is None and layout.beside is None and sink is None:
+        return outputs[0].transpose(1, 2).contiguous(), None
+    own_lse = lses[-1]
+    if layout.query_bias:
+        lses[-1] = own_lse + layout.query_bias
+    if layout.beside is not None:
+        output, lse = attend_beside(
+            layout, layout.beside, layer, query, key.shape[2], scale, softcap
+        )
+        outputs.append(output)
+        lses.append(lse)
     context = None
     if layout.windows is not None:
         context = _context_request(layout, layout.windows, layer, query, key, scale, softcap)
@@ -84,11 +99,13 @@ def windowed_attention(
         lses.append(layout.method.context_lse(context_lse))
     weights = merge_weights(lses, sink)
     if layout.mass is not None and context is not None:
-        record_shares(layout, layer, tail, context, lse, context_lse, weights)
+        record_shares(layout, layer, tail, context, own_lse, context_lse, weights)
+    elif layout.mass is not None and layout.beside is not None:
+        record_row_shares(layout, layer, tail, own_lse, weights)
     return merge(outputs, weights).transpose(1, 2).contiguous(), None
 
 
-def _tail_request(
+def tail_requests(
     layout: Layout,
     layer: int,
     query: torch.Tensor,
@@ -96,20 +113,59 @@ def _tail_request(
     value: torch.Tensor,
     scale: float,
     softcap: float | None,
-) -> Request:
-    rows, length = query.shape[2], key.shape[2]
+) -> list[Request]:
+    """The tail as one segment, or prefix and query as two where the query is weighed by itself."""
+    length = key.shape[2]
+    border = layout.prefix_length if layout.query_bias else 0
+    parts = [(0, border), (border, length)] if border else [(0, length)]
+    return [
+        Request(
+            query,
+            key[:, :, first:last],
+            value[:, :, first:last],
+            scale,
+            softcap=softcap,
+            causal=_causal(layout, layer, query.shape[2], first, last, length),
+            mask=_tail_mask(layout, layer, query, first, last, length),
+        )
+        for first, last in parts
+    ]
+
+
+def _causal(layout: Layout, layer: int, rows: int, first: int, last: int, length: int) -> bool:
+    """Whether a part of the tail is the newest rows themselves, which kernels can mask alone."""
+    square = first == length - rows and last == length and rows > 1
+    return square and not _out_of_reach(layout, layer, first, length)
+
+
+def _tail_mask(
+    layout: Layout, layer: int, query: torch.Tensor, first: int, last: int, length: int
+) -> torch.Tensor | None:
+    """Which keys of a part of the tail each row sees; None where a kernel needs no mask."""
+    rows = query.shape[2]
     reach = layout.reach[layer]
-    if reach is not None and layout.position(length - 1) < reach:
-        reach = None
-    causal = rows == length and rows > 1 and reach is None
-    mask = None
-    if reach is not None or (rows > 1 and not causal):
-        index = torch.arange(length, device=key.device)
-        mask = index <= index[length - rows :].unsqueeze(-1)
-        if reach is not None:
-            positions = layout.positions(length, key.device)
-            mask = mask & (positions[length - rows :].unsqueeze(-1) - positions < reach)
-    return Request(query, key, value, scale, softcap=softcap, causal=causal, mask=mask)
+    near = not _out_of_reach(layout, layer, first, length)
+    if near and (last - 1 <= length - rows or _causal(layout, layer, rows, first, last, length)):
+        return None
+    index = torch.arange(length, device=query.device)
+    mask = index[first:last] <= index[length - rows :].unsqueeze(-1)
+    if reach is None or near:
+        return mask
+    positions = layout.positions(length, query.device)
+    distance = positions[..., length - rows :].unsqueeze(-1) - positions[..., None, first:last]
+    mask = mask & (distance < reach)
+    return mask if mask.dim() == 2 else mask.unsqueeze(1)
+
+
+def _out_of_reach(layout: Layout, layer: int, first: int, length: int) -> bool:
+    """Whether some row may be too far from the tail's ``first`` token."""
+    reach = layout.reach[layer]
+    if reach is None:
+        return False
+    # Behind the prefix all positions of a row move together.
+    behind = first >= layout.prefix_length
+    span = length - 1 - first if behind else layout.furthest(length) - first
+    return span >= reach
 
 
 def _context_request(
@@ -128,10 +184,11 @@ def _context_request(
     folded = grouped.transpose(0, 1).flatten(1, 3).unsqueeze(0)
     reach, length = layout.reach[layer], key.shape[2]
     mask = None
-    if reach is not None and layout.position(length - 1) - windows.first_position >= reach:
-        row_positions = layout.positions(length, key.device)[length - rows :]
+    if reach is not None and layout.furthest(length) - windows.first_position >= reach:
+        row_positions = layout.positions(length, key.device)[..., length - rows :]
         distance = row_positions.unsqueeze(-1) - windows.positions.to(key.device)
-        mask = (distance < reach).repeat(batch * (heads // kv_heads), 1)
+        seen = (distance < reach).expand(batch, rows, -1)
+        mask = seen.repeat_interleave(heads // kv_heads, dim=0).flatten(0, 1)
     return Request(
         folded,
         windows.keys[layer].unsqueeze(0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from rag_windows.attention.backends import Request
@@ -11,7 +13,7 @@ from rag_windows.attention.layout import Layout
 def record_shares(
     layout: Layout,
     layer: int,
-    tail: Request,
+    tail: Sequence[Request],
     context: Request,
     tail_lse: torch.Tensor,
     context_lse: torch.Tensor,
@@ -26,17 +28,17 @@ def record_shares(
     Args:
         layout: of this call; its windows and recorder are set.
         layer: which layer's shares these are.
-        tail: (batch, heads, rows) over the tail.
+        tail: (batch, heads, rows) over the tail, or over prefix and query one by one.
         context: the folded request over the windows.
-        tail_lse: (batch, heads, rows).
+        tail_lse: (batch, heads, rows) of the last of these.
         context_lse: same shape, before the method's rescaling.
-        weights: merged weights of tail and context, same shape.
+        weights: merged weights of those segments and of the context, same shape.
     """
     windows, recorder = layout.windows, layout.mass
     if windows is None or recorder is None:
         return
-    batch, heads, rows, _ = tail.query.shape
-    length = tail.key.shape[2]
+    batch, heads, rows, _ = tail[-1].query.shape
+    length = sum(request.key.shape[2] for request in tail)
     first = next(
         row
         for row in range(rows)
@@ -45,29 +47,38 @@ def record_shares(
     groups = windows.groups.to(tail_lse.device)
     kv_heads = context.key.shape[1]
     # What a sink takes is missing from the weights' sum; shares are of the text alone.
-    text = (weights[0] + weights[1]).clamp_min(torch.finfo(tail_lse.dtype).tiny)
+    text = torch.stack(weights).sum(dim=0).clamp_min(torch.finfo(tail_lse.dtype).tiny)
+    *of_tail, of_context = (weight / text for weight in weights)
     for row in range(first, rows):
-        query = tail.query[:, :, row]
+        query = tail[-1].query[:, :, row]
         scores = _scores(query, context.key.expand(batch, -1, -1, -1), context)
         if context.mask is not None:
             mask = context.mask.view(batch * (heads // kv_heads), rows, -1)[0, row]
             scores = scores.masked_fill(~mask, -torch.inf)
         lse = context_lse[:, :, row].unsqueeze(-1)
         inside = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0))
-        context_share = (weights[1] / text)[:, :, row]
-        tail_share = (weights[0] / text)[:, :, row]
-        tokens = (inside * context_share.unsqueeze(-1)).mean(dim=1)
+        tokens = (inside * of_context[:, :, row].unsqueeze(-1)).mean(dim=1)
         share = tokens.new_zeros(batch, windows.n_groups + 2)
-        share.index_add_(1, groups, tokens)
-        if layout.prefix_length:
-            scores = _scores(query, tail.key[:, :, : layout.prefix_length], tail)
-            if tail.mask is not None:
-                visible = tail.mask[row, : layout.prefix_length]
-                scores = scores.masked_fill(~visible, -torch.inf)
-            prefix = torch.exp(scores - tail_lse[:, :, row].unsqueeze(-1)).sum(dim=-1)
-            share[:, -2] = (tail_share * prefix).mean(dim=1)
-        share[:, -1] = (tail_share.mean(dim=1) - share[:, -2]).clamp_min(0.0)
+        if windows.shares is None:
+            share.index_add_(1, groups, tokens)
+        else:
+            share[:, :-2] = tokens @ windows.shares.to(tokens)
+        tail_share = torch.stack([share[:, :, row].mean(dim=1) for share in of_tail]).sum(dim=0)
+        if len(of_tail) > 1:
+            share[:, -2] = of_tail[0][:, :, row].mean(dim=1)
+        elif layout.prefix_length:
+            prefix = prefix_part(layout.prefix_length, tail[0], tail_lse, row)
+            share[:, -2] = (of_tail[0][:, :, row] * prefix).mean(dim=1)
+        share[:, -1] = (tail_share - share[:, -2]).clamp_min(0.0)
         recorder.put(layer, layout.position(length - rows + row), share)
+
+
+def prefix_part(length: int, tail: Request, lse: torch.Tensor, row: int) -> torch.Tensor:
+    """Share of the tail's mass that one row gives to the prefix, (batch, heads)."""
+    scores = _scores(tail.query[:, :, row], tail.key[:, :, :length], tail)
+    if tail.mask is not None:
+        scores = scores.masked_fill(~tail.mask[row, :length], -torch.inf)
+    return torch.exp(scores - lse[:, :, row].unsqueeze(-1)).sum(dim=-1)
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, request: Request) -> torch.Tensor:

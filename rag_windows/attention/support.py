@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -14,6 +15,7 @@ from rag_windows.device import input_device
 from rag_windows.encoding import Encoder
 from rag_windows.errors import RagWindowsError, UnsupportedModelError
 from rag_windows.rescaling import PCW
+from rag_windows.windows import PackedWindows
 
 EXACT_TOLERANCE = 1e-3
 ROUGH_TOLERANCE = 0.05
@@ -96,9 +98,8 @@ def _behind_a_window(
     """Logits of the query's rows (rows, vocabulary), fp32, read as every request is."""
     context = encode_context(Encoder(twin), prefix, [window], PCW())
     start = context.query_start
-    layout = Layout(
-        len(prefix), start, layer_reach(twin.config.get_text_config(decoder=True)), context.windows
-    )
+    reach = layer_reach(twin.config.get_text_config(decoder=True))
+    layout = Layout(len(prefix), start, reach, cast(PackedWindows, context.windows))
     positions = torch.arange(start, start + len(query), device=input_device(twin)).unsqueeze(0)
     with use_layout(layout):
         output = twin(

@@ -238,6 +238,10 @@ class PassageCache:
         labels = {ids} if isinstance(ids, str) else set(ids)
         return self._shared.forget(labels)
 
+    def remove(self, keys: Collection[str]) -> None:
+        """Forget entries by their keys, in this process and on disk."""
+        self._shared.remove(keys)
+
     def clear(self) -> None:
         """Forget all windows of all tenants and models, in this process and on disk."""
         self._shared.clear()

@@ -156,6 +156,11 @@ class Tiers:
             tier.remove(keys)
         return len({key for _, keys in found.values() for key in keys})
 
+    def remove(self, keys: Collection[str]) -> None:
+        """See `PassageCache.remove`."""
+        for tier in self.all():
+            tier.remove(list(keys))
+
     def clear(self) -> None:
         """See `PassageCache.clear`."""
         with self._lock:

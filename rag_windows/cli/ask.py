@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rag_windows.cli import render
 from rag_windows.cli.corpus import open_corpus
@@ -41,6 +41,8 @@ class AnswerOptions:
     sample_temperature: float | None = None
     seed: int | None = None
     as_json: bool = False
+    link_tokens: Any = None
+    fallback: Literal["sequential"] | None = None
 
     def generate_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of `WindowedLM.generate`."""
@@ -48,6 +50,8 @@ class AnswerOptions:
             "prefix": None if self.system is None else encodable(self.system),
             "max_new_tokens": self.max_new_tokens,
             "seed": self.seed,
+            "link_tokens": self.link_tokens,
+            "fallback": self.fallback,
         }
         if self.sample_temperature == 0:
             options["do_sample"] = False
@@ -99,11 +103,14 @@ def reply(
         notes: what to tell besides what the generation tells.
         heard: called with each piece of text as it is shown.
     """
+    from rag_windows.rescaling import linked  # with the model, torch is loaded already
+
     options = answering.generate_kwargs()
+    method = linked(lm.method, answering.link_tokens).name
     if answering.as_json:
         with progress.counting("Encoding the passages") as on_encoded:
             generation = lm.generate(query, passages, on_encoded=on_encoded, **options)
-        render.write_json(render.answer_object(generation, passages, lm.method.name, model))
+        render.write_json(render.answer_object(generation, passages, method, model))
         for note in (*notes, *render.notes(generation, passages, answering.max_new_tokens)):
             tell(f"Note: {note}")
         return generation
@@ -113,7 +120,7 @@ def reply(
     render.show_passages(out, generation, passages)
     for note in (*notes, *render.notes(generation, passages, answering.max_new_tokens)):
         out.print(f"Note: {visible(note)}", style="yellow", soft_wrap=True)
-    render.show_figures(out, generation, model, lm.method.name)
+    render.show_figures(out, generation, model, method)
     return generation
 
 

@@ -9,6 +9,8 @@ import typer
 
 from rag_windows.cli import options
 from rag_windows.cli.cache_commands import cache
+from rag_windows.cli.calibrate_command import calibrate
+from rag_windows.cli.classify_command import classify
 from rag_windows.cli.errors import OneLineErrors
 
 app = typer.Typer(
@@ -20,6 +22,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cache, name="cache")
+app.command(cls=options.DocsCommand)(calibrate)
+app.command()(classify)
 
 
 def _version(asked: bool) -> None:
@@ -51,13 +55,16 @@ def ask(
     ],
     docs: options.Docs = None,
     model: options.Model = "tiny-reader",
-    method: options.MethodName = "ape",
+    method: options.MethodName = None,
+    profile: options.ProfilePath = None,
     top_k: options.TopK = 8,
     temperature: options.Temperature = None,
     scale: options.Scale = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     max_new_tokens: options.MaxNewTokens = 128,
+    link_tokens: options.LinkTokens = None,
+    fallback: options.Fallback = None,
     system: options.System = None,
     sample_temperature: options.SampleTemperature = None,
     seed: options.Seed = None,
@@ -76,7 +83,9 @@ def ask(
     run(
         question,
         SearchOptions(docs, top_k, passage_words),
-        AnswerOptions(system, max_new_tokens, sample_temperature, seed, json),
+        AnswerOptions(
+            system, max_new_tokens, sample_temperature, seed, json, link_tokens, fallback
+        ),
         ModelOptions(
             model,
             method,
@@ -88,6 +97,7 @@ def ask(
             verbose,
             cache=not no_cache,
             cache_dir=cache_dir,
+            profile=profile,
         ),
     )
 
@@ -96,13 +106,16 @@ def ask(
 def chat(
     docs: options.Docs = None,
     model: options.Model = "tiny-reader",
-    method: options.MethodName = "ape",
+    method: options.MethodName = None,
+    profile: options.ProfilePath = None,
     top_k: options.TopK = 8,
     temperature: options.Temperature = None,
     scale: options.Scale = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     max_new_tokens: options.MaxNewTokens = 128,
+    link_tokens: options.LinkTokens = None,
+    fallback: options.Fallback = None,
     system: options.System = None,
     sample_temperature: options.SampleTemperature = None,
     seed: options.Seed = None,
@@ -120,7 +133,9 @@ def chat(
 
     run(
         SearchOptions(docs, top_k, passage_words),
-        AnswerOptions(system, max_new_tokens, sample_temperature, seed, json),
+        AnswerOptions(
+            system, max_new_tokens, sample_temperature, seed, json, link_tokens, fallback
+        ),
         ModelOptions(
             model,
             method,
@@ -132,16 +147,17 @@ def chat(
             verbose,
             cache=not no_cache,
             cache_dir=cache_dir,
+            profile=profile,
         ),
     )
 
 
 @app.command()
-def methods(json: options.Json = False) -> None:
-    """List the methods with their formulas and papers."""
+def methods(json: options.Json = False, markdown: options.Markdown = False) -> None:
+    """List the methods with their formulas, parameters and papers."""
     from rag_windows.cli.methods import methods as run
 
-    run(json)
+    run(json, markdown)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from rag_windows.errors import CacheError, InputError, MethodError
 
 if TYPE_CHECKING:
     from rag_windows.cache.passage_cache import PassageCache
+    from rag_windows.calibration.profile import Profile
     from rag_windows.model import WindowedLM
     from rag_windows.rescaling import Method
 
@@ -33,7 +34,7 @@ class ModelOptions:
     """What `load_model` needs, as given on the command line."""
 
     model: str = DEFAULT_MODEL
-    method: str = DEFAULT_METHOD
+    method: str | None = None
     temperature: float | None = None
     scale: float | None = None
     device: str = "auto"
@@ -42,6 +43,7 @@ class ModelOptions:
     verbose: bool = False
     cache: bool = False
     cache_dir: str | None = None
+    profile: str | None = None
 
 
 def build_method(name: str, temperature: float | None, scale: float | None) -> Method:
@@ -50,23 +52,33 @@ def build_method(name: str, temperature: float | None, scale: float | None) -> M
     Raises:
         MethodError: the name is unknown, a parameter is not the method's, or out of its domain.
     """
-    from rag_windows.rescaling import METHODS, resolve
+    from rag_windows.rescaling import METHODS, chain, resolve
 
     given = {"temperature": temperature, "scale": scale}
     chosen = {key: value for key, value in given.items() if value is not None}
-    kind = type(resolve(name))
-    for key in chosen.keys() - parameters(kind).keys():
-        owners = [other for other, one in METHODS.items() if key in parameters(one)]
-        raise MethodError(
-            f"--{key} is not a parameter of {kind.name}, only of {', '.join(owners)}; leave it out."
-        )
-    return kind(**chosen)
+    method = resolve(name)
+    for key in chosen:
+        if not any(key in parameters(type(one)) for one in chain(method)):
+            owners = [other for other, one in METHODS.items() if key in parameters(one)]
+            raise MethodError(
+                f"--{key} is not a parameter of {name}, only of {', '.join(owners)}; leave it out."
+            )
+    return _changed(method, chosen)
 
 
-def parameters(method: type[Method]) -> dict[str, Any]:
-    """A method's parameters and their defaults."""
-    fields = dataclasses.fields(method)  # type: ignore[arg-type] # every method is a dataclass
-    return {field.name: field.default for field in fields}
+def parameters(method: type[Method]) -> set[str]:
+    """Names of a method's parameters."""
+    return {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type] # every method is a dataclass
+
+
+def _changed(method: Method, numbers: dict[str, Any]) -> Method:
+    """A method with these of its parameters, and of its reader's."""
+    from rag_windows.rescaling import Composed
+
+    own = {key: value for key, value in numbers.items() if key in parameters(type(method))}
+    if isinstance(method, Composed):
+        own["reader"] = _changed(method.reader, numbers)
+    return dataclasses.replace(method, **own)  # type: ignore[type-var] # every method is a dataclass
 
 
 def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:
@@ -77,7 +89,11 @@ def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:
         ModelError: the model can't be found, loaded or read in windows.
     """
     quieten(options.verbose)
-    method = build_method(options.method, options.temperature, options.scale)
+    profile = _profile(options)
+    method = None
+    if profile is None or options.method is not None:
+        chosen = options.method or DEFAULT_METHOD
+        method = build_method(chosen, options.temperature, options.scale)
     device = choose_device(options.device)
     shown = f"Loading {options.model}"
     shipped = options.model == DEFAULT_MODEL
@@ -86,7 +102,24 @@ def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:
     with progress.waiting(shown, draws_bars=not shipped) as bars:
         if not local:
             notice_missing_network()
-        return _load(options, method, device, bars=bars or options.verbose)
+        lm = _load(options, method, profile, device, bars=bars or options.verbose)
+    if profile is not None and (told := profile.model.mismatch(lm.model)):
+        tell(f"Note: {told}")
+    return lm
+
+
+def _profile(options: ModelOptions) -> Profile | None:
+    if options.profile is None:
+        return None
+    from rag_windows.calibration.profile import Profile
+
+    numbers = options.temperature, options.scale
+    if options.method is None and any(number is not None for number in numbers):
+        raise InputError(
+            "--profile brings the numbers of the method: leave --temperature and --scale out, or "
+            "give --method too, which then counts instead of the profile's."
+        )
+    return Profile.load(options.profile)
 
 
 def quieten(verbose: bool) -> None:
@@ -101,7 +134,14 @@ def quieten(verbose: bool) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _load(options: ModelOptions, method: Method, device: str, *, bars: bool) -> WindowedLM:
+def _load(
+    options: ModelOptions,
+    method: Method | None,
+    profile: Profile | None,
+    device: str,
+    *,
+    bars: bool,
+) -> WindowedLM:
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils import logging as transformers_logging
@@ -115,7 +155,11 @@ def _load(options: ModelOptions, method: Method, device: str, *, bars: bool) -> 
     if not bars:
         transformers_logging.disable_progress_bar()
         disable_progress_bars()
-    settings: dict[str, Any] = {"method": method, "max_window_tokens": options.max_window_tokens}
+    settings: dict[str, Any] = {
+        "method": method,
+        "max_window_tokens": options.max_window_tokens,
+        "profile": profile,
+    }
     if options.cache:
         settings["cache"] = open_cache(options.cache_dir)
     if device == "cpu":

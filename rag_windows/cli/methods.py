@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rag_windows.cli import render
-from rag_windows.cli.engine import parameters
 
 
-def methods(as_json: bool) -> None:
-    """Show every method with its formula, its parameters' defaults and its paper."""
-    rows = method_rows()
-    if as_json:
-        render.write_json(rows)
+def methods(as_json: bool, as_markdown: bool = False) -> None:
+    """Show every method: its formula and paper, what it is, its parameters' defaults."""
+    from rag_windows.rescaling.table import markdown_table, method_rows
+
+    if as_markdown:
+        sys.stdout.write(markdown_table())
+    elif as_json:
+        render.write_json(json_rows())
     else:
-        render.show_methods(render.console(), rows)
+        render.show_methods(render.console(), method_rows())
 
 
-def method_rows() -> list[dict[str, Any]]:
-    """One mapping a method: name, formula, parameters (with defaults) and paper."""
-    from rag_windows.rescaling import METHODS
+def json_rows() -> list[dict[str, Any]]:
+    """One mapping a method: name, formula, summary, parameters (with defaults) and paper."""
+    from rag_windows.rescaling.table import method_rows
 
     return [
         {
-            "name": kind.name,
-            "formula": kind.formula,
-            "parameters": parameters(kind),
-            "paper": kind.paper,
+            "name": row.name,
+            "formula": row.formula,
+            "summary": row.summary,
+            "parameters": row.parameters,
+            "paper": row.paper,
         }
-        for kind in METHODS.values()
+        for row in method_rows()
     ]

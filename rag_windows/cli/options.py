@@ -19,6 +19,20 @@ def _device(value: str) -> str:
     return value
 
 
+def link_tokens(value: str) -> int | float | str:
+    """A number of tokens, a share, or "all"."""
+    if value == "all":
+        return value
+    try:
+        if value.endswith("%"):
+            return float(value[:-1]) / 100
+        return int(value) if value.isdecimal() else float(value)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{value!r} is no number of tokens (16), share (0.15 or 15%) or all"
+        ) from None
+
+
 Docs = Annotated[
     list[str] | None,
     typer.Option(
@@ -36,8 +50,22 @@ Model = Annotated[
     ),
 ]
 MethodName = Annotated[
-    str,
-    typer.Option("--method", metavar="NAME", help="How windows are read; see rag-windows methods."),
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="How windows are read; see rag-windows methods. Default: the profile's, else ape.",
+        show_default=False,
+    ),
+]
+ProfilePath = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="What rag-windows calibrate found for this model: the method and its numbers.",
+        show_default=False,
+    ),
 ]
 Temperature = Annotated[
     float | None,
@@ -45,6 +73,24 @@ Temperature = Annotated[
 ]
 Scale = Annotated[
     float | None, typer.Option("--scale", help="APE's scale S of the windows' mass.", metavar="S")
+]
+LinkTokens = Annotated[
+    Any,
+    typer.Option(
+        "--link-tokens",
+        parser=link_tokens,
+        metavar="K",
+        help="Tokens of each window encoded in sight of the others: 16, 0.15, 15% or all.",
+        show_default=False,
+    ),
+]
+Fallback = Annotated[
+    Literal["sequential"] | None,
+    typer.Option(
+        "--fallback",
+        help="Read passages one after the other where windows are likely to lose, and say so.",
+        show_default=False,
+    ),
 ]
 TopK = Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Passages to retrieve.")]
 PassageWords = Annotated[
@@ -104,6 +150,7 @@ NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Encode every passage anew, and keep nothing.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="A Markdown table.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show the libraries' warnings, logs and progress bars.")
 ]

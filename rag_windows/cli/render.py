@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from rag_windows.passage import Passage
 if TYPE_CHECKING:
     from rag_windows.generation import Generation
     from rag_windows.prompt import Note
+    from rag_windows.rescaling.table import MethodRow
 
 _BAR = 16
 _NAME = 32
@@ -80,6 +81,7 @@ def answer_object(
         },
         "method": method,
         "model": model,
+        "fallback": None if generation.fallback is None else generation.fallback.as_dict(),
     }
 
 
@@ -132,6 +134,8 @@ def notes(generation: Generation, passages: Sequence[Passage], limit: int) -> li
     Passages are counted from 1, as `show_passages` does.
     """
     lines = [_note(note, passages) for note in generation.notes]
+    if generation.fallback is not None:
+        lines.append(f"Guard ({generation.fallback.signal}): {generation.fallback.message}")
     if generation.finish_reason == "length":
         lines.append(
             f"The answer ends at the limit of {limit} new tokens; --max-new-tokens raises it."
@@ -139,16 +143,24 @@ def notes(generation: Generation, passages: Sequence[Passage], limit: int) -> li
     return lines
 
 
-def show_methods(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of methods."""
-    table = _table()
-    for column in ("method", "formula", "parameters", "paper"):
-        table.add_column(column, overflow="fold")
+def show_methods(out: Console, rows: Sequence[MethodRow]) -> None:
+    """Print every method: name, formula and paper, then what it is and its parameters."""
+    width = max(len(row.name) for row in rows) + 2
     for row in rows:
-        parameters = ", ".join(f"{key}={value}" for key, value in row["parameters"].items())
-        cells = (row["name"], row["formula"], parameters or "-", row["paper"])
-        table.add_row(*(Text(cell) for cell in cells))
-    out.print(table)
+        line = Text(row.name.ljust(width), style="bold")
+        line.append(row.formula, style="not bold")
+        line.append(f"  ({row.paper})" if row.papers else "", style="not bold dim")
+        out.print(line, soft_wrap=True)
+        out.print(Text(" " * width + row.summary), soft_wrap=True)
+        if row.parameters:
+            out.print(Text(" " * width + row.settings), style="dim", soft_wrap=True)
+    wrapped = [row.name for row in rows if "reader" in row.parameters]
+    if wrapped:
+        out.print(
+            f"{', '.join(wrapped)} leave the reading to another method: {wrapped[0]}+ape.",
+            style="dim",
+            soft_wrap=True,
+        )
 
 
 def _table(*, expand: bool = False) -> Table:

@@ -1,4 +1,4 @@
-"""What a method is: a change of the context segment's temperature and log-sum-exp."""
+"""What a method is: what it changes about encoding the windows and about reading them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,38 @@ from typing import ClassVar
 
 import torch
 
+from rag_windows.rescaling.alignment import Alignment
+from rag_windows.rescaling.steps import Combination, Linking, Refinement, Selection
+
 
 class Method(ABC):
-    """How the query reads the windows.
+    """How windows are encoded, and how the query reads them.
 
     For one head and one query row, segment ``s`` gives an output ``o_s`` and
     ``l_s = logsumexp`` of its logits. Attention over the union of the segments is exactly
-    ``sum_s w_s o_s`` with ``w = softmax(l)``; a method changes only ``temperature`` inside the
-    context segment (all windows together) and that segment's ``l``.
+    ``sum_s w_s o_s`` with ``w = softmax(l)``. Most methods change only that: ``temperature`` inside
+    the context segment (all windows together), that segment's ``l`` (`context_lse`), and the
+    query segment's ``l`` (`query_weight`). The others name a step of their own, which the engine
+    takes where it belongs: `refinement`, `linking`, `selection`, `combination`.
 
     Subclasses are frozen dataclasses, one a file. Class attributes ``name``, ``formula`` and
-    ``paper`` describe them to users; ``windowed`` is False where passages are read one after the
-    other instead of side by side; ``encoding`` names how windows are encoded for it, and a cache
-    keeps windows of different encodings apart.
+    ``paper`` describe them to users. Every property below may be a field of the dataclass instead;
+    such a field needs a default.
     """
 
     name: ClassVar[str]
     formula: ClassVar[str]
     paper: ClassVar[str]
-    windowed: ClassVar[bool] = True
-    encoding: ClassVar[str] = "behind the prefix"
 
-    temperature: float = 1.0
-    """Divides the logits inside the context; 1 leaves them as they are."""
+    @property
+    def windowed(self) -> bool:
+        """False where passages are read one after the other instead of side by side."""
+        return True
+
+    @property
+    def temperature(self) -> float:
+        """Divides the logits inside the context; 1 leaves them as they are."""
+        return 1.0
 
     @abstractmethod
     def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
@@ -42,3 +51,50 @@ class Method(ABC):
         Returns:
             The value that enters the merge, same shape and dtype. ``-inf`` must stay ``-inf``.
         """
+
+    def query_weight(self, windows: int) -> float:
+        """Factor on the attention mass of the query's own tokens, generated ones included.
+
+        The prefix is not weighed. 1 changes nothing and costs nothing.
+
+        Args:
+            windows: how many the query reads, at least one.
+
+        Returns:
+            A finite number above 0.
+        """
+        return 1.0
+
+    @property
+    def alignment(self) -> Alignment:
+        """Where windows stand, see `window_starts`; a cache finds a window by its position, too."""
+        return "left"
+
+    @property
+    def encoding(self) -> str:
+        """How windows are encoded: windows under one name and at one position are equal.
+
+        A cache keeps windows of different encodings apart, so a refinement's numbers all belong
+        in here; how windows are read does not.
+        """
+        return "behind the prefix"
+
+    @property
+    def refinement(self) -> Refinement | None:
+        """What changes encoded windows before anybody reads or stores them."""
+        return None
+
+    @property
+    def linking(self) -> Linking | None:
+        """What lets the windows of one request see each other after they were encoded alone."""
+        return None
+
+    @property
+    def selection(self) -> Selection | None:
+        """What narrows the windows to those that a query reads."""
+        return None
+
+    @property
+    def combination(self) -> Combination | None:
+        """What makes one distribution out of those of windows that answer each for itself."""
+        return None

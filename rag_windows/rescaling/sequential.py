@@ -21,7 +21,11 @@ class Sequential(Method):
     name: ClassVar[str] = "sequential"
     formula: ClassVar[str] = "one window: P | C_1 C_2 ... C_n | Q"
     paper: ClassVar[str] = "-"
-    windowed: ClassVar[bool] = False
+
+    @property
+    def windowed(self) -> bool:
+        """False."""
+        return False
 
     def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
         """Return ``lse`` unchanged."""

@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM
 
-from rag_windows import APE, PCW, Sequential, WindowedLM
+from rag_windows import APE, PCW, MateICL, Sequential, StructuredPrompting, WindowedLM
 from rag_windows.attention.mass import MassRecorder
 from rag_windows.rescaling import Method
-from tests.parity import dense
+from tests.parity import dense, weighted, zoo
+from tests.parity.weighted import Weighed
 from tests.rag_windows import small
 
 PREFIX, QUERY = [0, 4, 70], [99, 65, 5, 30]
@@ -96,6 +97,41 @@ def test_mass_with_sinks_and_sliding_layers() -> None:
     for step in range(3):
         expected = reference(model, dense.Rule(0.8, 0.9), [*QUERY, *answer[:step]])
         assert torch.allclose(shares[step], expected, atol=1e-5), step
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        (StructuredPrompting(), Weighed(copies=3, right=True)),
+        (MateICL(0.6), Weighed(weight=0.6)),
+    ],
+    ids=["structured prompting", "mateicl"],
+)
+def test_mass_where_the_query_is_weighed(name: str, method: Method, rule: Weighed) -> None:
+    """Prefix and query are segments of their own there; sinks and sliding layers included."""
+    model = zoo.shared(name)
+    lm = WindowedLM.from_pretrained(model, tokenizer=None)
+    context = lm.encode_ids(PREFIX, WINDOWS, method=method)
+    answer = lm.generate_ids(context, QUERY, max_new_tokens=3)
+    shares = measured(lm, method, QUERY, 3)
+    assert torch.allclose(shares.sum(dim=1), torch.ones(3), atol=1e-6)
+    for step in range(3):
+        _, packed, kept = weighted.run(
+            model, zoo.BY_NAME[name].sliding, PREFIX, WINDOWS, [*QUERY, *answer[:step]], rule
+        )
+        assert torch.allclose(shares[step], weighted.shares(packed, kept), atol=1e-5), step
+
+
+def test_mass_without_a_prefix_where_the_query_is_weighed() -> None:
+    lm = small.lm()
+    context = lm.encode_ids([], WINDOWS, method=MateICL(3))
+    decoded = lm._decoder.generate(context, QUERY, options={"max_new_tokens": 1}, record_mass=True)
+    assert decoded.mass is not None
+    shares = decoded.mass.average([decoded.mass.first_position], [0])
+    reach = [None] * small.model().config.num_hidden_layers
+    _, packed, kept = weighted.run(small.model(), reach, [], WINDOWS, QUERY, Weighed(copies=3))
+    assert torch.allclose(shares, weighted.shares(packed, kept), atol=1e-5)
 
 
 def test_sequential_passages_have_mass_of_their_own() -> None:

@@ -51,6 +51,12 @@ def test_settled_text_is_never_taken_back(name: str, data: st.DataObject, stop: 
     assert detokenizer.text(ids[:count], stop).startswith(settled)
 
 
+def test_bytes_on_both_sides_of_a_special_token_wait_for_each_other() -> None:
+    detokenizer = Detokenizer(TOKENIZERS["byte fallback"])
+    assert [detokenizer.settled([258, 1, 0, 129][:n]) for n in range(5)] == ["", *["cat"] * 4]
+    assert detokenizer.text([258, 1, 0, 129]) == "cat\ufffd\ufffd"
+
+
 def test_an_unfinished_character_waits_and_the_rest_does_not() -> None:
     detokenizer = Detokenizer(small.tokenizer())
     ids = small.tokenizer()("aé", add_special_tokens=False)["input_ids"]

@@ -19,7 +19,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise AssertionError("work was done before the limit was checked")
 
-    monkeypatch.setattr(Encoder, "_forward", fail)
+    monkeypatch.setattr(Encoder, "run", fail)
 
 
 def test_a_long_passage_becomes_windows_that_cover_it() -> None:

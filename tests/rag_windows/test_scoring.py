@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rag_windows import APE, Passage
-from rag_windows.errors import InputError
-from rag_windows.scoring import score_ids
+from rag_windows import APE, Passage, scoring
+from rag_windows.encoding import Encoder
+from rag_windows.errors import InputError, LimitError
+from rag_windows.scoring import score_ids, score_queries
+from tests.parity import engine, zoo
 from tests.rag_windows import small
 
 PASSAGES = ["The tower is old.", "The river is wide."]
@@ -34,7 +36,7 @@ def test_a_score_is_the_sum_of_its_log_probabilities(passages: list[str]) -> Non
         )
         assert score.choice == choice
         assert score.tokens == len(ids)
-        assert score.logprob == pytest.approx(expected, abs=1e-3)
+        assert score.logprob == pytest.approx(expected, abs=1e-4)
         assert score.mean_logprob == pytest.approx(expected / len(ids), abs=1e-3)
 
 
@@ -47,8 +49,99 @@ def test_the_best_continuation_scores_best() -> None:
     assert int(torch.tensor(scores).argmax()) == 0
 
 
+QUERIES = ["Is it?", "What is it then, after all?", "Why?", "And is it?", "Who?"]
+
+
+@pytest.mark.parametrize("passages", [PASSAGES, []])
+@pytest.mark.parametrize("choices", [CHOICES, ["a", "b"], ["maybe", "perhaps", "a"]])
+def test_many_queries_get_the_scores_that_each_gets_alone(
+    passages: list[str], choices: list[str]
+) -> None:
+    lm = small.lm()
+    together = lm.score_batch(QUERIES, passages, choices, prefix="Be brief.")
+    for query, scores in zip(QUERIES, together, strict=True):
+        alone = lm.score(query, passages, choices, prefix="Be brief.")
+        assert [one.choice for one in scores] == choices
+        assert [one.logprob for one in scores] == pytest.approx(
+            [one.logprob for one in alone], abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("method", ["pcw", "ensemble"])
+@pytest.mark.parametrize("windows", [[[70, 71, 72], [90, 91]], []])
+def test_passes_of_any_size_give_the_same(
+    windows: list[list[int]], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = small.lm()
+    context = lm.encode_ids([0, 4], windows, method=method)
+    queries = [[9 + i, *range(40, 44 + i % 3)] for i in range(7)]
+    choices = [[50], [51, 52, 53], [51, 52], [60, 61]]
+    expected = score_queries(lm._decoder, context, queries, choices)
+    for limit in ("MAX_ROW_TOKENS", "MAX_VALUES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(scoring, limit, 30)
+            alone = score_queries(lm._decoder, context, queries, choices)
+        for one, other in zip(alone, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma3"])
+def test_padded_rows_score_like_plain_ones(name: str) -> None:
+    lm = engine.shared(name)
+    context = lm.encode_ids(zoo.ids(4, 0), [zoo.ids(9, 1), zoo.ids(14, 2)])
+    queries = [zoo.ids(length, length) for length in (3, 9, 5, 8, 7, 3)]
+    choices = [zoo.ids(length, 20 + length) for length in (1, 4, 2)]
+    scored = score_queries(lm._decoder, context, queries, choices)
+    for query, sums in zip(queries, scored, strict=True):
+        for choice, total in zip(choices, sums, strict=True):
+            rows = lm.logits(context, [*query, *choice])[len(query) - 1 : -1].log_softmax(-1)
+            expected = sum(float(rows[i, token]) for i, token in enumerate(choice))
+            assert total == pytest.approx(expected, abs=1e-4)
+
+
+def test_conversations_may_bring_prefixes_of_their_own() -> None:
+    lm = small.lm()
+    user = {"role": "user", "content": "Is it?"}
+    system = {"role": "system", "content": "Be brief."}
+    together = lm.score_batch([[user], [system, user], "Is it?"], PASSAGES, CHOICES)
+    briefly = lm.score("Is it?", PASSAGES, CHOICES, prefix="Be brief.")
+    freely = lm.score("Is it?", PASSAGES, CHOICES)
+    for scores, expected in zip(together, [freely, briefly, freely], strict=True):
+        assert [one.logprob for one in scores] == pytest.approx(
+            [one.logprob for one in expected], abs=1e-4
+        )
+    assert briefly[0].logprob != pytest.approx(freely[0].logprob, abs=1e-3)
+
+
+def test_blank_passages_change_nothing() -> None:
+    lm = small.lm()
+    bare, blank = (lm.score_batch(QUERIES, passages, CHOICES) for passages in ([], [" ", ""]))
+    assert [[one.logprob for one in scores] for scores in blank] == [
+        [one.logprob for one in scores] for scores in bare
+    ]
+
+
+def test_the_longest_query_is_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = small.lm()
+    monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("something was encoded"))
+    with pytest.raises(LimitError, match="Passage 1 needs a window of 502 tokens"):
+        lm.score_batch(["a", "b" * 600, "c"], ["d", "e" * 500], CHOICES)
+
+
+def test_one_query_is_not_taken_for_many() -> None:
+    with pytest.raises(InputError, match="queries must be a list"):
+        small.lm().score_batch("Is it?", PASSAGES, CHOICES)
+
+
+def test_no_queries_have_no_scores() -> None:
+    assert small.lm().score_batch([], PASSAGES, CHOICES) == []
+
+
 def test_bad_choices_are_refused() -> None:
     with pytest.raises(InputError, match="at least one choice"):
         small.lm().score("Is it?", PASSAGES, [])
     with pytest.raises(InputError, match="Choice 1 has no tokens"):
         small.lm().score("Is it?", PASSAGES, ["yes", ""])
+    lm = small.lm()
+    with pytest.raises(InputError, match="Query 1 has no tokens"):
+        score_queries(lm._decoder, lm.encode_ids([0], [[70]]), [[5], []], [[9]])

@@ -19,7 +19,7 @@ class Request:
         temperature: divides them, after the soft cap.
         softcap: ``tanh(logits / softcap) * softcap``, or None.
         causal: row i sees keys 0..i; only where rows == keys, and without ``mask``.
-        mask: bool, (rows, keys), True where a row sees a key; or None.
+        mask: bool, (rows, keys) or (batch, 1, rows, keys), True where a row sees a key; or None.
     """
 
     query: torch.Tensor
@@ -32,9 +32,14 @@ class Request:
     mask: torch.Tensor | None = None
 
     def visible(self, start: int, stop: int) -> torch.Tensor | None:
-        """Bool (stop - start, keys): what rows start..stop see; None if they see every key."""
+        """What rows start..stop see; None if they see every key.
+
+        Returns:
+            Bool, (stop - start, keys) or (batch, 1, 1, stop - start, keys).
+        """
         if self.mask is not None:
-            return self.mask[start:stop]
+            part = self.mask[..., start:stop, :]
+            return part if part.dim() == 2 else part.unsqueeze(2)
         if not self.causal:
             return None
         keys = torch.arange(self.key.shape[2], device=self.key.device)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_windows import APE, PCW, Generation, Sequential, WindowedLM
+from rag_windows import APE, PCW, Generation, Sequential, StructuredPrompting, WindowedLM
 from rag_windows.cache.passage_cache import PassageCache
 from tests.parity import zoo
 from tests.rag_windows import small
@@ -29,7 +29,7 @@ ARCHITECTURES = (
     "gpt2",
     "gpt_oss",
 )
-METHODS = (APE(), PCW(), APE(0.7, 0.8), Sequential())
+METHODS = (APE(), PCW(), APE(0.7, 0.8), StructuredPrompting(), Sequential())
 PASSAGES = [f"Fact {number}: word {number * 7}. " + "more " * number for number in range(6)]
 
 
@@ -172,12 +172,12 @@ def test_a_failing_leader_neither_hangs_nor_poisons_those_who_wait(
     inside, follow = threading.Event(), threading.Event()
     failed = threading.Lock()
 
-    def failing(prefix: Any, windows: Any) -> Any:
+    def failing(prefix: Any, *args: Any) -> Any:
         if prefix is not None and failed.acquire(blocking=False):
             inside.set()
             follow.wait(30)
             raise KeyboardInterrupt
-        return original(prefix, windows)
+        return original(prefix, *args)
 
     monkeypatch.setattr(encoder, "encode_batches", failing)
     with ThreadPoolExecutor(4) as pool:
@@ -238,8 +238,8 @@ def test_weights_edited_while_encoding_store_nothing(monkeypatch: pytest.MonkeyP
     encoder = lm._plain_encoder
     original = encoder.encode_batches
 
-    def edited(prefix: Any, windows: Any) -> Any:
-        yield from original(prefix, windows)
+    def edited(*args: Any) -> Any:
+        yield from original(*args)
         model.lm_head.weight.data[0, 0] += 1
 
     monkeypatch.setattr(encoder, "encode_batches", edited)

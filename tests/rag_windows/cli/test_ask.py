@@ -30,6 +30,7 @@ def test_json_has_exactly_this_shape(run: Run, docs: Path, model: str) -> None:
         "timings": dict,
         "method": str,
         "model": str,
+        "fallback": type(None),
     }
     assert (answer["method"], answer["model"]) == ("ape", model)
     assert {key: type(value) for key, value in answer["usage"].items()} == {
@@ -114,6 +115,25 @@ def test_duplicates_are_told(run: Run, docs: Path, model: str) -> None:
         "Note: Passage 2 (docs/twice.jsonl:2#1) repeats passage 1, which was read instead."
         in shown.stdout
     )
+
+
+def test_links_and_fallback(run: Run, docs: Path, model: str) -> None:
+    ordinary = ask_json(run, "--model", model, *SHORT, "--method", "sequential")
+    for tokens in ("all", "1.0", "100%"):
+        linked = ask_json(run, "--model", model, *SHORT, "--link-tokens", tokens)
+        assert linked["answer"] == ordinary["answer"]
+    fallen = ask_json(run, "--model", model, *SHORT, "--fallback", "sequential")
+    assert fallen["answer"] == ordinary["answer"]
+    assert fallen["fallback"]["signal"] == "few short passages"
+    assert fallen["fallback"]["taken"] is True
+    shown = run(
+        *("ask", QUESTION, "--docs", "docs", "--model", model, *SHORT), "--fallback", "sequential"
+    )
+    assert "Note: Guard (few short passages): 2 passages of" in shown.stdout
+    for wrong in ("most", "1.5", "-3"):
+        refused = run("ask", QUESTION, "--docs", "docs", "--model", model, "--link-tokens", wrong)
+        assert refused.exit_code == 2
+        assert "tokens" in refused.stderr
 
 
 def test_options_reach_the_engine(run: Run, docs: Path, model: str) -> None:

@@ -36,7 +36,7 @@ def test_piped_questions_become_a_conversation(
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(answers) == 2
     assert answers[0].keys() == answers[1].keys() == {
-        "answer", "passages", "usage", "timings", "method", "model",
+        "answer", "passages", "usage", "timings", "method", "model", "fallback",
     }  # fmt: skip
     assert queries == [
         [{"role": "user", "content": "Who built the bridge at Halden?"}],

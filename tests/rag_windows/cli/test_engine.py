@@ -7,7 +7,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from rag_windows import APE, PCW, Sequential, WindowedLM
+from rag_windows import APE, PCW, DeepThinking, Sequential, WindowedLM
 from rag_windows.cli import engine
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError, MethodError
@@ -21,6 +21,13 @@ class TestMethod:
         assert engine.build_method("ape", None, 0.7) == APE(scale=0.7)
         assert engine.build_method("pcw", None, None) == PCW()
         assert engine.build_method("sequential", None, None) == Sequential()
+
+    def test_parameters_of_a_reader(self) -> None:
+        built = engine.build_method("deep-thinking+ape", 0.5, None)
+        assert built == DeepThinking(reader=APE(temperature=0.5))
+        assert engine.build_method("deep-thinking+ape", None, None) == DeepThinking(reader=APE())
+        with pytest.raises(MethodError, match=r"--scale is not a parameter of deep-thinking\+pcw"):
+            engine.build_method("deep-thinking+pcw", None, 0.5)
 
     def test_parameters_of_another_method(self) -> None:
         with pytest.raises(MethodError, match="--temperature is not a parameter of sequential"):
@@ -53,10 +60,12 @@ class TestLoading:
     def loaded(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         """Records how models are loaded, on a machine that claims an accelerator."""
         calls: list[dict[str, Any]] = []
+        # Made while loading is what it is.
+        lm = small.lm()
 
         def load(model: Any, **kwargs: Any) -> WindowedLM:
             calls.append({"model": model, **kwargs})
-            return small.lm()
+            return lm
 
         monkeypatch.setattr(WindowedLM, "from_pretrained", load)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -72,6 +81,7 @@ class TestLoading:
                 "dtype": "bfloat16",
                 "method": APE(scale=0.5),
                 "max_window_tokens": None,
+                "profile": None,
             }
         ]
 

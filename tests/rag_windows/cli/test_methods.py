@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rag_windows.rescaling import METHODS
+from rag_windows.rescaling import METHODS, from_description
+from rag_windows.rescaling.table import markdown_table
 from tests.rag_windows.cli.conftest import Run
 
 
@@ -17,13 +18,20 @@ def test_json(run: Run) -> None:
         kind = METHODS[row["name"]]
         assert row["formula"] == kind.formula
         assert row["paper"] == kind.paper
-        assert kind(**row["parameters"]) == kind()
+        assert from_description({"name": row["name"], **row["parameters"]}) == kind()
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_table(run: Run, name: str) -> None:
+def test_listing(run: Run, name: str) -> None:
     result = run("methods")
     assert result.exit_code == 0
-    (line,) = (one for one in result.stdout.splitlines() if one.split()[0] == name)
-    assert METHODS[name].formula in line
-    assert METHODS[name].paper in line
+    lines = result.stdout.splitlines()
+    (number,) = (i for i, one in enumerate(lines) if one.split()[0] == name)
+    kind = METHODS[name]
+    assert kind.formula in lines[number]
+    assert kind.paper == "-" or kind.paper in lines[number]
+    assert lines[number + 1].strip() == (kind.__doc__ or "").splitlines()[0].replace("``", "")
+
+
+def test_markdown(run: Run) -> None:
+    assert run("methods", "--markdown").stdout == markdown_table()

@@ -25,6 +25,7 @@ from llama_index.llms.rag_windows.settings import Settings
 from llama_index.llms.rag_windows.streams import areported, reported
 from llama_index.llms.rag_windows.template_calls import TemplateCalls
 from rag_windows import Chunk, Generation
+from rag_windows.rescaling import linked
 
 T = TypeVar("T")
 
@@ -168,7 +169,10 @@ class RagWindowsLLM(TemplateCalls):
         return chat_response(generation, question.passages, self._raw(generation, question))
 
     def _raw(self, generation: Generation, question: Question) -> dict[str, Any]:
-        method = read_method(question.options["method"])
+        options = question.options
+        method = linked(
+            read_method(options["method"]), options.get("link_tokens"), options["link_choose"]
+        )
         return as_raw(generation, question.passages, self.model_name, method)
 
     def _chat_piece(self, question: Question) -> Callable[[Chunk], ChatResponse]:

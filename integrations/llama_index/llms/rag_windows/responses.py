@@ -46,6 +46,8 @@ def as_raw(
         windows: for each window the passage, its part of how many, the span of the passage's text
             and its tokens.
         notes: what was done with blank, duplicate and overlong passages.
+        fallback: None, or what the guard found: where it was ``taken``, passages were read one
+            after the other and not by ``method``.
         alternatives: further answers, where ``num_return_sequences`` asked for them.
     """
     usage = generation.usage
@@ -81,5 +83,6 @@ def as_raw(
             for window in generation.windows
         ],
         "notes": [asdict(note) for note in generation.notes],
+        "fallback": None if generation.fallback is None else generation.fallback.as_dict(),
         "alternatives": [other.text for other in generation.alternatives],
     }

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from rag_windows import METHODS, Method
-from rag_windows.errors import MethodError
-from rag_windows.rescaling import resolve
+from rag_windows import Guard, Method
+from rag_windows.errors import InputError
+from rag_windows.guard.settings import FallbackOption, guard_of
+from rag_windows.rescaling import describe, from_description
 
 SECRETS = ("token", "use_auth_token")
 """Keys that are left out."""
@@ -26,7 +27,9 @@ def as_plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Method):
-        return {"name": value.name, **asdict(value)}  # type: ignore[call-overload]  # every method is a dataclass; the abstract class is none
+        return describe(value)
+    if isinstance(value, Guard):
+        return asdict(value)
     if isinstance(value, Mapping):
         return {str(key): as_plain(entry) for key, entry in value.items() if key not in SECRETS}
     if isinstance(value, Sequence):
@@ -45,11 +48,18 @@ def read_method(value: str | Method | Mapping[str, Any]) -> Method:
     Raises:
         MethodError: an unknown name, or numbers that it does not have.
     """
+    return from_description(value)
+
+
+def read_guard(value: FallbackOption | Mapping[str, Any]) -> Guard | None:
+    """A guard from "sequential", itself, or what `as_plain` made of it.
+
+    Raises:
+        InputError: it is none of them, or has numbers that a guard does not have.
+    """
     if not isinstance(value, Mapping):
-        return resolve(value)
-    numbers = {key: entry for key, entry in value.items() if key != "name"}
-    kind = type(resolve(str(value.get("name"))))
+        return guard_of(value)
     try:
-        return kind(**numbers)
+        return Guard(**value)
     except TypeError as error:
-        raise MethodError(f"{value!r} is no method of {sorted(METHODS)}: {error}") from error
+        raise InputError(f"{dict(value)!r} are no numbers of a Guard: {error}.") from error

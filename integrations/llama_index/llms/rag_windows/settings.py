@@ -14,12 +14,14 @@ from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.llm import default_completion_to_prompt as default_completion
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from llama_index.llms.rag_windows.serializing import as_plain, read_method
+from llama_index.llms.rag_windows.serializing import as_plain, read_guard, read_method
 from llama_index.llms.rag_windows.source import ModelSource
 from rag_windows import Method, WindowedLM
 from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
+from rag_windows.guard.settings import FallbackOption, Guard
 from rag_windows.headers import Header
+from rag_windows.linking.plan import Choose, LinkPlan, LinkTokens
 
 ADVERTISED_WINDOWS = 64
 """Windows that ``metadata.context_window`` counts on; more can be read, memory permitting."""
@@ -55,6 +57,11 @@ class Settings(CustomLLM):
         stopping_ids: tokens that end an answer, beside the model's own.
         method: "ape", "pcw", "sequential", or a `Method`.
         header: line above each passage: "title", "none", "number", "number+title", or a function.
+        link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
+            a share (float), or "all"; see `rag_windows.Linked`.
+        link_choose: which ones: "first", or those of largest "deviation".
+        fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to lose, passages
+            are read one after the other; ``raw["fallback"]`` says so.
         max_window_tokens: a longer passage becomes several windows.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
         citations: whether to measure each passage's attention mass.
@@ -76,6 +83,9 @@ class Settings(CustomLLM):
     is_chat_model: bool = Field(default=True, description="Whether templates are chats.")
     stopping_ids: list[int] = Field(description="Further tokens that end an answer.")
     method: Any = Field(description="How the windows are read.")
+    link_tokens: Any = Field(default=None, description="Tokens encoded in sight of the others.")
+    link_choose: Choose = Field(default="first", description="Which tokens those are.")
+    fallback: Any = Field(default=None, description="When to read passages in one prompt.")
     header: Any = Field(description="Line above each passage.")
     max_window_tokens: int | None = Field(default=None, gt=0, description="Size of a window.")
     template_kwargs: dict[str, Any] = Field(description="Variables of the chat template.")
@@ -102,6 +112,9 @@ class Settings(CustomLLM):
         is_chat_model: bool = True,
         stopping_ids: Sequence[int] | None = None,
         method: str | Method | Mapping[str, Any] = "ape",
+        link_tokens: LinkTokens | None = None,
+        link_choose: Choose = "first",
+        fallback: FallbackOption | Mapping[str, Any] = None,
         header: Header = "title",
         max_window_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -145,6 +158,9 @@ class Settings(CustomLLM):
             is_chat_model=is_chat_model,
             stopping_ids=list(stopping_ids or []),
             method=read_method(method),
+            link_tokens=None if link_tokens is None else LinkPlan(link_tokens, link_choose).tokens,
+            link_choose=link_choose,
+            fallback=read_guard(fallback),
             header=header,
             max_window_tokens=max_window_tokens,
             template_kwargs=dict(template_kwargs or {}),
@@ -196,8 +212,8 @@ class Settings(CustomLLM):
     def _as_plain(self, value: Any) -> Any:
         return as_plain(value)
 
-    @field_serializer("method")
-    def _method_as_plain(self, value: Method) -> Any:
+    @field_serializer("method", "fallback")
+    def _method_as_plain(self, value: Method | Guard | None) -> Any:
         return as_plain(value)
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +222,10 @@ class Settings(CustomLLM):
             "method": self.method,
             "max_new_tokens": self.max_new_tokens,
             "citations": self.citations,
-            **_set(on_encoded=self.on_encoded),
+            "link_choose": self.link_choose,
+            **_set(
+                on_encoded=self.on_encoded, link_tokens=self.link_tokens, fallback=self.fallback
+            ),
             **self.generate_kwargs,
             **_set(**options),
         }

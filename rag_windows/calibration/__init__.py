@@ -1,0 +1,15 @@
+"""Choosing a method's numbers for a model and its documents."""
+
+from rag_windows.calibration.example import Example, read_examples
+from rag_windows.calibration.grid import ape_grid, default_grid
+from rag_windows.calibration.profile import Comparison, Profile, Setting
+
+__all__ = [
+    "Comparison",
+    "Example",
+    "Profile",
+    "Setting",
+    "ape_grid",
+    "default_grid",
+    "read_examples",
+]

@@ -1,0 +1,120 @@
+"""What a method is judged on: a question, its passages, and the right answer where it is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rag_windows.conversation import Conversation
+from rag_windows.errors import InputError
+from rag_windows.passage import Passage
+from rag_windows.request import Messages, PassageLike
+
+MULTI_HOP = "multi-hop"
+"""The `Example.kind` of questions whose answer needs several passages."""
+
+_KEYS = frozenset(("query", "question", "passages", "answer", "kind"))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question that stands for those the model will get.
+
+    Attributes:
+        query: a question or a conversation, as in `WindowedLM.generate`.
+        passages: what the retriever found for it, the useless ones included.
+        answer: the right answer, or None for an unlabelled example.
+        kind: "multi-hop" marks a question whose answer needs several passages together; any other
+            value, and None, counts as a question that one passage answers.
+
+    Raises:
+        InputError: a field has the wrong type, or the answer is blank.
+    """
+
+    query: Messages
+    passages: Sequence[PassageLike] = ()
+    answer: str | None = None
+    kind: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("answer", self.answer), ("kind", self.kind)):
+            if value is not None and not isinstance(value, str):
+                raise InputError(
+                    f"Example.{name} must be a string or None, not {type(value).__name__}."
+                )
+        if self.answer is not None and not self.answer.strip():
+            raise InputError("Example.answer is blank; leave it out for an unlabelled example.")
+        if isinstance(self.passages, str | Passage | Mapping):
+            raise InputError("Example.passages must be a list of passages, not a single one.")
+        passages = tuple(Passage.of(passage) for passage in self.passages)
+        object.__setattr__(self, "passages", passages)
+
+    @property
+    def multi_hop(self) -> bool:
+        """Whether the answer is said to need several passages."""
+        return self.kind == MULTI_HOP
+
+    @classmethod
+    def of(cls, value: Example | Mapping[str, Any]) -> Example:
+        """Make an example from one, or from a mapping as a line of JSONL holds it.
+
+        Args:
+            value: keys ``query`` (or ``question``), ``passages``, ``answer``, ``kind``. Others are
+                an error, so that no field is lost by a typo.
+
+        Raises:
+            InputError: no question, an unknown key, or a wrong type.
+        """
+        if isinstance(value, Example):
+            return value
+        if not isinstance(value, Mapping):
+            raise InputError(
+                "An example must be an Example or a mapping with 'query' and 'passages', "
+                f"not {type(value).__name__}."
+            )
+        unknown = sorted(str(key) for key in value.keys() - _KEYS)
+        if unknown:
+            raise InputError(f"Unknown example keys {unknown}; use {sorted(_KEYS)}.")
+        query = value.get("query", value.get("question"))
+        if not isinstance(query, str | Sequence | Conversation):
+            raise InputError("An example needs a 'query' (or 'question').")
+        passages = value.get("passages")
+        if passages is None:
+            passages = ()
+        elif not isinstance(passages, Sequence):
+            raise InputError(
+                f"'passages' of an example must be a list, not {type(passages).__name__}."
+            )
+        return cls(query, passages, value.get("answer"), value.get("kind"))
+
+
+def read_examples(path: str | Path) -> list[Example]:
+    """Read examples from a JSONL file, one a line; blank lines are left out.
+
+    Raises:
+        InputError: the file can't be read, or a line is no example; the message names the line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The examples {str(path)!r} can't be read: {error}.") from error
+    examples = []
+    # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            examples.append(Example.of(json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"Line {number} of {str(path)!r} is no JSON ({error.msg}); each line holds one "
+                'example such as {"query": "...", "passages": ["...", "..."], "answer": "..."}.'
+            ) from error
+        except InputError as error:
+            raise InputError(f"Line {number} of {str(path)!r}: {error}") from error
+    if not examples:
+        raise InputError(f"{str(path)!r} holds no examples.")
+    return examples

@@ -1,0 +1,61 @@
+"""Which model a profile was made for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from rag_windows.cache.description import canonical
+from rag_windows.cache.keys import fields
+from rag_windows.cache.weights import plain_tensors, sample, words
+
+_NAMES = ("dtype", "torch_dtype", "quantization_config")
+"""Of a config: how weights are held, which the sampled weights themselves show."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStamp:
+    """A model by name and by content.
+
+    Attributes:
+        name: as it was loaded; of a folder, its last part.
+        fingerprint: hex digest over its config and a sample of every weight: about a thousand
+            places a tensor, which tells models, fine-tunings and precisions apart without reading
+            all of it.
+    """
+
+    name: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> ModelStamp:
+        """The stamp of a loaded model."""
+        path = str(getattr(model.config, "_name_or_path", "") or "")
+        # A folder's place says nothing elsewhere, and may say more than its owner wants.
+        name = os.path.basename(os.path.normpath(path)) if os.path.isdir(path) else path
+        config = {key: value for key, value in model.config.to_dict().items() if key not in _NAMES}
+        described, sums = [canonical(config)], []
+        for parameter, value in model.named_parameters():
+            for part, tensor in plain_tensors(parameter, value.data):
+                described.append(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                if tensor.device.type != "meta" and tensor.numel():
+                    sums.append(sample(words(tensor)[0]).cpu())
+        if sums:
+            described.append(torch.cat(sums).numpy().tobytes())
+        digest = hashlib.sha256(fields(*described)).hexdigest()
+        return cls(name or type(model).__name__, digest)
+
+    def mismatch(self, model: PreTrainedModel) -> str | None:
+        """What to tell the user of a profile if it was made for another model."""
+        own = ModelStamp.of(model)
+        if own.fingerprint == self.fingerprint:
+            return None
+        return (
+            f"The profile was made for {self.name!r} ({self.fingerprint[:12]}), and this model is "
+            f"{own.name!r} ({own.fingerprint[:12]}): other weights, or another precision. Its "
+            "numbers may not suit; calibrate again to be sure."
+        )

@@ -1,0 +1,252 @@
+"""Passages that stay encoded, of which each question reads the few that suit it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.codebook.blocks import rank
+from rag_windows.codebook.holdings import Holdings, State
+from rag_windows.codebook.identity import made_id, require_same, same_passage
+from rag_windows.codebook.index import Index
+from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
+from rag_windows.codebook.record import Record, require_json
+from rag_windows.codebook.results import Added, Retrieved
+from rag_windows.errors import InputError
+from rag_windows.passage import Passage
+from rag_windows.request import Messages, PassageLike
+from rag_windows.rescaling import Codebook, Method, chain
+
+if TYPE_CHECKING:
+    from rag_windows.model import WindowedLM
+
+
+class PassageBook:
+    """A store of encoded passages; give it to ``generate`` or ``stream`` in place of passages.
+
+    Make one with `WindowedLM.codebook`. Each question reads the passages whose keys are most like
+    its own, see `Codebook`; of the others nothing is read but their pages' keys, which are held in
+    host memory (4 bytes a number, one key a page of each compared layer). Windows are kept in a
+    passage cache of the book's own. With a folder they outlast the process, and several processes
+    may share it: each sees what the others change.
+
+    A window that was evicted or damaged is encoded again from the passage's text, which the index
+    ``book.json`` holds in the clear. Threads may add, remove and ask at once: an answer is of the
+    passages that were there when its search began.
+
+    Attributes:
+        lm: the model, with the book's cache.
+        cache: that cache.
+        method: how queries read passages, unless a request has another one.
+        codebook: its part that chooses them.
+        path: the folder, or None.
+        prefix: the instruction that passages are encoded behind, or None.
+    """
+
+    def __init__(
+        self,
+        lm: WindowedLM,
+        cache: PassageCache,
+        method: Method,
+        *,
+        path: Path | None,
+        prefix: str | None,
+        conversation: Messages | None,
+        on_loaded: OnPrepared | None = None,
+    ) -> None:
+        codebook = codebook_of(method)
+        if codebook is None:
+            raise InputError(f"A book needs a Codebook among its methods, not {method!r}.")
+        self.lm = lm
+        self.cache = cache
+        self.method = method
+        self.codebook = codebook
+        self.path = path
+        self.prefix = prefix
+        self._preparer = Preparer(
+            lm, cache, method, codebook.search, prefix=prefix, conversation=conversation
+        )
+        index = None if path is None else Index(path)
+        self._holdings = Holdings(self._preparer, cache, index, on_loaded)
+
+    def __len__(self) -> int:
+        return len(self._holdings.now().records)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._holdings.now().records
+
+    def __iter__(self) -> Iterator[Passage]:
+        return iter([record.passage for record in self._holdings.now().records.values()])
+
+    def __getitem__(self, id: str) -> Passage:
+        """The passage of an id; `KeyError` if there is none."""
+        return self._holdings.now().records[id].passage
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of all passages, in the order in which they came."""
+        return tuple(self._holdings.now().records)
+
+    def add(self, passages: Iterable[PassageLike], *, on_added: OnPrepared | None = None) -> Added:
+        """Encode passages and keep them; give many at once, the index is written once a call.
+
+        A passage without an id gets one made from its title and text. One that is held already,
+        word for word, stays as it is. In a full book the least useful passages go: those that the
+        smallest share of the searches found since they came, never one of this call's own.
+
+        Args:
+            passages: as in ``generate``.
+            on_added: called while they are encoded, with the passages done and all of them.
+
+        Raises:
+            InputError: an id that is held with another text (`update` replaces it) or given twice,
+                more passages than the codebook's size, or one that can't be kept.
+            NonFiniteError: one whose keys or values are no numbers; nothing is kept then.
+            CacheError: the index can't be written.
+        """
+        given = self._named(passages)
+        prepared = self._preparer.prepare(given, on_added)
+        with self._holdings.changing() as state:
+            for passage in given:
+                held = state.records.get(str(passage.id))
+                if held is not None and not same_passage(held.passage, passage):
+                    raise InputError(
+                        f"The book holds another passage with the id {passage.id!r}; replace it "
+                        "with update(), or give this one an id of its own."
+                    )
+            return self._put(state, given, prepared)
+
+    def update(
+        self, passages: Iterable[PassageLike], *, on_added: OnPrepared | None = None
+    ) -> Added:
+        """Replace passages by others of the same ids; what was counted about them begins anew.
+
+        Raises:
+            InputError: an id that is not held (`add` takes new ones); the others as in `add`.
+        """
+        given = self._named(passages)
+        prepared = self._preparer.prepare(given, on_added)
+        with self._holdings.changing() as state:
+            _require(state, [str(passage.id) for passage in given])
+            return self._put(state, given, prepared)
+
+    def remove(self, ids: Iterable[str] | str) -> None:
+        """Forget passages, and their windows where no other passage has the same.
+
+        Raises:
+            InputError: an id that is not held; none is removed then.
+        """
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        with self._holdings.changing() as state:
+            _require(state, wanted)
+            self._holdings.drop(wanted)
+
+    def clear(self) -> None:
+        """Forget all passages and their windows."""
+        with self._holdings.changing() as state:
+            self._holdings.drop(state.records)
+
+    def search(
+        self, query: Messages, retrieve: int | None = None, *, prefix: str | None = None
+    ) -> list[Retrieved]:
+        """The passages that a query would read, most similar first.
+
+        Args:
+            query: as in ``generate``.
+            retrieve: how many; None for the codebook's number.
+            prefix: if it is given, it must be the book's.
+
+        Raises:
+            InputError: another prefix than the book's.
+            CacheError: the model's weights were changed since the book was opened.
+        """
+        count = self.codebook.retrieve if retrieve is None else retrieve
+        if type(count) is not int or count < 1:
+            raise InputError(f"retrieve must be a number of passages above 0, got {count!r}.")
+        require_same(self._holdings.made_for, self._preparer.made_for())
+        tokens = self._preparer.query(query, prefix)
+        state = self._holdings.now()
+        found = rank(state.blocks, self.codebook.search, tokens, list(state.records), count)
+        self._holdings.count(one for one, _ in found)
+        return [Retrieved(state.records[one].passage, alike) for one, alike in found]
+
+    def save(self) -> None:
+        """Write what was counted since the last change, and wait for the disk."""
+        self.cache.flush()
+        self._holdings.save()
+
+    def close(self) -> None:
+        """Save, and close the book's cache."""
+        self.save()
+        self.cache.close()
+
+    def __enter__(self) -> PassageBook:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _named(self, passages: Iterable[PassageLike]) -> list[Passage]:
+        if isinstance(passages, str | Passage | Mapping):
+            raise InputError(
+                "passages must be a list of passages, not a single one; wrap it in []."
+            )
+        named: dict[str, Passage] = {}
+        given = []
+        for passage in map(Passage.of, passages):
+            one = passage if passage.id else replace(passage, id=made_id(passage))
+            if self.path is not None:
+                require_json(one)
+            if not same_passage(named.setdefault(str(one.id), one), one):
+                raise InputError(f"Two different passages have the id {one.id!r}; rename one.")
+            given.append(one)
+        size = self.codebook.size
+        if size is not None and len(named) > size:
+            raise InputError(
+                f"{len(named)} passages don't fit a book of size={size}; make one with "
+                "Codebook(size=...) of more, or None."
+            )
+        return given
+
+    def _put(self, state: State, given: list[Passage], prepared: list[Prepared]) -> Added:
+        ids = [
+            None if one.pages is None else str(passage.id)
+            for passage, one in zip(given, prepared, strict=True)
+        ]
+        if None in ids and any(str(passage.id) in state.records for passage in given):
+            blank = {str(p.id) for p, name in zip(given, ids, strict=True) if name is None}
+            _refuse_blank(blank & set(state.records))
+        new = {
+            name: (Record(passage), one)
+            for name, passage, one in zip(ids, given, prepared, strict=True)
+            if name is not None
+            and not (name in state.records and same_passage(state.records[name].passage, passage))
+        }
+        kept = {name for name in ids if name is not None}
+        size = self.codebook.size
+        surplus = 0 if size is None else len(state.records.keys() | kept) - size
+        evicted = self._holdings.least_useful(surplus, spared=kept)
+        if new or evicted:
+            self._holdings.put(new, evicted)
+        notes = tuple(note for one in prepared for note in one.notes)
+        return Added(tuple(ids), tuple(evicted), notes)
+
+
+def codebook_of(method: Method) -> Codebook | None:
+    """The codebook among a method and its readers."""
+    return next((one for one in chain(method) if isinstance(one, Codebook)), None)
+
+
+def _require(state: State, ids: Iterable[str]) -> None:
+    missing = [one for one in ids if one not in state.records]
+    if missing:
+        raise InputError(f"The book holds no passage with the id {missing[0]!r}.")
+
+
+def _refuse_blank(ids: set[str]) -> None:
+    """A passage can't be replaced by one without text: that would be a removal unasked for."""
+    if ids:
+        raise InputError(f"The new text of passage {min(ids)!r} is blank; use remove() to drop it.")

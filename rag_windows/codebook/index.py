@@ -1,0 +1,171 @@
+"""The file in which a book keeps its passages' texts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rag_windows.cache.files import Files
+from rag_windows.codebook.record import Record
+from rag_windows.errors import CacheError
+
+NAME, LOCK = "book.json", "book.lock"
+FORMAT = 1
+Stamp = tuple[int, int, int]
+_UNFINISHED = re.compile(re.escape(NAME) + r"\.[0-9a-f]{16}\.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an index holds.
+
+    Attributes:
+        made_for: what the book's windows depend on, by what people call it.
+        searches: how many there were.
+        records: by id, in the order in which they came.
+    """
+
+    made_for: Mapping[str, Any]
+    searches: int
+    records: Mapping[str, Record]
+
+
+class Index:
+    """Reads and writes the index; whole or not at all, and sealed against damage.
+
+    Several processes may share it: each takes `locked` for a change and looks at `stamp` to see
+    those of others. Its file names are its own; nothing of a passage gets into one.
+
+    Args:
+        path: the book's folder, made for this user only if it is missing.
+
+    Raises:
+        CacheError: it can't be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = Files()
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._files.make_root(str(path))
+            self._folder = self._files.open_root(str(path))
+        except OSError as error:
+            raise CacheError(f"The book's folder {str(path)!r} can't be used: {error}.") from error
+
+    def __del__(self) -> None:
+        folder = getattr(self, "_folder", None)
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                os.close(folder)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only process that changes this book."""
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = self._files.open_lock(LOCK, self._folder, create=True)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                raise CacheError(f"The book can't be changed: {error}.") from error
+            yield
+
+    def stamp(self) -> Stamp | None:
+        """Changes whenever the file does; None if there is none."""
+        try:
+            state = self._files.state_of(NAME, self._folder)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CacheError(f"The book's index can't be read: {error}.") from error
+        return state.inode, state.modified_ns, state.size
+
+    def read(self) -> Contents | None:
+        """What is written; None if nothing was yet.
+
+        Raises:
+            CacheError: it is damaged, or of another version.
+        """
+        try:
+            descriptor = self._files.open_reading(NAME, self._folder)
+            with os.fdopen(descriptor, "rb") as file:
+                raw = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CacheError(f"The book's index can't be read: {error}.") from error
+        try:
+            whole = json.loads(raw)
+            body = whole["book"]
+            sealed = whole["seal"] == _seal(body)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CacheError(self._damaged(str(error))) from error
+        if not sealed:
+            raise CacheError(self._damaged("its seal is wrong"))
+        if body.get("format") != FORMAT:
+            raise CacheError(
+                f"The book in {str(self.path)!r} has format {body.get('format')!r}, and this "
+                f"version reads {FORMAT}; make it again from its passages."
+            )
+        records = [Record.from_json(value) for value in body["passages"]]
+        return Contents(
+            body["made for"], int(body["searches"]), {str(one.passage.id): one for one in records}
+        )
+
+    def write(self, contents: Contents) -> Stamp | None:
+        """Put an index in place of the present one, while `locked`; returns its stamp.
+
+        Raises:
+            CacheError: the system can't; the old one is still there then.
+        """
+        body = {
+            "format": FORMAT,
+            "made for": dict(contents.made_for),
+            "searches": contents.searches,
+            "passages": [record.as_json() for record in contents.records.values()],
+        }
+        data = memoryview(json.dumps({"seal": _seal(body), "book": body}).encode())
+        name = f"{NAME}.{secrets.token_hex(8)}.tmp"
+        try:
+            self._drop_unfinished()
+            descriptor = self._files.open_new(name, self._folder)
+            try:
+                while data:
+                    data = data[self._files.write(descriptor, data) :]
+                self._files.flush(descriptor)
+            finally:
+                os.close(descriptor)
+            self._files.rename(name, self._folder, NAME, self._folder)
+            self._files.flush(self._folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._files.remove(name, self._folder)
+            raise CacheError(f"The book's index can't be written: {error}.") from error
+        return self.stamp()
+
+    def _drop_unfinished(self) -> None:
+        """Remove what a process that was killed while writing has left."""
+        for name in self._files.names(self._folder):
+            if _UNFINISHED.fullmatch(name):
+                self._files.remove(name, self._folder)
+
+    def _damaged(self, reason: str) -> str:
+        return (
+            f"The index {str(self.path / NAME)!r} is damaged ({reason}), so the passages are not "
+            "known. Bring it back from a backup, or make the book again in another folder."
+        )
+
+
+def _seal(body: Any) -> str:
+    plain = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode()).hexdigest()

@@ -1,0 +1,249 @@
+"""From passages to what a book keeps of them: their windows in a cache, their keys to search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rag_windows.cache.entry import Entry
+from rag_windows.cache.keys import KeyScope
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.cached_encoding import CachedEncoder
+from rag_windows.codebook.search import KeySearch
+from rag_windows.codebook.selection import encode_query
+from rag_windows.encoding import Source
+from rag_windows.errors import CacheError, InputError
+from rag_windows.passage import Passage
+from rag_windows.prompt import Note
+from rag_windows.request import Messages
+from rag_windows.rescaling import Method
+from rag_windows.sources import sources_of
+from rag_windows.windows import Window
+
+if TYPE_CHECKING:
+    from rag_windows.text_level import TextLM
+
+CHUNK = 64
+"""Windows that are encoded and stored together."""
+
+OnPrepared = Callable[[int, int], None]
+"""Told how many passages are done, of how many."""
+
+_ANY_QUESTION = "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A passage, encoded.
+
+    Attributes:
+        pages: (P, width) fp32 in host memory; None for a passage that makes no window.
+        keys: of all that is kept of it: of its windows and of their pages.
+        notes: on this passage; ``Note.passage`` is its place among those prepared together.
+    """
+
+    pages: torch.Tensor | None
+    keys: tuple[str, ...]
+    notes: tuple[Note, ...] = ()
+
+
+class Preparer:
+    """Encodes passages behind one prefix, and queries like them.
+
+    Args:
+        lm: with that cache.
+        cache: in which all is kept.
+        method: that will read the windows; they stand right behind the prefix.
+        search: which keys are searched.
+        prefix: the instruction, as requests will have it.
+        conversation: a request with the system message or tools that requests will have, or None.
+
+    Raises:
+        InputError: windows of this model or method depend on a request, so none can be kept.
+    """
+
+    def __init__(
+        self,
+        lm: TextLM,
+        cache: PassageCache,
+        method: Method,
+        search: KeySearch,
+        *,
+        prefix: str | None,
+        conversation: Messages | None,
+    ) -> None:
+        encoder = lm._encoder
+        if not isinstance(encoder, CachedEncoder):
+            raise InputError("A book keeps its windows in a cache; give the model one.")
+        if lm._rank_in_window:
+            raise InputError(
+                "The header writes a passage's number into its window, and numbers are only known "
+                "with a question; load the model with header='title' or header='none'."
+            )
+        if method.alignment != "left":
+            raise InputError(
+                f"The method {method.name!r} places windows by the longest one of a request, so "
+                "none can be kept for others; choose a reader such as ape, pcw or mateicl."
+            )
+        self._lm, self._encoder, self._cache = lm, encoder, cache
+        self._method, self._search = method, search
+        self._prefix, self._conversation = prefix, conversation
+        request = lm._request(self._question, [Passage("?")], prefix=prefix, method=method)
+        self.prefix_ids = request.parts.prefix_ids
+
+    @property
+    def _question(self) -> Messages:
+        return _ANY_QUESTION if self._conversation is None else self._conversation
+
+    def made_for(self) -> Mapping[str, Any]:
+        """All that windows depend on, by names for people; JSON.
+
+        Raises:
+            CacheError: nothing can be said about the model while foreign hooks change it.
+        """
+        model, tokenizer = self._encoder.identity()
+        if model is None:
+            raise CacheError(
+                "A book needs to know that its model stays the same, and forward hooks or a "
+                "patched forward make that impossible; take them off."
+            )
+        return {
+            "model": model.hex(),
+            "tokenizer": tokenizer.hex(),
+            "prefix": list(self.prefix_ids),
+            "encoding": self._method.encoding,
+        }
+
+    def prepare(
+        self,
+        passages: Sequence[Passage],
+        on_prepared: OnPrepared | None = None,
+        *,
+        ahead: bool = True,
+    ) -> list[Prepared]:
+        """Encode passages and keep them; what is kept already is found.
+
+        Args:
+            passages: any number.
+            on_prepared: called after every few of them.
+            ahead: also encode windows of which only the pages are kept; without, those are encoded
+                when a query reads them.
+
+        Raises:
+            InputError, LimitError: a passage that can't be read.
+            NonFiniteError: one whose keys or values are no numbers.
+        """
+        if not passages:
+            return []
+        request = self._lm._request(
+            self._question, passages, prefix=self._prefix, method=self._method
+        )
+        parts = request.parts
+        sources = sources_of(parts, request.passages)
+        pages: list[torch.Tensor] = []
+        keys: list[tuple[str, str]] = []
+        for first in range(0, len(parts.windows), CHUNK):
+            chunk = slice(first, first + CHUNK)
+            made = self._pages([one.ids for one in parts.windows[chunk]], sources[chunk], ahead)
+            pages += made[0]
+            keys += made[1]
+            if on_prepared is not None and len(pages) < len(parts.windows):
+                on_prepared(parts.windows[len(pages)].passage, len(passages))
+        self._cache.flush()
+        if on_prepared is not None:
+            on_prepared(len(passages), len(passages))
+        own: dict[int, list[int]] = {}
+        for index, window in enumerate(parts.windows):
+            own.setdefault(window.passage, []).append(index)
+        notes: dict[int, list[Note]] = {}
+        for note in parts.notes:
+            notes.setdefault(note.passage, []).append(note)
+            if note.kind == "duplicate" and note.of in own:
+                own[note.passage] = own[note.of]
+        return [
+            Prepared(
+                torch.cat([pages[index] for index in own[number]]) if number in own else None,
+                tuple(key for index in own.get(number, ()) for key in keys[index]),
+                tuple(notes.get(number, ())),
+            )
+            for number in range(len(passages))
+        ]
+
+    def query(self, query: Messages, prefix: str | None) -> torch.Tensor:
+        """What is compared of a query: (T, width), fp32 in host memory.
+
+        Raises:
+            InputError: its prefix is another one than the passages were encoded behind.
+        """
+        given = self._prefix if prefix is None else prefix
+        request = self._lm._request(query, [Passage("?")], prefix=given, method=self._method)
+        if request.parts.prefix_ids != self.prefix_ids:
+            raise InputError(
+                "This request has another prefix (system prompt, system message or tools) than the "
+                "book's passages were encoded behind. Ask with the book's own, or make a book with "
+                "prefix= or conversation= as requests have it."
+            )
+        encoded = self._encoder.encode(self.prefix_ids, [], self._method)
+        window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
+        return self._search.tokens(window).cpu()
+
+    def _pages(
+        self, windows: Sequence[tuple[int, ...]], sources: Sequence[Source], ahead: bool
+    ) -> tuple[list[torch.Tensor], list[tuple[str, str]]]:
+        """Each window's pages, and its key with that of its pages."""
+        start = len(self.prefix_ids)
+        scope, searched = self._scopes()
+        keys = [(scope.window_key(ids, start), searched.window_key(ids, start)) for ids in windows]
+        disk = self._cache.disk
+        found = {} if disk is None else disk.get_many([pages for _, pages in keys])
+        missing = [
+            index
+            for index, (window, pages) in enumerate(keys)
+            if pages not in found or (ahead and window not in self._cache)
+        ]
+        encoded = self._encoder.encode(
+            self.prefix_ids,
+            [windows[index] for index in missing],
+            self._method,
+            [sources[index] for index in missing],
+            patient=True,
+        ).windows
+        rows = {key: entry.window.keys[0][0] for key, entry in found.items()}
+        for index, window in zip(missing, encoded, strict=True):
+            key = keys[index][1]
+            rows[key] = self._search.pages(window).float().cpu()
+            if disk is not None:
+                disk.put(key, _entry(rows[key], start))
+        return [rows[pages] for _, pages in keys], keys
+
+    def _scopes(self) -> tuple[KeyScope, KeyScope]:
+        """Keys of windows, and of the pages that are searched."""
+        model, tokenizer = self._encoder.identity()
+        if model is None:
+            self.made_for()
+        depth = len(self._encoder.runner.reach)
+        kind = f"{self._search.of(depth)} {self._search.page} {self._search.similarity == 'cosine'}"
+        encodings = (self._method.encoding, f"pages {kind} of {self._method.encoding}")
+        windows, pages = (
+            KeyScope(
+                self._cache.salt_key,
+                model=model or b"",
+                tokenizer=tokenizer,
+                encoding=encoding,
+                store=self._cache.store,
+                prefix_ids=self.prefix_ids,
+            )
+            for encoding in encodings
+        )
+        return windows, pages
+
+
+def _entry(rows: torch.Tensor, start: int) -> Entry:
+    """Pages as the cache keeps windows: one layer and head, one token a page, and no values."""
+    keys = rows.unsqueeze(0)
+    window = Window((0,) * len(rows), start, (keys,), (keys.new_zeros(1, len(rows), 0),))
+    return Entry(window, cost_s=0.0, labels=(), created=time.time())

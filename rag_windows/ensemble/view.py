@@ -1,0 +1,118 @@
+"""The model as transformers' generation sees it: one row in, the windows' common answer out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from rag_windows.attention.layout import Layout, current_layout
+from rag_windows.ensemble.passes import Pass, passes
+from rag_windows.errors import RagWindowsError
+
+_TWIN = "_rag_windows_twin"
+_TAKEN: ContextVar[list[Pass] | None] = ContextVar("rag_windows_ensemble_passes", default=None)
+
+
+def make_view(twin: PreTrainedModel) -> PreTrainedModel:
+    """A second view of the windowed model, whose forward pass asks every window.
+
+    It is of a subclass of the model's class, shares all of its modules and has no state, so
+    transformers' own ``generate`` runs on it with its loop, processors, criteria and streamers,
+    and never sees the rows behind. What they read travels with the call, in its layout.
+
+    Args:
+        twin: the model with our attention.
+    """
+    plain: Any = type(twin)
+    kind = _kind(plain)
+    view = kind.__new__(kind)
+    view.__dict__.update(twin.__dict__)
+    # What dispatches a model over devices stands here; the twin's own does so in every pass.
+    view.__dict__.pop("forward", None)
+    view.__dict__[_TWIN] = twin
+    return cast(PreTrainedModel, view)
+
+
+@contextmanager
+def taken_passes() -> Iterator[list[Pass]]:
+    """Collects the distributions of the single windows, before they are combined.
+
+    Yields:
+        A list to which each forward pass in this thread or task adds its passes in token order.
+    """
+    passed: list[Pass] = []
+    token = _TAKEN.set(passed)
+    try:
+        yield passed
+    finally:
+        _TAKEN.reset(token)
+
+
+@cache
+def _kind(kind: Any) -> Any:
+    """The subclass of a model's class whose forward pass is ours."""
+
+    def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
+        return _forward(self.__dict__[_TWIN], *args, **kwargs)
+
+    # transformers asks it which inputs a model takes.
+    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]  # see PEP 362
+    return type(kind)(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
+
+
+def _forward(
+    twin: PreTrainedModel,
+    input_ids: torch.Tensor,
+    *,
+    position_ids: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    logits_to_keep: int | torch.Tensor = 0,
+    **_: Any,
+) -> CausalLMOutputWithPast:
+    """Combined log-probabilities (queries, tokens, vocabulary), fp32 at least.
+
+    Other arguments of the model (masks, what to return) concern rows that are not there.
+    """
+    layout = current_layout()
+    combination = layout.method.combination
+    if layout.members is None or combination is None or position_ids is None:
+        raise RagWindowsError(
+            "The view of an ensemble was called outside of a request; call the model itself."
+        )
+    kept = int(logits_to_keep) or input_ids.shape[1]
+    taken = _TAKEN.get()
+    parts = []
+    for one in passes(twin, layout, layout.members, input_ids, position_ids, past_key_values, kept):
+        if taken is not None:
+            taken.append(one)
+        weights = combination.weigh(one.logprobs, layout.members.fixed)
+        parts.append(combination.combine(one.logprobs, weights, one.prior))
+        _record(layout, one, weights)
+    return CausalLMOutputWithPast(logits=torch.cat(parts, dim=1), past_key_values=past_key_values)
+
+
+def _record(layout: Layout, one: Pass, weights: torch.Tensor) -> None:
+    """Weigh the rows' attention mass and put it where the request reads it."""
+    members = layout.members
+    if layout.mass is None or one.mass is None or members is None:
+        return
+    groups = members.groups.to(weights.device)
+    for position, layers in one.mass.shares.items():
+        token = position - one.first_position
+        if token < 0:
+            continue
+        for layer, share in layers.items():
+            rows = share.unflatten(0, (-1, members.per_query))[:, : members.count]
+            weighed = rows.to(weights.device) * weights[:, :, token].unsqueeze(-1)
+            mass = weighed.new_zeros(len(weighed), members.n_groups + 2)
+            mass.index_add_(1, groups, weighed[..., 0])
+            mass[:, -2:] = weighed[..., 1:].sum(dim=1)
+            layout.mass.put(layer, position, mass)

@@ -1,0 +1,77 @@
+"""Options of transformers' generate that can't be had, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rag_windows.errors import GenerationError
+
+OURS = (
+    "input_ids",
+    "inputs",
+    "inputs_embeds",
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+)
+"""Model inputs that the windows decide; a caller can't pass them."""
+
+OFF = (None, False)
+WITHOUT_WINDOWS: dict[str, tuple[tuple[Any, ...], str]] = {
+    # transformers takes "hybrid", the default of older Gemma models, for no wish at all.
+    "cache_implementation": ((*OFF, "hybrid"), "the windows' keys stand outside of any cache"),
+    "assistant_early_exit": (OFF, "its shortened model would not read the windows"),
+    "output_attentions": (
+        OFF,
+        "fused attention has no weights to return; read Generation.citations",
+    ),
+    "guidance_scale": ((*OFF, 1), "its second, unconditional pass would read the windows too"),
+    "negative_prompt_ids": (OFF, "its second, unconditional pass would read the windows too"),
+}
+"""Options of ``generate`` that can't work beside windows: values that switch them off, and why."""
+
+WITHOUT_ROWS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "output_hidden_states": (
+        OFF,
+        "each window answers in a row of its own, so there is no one row",
+    ),
+}
+"""The same for windows that answer each for itself."""
+
+
+def refuse_ours(options: Mapping[str, Any]) -> None:
+    """Refuse model inputs among a caller's options.
+
+    Raises:
+        GenerationError: naming them.
+    """
+    taken = sorted(set(options) & set(OURS))
+    if taken:
+        raise GenerationError(
+            f"{taken} can't be passed to generate: rag-windows builds them from the query and "
+            "the passages. Use encode_ids and generate_ids for token-level work."
+        )
+
+
+def refuse(
+    table: Mapping[str, tuple[tuple[Any, ...], str]], option: Callable[[str], Any], what: str
+) -> None:
+    """Refuse options that a table names.
+
+    Args:
+        table: per option, the values that switch it off, and why it can't be on.
+        option: the value that generate would use.
+        what: how the error calls what they can't be used with.
+
+    Raises:
+        GenerationError: naming the first.
+    """
+    for name, (off, reason) in table.items():
+        value = option(name)
+        plain = value is None or isinstance(value, bool | str | int | float)
+        if not plain or value not in off:
+            raise GenerationError(
+                f"{name}={value!r} can't be used with {what}: {reason}. Leave it out (of "
+                "the generation_config too), or ask without passages."
+            )

@@ -1,0 +1,150 @@
+"""The codebook against dense computations: what it chooses, and what is read of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from rag_windows import Codebook
+from rag_windows.codebook.fusion import Fusion
+from rag_windows.codebook.search import Similarity
+from rag_windows.codebook.selection import encode_query
+
+from . import dense, engine, fused, tolerances, zoo
+from .cases import Case, case
+
+# The last one has a sliding layer, out of whose reach the first positions are.
+MODELS = ("llama", "qwen3", "gpt2", "gemma3_text-sliding")
+RAGGED = case(5, (7, 12, 3, 12, 9, 26), 6, seed=41)
+NO_PREFIX = case(0, (5, 8, 8), 4, seed=43)
+SHARP = dense.Rule(0.7, 0.8)
+
+
+def rows(name: str, one: Case, method: Codebook) -> Tensor:
+    lm = engine.shared(name)
+    return lm.logits(lm.encode_ids(one.prefix, one.windows, method=method), one.query)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [*((one, SHARP) for one in MODELS), ("llama", dense.PLAIN)]
+)
+def test_reading_all_is_the_reader_bit_for_bit(name: str, rule: dense.Rule) -> None:
+    reader = engine.method(rule)
+    lm = engine.shared(name)
+    whole = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=reader)
+    chosen = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=Codebook(reader=reader))
+    assert torch.equal(lm.logits(chosen, RAGGED.query), lm.logits(whole, RAGGED.query))
+    assert lm.generate_ids(chosen, RAGGED.query, max_new_tokens=6) == lm.generate_ids(
+        whole, RAGGED.query, max_new_tokens=6
+    )
+
+
+def _keys(model: PreTrainedModel, prefix: list[int], tokens: list[int]) -> list[Tensor]:
+    """Each layer's (heads, tokens, dim) of tokens behind the prefix, by the model alone."""
+    cache = DynamicCache()
+    double = dense.twin(model, "eager")
+    with torch.no_grad():
+        double(torch.tensor([[*prefix, *tokens]]), past_key_values=cache, use_cache=True)
+    return [layer.keys[0, :, len(prefix) :] for layer in cache.layers]
+
+
+def similarity(kind: str, query: list[Tensor], window: list[Tensor], page: int) -> float:
+    """The formula of `KeySearch`, one number after the other."""
+    tokens = []
+    for t in range(query[0].shape[1]):
+        pages = []
+        for first in range(0, window[0].shape[1], page):
+            parts = []
+            for q, k in zip(query, window, strict=True):
+                for head in range(q.shape[0]):
+                    one, other = q[head, t], k[head, first : first + page].mean(0)
+                    if kind == "cosine":
+                        parts.append(one @ other / one.norm() / other.norm())
+                    elif kind == "dot":
+                        parts.append(one @ other)
+                    else:
+                        parts.append(-(one - other).square().sum())
+            pages.append(sum(parts) / len(parts))
+        tokens.append(max(pages))
+    return float(sum(tokens) / len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "page", "layers"),
+    [
+        *((one, "cosine", 4, None) for one in MODELS),
+        ("llama", "dot", 1, (0,)),
+        ("gpt2", "euclidean", 5, (0, -1)),
+    ],
+)
+def test_reads_the_most_similar_windows(
+    name: str, kind: Similarity, page: int, layers: tuple[int, ...] | None
+) -> None:
+    entry, model, lm = zoo.BY_NAME[name], zoo.shared(name), engine.shared(name)
+    depth = model.config.num_hidden_layers
+    wanted = sorted({depth // 2, depth - 1} if layers is None else {at % depth for at in layers})
+    query = [_keys(model, RAGGED.prefix, RAGGED.query)[at] for at in wanted]
+    expected = [
+        similarity(kind, query, [_keys(model, RAGGED.prefix, window)[at] for at in wanted], page)
+        for window in RAGGED.windows
+    ]
+    best = sorted(sorted(range(6), key=lambda i: -expected[i])[:3])
+    method = Codebook(
+        retrieve=3, similarity=kind, layers=layers, page=page, reader=engine.method(SHARP)
+    )
+    context = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=method)
+    narrow = lm._decoder.narrowed(context, RAGGED.query)
+    assert narrow.chosen == tuple(best)
+    search = method.search
+    encoded = encode_query(lm._decoder.runner, context.prefix, RAGGED.query)
+    for window, value in zip(context.singles, expected, strict=True):
+        pages = search.pages(window)
+        owners = torch.zeros(len(pages), dtype=torch.int64)
+        found = search.similarities(search.tokens(encoded), pages, owners, 1)
+        assert float(found) == pytest.approx(value, abs=1e-4 * max(1.0, abs(value)))
+    reference = dense.logits(
+        model,
+        entry.sliding,
+        RAGGED.prefix,
+        [RAGGED.windows[index] for index in best],
+        RAGGED.query,
+        SHARP,
+    )
+    assert tolerances.gap(lm.logits(context, RAGGED.query), reference) <= tolerances.fp32(reference)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("fusion", "rule"), [("mean", SHARP), ("sum", dense.PLAIN)])
+def test_fused_windows(name: str, fusion: Fusion, rule: dense.Rule) -> None:
+    entry, model = zoo.BY_NAME[name], zoo.shared(name)
+    method = Codebook(fusion=fusion, reader=engine.method(rule))
+    for one in (RAGGED, NO_PREFIX):
+        reference = fused.logits(
+            model, entry.sliding, one.prefix, one.windows, one.query, rule, mean=fusion == "mean"
+        )
+        found = rows(name, one, method)
+        assert tolerances.gap(found, reference) <= tolerances.fp32(reference)
+        side_by_side = rows(name, one, replace(method, fusion="concat"))
+        assert tolerances.gap(found, side_by_side) > tolerances.MATTERS
+
+
+def test_each_decoded_step_reads_the_fused_windows() -> None:
+    entry, model, lm = zoo.BY_NAME[MODELS[-1]], zoo.shared(MODELS[-1]), engine.shared(MODELS[-1])
+    forced = zoo.ids(9, 5)
+    context = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=Codebook(fusion="mean"))
+    tokens, steps = engine.decode(lm, context, RAGGED.query, len(forced), forced)
+    reference = fused.logits(
+        model,
+        entry.sliding,
+        RAGGED.prefix,
+        RAGGED.windows,
+        [*RAGGED.query, *forced[:-1]],
+        dense.PLAIN,
+        mean=True,
+    )[len(RAGGED.query) - 1 :]
+    assert tokens == forced
+    assert tolerances.gap(steps, reference) <= tolerances.fp32(reference)

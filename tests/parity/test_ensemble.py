@@ -1,0 +1,189 @@
+"""The ensemble against the explicit product of its windows' distributions, in float64.
+
+Each window is read by the plain model, alone: one dense prompt [prefix | window | query], the query
+where it stands in the ensemble, behind the longest window. What the formulas make of these
+distributions is stated once more here, independently of the engine.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rag_windows import ParallelEnsemble
+from rag_windows.context import EncodedContext
+
+from . import engine, tolerances, zoo
+from .cases import CASES, Case
+
+ARCHITECTURES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding")
+FORCED = tuple(zoo.ids(2, 31))
+SCORES = (0.3, -1.2, 2.0, 0.9)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The combination, restated; `nucleus` = 1 corrects every token."""
+
+    weights: str = "uniform"
+    pooling: str = "inverse"
+    temperature: float = 1.0
+    beta: float = 0.0
+    nucleus: float = 1.0
+
+    @property
+    def method(self) -> ParallelEnsemble:
+        return ParallelEnsemble(
+            weights=self.weights,  # type: ignore[arg-type]  # the table below holds its names
+            pooling=self.pooling,  # type: ignore[arg-type]  # as above
+            score_temperature=self.temperature,
+            beta=self.beta,
+            nucleus=self.nucleus,
+        )
+
+
+RULES: Mapping[str, Rule] = {
+    "uniform": Rule(),
+    "uniform, prior": Rule(beta=0.5),
+    "retrieval": Rule("retrieval", temperature=0.7),
+    "entropy": Rule("entropy"),
+    "minimum": Rule("entropy", "minimum"),
+    "nbce": Rule("entropy", "minimum", beta=0.25),
+    "nbce, nucleus": Rule("entropy", "minimum", beta=0.25, nucleus=0.8),
+    "inverse, nucleus": Rule("entropy", beta=1.5, nucleus=0.95),
+}
+
+
+@cache
+def double(name: str) -> PreTrainedModel:
+    """The plain model in float64, with the attention of its own that takes masks."""
+    model = copy.deepcopy(zoo.shared(name)).double()
+    model.set_attn_implementation("eager")
+    return model
+
+
+@cache
+def rows(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
+    """(windows + 1, tokens, vocabulary) float64: of each window alone, then without any."""
+    one = CASES[layout]
+    tokens = [*one.query, *answer]
+    return torch.stack([row(name, one, window, tokens) for window in [*one.windows, []]])
+
+
+def row(name: str, one: Case, window: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """(len(tokens), vocabulary) float64 log-probabilities behind prefix and one window, or none."""
+    start = len(one.prefix)
+    furthest = start + max(len(w) for w in one.windows)
+    positions = torch.tensor(
+        [*range(start + len(window)), *range(furthest, furthest + len(tokens))]
+    )
+    near = positions.unsqueeze(-1) - positions
+    masks = {}
+    for kind, reach in (("full_attention", None), ("sliding_attention", 8)):
+        seen = torch.ones_like(near, dtype=torch.bool).tril()
+        if reach is not None:
+            seen &= near < reach
+        hidden = torch.zeros(seen.shape, dtype=torch.float64)
+        masks[kind] = hidden.masked_fill(~seen, torch.finfo(torch.float64).min)[None, None]
+    by_type = zoo.BY_NAME[name].mask_by_type
+    with torch.no_grad():
+        output = double(name)(
+            input_ids=torch.tensor([[*one.prefix, *window, *tokens]]),
+            position_ids=positions.unsqueeze(0),
+            attention_mask=masks if by_type else masks["full_attention"],
+            use_cache=False,
+        )
+    return output.logits[0, -len(tokens) :].log_softmax(-1)
+
+
+def combined(name: str, layout: str, answer: Sequence[int], rule: Rule) -> Tensor:
+    """(tokens of query and answer, vocabulary): the specification."""
+    *each, prior = rows(name, layout, tuple(answer))
+    logs = torch.stack(each)
+    count = len(logs)
+    if rule.weights == "uniform":
+        weights = torch.full(logs.shape[:2], 1 / count, dtype=torch.float64)
+    elif rule.weights == "retrieval":
+        scores = torch.tensor(SCORES[:count], dtype=torch.float64)
+        weights = torch.softmax(scores / rule.temperature, 0)[:, None].expand(logs.shape[:2])
+    else:
+        entropy = torch.distributions.Categorical(logits=logs).entropy()
+        if rule.pooling == "inverse":
+            weights = (1 / entropy) / (1 / entropy).sum(0)
+        else:
+            weights = torch.nn.functional.one_hot(entropy.argmin(0), count).T.double()
+    product = torch.zeros_like(logs[0])
+    for weight, log in zip(weights, logs, strict=True):
+        product += weight[:, None] * log
+    product = product.log_softmax(-1)
+    if not rule.beta:
+        return product
+    corrected = (1 + rule.beta) * product - rule.beta * prior
+    both = nucleus(product, rule.nucleus) & nucleus(prior, rule.nucleus)
+    return torch.where(both, corrected, product).log_softmax(-1)
+
+
+def nucleus(logs: Tensor, share: float) -> Tensor:
+    """The most probable tokens, as few as hold the share."""
+    if share == 1:
+        return torch.ones_like(logs, dtype=torch.bool)
+    inside = torch.zeros_like(logs, dtype=torch.bool)
+    for kept, line in zip(inside, logs, strict=True):
+        total = 0.0
+        for token in line.argsort(descending=True).tolist():
+            kept[token] = True
+            total += math.exp(line[token].item())
+            if total >= share:
+                break
+    return inside
+
+
+def encoded(name: str, one: Case, rule: Rule) -> EncodedContext:
+    scores = SCORES[: len(one.windows)]
+    return engine.shared(name).encode_ids(
+        one.prefix, one.windows, method=rule.method, scores=scores
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "ruled"),
+    [
+        (name, ruled)
+        for name in ARCHITECTURES
+        for ruled in RULES
+        if name == "llama" or ruled in ("uniform", "retrieval", "nbce", "inverse, nucleus")
+    ],
+)
+def test_prefill_and_steps(name: str, ruled: str) -> None:
+    lm, one, rule = engine.shared(name), CASES["ragged"], RULES[ruled]
+    context = encoded(name, one, rule)
+    reference = combined(name, "ragged", FORCED, rule)
+    bound, last = tolerances.fp32(reference), len(one.query) - 1
+    _, steps = engine.decode(lm, context, one.query, len(FORCED) + 1, [*FORCED, 0])
+    assert tolerances.gap(lm.logits(context, one.query), reference[: last + 1]) <= bound
+    assert tolerances.gap(steps, reference[last:]) <= bound
+
+
+@pytest.mark.parametrize("ruled", ["uniform", "nbce, nucleus"])
+def test_greedy_takes_the_most_likely_token(ruled: str) -> None:
+    lm, one, rule = engine.shared("llama"), CASES["ragged"], RULES[ruled]
+    tokens = lm.generate_ids(encoded("llama", one, rule), one.query, max_new_tokens=3)
+    reference = combined("llama", "ragged", tokens[:-1], rule)[len(one.query) - 1 :]
+    assert tokens == reference.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("layout", ["no prefix", "long prefix", "one-token query"])
+def test_layouts(name: str, layout: str) -> None:
+    lm, one, rule = engine.shared(name), CASES[layout], RULES["inverse, nucleus"]
+    reference = combined(name, layout, (), rule)
+    rows = lm.logits(encoded(name, one, rule), one.query)
+    assert tolerances.gap(rows, reference) <= tolerances.fp32(reference)

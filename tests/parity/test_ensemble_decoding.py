@@ -1,0 +1,177 @@
+"""An ensemble through transformers' own loop: every way of decoding, many threads, small passes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from rag_windows import ParallelEnsemble
+from rag_windows.ensemble import passes
+from rag_windows.errors import GenerationError
+
+from . import dense, engine, test_ensemble, tolerances, zoo
+from .cases import CASES, case
+from .test_ensemble import RULES, combined, encoded
+from .test_options import OPTIONS
+
+SEED = 3
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_one_window_is_the_plain_model(option: str) -> None:
+    """With one window the ensemble is that window, whatever the options."""
+    model, one, options = zoo.build(zoo.BY_NAME["llama"]), case(5, (20,), 6), OPTIONS[option]
+    lm = engine.wrap(model)
+    context = lm.encode_ids(one.prefix, one.windows, method=ParallelEnsemble())
+    seed = SEED if "do_sample" in options else None
+    if option == "early exit":
+        with pytest.raises(GenerationError, match="assistant_early_exit"):
+            lm.generate_ids(context, one.query, max_new_tokens=8, seed=seed, **options)
+        return
+    got = lm.generate_ids(context, one.query, max_new_tokens=8, seed=seed, **options)
+    tokens = torch.tensor([one.flat])
+    torch.manual_seed(SEED)
+    plain = model.generate(tokens, max_new_tokens=8, **{"do_sample": False, **options})
+    assert got == plain[0, tokens.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3_text-sliding"])
+def test_sampling_draws_from_the_combined_distribution(name: str) -> None:
+    lm, one, rule = engine.shared(name), CASES["ragged"], RULES["entropy"]
+    got = lm.generate_ids(
+        encoded(name, one, rule),
+        one.query,
+        max_new_tokens=4,
+        seed=SEED,
+        do_sample=True,
+        top_k=0,
+        temperature=1.3,
+    )
+    generator = torch.Generator().manual_seed(SEED)
+    drawn: list[int] = []
+    for _ in range(4):
+        logs = combined(name, "ragged", drawn, rule)[-1]
+        chances = torch.softmax(logs.float() / 1.3, dim=-1)
+        drawn.append(int(torch.multinomial(chances, 1, generator=generator)))
+    assert got == drawn
+
+
+@pytest.mark.parametrize("ruled", ["retrieval", "nbce"])
+def test_beams_add_up_combined_log_probabilities(ruled: str) -> None:
+    lm, one, rule = engine.shared("llama"), CASES["ragged"], RULES[ruled]
+    decoded = lm._decoder.generate(
+        encoded("llama", one, rule),
+        one.query,
+        options={
+            "max_new_tokens": 3,
+            "num_beams": 4,
+            "num_return_sequences": 2,
+            "do_sample": False,
+            "length_penalty": 0.0,
+            "output_scores": True,
+        },
+    )
+    last = len(one.query) - 1
+    for tokens, score in zip(decoded.sequences, decoded.raw.sequences_scores, strict=True):
+        logs = combined("llama", "ragged", tokens[:-1], rule)[last:]
+        total = logs.gather(1, torch.tensor(tokens).unsqueeze(1)).sum()
+        assert score.item() == pytest.approx(total.item(), abs=1e-4)
+    assert decoded.sequences[0] != decoded.sequences[1]
+
+
+def test_several_queries_at_once() -> None:
+    """Rows of one forward pass, right-padded, do not see each other."""
+    lm, one, rule = engine.shared("gemma3_text-sliding"), CASES["ragged"], RULES["nbce, nucleus"]
+    context = encoded("gemma3_text-sliding", one, rule)
+    queries = [one.query, zoo.ids(3, 8), zoo.ids(6, 9)]
+    padded = torch.tensor([[*query, *[0] * (6 - len(query))] for query in queries])
+    together = lm._decoder.forward(context, padded)
+    for row, query in enumerate(queries):
+        alone = lm.logits(context, query)
+        assert tolerances.gap(together[row, : len(query)], alone) <= tolerances.fp32(alone)
+    last, alone = lm._decoder.forward(context, padded[:1], last=2), lm.logits(context, one.query)
+    assert last.shape[1] == 2
+    assert tolerances.gap(last[0], alone[-2:]) <= tolerances.fp32(alone)
+
+
+@pytest.mark.parametrize("bounds", [(1, 2**26), (13, 2**26), (8192, 2500)])
+def test_small_passes_change_nothing(
+    bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, one, rule = engine.shared("gemma3_text-sliding"), CASES["long prefix"], RULES["nbce"]
+    context = encoded("gemma3_text-sliding", one, rule)
+    whole = lm.logits(context, one.query)
+    tokens, steps = engine.decode(lm, context, one.query, 3)
+    widest: list[int] = []
+    run = passes._logits
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        logits = run(*arguments)
+        widest.append(arguments[3].shape[1])
+        return logits
+
+    monkeypatch.setattr(passes, "_logits", counted)
+    monkeypatch.setattr(passes, "MAX_ROW_TOKENS", bounds[0])
+    monkeypatch.setattr(passes, "MAX_LOGITS", bounds[1])
+    assert tolerances.gap(lm.logits(context, one.query), whole) <= tolerances.fp32(whole)
+    assert max(widest) < len(one.query)
+    again, small = engine.decode(lm, context, one.query, 3)
+    assert again == tokens
+    assert tolerances.gap(small, steps) <= tolerances.fp32(steps)
+
+
+def test_threads_equal_serial() -> None:
+    """Different ensembles, and other methods beside them, on one model at once."""
+    lm = engine.wrap(zoo.build(zoo.BY_NAME["llama"]))
+    names = [*RULES, *RULES]
+
+    def answer(number: int) -> tuple[torch.Tensor, list[int]]:
+        torch.set_num_threads(1)
+        one = case(number % 3 * 2, tuple(1 + (number * 7 + 5 * i) % 19 for i in range(4)), 4)
+        method = RULES[names[number]].method if number % 4 < 3 else engine.method(dense.Rule())
+        scores = test_ensemble.SCORES
+        context = lm.encode_ids(one.prefix, one.windows, method=method, scores=scores)
+        return (
+            lm.logits(context, one.query),
+            lm.generate_ids(context, one.query, max_new_tokens=4, seed=number, do_sample=True),
+        )
+
+    serial = [answer(number) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        threaded = list(pool.map(answer, range(8)))
+    for (rows, tokens), (got_rows, got_tokens) in zip(serial, threaded, strict=True):
+        assert tolerances.gap(got_rows, rows) == 0.0
+        assert got_tokens == tokens
+
+
+def test_no_windows_is_the_plain_model() -> None:
+    lm, one = engine.shared("llama"), case(9, (), 6)
+    context = lm.encode_ids(one.prefix, [], method=ParallelEnsemble(weights="retrieval"))
+    plain = dense.plain_logits(zoo.shared("llama"), one.flat, len(one.query))
+    assert tolerances.gap(lm.logits(context, one.query), plain) <= tolerances.fp32(plain)
+
+
+def test_hidden_states_are_refused() -> None:
+    lm, one = engine.shared("llama"), CASES["ragged"]
+    context = encoded("llama", one, RULES["uniform"])
+    with pytest.raises(GenerationError, match=r"output_hidden_states.*ensemble"):
+        lm.generate_ids(context, one.query, output_hidden_states=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt_oss", "gemma2", "gemma4_text", "opt", "gpt_bigcode", "mistral-sliding"]
+)
+def test_other_architectures(name: str) -> None:
+    """Equal windows answer alike, so that their ensemble answers as one of them does."""
+    lm, one = engine.shared(name), case(4, (14,), 5)
+    alone = lm.encode_ids(one.prefix, one.windows, method=engine.method(dense.Rule()))
+    method = ParallelEnsemble(weights="entropy", beta=0)
+    both = lm.encode_ids(one.prefix, one.windows * 2, method=method)
+    tokens, steps = engine.decode(lm, alone, one.query, 3)
+    again, combined_steps = engine.decode(lm, both, one.query, 3)
+    assert again == tokens
+    logs = steps.log_softmax(-1)
+    assert tolerances.gap(combined_steps, logs) <= tolerances.fp32(logs)

@@ -1,0 +1,53 @@
+"""A profile made by hand."""
+
+from __future__ import annotations
+
+from rag_windows import APE
+from rag_windows.calibration import Comparison, Profile, Setting
+from rag_windows.calibration.intervals import Mean
+from rag_windows.calibration.stamp import ModelStamp
+from rag_windows.rescaling import Method
+
+GUARD = {
+    "measure": "1 - sum of squared shares",
+    "threshold": 0.5,
+    "false_alarms": 0.125,
+    "missed": 0.25,
+    "single_hop": 8,
+    "multi_hop": 4,
+}
+
+
+def mean(value: float) -> Mean:
+    return Mean(value, value - 0.1, value + 0.1)
+
+
+def setting(method: Method, divergence: float, *, fine: bool = False) -> Setting:
+    figures = {"divergence": mean(divergence), "agreement": mean(1 - divergence)}
+    return Setting(method, figures, fine)
+
+
+def profile(*, guard: dict[str, object] | None = None) -> Profile:
+    settings = [
+        setting(APE(T, S), 0.3 + abs(T - S) + (1 - T) / 10)
+        for T in (0.5, 0.9, 1.0)
+        for S in (0.5, 0.9, 1.0)
+    ]
+    settings.append(setting(APE(0.95, 0.949), 0.2, fine=True))
+    comparison = Comparison("divergence", mean(0.2), mean(0.3), mean(0.11))
+    return Profile(
+        method=APE(0.95, 0.949),
+        best=APE(0.95, 0.949),
+        default=APE(),
+        beats_default=True,
+        verdict="It does.",
+        criteria=("divergence",),
+        settings=tuple(settings),
+        held_out=(comparison,),
+        examples=12,
+        folds=4,
+        seed=3,
+        left_out=("Example 1 was left out: it has no passages.",),
+        model=ModelStamp("some/model", "ab" * 32),
+        guard=guard,
+    )

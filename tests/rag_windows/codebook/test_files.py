@@ -1,0 +1,218 @@
+"""A book in a folder: other processes, damage, and what it was made with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rag_windows import APE, Codebook, DeepThinking, Passage, WindowedLM
+from rag_windows.errors import CacheError, InputError
+from tests.rag_windows import small
+from tests.rag_windows.codebook.books import METHOD, PASSAGES, QUESTION, TOPICS, book, entries
+
+
+def answer(path: Path) -> tuple[int, ...]:
+    with book(path) as held:
+        return small.lm().generate(QUESTION, held, max_new_tokens=4).token_ids
+
+
+def test_it_outlasts_its_process(tmp_path: Path) -> None:
+    metadata = {"pages": [1, 2], "ü": None}
+    odd = Passage("odd \x00\u2028 text", id="odd", title="Title", score=0.5, metadata=metadata)
+    with book(tmp_path) as held:
+        held.add([*PASSAGES, odd])
+        first = held.search(QUESTION)
+        out = small.lm().generate(QUESTION, held, max_new_tokens=4)
+    told: list[tuple[int, int]] = []
+    again = book(tmp_path, on_loaded=lambda done, total: told.append((done, total)))
+    assert told == [(8, 8)]
+    assert again.ids == (*TOPICS, "odd")
+    assert again["odd"] == odd
+    assert again.search(QUESTION) == first
+    assert small.lm().generate(QUESTION, again, max_new_tokens=4).token_ids == out.token_ids
+    # Nothing but the query was encoded: prefix and windows come from the disk.
+    assert again.cache.stats().misses == 0
+    assert again.cache.stats().hits > 3
+
+
+def test_counts_are_kept(tmp_path: Path) -> None:
+    with book(tmp_path, replace(METHOD, size=3, retrieve=1)) as held:
+        held.add(PASSAGES[:3])
+        for _ in range(2):
+            found = held.search(QUESTION)[0].passage.id
+    with book(tmp_path, replace(METHOD, size=3, retrieve=1)) as held:
+        assert held.add(PASSAGES[3:5]).evicted == tuple(
+            topic for topic in TOPICS[:3] if topic != found
+        )
+
+
+def test_books_in_one_folder_see_each_other(tmp_path: Path) -> None:
+    one, other = book(tmp_path), book(tmp_path)
+    one.add(PASSAGES[:3])
+    assert other.ids == TOPICS[:3]
+    other.add(PASSAGES[3:5])
+    other.remove("cats")
+    one.update([Passage("dogs bark", id="dogs")])
+    assert one.ids == other.ids == TOPICS[1:5]
+    assert other["dogs"].text == "dogs bark"
+    assert other.search(QUESTION) == one.search(QUESTION)
+
+
+def test_removed_passages_leave_no_file(tmp_path: Path) -> None:
+    with book(tmp_path) as held:
+        held.add([*PASSAGES, Passage(PASSAGES[0].text, id="the same again")])
+        files = len(entries(tmp_path))
+        held.remove("cats")
+        assert len(entries(tmp_path)) == files
+        held.remove("the same again")
+        held.cache.flush()
+        assert len(entries(tmp_path)) == files - 2
+        held.clear()
+        assert len(entries(tmp_path)) <= 1  # the prefix
+        assert len(held) == 0
+    assert "cats" not in (tmp_path / "book.json").read_text()
+
+
+@pytest.mark.parametrize("damage", ["a byte", "cut", "gone"])
+def test_damaged_entries_are_encoded_again(tmp_path: Path, damage: str) -> None:
+    with book(tmp_path) as held:
+        held.add(PASSAGES)
+    right = answer(tmp_path)
+    for file in entries(tmp_path):
+        data = bytearray(file.read_bytes())
+        if damage == "a byte":
+            data[-3] ^= 64
+        file.unlink() if damage == "gone" else file.write_bytes(
+            data[: len(data) - 9 * (damage == "cut")]
+        )
+    assert answer(tmp_path) == right
+    with book(tmp_path) as held:
+        held.cache.verify()
+        assert held.ids == TOPICS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("about cats", "about rats"),
+        lambda text: "[]",
+        lambda text: '{"seal": "", "book": {}}',
+    ],
+    ids=["cut", "edited", "no object", "no seal"],
+)
+def test_a_damaged_index_is_an_error(tmp_path: Path, change: object) -> None:
+    with book(tmp_path) as held:
+        held.add(PASSAGES[:1])
+    file = tmp_path / "book.json"
+    file.write_text(change(file.read_text()))  # type: ignore[operator]  # one of the functions above
+    with pytest.raises(CacheError, match="damaged"):
+        book(tmp_path)
+
+
+def test_what_a_book_was_made_with_is_checked(tmp_path: Path) -> None:
+    with book(tmp_path) as held:
+        held.add(PASSAGES[:2])
+    lm = small.lm()
+    with pytest.raises(CacheError, match="another prefix"):
+        book(tmp_path, prefix="Be brief.")
+    with pytest.raises(CacheError, match="another encoding"):
+        lm.codebook(Codebook(reader=DeepThinking(2)), path=tmp_path)
+    with pytest.raises(CacheError, match="another model"):
+        WindowedLM(small.model(1), small.tokenizer()).codebook(METHOD, path=tmp_path)
+    with pytest.raises(CacheError, match="another tokenizer"):
+        WindowedLM(small.model(), _other_tokenizer()).codebook(METHOD, path=tmp_path)
+    # How windows are read and searched is free.
+    for method in (Codebook(reader=APE(0.5)), Codebook(page=1, similarity="dot", fusion="mean")):
+        with lm.codebook(method, path=tmp_path) as held:
+            assert len(held.search(QUESTION)) == 2
+
+
+def _other_tokenizer() -> object:
+    from copy import deepcopy
+
+    other = deepcopy(small.tokenizer())
+    other.chat_template = small.TEMPLATE + " "
+    return other
+
+
+def test_weights_that_change_below_it_are_noticed() -> None:
+    from copy import deepcopy
+
+    model = deepcopy(small.model())
+    lm = WindowedLM(model, small.tokenizer())
+    held = lm.codebook(METHOD)
+    held.add(PASSAGES[:2])
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+    with pytest.raises(CacheError, match="another model"):
+        held.search(QUESTION)
+
+
+def test_refined_windows_are_kept_refined(tmp_path: Path) -> None:
+    method = Codebook(retrieve=2, reader=DeepThinking(2, eta=0.5))
+    lm = small.lm()
+    with lm.codebook(method, path=tmp_path) as held:
+        held.add(PASSAGES)
+        first = lm.generate(QUESTION, held, max_new_tokens=4)
+    with lm.codebook(method, path=tmp_path) as held:
+        again = lm.generate(QUESTION, held, max_new_tokens=4)
+        assert held.cache.stats().misses == 0
+    given = lm.generate(QUESTION, PASSAGES, method=method, max_new_tokens=4)
+    assert first.token_ids == again.token_ids == given.token_ids
+
+
+@pytest.mark.parametrize(
+    "id", ["../../up", "/etc/passwd", "a\x00b", "\ud800", "x" * 5000, "book.json"]
+)
+def test_hostile_ids_name_no_files(tmp_path: Path, id: str) -> None:
+    folder = tmp_path / "book"
+    with book(folder) as held:
+        held.add([Passage("some text", id=id)])
+    assert [file.name for file in tmp_path.iterdir()] == ["book"]
+    assert {file.name for file in folder.iterdir()} == {"book.json", "book.lock", "windows"}
+    assert len(entries(folder)) == 3  # prefix, window, pages
+    assert book(folder)[id].text == "some text"
+
+
+def test_metadata_that_no_file_can_hold(tmp_path: Path) -> None:
+    with book(tmp_path) as held:
+        for value in (object(), (1, 2), {1: 2}, float("nan")):
+            with pytest.raises(InputError, match="metadata"):
+                held.add([Passage("text", id="a", metadata={"key": value})])
+        assert len(held) == 0
+    assert book().add([Passage("text", id="a", metadata={"key": object()})]).ids == ("a",)
+
+
+def test_an_index_that_can_not_be_written_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with book(tmp_path) as held:
+        held.add(PASSAGES[:2])
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("rag_windows.cache.files.Files.write", full)
+            with pytest.raises(CacheError, match="No space"):
+                held.add(PASSAGES[2:])
+        assert held.ids == TOPICS[:2]
+        assert json.loads((tmp_path / "book.json").read_text())["book"]["format"] == 1
+        held.add(PASSAGES[2:])
+        assert held.ids == book(tmp_path).ids == TOPICS
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    left, foreign = tmp_path / f"book.json.{'a' * 16}.tmp", tmp_path / "book.json.mine.tmp"
+    with book(tmp_path) as held:
+        left.write_text("half")
+        foreign.write_text("not ours")
+        held.add(PASSAGES[:1])
+    assert not left.exists()
+    assert foreign.exists()

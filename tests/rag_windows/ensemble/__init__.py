@@ -1,0 +1,1 @@
+"""Tests of windows that answer each for itself."""

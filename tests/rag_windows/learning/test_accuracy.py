@@ -1,0 +1,78 @@
+"""The embedded learner labels by demonstrations in windows, and classify says what it would say."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from rag_windows import WindowedLM
+from rag_windows.errors import LimitError
+from training.demonstrations import draw_demonstrations
+from training.recipes import Demonstrations
+
+TASKS = 6
+"""Labelling rules; each with 64 demonstrations and 12 questions."""
+
+
+@functools.cache
+def learner() -> WindowedLM:
+    return WindowedLM.from_pretrained("tiny-learner")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Demonstrations, texts and right labels, of pairs of words and labels not trained on."""
+
+    shown: list[tuple[str, str]]
+    texts: list[str]
+    answers: list[str]
+
+
+def draw(seed: int, recipe: Demonstrations) -> Task:
+    sample = draw_demonstrations(np.random.default_rng(seed), recipe, "held-out")
+    lines = [line for _, text in sample.passages for line in text.split("\n")]
+    return Task(
+        [(text, label) for text, _, label in (line.rpartition(": ") for line in lines)],
+        [turn.question.removesuffix(":") for turn in sample.turns],
+        [turn.answer for turn in sample.turns],
+    )
+
+
+@functools.cache
+def tasks() -> list[Task]:
+    recipe = Demonstrations(8, labels=(2, 6), keywords=(1, 3))
+    return [draw(7000 + seed, recipe) for seed in range(TASKS)]
+
+
+def rights(task: Task, method: str, windows: int) -> list[bool]:
+    found = learner().classify(task.texts, task.shown, method=method, windows=windows)
+    return [one.label == answer for one, answer in zip(found, task.answers, strict=True)]
+
+
+@pytest.mark.parametrize("method", ["sequential", "pcw", "ape"])
+def test_labels_are_right(method: str) -> None:
+    assert np.mean([right for task in tasks() for right in rights(task, method, 8)]) >= 0.95
+
+
+def test_labels_are_right_beyond_the_context() -> None:
+    """Of 1,920 demonstrations, about 30 show the word in question."""
+    task = draw(7100, Demonstrations(240, labels=(16, 16), keywords=(4, 4), questions=32))
+    with pytest.raises(LimitError, match="one after the other"):
+        rights(task, "sequential", 32)
+    assert np.mean(rights(task, "ape", 32)) >= 0.9
+
+
+def test_the_label_is_what_the_model_would_say() -> None:
+    shown = tasks()[0].shown
+    found = learner().classify(tasks()[0].texts[:4], shown, method="ape", windows=4)
+    quarter = len(shown) // 4
+    passages = [
+        "\n".join(f"{text}: {label}" for text, label in shown[i : i + quarter])
+        for i in range(0, len(shown), quarter)
+    ]
+    for one in found:
+        said = learner().generate(f"{one.text}:", passages, method="ape", max_new_tokens=8)
+        assert said.text == one.label

@@ -1,0 +1,126 @@
+"""Where windows stand: starts, batches of windows at positions of their own, caching, warming."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rag_windows import PCW, Passage, PassageCache, StructuredPrompting, WindowedLM
+from rag_windows.encoding import Encoder
+from rag_windows.errors import InputError
+from rag_windows.rescaling import window_starts
+from rag_windows.windows import PackedWindows, Window, rows_of
+from tests.parity import zoo
+from tests.rag_windows import small
+
+LENGTHS = (3, 19, 17, 18, 4, 20)
+NAMES = ["llama", "gpt2", "gemma3_text-sliding"]
+
+
+def windows() -> list[list[int]]:
+    return [zoo.ids(length, number) for number, length in enumerate(LENGTHS)]
+
+
+def encoder(name: str) -> Encoder:
+    return WindowedLM.from_pretrained(zoo.shared(name), tokenizer=None)._plain_encoder
+
+
+def test_starts() -> None:
+    assert window_starts("left", 5, [2, 7, 1]) == [5, 5, 5]
+    assert window_starts("right", 5, [2, 7, 1]) == [10, 5, 11]
+    assert window_starts("in order", 5, [2, 7, 1]) == [5, 7, 14]
+    assert [window_starts(name, 5, []) for name in ("left", "right", "in order")] == [[]] * 3
+
+
+def test_the_query_follows_the_furthest_window() -> None:
+    lm = small.lm()
+    for method in (PCW(), StructuredPrompting()):
+        context = lm.encode_ids([1, 2], [[3], [4, 5, 6], [7, 8]], method=method)
+        assert context.query_start == 5
+    assert isinstance(context.windows, PackedWindows)
+    assert context.windows.positions.tolist() == [4, 2, 3, 4, 3, 4]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_windows_at_positions_of_their_own_share_a_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aligned on the right in a padded batch, each window is what it is alone."""
+    made, ids = encoder(name), windows()
+    prefix = made.encode_prefix(zoo.ids(9, 50))
+    starts = window_starts("right", 9, LENGTHS)
+    alone = [made.run([one], [start], prefix)[0] for one, start in zip(ids, starts, strict=True)]
+    passes: list[int] = []
+    run = made.run
+
+    def counted(batch: Any, *args: Any) -> list[Window]:
+        passes.append(len(batch))
+        return run(batch, *args)
+
+    monkeypatch.setattr(made, "run", counted)
+    together = made.encode_windows(prefix, ids, starts=starts)
+    assert sorted(passes) == [2, 4]
+    for one, other in zip(alone, together, strict=True):
+        assert (one.ids, one.start) == (other.ids, other.start)
+        for a, b in zip((*one.keys, *one.values), (*other.keys, *other.values), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+def test_padding_asks_for_no_position_beyond_a_learned_table() -> None:
+    """The shorter row ends with the last position there is; its padding must not pass it."""
+    made = encoder("gpt2")
+    last = int(made.model.config.max_position_embeddings)
+    ids = [zoo.ids(20, 1), zoo.ids(18, 2)]
+    together = made.run(ids, [last - 20, last - 18], None)
+    alone = made.run([ids[1]], [last - 18], None)[0]
+    torch.testing.assert_close(together[1].keys[-1], alone.keys[-1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_window_beside_each_row_is_what_stands_before_it(name: str) -> None:
+    """Second halves of windows, each with its own first half beside it, as one pass gives them."""
+    made, ids = encoder(name), windows()
+    prefix = made.encode_prefix(zoo.ids(9, 50))
+    halves = [one[: len(one) // 2] for one in ids]
+    whole = made.encode_windows(prefix, ids)
+    before = made.encode_windows(prefix, halves)
+    rest = [one[len(half) :] for one, half in zip(ids, halves, strict=True)]
+    after = made.run(rest, [9 + len(half) for half in halves], prefix, rows_of(before))
+    for one, half, second in zip(whole, halves, after, strict=True):
+        torch.testing.assert_close(second.keys[-1], one.keys[-1][:, len(half) :], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            second.values[-1], one.values[-1][:, len(half) :], rtol=0, atol=1e-5
+        )
+
+
+def test_a_cached_window_is_found_at_its_position_only() -> None:
+    lm = small.lm().with_cache(PassageCache("10MB"))
+    method, ids = StructuredPrompting(), windows()
+    first = lm.encode_ids([1, 2], ids, method=method)
+    assert first.cached_tokens == 0
+    assert lm.encode_ids([1, 2], ids[::-1], method=method).cached_tokens == 2 + sum(LENGTHS)
+    # Without the longest window the others end earlier, but for those of its length.
+    assert lm.encode_ids([1, 2], ids[:-1], method=method).cached_tokens == 2
+    # The longest window starts behind the prefix, as every window does for other methods.
+    assert lm.encode_ids([1, 2], ids, method=PCW()).cached_tokens == 2 + max(LENGTHS[:-1]) + 20
+
+
+def test_what_depends_on_the_others_can_not_be_warmed() -> None:
+    lm = WindowedLM(
+        small.model(), small.tokenizer(), method="structured-prompting", cache=PassageCache("1MB")
+    )
+    with pytest.raises(InputError, match=r"'structured-prompting'.*such as 'ape'"):
+        lm.warm([Passage("One.")])
+
+
+def test_of_two_rows_only_the_further_one_leaves_the_prefix_behind() -> None:
+    """In sliding layers the prefix is out of reach for the second row alone."""
+    made = encoder("gemma3_text-sliding")
+    prefix = made.encode_prefix(zoo.ids(4, 50))
+    ids, starts = [zoo.ids(3, 1), zoo.ids(3, 2)], [4, 40]
+    together = made.run(ids, starts, prefix)
+    for one, start, row in zip(ids, starts, together, strict=True):
+        alone = made.run([one], [start], prefix)[0]
+        torch.testing.assert_close(row.keys[-1], alone.keys[-1], rtol=0, atol=1e-5)
