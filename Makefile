@@ -13,10 +13,10 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format figures faults bench bench-cache train evaluate install clean
+.PHONY: help demo test lint format figures faults bench bench-cache train train-learner evaluate judge install clean
 
 help: ## show this list
-	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.demo ## three questions over the sample corpus, sequentially and with windows
 	$(OFFLINE) $(BIN)/rag-windows demo $(ARGS)
@@ -39,8 +39,12 @@ format: $(VENV)/.dev ## rewrite the sources in the common format
 figures: $(VENV)/.dev ## draw docs/attention.png again
 	$(BIN)/python docs/draw_attention.py
 
-train: $(VENV)/.dev ## train an embedded reader into runs/reader: 45 minutes (OUT=, ARGS=)
+train: $(VENV)/.dev ## train an embedded reader into runs/reader: 40 minutes (OUT=, ARGS=)
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m training.train --out '$(OUT)' $(ARGS)
+
+train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs/learner: 25 minutes (ARGS=)
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m training.train --out runs/learner \
+		--curriculum learner --weights rag_windows/models/tiny-reader --steps 1200 $(ARGS)
 
 bench: $(VENV)/.demo ## seconds to the first token beside transformers: 2 minutes (ARGS="--passages 64")
 	$(OFFLINE) $(BIN)/python benchmarks/first_token.py $(ARGS)
@@ -48,8 +52,11 @@ bench: $(VENV)/.demo ## seconds to the first token beside transformers: 2 minute
 bench-cache: $(VENV)/.dev ## what the passage cache saves: 7 minutes (ARGS="--sequential 32")
 	$(OFFLINE) $(BIN)/python benchmarks/passage_cache.py $(ARGS)
 
-evaluate: $(VENV)/.dev ## measure the shipped reader: 10 minutes on 2 cores (ARGS="--tasks single")
+evaluate: $(VENV)/.dev ## measure the shipped reader: 16 minutes (ARGS="--model tiny-learner")
 	$(OFFLINE) $(BIN)/python -m training.evaluate --jobs 2 $(ARGS)
+
+judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: JUDGETIME (ARGS="--quick")
+	$(OFFLINE) $(BIN)/python benchmarks/methods.py $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it
 
