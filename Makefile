@@ -55,7 +55,7 @@ bench-cache: $(VENV)/.dev ## what the passage cache saves: 7 minutes (ARGS="--se
 evaluate: $(VENV)/.dev ## measure the shipped reader: 16 minutes (ARGS="--model tiny-learner")
 	$(OFFLINE) $(BIN)/python -m training.evaluate --jobs 2 $(ARGS)
 
-judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: JUDGETIME (ARGS="--quick")
+judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: an hour (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/methods.py $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it
