@@ -27,8 +27,8 @@ TASKS = {
 FEWEST = {"two-hop": 2}
 """The fewest passages over which a task can be asked, where it is not one."""
 
-PER_CONTEXT = 8
-"""Questions on one context; a context of one passage has facts for half of them."""
+PER_CONTEXT = {1: 8, 4: 16, 16: 20}
+"""Questions on one context, from so many passages on; less where it has no more of them."""
 
 _ATTEMPTS = 30
 """Questions drawn for each one wanted, before a context is given up as too poor."""
@@ -71,7 +71,7 @@ def draw_groups(task: str, passages: int, questions: int, seed: int) -> Iterator
         seed: equal arguments give equal groups.
     """
     rng = np.random.default_rng([seed, list(TASKS).index(task), passages])
-    each = PER_CONTEXT if passages > 1 else PER_CONTEXT // 2
+    each = max(count for least, count in PER_CONTEXT.items() if least <= passages)
     left = questions
     while left:
         group = _draw(rng, TASKS[task], passages, min(each, left))
@@ -104,6 +104,4 @@ def _draw(rng: np.random.Generator, task: str, passages: int, wanted: int) -> Gr
         found.setdefault("\n".join(message["content"] for message in asked), question)
         if len(found) == wanted:
             break
-    return Group(
-        tuple(Passage(text, title=title) for title, text in texts), tuple(found.values())
-    )
+    return Group(tuple(Passage(text, title=title) for title, text in texts), tuple(found.values()))

@@ -1,13 +1,13 @@
-"""Greedy answers without decoding: one pass over question and right answer tells whether they agree.
+"""Greedy answers without decoding: one pass over question and right answer compares them.
 
-Greedy decoding gives the right answer, ended where it ends, exactly if at each of its tokens and at
-its end token the most likely token is that one: up to the first difference both see the same tokens.
+Greedy decoding gives the right answer, ended where it ends, exactly if at each of its tokens and
+at its end token the most likely token is that one: up to the first difference both see the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -96,16 +96,45 @@ class Reader:
             raise ValueError(f"{question.steps!r} is no beginning of {question.answer!r} in tokens")
         return Asked(parts.query_ids, (*answer, self._end), len(steps), question.passage)
 
-    def encode(self, prepared: Prepared, method: Method) -> EncodedContext:
-        """Encode a context for a method."""
-        return self.lm.encode_ids(prepared.prefix_ids, prepared.windows, method=method)
+    def encode(
+        self, prepared: Prepared, method: Method, scores: Sequence[float] = ()
+    ) -> EncodedContext:
+        """Encode a context for a method.
+
+        Args:
+            prepared: the context.
+            method: how it will be read.
+            scores: of the passages, for methods that weigh by them.
+        """
+        return encode_context(
+            self.lm._encoder,
+            prepared.prefix_ids,
+            prepared.windows,
+            method,
+            groups=range(len(prepared.windows)),
+            scores=scores,
+        )
 
     def read(
-        self, context: EncodedContext, asked: Sequence[Asked], *, citations: bool = False
+        self, context: EncodedContext, prepared: Prepared, *, citations: bool = False
     ) -> list[Reading]:
-        """Answer questions on one encoded context, as rows of shared passes."""
+        """Answer a context's questions, as rows of shared passes where its method allows.
+
+        Args:
+            context: of ``prepared``, encoded.
+            prepared: the questions.
+            citations: whether to see which passage gets most attention.
+        """
+        asked = prepared.asked
+        if context.method.selection is not None:
+            # Which windows are read is chosen anew for every question.
+            narrowed = (self.lm._decoder.narrowed(context, one.query_ids) for one in asked)
+            return [
+                self._read(own, [one], citations)[0]
+                for own, one in zip(narrowed, asked, strict=True)
+            ]
         longest = max(len(one.query_ids) + len(one.answer_ids) for one in asked)
-        at_once = max(1, MOST_LOGITS // (longest * self.lm.model.config.vocab_size))
+        at_once = max(1, MOST_LOGITS // (longest * self.lm._decoder.vocabulary))
         readings: list[Reading] = []
         for start in range(0, len(asked), at_once):
             readings += self._read(context, asked[start : start + at_once], citations)
@@ -114,31 +143,54 @@ class Reader:
     def _read(
         self, context: EncodedContext, asked: Sequence[Asked], citations: bool
     ) -> list[Reading]:
-        rows = [[*one.query_ids, *one.answer_ids] for one in asked]
-        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-        for number, row in enumerate(rows):
-            ids[number, : len(row)] = torch.tensor(row)
-        first = context.query_start + min(len(one.query_ids) for one in asked) - 1
-        mass = MassRecorder(first) if citations and context.windows is not None else None
-        chosen = self.lm._decoder.forward(context, ids, mass=mass).argmax(dim=-1).tolist()
-        readings = []
+        ids, first = rows_of(asked)
+        mass = None
+        if citations and context.windows is not None:
+            mass = MassRecorder(context.query_start + first)
+        logits = self.lm._decoder.forward(context, ids, last=ids.shape[1] - first, mass=mass)
+        readings = judged(logits.argmax(dim=-1).tolist(), asked, first)
+        if mass is None:
+            return readings
         for number, one in enumerate(asked):
-            start = len(one.query_ids) - 1
-            written = chosen[number][start : start + len(one.answer_ids)]
-            cited = None
-            if mass is not None:
-                begin = context.query_start + start
-                places = list(range(begin, begin + len(one.answer_ids)))
-                cited = int(mass.average(places, [number] * len(places))[:-2].argmax())
-            readings.append(reading(written, one, cited))
+            begin = context.query_start + len(one.query_ids) - 1
+            places = list(range(begin, begin + len(one.answer_ids)))
+            shares = mass.average(places, [number] * len(places))[:-2]
+            readings[number] = replace(readings[number], cited=int(shares.argmax()))
         return readings
 
 
-def reading(written: Sequence[int], asked: Asked, cited: int | None = None) -> Reading:
-    """Compare the most likely tokens behind the right ones with the right ones."""
-    value = slice(asked.value_from, None)
-    return Reading(
-        right=tuple(written) == asked.answer_ids,
-        value=tuple(written[value]) == asked.answer_ids[value],
-        cited=cited,
-    )
+def rows_of(asked: Sequence[Asked]) -> tuple[torch.Tensor, int]:
+    """Questions with their answers as right-padded rows.
+
+    Returns:
+        (rows, tokens) int64, and the first token behind which a right answer may begin.
+    """
+    rows = [[*one.query_ids, *one.answer_ids] for one in asked]
+    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+    return ids, min(len(one.query_ids) for one in asked) - 1
+
+
+def judged(chosen: Sequence[Sequence[int]], asked: Sequence[Asked], first: int) -> list[Reading]:
+    """Compare the most likely tokens with the right ones.
+
+    Args:
+        chosen: per question, the most likely next token behind token ``first`` of its row, behind
+            the one after it, and so on.
+        asked: the questions.
+        first: from `rows_of`.
+    """
+    readings = []
+    for row, one in zip(chosen, asked, strict=True):
+        begin = len(one.query_ids) - 1 - first
+        written = tuple(row[begin : begin + len(one.answer_ids)])
+        value = slice(one.value_from, None)
+        readings.append(
+            Reading(
+                right=written == one.answer_ids,
+                value=written[value] == one.answer_ids[value],
+                cited=None,
+            )
+        )
+    return readings

@@ -1,7 +1,8 @@
-"""Shares with intervals: contexts are drawn again, since questions on one context are no strangers."""
+"""Shares with intervals; whole contexts are drawn again, since their questions go together."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,9 +38,10 @@ class Answers:
         return cls(right, np.array([len(mark) for mark in marks], dtype=np.float64))
 
 
-def _draws(contexts: int) -> Counts:
-    """(resamples, contexts): how often each context is drawn; the same for all of one size."""
-    rng = np.random.default_rng([_SEED, contexts])
+@functools.cache
+def _draws(contexts: int, stream: int = 0) -> Counts:
+    """(resamples, contexts): how often each context is drawn; equal for equal arguments."""
+    rng = np.random.default_rng([_SEED, contexts, stream])
     chances = np.full(contexts, 1 / contexts)
     return rng.multinomial(contexts, chances, size=RESAMPLES).astype(np.float64)
 
@@ -75,3 +77,15 @@ def retention(answers: Answers, base: Answers) -> Estimate | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = (draws @ answers.right) / (draws @ base.right)
     return _estimate(float(answers.right.sum() / base.right.sum()), resampled)
+
+
+def ratio(answers: Answers, base: Answers) -> Estimate | None:
+    """Share over the share of ``base`` on other contexts, drawn apart; None where that is 0."""
+    if not base.right.sum():
+        return None
+    own, other = _draws(len(answers.asked), 1), _draws(len(base.asked), 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = (own @ answers.right) / (own @ answers.asked)
+        bases = (other @ base.right) / (other @ base.asked)
+        value = answers.right.sum() / answers.asked.sum() * base.asked.sum() / base.right.sum()
+        return _estimate(float(value), shares / bases)

@@ -1,0 +1,1 @@
+"""The judgement of the methods: what ``benchmarks/methods.py`` runs."""
