@@ -52,7 +52,8 @@ def run_line(summary: Summary) -> str:
     return (
         f"`python benchmarks/methods.py`, {last.jobs} processes of one thread each on "
         f"{last.machine} (no GPU): {len(summary.rows):,} cells, {answers:,} answers, "
-        f"{seconds / 60:.0f} core minutes of encoding and reading. For {compared:,} questions the answer was also written by "
+        f"{seconds / 60:.0f} core minutes of encoding and reading. For {compared:,} questions the "
+        f"answer was also written by "
         f"`WindowedLM.generate`, token by token: it was right or wrong exactly as measured here "
         f"for {agreed:,} of them.\n"
     )
