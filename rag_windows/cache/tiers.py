@@ -149,24 +149,46 @@ class Tiers:
 
     def forget(self, labels: Collection[str]) -> int:
         """See `PassageCache.invalidate`."""
-        with self._lock:
-            self.epoch += 1
-        found = {id(tier): (tier, tier.keys_with(labels)) for tier in self.all()}
-        for tier, keys in found.values():
+
+        def drop(tier: Any) -> set[str]:
+            keys = set(tier.keys_with(labels))
             tier.remove(keys)
-        return len({key for _, keys in found.values() for key in keys})
+            return keys
+
+        return len(self._drop(drop))
 
     def remove(self, keys: Collection[str]) -> None:
         """See `PassageCache.remove`."""
-        for tier in self.all():
+
+        def drop(tier: Any) -> set[str]:
             tier.remove(list(keys))
+            return set()
+
+        self._drop(drop)
 
     def clear(self) -> None:
         """See `PassageCache.clear`."""
-        with self._lock:
-            self.epoch += 1
-        for tier in self.all():
+
+        def drop(tier: Any) -> set[str]:
             tier.clear()
+            return set()
+
+        self._drop(drop)
+
+    def _drop(self, drop: Callable[[Any], set[str]]) -> set[str]:
+        """Drop entries from every tier, for good; returns the keys that were dropped.
+
+        Twice: a read that begins in the midst of the first round may find an entry that is still
+        on disk, and put it into a fast tier that is through already. The second round's epoch
+        stops such a read, and the round takes out what it has put there before.
+        """
+        dropped: set[str] = set()
+        for _ in range(2):
+            with self._lock:
+                self.epoch += 1
+            for tier in self.all():
+                dropped |= drop(tier)
+        return dropped
 
     def close(self) -> None:
         """See `PassageCache.close`."""

@@ -114,6 +114,34 @@ def test_what_is_forgotten_while_it_is_encoded_is_not_kept(monkeypatch: pytest.M
     assert cache.stats().tiers["memory"].entries == 0
 
 
+@pytest.mark.parametrize("how", ["clear", "invalidate", "remove"])
+def test_what_is_read_from_disk_while_it_is_forgotten_does_not_stay(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PassageCache("1MB", path=tmp_path / "w") as cache:
+        ask(model(cache), PASSAGES[:1])
+        assert cache.disk is not None
+        keys = cache.disk.keys_with(["one"])
+        assert len(keys) == 1
+        name = "clear" if how == "clear" else "remove"
+        original = getattr(cache.disk, name)
+        read: list[int] = []
+
+        def late(*arguments: Any) -> Any:
+            # Memory is through already, the disk is not.
+            read.append(len(cache.from_disk(keys)))
+            return original(*arguments)
+
+        monkeypatch.setattr(cache.disk, name, late)
+        {
+            "clear": cache.clear,
+            "invalidate": lambda: cache.invalidate("one"),
+            "remove": lambda: cache.remove(keys),
+        }[how]()
+        assert read[0] == 1
+        assert keys[0] not in cache
+
+
 def test_clearing_and_pruning(tmp_path: Path) -> None:
     with PassageCache("1MB", path=tmp_path / "w", ttl=3600) as cache:
         lm = model(cache)
