@@ -24,7 +24,7 @@ demo: $(VENV)/.demo ## three questions over the sample corpus, sequentially and 
 test: $(VENV)/.dev ## all tests: no network, no GPU, at most 10 minutes on 2 cores (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest $(ARGS)
 
-faults: $(VENV)/.dev ## every fault of the passage cache, unsampled: 5 to 10 minutes
+faults: $(VENV)/.dev ## every fault of the passage cache, unsampled: 4 minutes
 	RAG_WINDOWS_FAULTS=full $(OFFLINE) $(BIN)/python -m pytest tests/faults $(ARGS)
 
 lint: $(VENV)/.dev ## ruff check, ruff format --check, mypy
