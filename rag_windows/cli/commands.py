@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rag_windows.cli import options
+from rag_windows.cli.bench_command import bench
 from rag_windows.cli.cache_commands import cache
 from rag_windows.cli.calibrate_command import calibrate
 from rag_windows.cli.classify_command import classify
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.add_typer(cache, name="cache")
 app.command(cls=options.DocsCommand)(calibrate)
 app.command()(classify)
+app.command()(bench)
 
 
 def _version(asked: bool) -> None:
