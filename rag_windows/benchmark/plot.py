@@ -49,7 +49,8 @@ def draw(result: Result, path: Path) -> None:
         axes.set_title(title, loc="left", fontsize=11)
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    first.legend(frameon=False, fontsize=8)
+    handles, labels = first.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     figure.suptitle(
         f"{result.shape}, {result.dtype}, {result.machine.device}, "
         f"{result.machine.threads} threads; medians, smallest and largest round",
