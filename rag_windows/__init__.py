@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rag_windows.batch.request import BatchRequest
+    from rag_windows.batch.scheduler import Scheduler
     from rag_windows.cache.passage_cache import PassageCache
     from rag_windows.calibration import Example, Profile
     from rag_windows.codebook.book import PassageBook
@@ -37,6 +39,7 @@ __all__ = [
     "APE",
     "METHODS",
     "PCW",
+    "BatchRequest",
     "CacheError",
     "Chunk",
     "Citation",
@@ -57,6 +60,7 @@ __all__ = [
     "PassageCache",
     "Profile",
     "RagWindowsError",
+    "Scheduler",
     "Score",
     "Sequential",
     "StructuredPrompting",
@@ -68,6 +72,8 @@ __all__ = [
 
 # Imported on first use: the command line shows its help and its errors without loading torch.
 _HOMES = {
+    "rag_windows.batch.request": ("BatchRequest",),
+    "rag_windows.batch.scheduler": ("Scheduler",),
     "rag_windows.cache.passage_cache": ("PassageCache",),
     "rag_windows.calibration": ("Example", "Profile"),
     "rag_windows.codebook.book": ("PassageBook",),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from transformers.generation.streamers import BaseStreamer
 
@@ -21,11 +22,47 @@ from rag_windows.request import Request
 from rag_windows.sources import sources_of
 from rag_windows.stopping import Cancelled, FirstToken, StopStrings
 
+T = TypeVar("T")
+
+Encode = Callable[..., T]
+"""`encode_context`, or what takes the same arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a loop made of one request, as `generation_of` puts it into words.
+
+    Attributes:
+        ids: the generated tokens.
+        masses: shares of the attention that the citation groups, the prefix and the query got, in
+            this order; None where they were not recorded.
+        cached_tokens: prompt tokens that were not computed for this request.
+        chosen: which of the windows were read, where the method chose; None for all.
+        timings: of the request.
+        fallback: what a guard found, or None.
+        stopped_early: whether it was cancelled.
+        raw: what ``transformers`` gives.
+    """
+
+    ids: Sequence[int]
+    masses: Sequence[float] | None
+    cached_tokens: int
+    chosen: tuple[int, ...] | None
+    timings: Timings
+    fallback: Fallback | None
+    stopped_early: bool
+    raw: Any
+
 
 def encode_request(encoder: WindowEncoder, request: Request) -> EncodedContext:
     """Encode what the request's query will read; a passage is one citation group."""
+    return encoded_by(encode_context, encoder, request)
+
+
+def encoded_by(encode: Encode[T], encoder: WindowEncoder, request: Request) -> T:
+    """What ``encode`` makes of a request's prefix and windows."""
     windows = request.parts.windows
-    return encode_context(
+    return encode(
         encoder,
         request.parts.prefix_ids,
         [window.ids for window in windows],
@@ -54,12 +91,7 @@ def answer(
     first = FirstToken()
 
     def stopping(prompt_length: int) -> list[Any]:
-        criteria: list[Any] = [first]
-        if cancelled is not None:
-            criteria.append(Cancelled(cancelled))
-        if request.stop:
-            criteria.append(StopStrings(detokenizer, request.stop, prompt_length))
-        return criteria
+        return criteria_of(request, detokenizer, first, cancelled, prompt_length)
 
     decoded = decoder.generate(
         context,
@@ -78,16 +110,20 @@ def answer(
     )
     stopped_early = cancelled is not None and cancelled.is_set()
     results = [
-        _generation(
+        generation_of(
             decoder,
             detokenizer,
             request,
-            context,
-            decoded,
-            index,
-            timings,
-            fallback,
-            stopped_early=stopped_early,
+            Answered(
+                ids=decoded.sequences[index],
+                masses=_masses(decoded, index) if request.citations else None,
+                cached_tokens=context.cached_tokens,
+                chosen=context.chosen,
+                timings=timings,
+                fallback=fallback,
+                stopped_early=stopped_early,
+                raw=decoded.raw,
+            ),
         )
         for index in range(len(decoded.sequences))
     ]
@@ -100,42 +136,51 @@ def answer(
     )
 
 
-def _generation(
-    decoder: Decoder,
-    detokenizer: Detokenizer,
+def criteria_of(
     request: Request,
-    context: EncodedContext,
-    decoded: Decoded,
-    index: int,
-    timings: Timings,
-    fallback: Fallback | None,
-    *,
-    stopped_early: bool,
+    detokenizer: Detokenizer,
+    first: FirstToken,
+    cancelled: threading.Event | None,
+    prompt_length: int,
+) -> list[Any]:
+    """Our stopping criteria for a request, beside those in its options."""
+    criteria: list[Any] = [first]
+    if cancelled is not None:
+        criteria.append(Cancelled(cancelled))
+    if request.stop:
+        criteria.append(StopStrings(detokenizer, request.stop, prompt_length))
+    return criteria
+
+
+def generation_of(
+    decoder: Decoder, detokenizer: Detokenizer, request: Request, answered: Answered
 ) -> Generation:
-    ids = decoded.sequences[index]
-    prompt_tokens = len(context.prefix_ids) + context.window_tokens + len(request.parts.query_ids)
-    citations, prefix_mass, query_mass = _citations(request, context, decoded, index)
+    """Put a result together."""
+    ids, parts = answered.ids, request.parts
+    windows = sum(len(window.ids) for window in parts.windows)
+    prompt_tokens = len(parts.prefix_ids) + windows + len(parts.query_ids)
+    citations, prefix_mass, query_mass = _citations(request, answered.masses)
     return Generation(
         text=detokenizer.text(ids, request.stop),
         token_ids=tuple(ids),
-        finish_reason=_finish_reason(decoder, detokenizer, request, ids, stopped_early),
-        usage=Usage(prompt_tokens, context.cached_tokens, len(ids)),
-        timings=timings,
+        finish_reason=_finish_reason(decoder, detokenizer, request, ids, answered.stopped_early),
+        usage=Usage(prompt_tokens, answered.cached_tokens, len(ids)),
+        timings=answered.timings,
         citations=citations,
         prefix_mass=prefix_mass,
         query_mass=query_mass,
-        notes=request.parts.notes,
-        fallback=fallback,
-        windows=_windows_read(request, context),
-        raw=decoded.raw,
+        notes=parts.notes,
+        fallback=answered.fallback,
+        windows=_windows_read(request, answered.chosen),
+        raw=answered.raw,
     )
 
 
-def _windows_read(request: Request, context: EncodedContext) -> tuple[WindowTokens, ...]:
+def _windows_read(request: Request, chosen: tuple[int, ...] | None) -> tuple[WindowTokens, ...]:
     if not request.method.windowed:
         return ()
     windows = request.parts.windows
-    return windows if context.chosen is None else tuple(windows[i] for i in context.chosen)
+    return windows if chosen is None else tuple(windows[i] for i in chosen)
 
 
 def _finish_reason(
@@ -157,20 +202,25 @@ def _finish_reason(
     return "length" if timed or len(ids) >= request.max_new_tokens else "stop"
 
 
+def _masses(decoded: Decoded, index: int) -> list[float] | None:
+    if decoded.mass is None:
+        return None
+    first = decoded.mass.first_position
+    rows = decoded.rows[index]
+    return decoded.mass.average(list(range(first, first + len(rows))), rows).tolist()
+
+
 def _citations(
-    request: Request, context: EncodedContext, decoded: Decoded, index: int
+    request: Request, masses: Sequence[float] | None
 ) -> tuple[tuple[Citation, ...] | None, float | None, float | None]:
     if not request.citations:
         return None, None, None
-    if decoded.mass is None or context.windows is None:
+    if masses is None:
         return tuple(Citation(i, p.id, 0.0) for i, p in enumerate(request.passages)), None, None
-    first = decoded.mass.first_position
-    rows = decoded.rows[index]
-    positions = list(range(first, first + len(rows)))
-    *groups, prefix, query = decoded.mass.average(positions, rows).tolist()
-    masses = [*groups, *[0.0] * (len(request.passages) - len(groups))]
+    *groups, prefix, query = masses
+    groups = [*groups, *[0.0] * (len(request.passages) - len(groups))]
     citations = tuple(
-        Citation(number, passage.id, masses[number])
+        Citation(number, passage.id, groups[number])
         for number, passage in enumerate(request.passages)
     )
     return citations, prefix, query

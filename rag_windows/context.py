@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import DynamicCache
 
+from rag_windows.context_parts import encode_parts
 from rag_windows.encoding import OnEncoded, Source, WindowEncoder
 from rag_windows.ensemble.members import Members, members_of
 from rag_windows.ensemble.rows_cache import RowsCache
 from rag_windows.errors import InputError
-from rag_windows.rescaling import Method, Sequential
+from rag_windows.rescaling import Method
 from rag_windows.windows import PackedWindows, Window, pack
 
 
@@ -118,40 +119,23 @@ def encode_context(
     Raises:
         InputError: a window without tokens, or without a score that the method needs.
     """
-    lengths = [len(ids) for ids in windows]
-    if 0 in lengths:
-        raise InputError(f"Window {lengths.index(0)} has no tokens; leave it out.")
-    numbers = list(range(len(windows))) if groups is None else list(groups)
-    n_groups = max(numbers, default=-1) + 1
-    if not windows:
-        return EncodedContext(tuple(prefix_ids), None, None, method, len(prefix_ids), 0)
-    if method.linking is not None and method.linking.everything(lengths):
-        method = Sequential()
-    if not method.windowed:
-        windows = [[token for ids in windows for token in ids]]
-    if method.combination is not None:
-        names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
-        method.combination.check(scores or [None] * len(windows), names)
-    encoded = encoder.encode(prefix_ids, windows, method, sources, on_encoded)
-    made, cached_tokens = encoded.windows, encoded.cached_tokens
-    if method.linking is not None:
-        made, again = method.linking.link(encoder.runner, made, encoded.prefix)
-        cached_tokens -= sum(again[index] for index in encoded.found)
+    parts = encode_parts(encoder, prefix_ids, windows, method, groups, on_encoded, sources, scores)
+    made, method = parts.windows, parts.method
+    if not made:
+        return EncodedContext(parts.prefix_ids, None, None, method, parts.query_start, 0)
     singly = method.selection is not None
     apart = singly or method.combination is not None
-    known = tuple(score for score in scores if score is not None)
-    known = known if len(known) == len(made) else ()
     return EncodedContext(
-        prefix_ids=tuple(prefix_ids),
-        prefix=encoded.prefix,
-        windows=_together(method, made, numbers, lengths, n_groups, known),
+        prefix_ids=parts.prefix_ids,
+        prefix=parts.prefix,
+        windows=_together(method, made, parts.groups, parts.lengths, parts.n_groups, parts.scores),
         method=method,
-        query_start=max(window.start + len(window.ids) for window in made),
-        window_tokens=sum(lengths),
-        cached_tokens=cached_tokens,
-        singles=tuple(made) if singly else (),
-        groups=tuple(numbers) if apart else (),
-        scores=known if apart else (),
+        query_start=parts.query_start,
+        window_tokens=sum(parts.lengths),
+        cached_tokens=parts.cached_tokens,
+        singles=made if singly else (),
+        groups=parts.groups if apart else (),
+        scores=parts.scores if apart else (),
     )
 
 

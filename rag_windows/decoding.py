@@ -53,7 +53,7 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel, runner: Encoder) -> None:
-        self._model = model
+        self.model = model
         self.runner = runner
         self._twin = runner.model
         self._view = make_view(self._twin)
@@ -63,7 +63,7 @@ class Decoder:
     @property
     def vocabulary(self) -> int:
         """How many logits the model gives for a token."""
-        return int(self._model.config.get_text_config(decoder=True).vocab_size)
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
     def layout(self, context: EncodedContext, mass: MassRecorder | None = None) -> Layout | None:
         """The layout of queries against ``context``; None without windows."""
@@ -125,13 +125,13 @@ class Decoder:
         if rows == 1 and past == 0 and context.method.selection is not None:
             context = self.narrowed(context, ids[0].tolist())
         require_narrowed(context)
-        ids = ids.to(input_device(self._model))
+        ids = ids.to(input_device(self.model))
         layout = self.layout(context, mass)
         kept = {} if last is None else {"logits_to_keep": last}
         if layout is None:
             prefix = torch.tensor(context.prefix_ids, dtype=torch.int64, device=ids.device)
             whole = torch.cat([prefix.expand(rows, -1), ids], dim=1)
-            return torch.as_tensor(self._model(whole, **kept).logits)[:, -(last or tokens) :]
+            return torch.as_tensor(self.model(whole, **kept).logits)[:, -(last or tokens) :]
         start = context.query_start + past
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
         tail = context.new_tail(rows) if tail is None else tail
@@ -172,23 +172,21 @@ class Decoder:
         if not query_ids:
             raise InputError("The query has no tokens; ask something.")
         context = self.narrowed(context, query_ids)
-        kwargs = self._options(context, options)
+        refuse_ours(options)
+        if context.windows is not None:
+            refuse(WITHOUT_WINDOWS, partial(self.option, options), "windows")
+        if isinstance(context.windows, Members):
+            refuse(WITHOUT_ROWS, partial(self.option, options), "an ensemble of windows")
         # Assisted decoding feeds the whole input in its first step, whatever the cache holds.
-        assisted = any(self.option(kwargs, name) is not None for name in ASSISTED)
+        assisted = any(self.option(options, name) is not None for name in ASSISTED)
         seen = 0 if assisted and context.windows is not None else len(context.prefix_ids)
         prompt = [*context.prefix_ids[:seen], *query_ids]
-        device = input_device(self._model)
-        kwargs["attention_mask"] = torch.ones(1, len(prompt), dtype=torch.int64, device=device)
-        kwargs["return_dict_in_generate"] = True
-        kwargs["stopping_criteria"] = StoppingCriteriaList(
-            [*(kwargs.get("stopping_criteria") or []), *stopping(len(prompt))]
-        )
-        if kwargs.get("logits_processor") is not None:
-            kwargs["logits_processor"] = LogitsProcessorList(kwargs["logits_processor"])
+        device = input_device(self.model)
+        kwargs = self.arguments(options, len(prompt), stopping(len(prompt)))
         last = context.query_start + len(query_ids) - 1
         mass = MassRecorder(last) if record_mass and context.windows is not None else None
         layout = self.layout(context, mass)
-        target = self._model
+        target = self.model
         if layout is not None:
             target = self._reader(context)
             rows = max(self.option(kwargs, name) or 1 for name in BATCHING)
@@ -202,28 +200,38 @@ class Decoder:
                 [[*range(seen), *range(start, start + len(query_ids))]],
                 device=device,
             )
-        if kwargs.get("generation_config") is not None:
-            # transformers takes options or a config, but wants no mixture of both.
-            config = copy.deepcopy(kwargs.pop("generation_config"))
-            kwargs = {**config.update(**kwargs), "generation_config": config}
+        kwargs = with_config(kwargs)
         inputs = torch.tensor([prompt], dtype=torch.int64, device=device)
         scope = nullcontext() if layout is None else use_layout(layout)
         with scope, seeded(seed, device):
             raw = target.generate(inputs, streamer=streamer, **kwargs)
         return self._decoded(raw, len(prompt), kwargs, mass)
 
-    def _options(self, context: EncodedContext, options: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_ours(options)
-        if context.windows is not None:
-            refuse(WITHOUT_WINDOWS, partial(self.option, options), "windows")
-        if isinstance(context.windows, Members):
-            refuse(WITHOUT_ROWS, partial(self.option, options), "an ensemble of windows")
+    def arguments(
+        self, options: Mapping[str, Any], prompt_length: int, criteria: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Arguments of transformers' generate for one prompt.
+
+        Args:
+            options: the caller's.
+            prompt_length: tokens of the prompt.
+            criteria: stopping criteria beside the caller's.
+        """
         kwargs = dict(options)
-        config = self._model.generation_config
+        config = self.model.generation_config
         if self.option(kwargs, "pad_token_id") is None:
             eos = self.option(kwargs, "eos_token_id")
             if eos is not None and config.pad_token_id is None:
                 kwargs["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+        kwargs["attention_mask"] = torch.ones(
+            1, prompt_length, dtype=torch.int64, device=input_device(self.model)
+        )
+        kwargs["return_dict_in_generate"] = True
+        kwargs["stopping_criteria"] = StoppingCriteriaList(
+            [*(kwargs.get("stopping_criteria") or []), *criteria]
+        )
+        if kwargs.get("logits_processor") is not None:
+            kwargs["logits_processor"] = LogitsProcessorList(kwargs["logits_processor"])
         return kwargs
 
     def option(self, kwargs: Mapping[str, Any], name: str) -> Any:
@@ -231,7 +239,7 @@ class Decoder:
         if kwargs.get(name) is not None:
             return kwargs[name]
         passed = getattr(kwargs.get("generation_config"), name, None)
-        return passed if passed is not None else getattr(self._model.generation_config, name, None)
+        return passed if passed is not None else getattr(self.model.generation_config, name, None)
 
     def end_tokens(self, options: Mapping[str, Any]) -> frozenset[int]:
         """Ids that end a generation under these options."""
@@ -256,6 +264,15 @@ class Decoder:
             else:
                 rows.append([max(0, int(beam)) for beam in beams[index][:end]])
         return Decoded(sequences, raw, mass, rows)
+
+
+def with_config(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for generate, with those that a passed config knows written into a copy of it."""
+    if kwargs.get("generation_config") is None:
+        return kwargs
+    # transformers takes options or a config, but wants no mixture of both.
+    config = copy.deepcopy(kwargs.pop("generation_config"))
+    return {**config.update(**kwargs), "generation_config": config}
 
 
 BATCHING = ("num_beams", "num_return_sequences")

@@ -19,8 +19,17 @@ Work = Callable[[BaseStreamer | None, threading.Event], Generation]
 """Generates, feeding a streamer, until done or the event is set."""
 
 
-class _Pieces(BaseStreamer):
-    """Turns tokens into pieces of settled text."""
+class Pieces(BaseStreamer):
+    """Turns tokens into pieces of settled text.
+
+    Attributes:
+        sent: the text put so far.
+
+    Args:
+        detokenizer: of the model.
+        stop: strings before which the text ends.
+        put: takes each piece.
+    """
 
     def __init__(
         self, detokenizer: Detokenizer, stop: Sequence[str], put: Callable[[str], None]
@@ -63,7 +72,7 @@ def stream(
     """
     pieces: queue.SimpleQueue[str | Generation | BaseException] = queue.SimpleQueue()
     cancelled = threading.Event()
-    streamer = _Pieces(detokenizer, stop, pieces.put) if by_token else None
+    streamer = Pieces(detokenizer, stop, pieces.put) if by_token else None
 
     def run() -> None:
         try:

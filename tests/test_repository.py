@@ -147,6 +147,7 @@ def test_suppressions_name_their_rule_and_reason() -> None:
 EXTRAS_OF = {
     "rag_windows": (),
     "rag_windows/calibration": ("figures",),
+    "rag_windows/attention/kernels": ("cuda",),
     "rag_windows/cli": ("cli",),
     "retrievers/rag_windows_retrievers": ("retrievers",),
     "integrations/langchain_rag_windows": ("langchain", "retrievers"),

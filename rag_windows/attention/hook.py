@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rag_windows.attention.backends import Request, attend
+from rag_windows.attention.backends import Request, attend, attend_merged
 from rag_windows.attention.beside import attend_beside
 from rag_windows.attention.layout import Layout, current_layout
 from rag_windows.attention.merge import merge, merge_weights
 from rag_windows.attention.row_shares import record_row_shares
 from rag_windows.attention.shares import record_shares
 from rag_windows.errors import UnsupportedModelError
+from rag_windows.rescaling.affine import affine
 from rag_windows.windows import PackedWindows
 
 NAME = "rag_windows"
@@ -93,6 +94,17 @@ def windowed_attention(
     context = None
     if layout.windows is not None:
         context = _context_request(layout, layout.windows, layer, query, key, scale, softcap)
+        if layout.mass is None and layout.beside is None:
+            whole = attend_merged(
+                context,
+                query.shape[0],
+                query.shape[2],
+                list(zip(outputs, lses, strict=True)),
+                affine(layout.method),
+                s_aux,
+            )
+            if whole is not None:
+                return whole.transpose(1, 2).contiguous(), None
         folded_output, folded_lse = attend(context)
         context_lse = _unfold(folded_lse, query)
         outputs.append(_unfold(folded_output, query))

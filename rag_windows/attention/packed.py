@@ -7,7 +7,7 @@ from itertools import groupby
 
 import torch
 
-from rag_windows.attention.backends import Request, attend
+from rag_windows.attention.backends import Request, attend, varlen
 from rag_windows.attention.layout import Layout
 from rag_windows.attention.merge import merge, merge_weights
 from rag_windows.windows import Window
@@ -73,28 +73,7 @@ class PackedRows:
             (1, heads, tokens, value dim) in the query's dtype.
         """
         reach = layout.reach[layer]
-        outputs, lses = [], []
-        first = 0
-        for length, group in groupby(self._lengths):
-            count = sum(1 for _ in group)
-            last = first + count * length
-            near = reach is None or length <= reach
-            output, lse = attend(
-                Request(
-                    _rows(query, first, last, length),
-                    _rows(key, first, last, length),
-                    _rows(value, first, last, length),
-                    scale,
-                    softcap=softcap,
-                    causal=near,
-                    mask=None if near else _band(length, reach, query.device),
-                )
-            )
-            outputs.append(output.transpose(0, 1).flatten(1, 2))
-            lses.append(lse.transpose(0, 1).flatten(1, 2))
-            first = last
-        own = torch.cat(outputs, dim=1).unsqueeze(0)
-        own_lse = torch.cat(lses, dim=1).unsqueeze(0)
+        own, own_lse = attend_own(self._lengths, query, key, value, scale, softcap, reach)
         if self._prefix is None and sinks is None:
             return own
         sink = None if sinks is None else sinks.to(own_lse.dtype).view(1, -1, 1)
@@ -136,6 +115,54 @@ class PackedRows:
             output.unflatten(2, (groups, tokens)).flatten(1, 2),
             lse.unflatten(2, (groups, tokens)).flatten(1, 2),
         )
+
+
+def attend_own(
+    lengths: Sequence[int],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    reach: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of each of several texts over itself alone.
+
+    Args:
+        lengths: tokens of each, in the order in which they stand one behind the other.
+        query: (1, heads, tokens, head dim).
+        key: (1, kv heads, tokens, head dim).
+        value: (1, kv heads, tokens, value dim).
+        scale: multiplies the logits.
+        softcap: caps them, or None.
+        reach: positions that a token sees, or None for all.
+
+    Returns:
+        Output (1, heads, tokens, value dim) and lse (1, heads, tokens), as backends give them.
+    """
+    if varlen.serves(lengths, query, key, value, softcap, reach):
+        return varlen.attend(lengths, query, key, value, scale, reach)
+    outputs, lses = [], []
+    first = 0
+    for length, group in groupby(lengths):
+        count = sum(1 for _ in group)
+        last = first + count * length
+        near = reach is None or length <= reach
+        output, lse = attend(
+            Request(
+                _rows(query, first, last, length),
+                _rows(key, first, last, length),
+                _rows(value, first, last, length),
+                scale,
+                softcap=softcap,
+                causal=near,
+                mask=None if near else _band(length, reach, query.device),
+            )
+        )
+        outputs.append(output.transpose(0, 1).flatten(1, 2))
+        lses.append(lse.transpose(0, 1).flatten(1, 2))
+        first = last
+    return torch.cat(outputs, dim=1).unsqueeze(0), torch.cat(lses, dim=1).unsqueeze(0)
 
 
 def _rows(tensor: torch.Tensor, first: int, last: int, length: int) -> torch.Tensor:

@@ -83,10 +83,34 @@ def prefix_part(length: int, tail: Request, lse: torch.Tensor, row: int) -> torc
 
 def _scores(query: torch.Tensor, key: torch.Tensor, request: Request) -> torch.Tensor:
     """Logits (batch, heads, keys) of one row (batch, heads, head dim), fp32."""
-    kv_heads = key.shape[1]
+    made = scores_of(query.unsqueeze(2), key, request.scale, request.softcap, request.temperature)
+    return made.squeeze(2)
+
+
+def scores_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    temperature: float,
+) -> torch.Tensor:
+    """Logits, as a backend has them before its softmax.
+
+    Args:
+        query: (batch, heads, rows, head dim).
+        key: (batch, kv heads, keys, head dim).
+        scale: multiplies the logits.
+        softcap: caps them, or None.
+        temperature: divides them then.
+
+    Returns:
+        (batch, heads, rows, keys), fp32 (fp64 for fp64 inputs).
+    """
+    kv_heads, rows = key.shape[1], query.shape[2]
     exact = torch.promote_types(query.dtype, torch.float32)
-    grouped = query.to(exact).unflatten(1, (kv_heads, query.shape[1] // kv_heads))
-    scores = (grouped @ key.to(exact).transpose(-1, -2)).flatten(1, 2) * request.scale
-    if request.softcap is not None:
-        scores = torch.tanh(scores / request.softcap) * request.softcap
-    return scores / request.temperature
+    grouped = query.to(exact).unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    scores = (grouped @ key.to(exact).transpose(-1, -2)) * scale
+    scores = scores.unflatten(2, (-1, rows)).flatten(1, 2)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    return scores / temperature

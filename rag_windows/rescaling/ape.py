@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from rag_windows.errors import MethodError
-from rag_windows.rescaling.base import Method
+from rag_windows.rescaling.base import Affine, Method
 
 Form = Literal["as used", "as printed", "fixed ratio"]
 
@@ -83,3 +83,11 @@ class APE(Method):
             return self.scale * lse
         shifted = lse + math.log(self.scale)
         return self.temperature * shifted if self.form == "as printed" else shifted
+
+    @property
+    def context_affine(self) -> Affine:
+        """The same formula as two numbers."""
+        if self.form == "as used":
+            return self.scale, 0.0
+        slope = self.temperature if self.form == "as printed" else 1.0
+        return slope, slope * math.log(self.scale)

@@ -10,6 +10,11 @@ import torch
 from rag_windows.rescaling.alignment import Alignment
 from rag_windows.rescaling.steps import Combination, Linking, Refinement, Selection
 
+Affine = tuple[float, float]
+"""Slope and shift of a context's log-sum-exp."""
+
+UNCHANGED: Affine = (1.0, 0.0)
+
 
 class Method(ABC):
     """How windows are encoded, and how the query reads them.
@@ -51,6 +56,15 @@ class Method(ABC):
         Returns:
             The value that enters the merge, same shape and dtype. ``-inf`` must stay ``-inf``.
         """
+
+    @property
+    def context_affine(self) -> Affine | None:
+        """(slope, shift) where `context_lse` is ``slope * lse + shift``, slope above 0.
+
+        A kernel then rescales within its merge; without it, or where a subclass changes only
+        `context_lse`, the same is computed in steps (`rag_windows.rescaling.affine`).
+        """
+        return None
 
     def query_weight(self, windows: int) -> float:
         """Factor on the attention mass of the query's own tokens, generated ones included.

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 
 from rag_windows.errors import MethodError
+from rag_windows.rescaling.affine import affine
 from rag_windows.rescaling.alignment import Alignment
-from rag_windows.rescaling.base import Method
+from rag_windows.rescaling.base import Affine, Method
 from rag_windows.rescaling.pcw import PCW
 from rag_windows.rescaling.steps import Combination, Linking, Refinement, Selection
 
@@ -61,6 +62,11 @@ class Composed(Method):
     def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
         """The reader's."""
         return self.reader.context_lse(lse)
+
+    @property
+    def context_affine(self) -> Affine | None:
+        """The reader's."""
+        return affine(self.reader)
 
     def query_weight(self, windows: int) -> float:
         """The reader's."""

@@ -10,7 +10,7 @@ import torch
 
 from rag_windows.ensemble.pooling import EntropyPooling, Pooling, Weights
 from rag_windows.errors import MethodError
-from rag_windows.rescaling.base import Method
+from rag_windows.rescaling.base import UNCHANGED, Method
 
 NBCE_BETA = 0.25
 
@@ -75,6 +75,7 @@ class ParallelEnsemble(Method):
     name: ClassVar[str] = "ensemble"
     formula: ClassVar[str] = "log p = sum_i w_i log p(token | P, C_i, Q)"
     paper: ClassVar[str] = "arXiv:2305.15262, arXiv:2403.17552"
+    context_affine = UNCHANGED
 
     def __post_init__(self) -> None:
         for name, value, names in (

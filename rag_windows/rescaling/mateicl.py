@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 
 from rag_windows.errors import MethodError
-from rag_windows.rescaling.base import Method
+from rag_windows.rescaling.base import UNCHANGED, Method
 
 Schedule = Literal["sqrt", "log", "thirds", "linear"]
 
@@ -60,6 +60,7 @@ class MateICL(Method):
     name: ClassVar[str] = "mateicl"
     formula: ClassVar[str] = "l = l_C; query: l_Q + log b(W)"
     paper: ClassVar[str] = "arXiv:2505.01110"
+    context_affine = UNCHANGED
 
     def __post_init__(self) -> None:
         schedule = self.schedule

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from rag_windows.rescaling.base import Method
+from rag_windows.rescaling.base import UNCHANGED, Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class PCW(Method):
     name: ClassVar[str] = "pcw"
     formula: ClassVar[str] = "l = l_C"
     paper: ClassVar[str] = "arXiv:2212.10947"
+    context_affine = UNCHANGED
 
     def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
         """Return ``lse`` unchanged."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from rag_windows.rescaling.base import Method
+from rag_windows.rescaling.base import UNCHANGED, Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Sequential(Method):
     name: ClassVar[str] = "sequential"
     formula: ClassVar[str] = "one window: P | C_1 C_2 ... C_n | Q"
     paper: ClassVar[str] = "-"
+    context_affine = UNCHANGED
 
     @property
     def windowed(self) -> bool:

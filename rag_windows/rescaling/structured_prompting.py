@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from rag_windows.rescaling.alignment import Alignment
-from rag_windows.rescaling.base import Method
+from rag_windows.rescaling.base import UNCHANGED, Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class StructuredPrompting(Method):
     name: ClassVar[str] = "structured-prompting"
     formula: ClassVar[str] = "l = l_C; query: l_Q + log M; windows end together"
     paper: ClassVar[str] = "arXiv:2212.06713"
+    context_affine = UNCHANGED
 
     @property
     def alignment(self) -> Alignment:

@@ -12,12 +12,14 @@ from rag_windows import APE, METHODS, PCW, MateICL, Sequential, StructuredPrompt
 from rag_windows.errors import MethodError
 from rag_windows.rescaling import (
     Composed,
+    Linked,
     chain,
     describe,
     from_description,
     query_bias,
     resolve,
 )
+from rag_windows.rescaling.affine import affine
 from rag_windows.rescaling.mateicl import SCHEDULES
 
 LSE = torch.tensor([-3.0, 0.0, 2.5])
@@ -46,6 +48,36 @@ def test_released_numbers_become_an_exponent() -> None:
 def test_an_empty_context_stays_empty(form: str) -> None:
     empty = torch.tensor([-torch.inf])
     assert torch.equal(APE(0.5, 0.3, form=form).context_lse(empty), empty)  # type: ignore[arg-type]  # parametrized
+
+
+@pytest.mark.parametrize("name", [*METHODS, "linked+ape", "codebook+ape"])
+def test_slope_and_shift_are_the_formula(name: str) -> None:
+    method = resolve(name)
+    numbers = affine(method)
+    assert numbers is not None
+    assert torch.allclose(method.context_lse(LSE), numbers[0] * LSE + numbers[1])
+
+
+@pytest.mark.parametrize("form", ["as used", "as printed", "fixed ratio"])
+def test_slope_and_shift_of_each_form_of_ape(form: Any) -> None:
+    method = APE(0.8, 0.7, form=form)
+    slope, shift = method.context_affine
+    assert torch.allclose(method.context_lse(LSE), slope * LSE + shift)
+
+
+def test_a_subclass_with_a_formula_of_its_own_has_no_slope() -> None:
+    """It inherits numbers that are no longer its own, and they must not be used."""
+
+    class Squared(APE):
+        def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
+            return lse * lse.abs()
+
+    class Warmer(APE):
+        pass
+
+    assert affine(Squared()) is None
+    assert affine(Linked(reader=Squared())) is None
+    assert affine(Warmer(0.8, 0.7)) == (0.7, 0.0)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), "0.9"])

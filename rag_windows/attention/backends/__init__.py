@@ -2,19 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Protocol
+
 import torch
 
-from rag_windows.attention.backends import cpu, cuda, reference
-from rag_windows.attention.backends.request import Request
+from rag_windows.attention.backends import cpu, cuda, reference, triton_decode
+from rag_windows.attention.backends.request import Request, Segment
 
-__all__ = ["Request", "attend"]
+__all__ = ["BACKENDS", "Request", "Segment", "attend", "attend_merged", "forced"]
+
+
+class Backend(Protocol):
+    """What the modules of this package that are a backend offer."""
+
+    def serves(self, request: Request, /) -> bool:
+        """Whether `attend` answers this request, and rightly, on its device."""
+
+    def attend(self, request: Request, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """Same contract as `reference.attend`."""
+
+
+BACKENDS: Mapping[str, Backend] = MappingProxyType(
+    {"reference": reference, "cpu": cpu, "cuda": cuda, "triton": triton_decode}
+)
+ORDER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"cpu": ("cpu",), "cuda": ("triton", "cuda")}
+)
+"""For each type of device, the backends that are asked before the reference, fastest first."""
+
+_FORCED: ContextVar[str | None] = ContextVar("rag_windows_backend", default=None)
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Use one backend, and the reference for what it does not serve, in this thread or task.
+
+    Args:
+        name: of `BACKENDS`.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    if name not in BACKENDS:
+        raise KeyError(name)
+    token = _FORCED.set(name)
+    try:
+        yield
+    finally:
+        _FORCED.reset(token)
 
 
 def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """Answer with the fastest backend that serves the request; see `reference.attend`."""
-    device = request.query.device.type
-    if device == "cpu" and cpu.serves(request):
-        return cpu.attend(request)
-    if device == "cuda" and cuda.serves(request):
-        return cuda.attend(request)
+    for name in _names(request):
+        if BACKENDS[name].serves(request):
+            return BACKENDS[name].attend(request)
     return reference.attend(request)
+
+
+def attend_merged(
+    request: Request,
+    batch: int,
+    rows: int,
+    segments: Sequence[Segment],
+    affine: tuple[float, float] | None,
+    sink: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Attention over the context merged with other segments in one go, where a backend can.
+
+    Args:
+        request: over the context, the batch's rows and the heads of a kv head folded.
+        batch: batch rows.
+        rows: of each and each head.
+        segments: the others.
+        affine: what becomes of the context's lse, or None where that is no slope and shift.
+        sink: (heads,) logits of a segment without output, or None.
+
+    Returns:
+        (batch, heads, rows, value dim) in the query's dtype; None where it takes steps.
+    """
+    if affine is None or "triton" not in _names(request):
+        return None
+    if not triton_decode.merges(request, segments):
+        return None
+    return triton_decode.attend_merged(request, batch, rows, segments, affine, sink)
+
+
+def _names(request: Request) -> tuple[str, ...]:
+    name = _FORCED.get()
+    return ORDER.get(request.query.device.type, ()) if name is None else (name,)

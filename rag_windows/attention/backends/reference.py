@@ -10,6 +10,11 @@ SCORE_BYTES = 256 * 2**20
 """Scores of one chunk of rows take at most this many bytes."""
 
 
+def serves(request: Request) -> bool:
+    """True: whatever can be asked."""
+    return True
+
+
 def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention by explicit scores, in fp32 (fp64 for fp64 inputs), on any device.
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+Segment = tuple[torch.Tensor, torch.Tensor]
+"""What a backend answers: output (batch, heads, rows, value dim) and lse (batch, heads, rows)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

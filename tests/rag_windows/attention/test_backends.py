@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-from rag_windows.attention.backends import Request, attend, cpu, cuda, reference
+from rag_windows.attention.backends import Request, attend, cpu, cuda, reference, triton_decode
 from rag_windows.attention.merge import merge, merge_weights
 
 Attend = Callable[[Request], tuple[Tensor, Tensor]]
@@ -18,10 +19,15 @@ BACKENDS: dict[str, tuple[ModuleType, str]] = {
     "cpu": (cpu, "cpu"),
     "reference on cuda": (reference, "cuda"),
     "cuda": (cuda, "cuda"),
+    # In Triton's interpreter where there is no device.
+    "triton": (triton_decode, "cuda" if torch.cuda.is_available() else "cpu"),
 }
+INSTALLED = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 NAMES = [
-    pytest.param(name, marks=pytest.mark.gpu) if device == "cuda" else name
-    for name, (_, device) in BACKENDS.items()
+    pytest.param(name, marks=pytest.mark.gpu)
+    if "cuda" in name
+    else pytest.param(name, marks=INSTALLED if name == "triton" else ())
+    for name in BACKENDS
 ]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Output: rounding to the dtype. The lse is float32 whatever the inputs, but fused kernels use a
@@ -86,7 +92,10 @@ def check(name: str, request: Request) -> None:
     function, serves, device = backend(name)
     if not serves(request):
         odd_values = request.key.shape[-1] != request.value.shape[-1]
-        assert device == "cuda" or request.softcap is not None or odd_values
+        if name == "triton":
+            assert request.causal
+        else:
+            assert device == "cuda" or request.softcap is not None or odd_values
         return
     output, lse = function(request)
     expected, expected_lse = exact(request)

@@ -1,0 +1,1 @@
+"""Kernels in Triton; each is imported by its backend alone, where Triton is installed."""

@@ -1,0 +1,1 @@
+"""Many questions at once: one forward pass a token for all, one copy of what they share."""

@@ -1,0 +1,144 @@
+"""The tails of a batch: each row's query and answer so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rag_windows.attention.backends import Request, attend
+
+FIRST_ROOM = 64
+"""Tokens for which there is room before the tails grow for the first time."""
+
+
+class Tails:
+    """Keys and values of each row's own tokens, with room ahead, so that a token is one write.
+
+    Row ``i`` of a batch is row ``i`` of the tensors. Not for several threads at once.
+
+    Attributes:
+        lengths: tokens of each row.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def remove(self, row: int) -> None:
+        """Let go of a row; the last one takes its place."""
+        last = len(self.lengths) - 1
+        length = self.lengths[last]
+        if row != last:
+            for room in (*self._keys.values(), *self._values.values()):
+                room[row, :, :length] = room[last, :, :length]
+            self.lengths[row] = length
+        self.lengths.pop()
+        if not self.lengths:
+            self._keys.clear()
+            self._values.clear()
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Count the tokens of the pass that begins, by row; rows that are new stand behind."""
+        self.lengths += [0] * (len(tokens) - len(self.lengths))
+        self.lengths = [length + n for length, n in zip(self.lengths, tokens, strict=True)]
+        self._masks.clear()
+
+    def fill(
+        self, layer: int, row: int, lengths: Sequence[int], key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Write the first tokens of new rows.
+
+        Args:
+            layer: whose.
+            row: the first new one.
+            lengths: tokens of each.
+            key: (kv heads, tokens of all, head dim).
+            value: (kv heads, tokens of all, value dim).
+        """
+        keys, values = self._room(layer, key, value)
+        first = 0
+        for offset, length in enumerate(lengths):
+            keys[row + offset, :, :length] = key[:, first : first + length]
+            values[row + offset, :, :length] = value[:, first : first + length]
+            first += length
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+        reach: int | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one token of each of the first rows, and let it see its own tail.
+
+        Args:
+            layer: whose.
+            query: (rows, heads, head dim).
+            key: (kv heads, rows, head dim).
+            value: (kv heads, rows, value dim).
+            scale: multiplies the logits.
+            softcap: caps them, or None.
+            reach: positions that a token sees, or None for all.
+
+        Returns:
+            Output (rows, heads, value dim) and lse (rows, heads).
+        """
+        rows = query.shape[0]
+        keys, values = self._room(layer, key, value)
+        index = torch.arange(rows, device=key.device)
+        ends = torch.tensor(self.lengths[:rows], device=key.device) - 1
+        keys[index, :, ends] = key.transpose(0, 1)
+        values[index, :, ends] = value.transpose(0, 1)
+        longest = max(self.lengths[:rows])
+        if reach not in self._masks:
+            self._masks[reach] = self._mask(rows, longest, reach)
+        mask = self._masks[reach]
+        output, lse = attend(
+            Request(
+                query.unsqueeze(2),
+                keys[:rows, :, :longest],
+                values[:rows, :, :longest],
+                scale,
+                softcap=softcap,
+                mask=None if mask is None else mask.to(key.device),
+            )
+        )
+        return output.squeeze(2), lse.squeeze(2)
+
+    def _mask(self, rows: int, longest: int, reach: int | None) -> torch.Tensor | None:
+        """Bool (rows, 1, 1, longest): what the newest token of each row sees; None for all."""
+        lengths = self.lengths[:rows]
+        if min(lengths) == longest and (reach is None or longest <= reach):
+            return None
+        behind = torch.tensor(lengths).unsqueeze(-1) - 1 - torch.arange(longest)
+        mask = behind >= 0
+        if reach is not None:
+            mask &= behind < reach
+        return mask[:, None, None]
+
+    def _room(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        held = self._keys.get(layer)
+        rows, tokens = len(self.lengths), max(*self.lengths, FIRST_ROOM)
+        if held is None or held.shape[0] < rows or held.shape[2] < tokens:
+            if held is not None:
+                rows = held.shape[0] if held.shape[0] >= rows else max(rows, 2 * held.shape[0])
+                tokens = held.shape[2] if held.shape[2] >= tokens else 2 * tokens
+            self._keys[layer] = _grown(held, key, rows, tokens)
+            self._values[layer] = _grown(self._values.get(layer), value, rows, tokens)
+        return self._keys[layer], self._values[layer]
+
+
+def _grown(held: torch.Tensor | None, like: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
+    """Zeros, not what memory happens to hold: masked weights times NaN would be NaN."""
+    room = like.new_zeros(rows, like.shape[0], tokens, like.shape[2])
+    if held is not None:
+        room[: held.shape[0], :, : held.shape[2]] = held
+    return room
