@@ -29,6 +29,10 @@ class ProfileError(InputError):
     """A calibration profile can't be read, written or used."""
 
 
+class DataError(InputError):
+    """An evaluation's data, predictions or run folder can't be read; names file and record."""
+
+
 class ModelError(RagWindowsError):
     """A model can't be used."""
 
