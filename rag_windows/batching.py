@@ -11,8 +11,30 @@ FREE_PADDING = 4
 """Tokens of padding a window may always have: a pass of its own would cost more."""
 
 
+def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group windows that are packed without padding, longest first.
+
+    Args:
+        lengths: tokens of each window.
+        max_tokens: bound on the tokens of one chunk; a longer window is alone in its own.
+
+    Returns:
+        Indices into ``lengths``, each once; windows of equal length stand beside each other.
+    """
+    made: list[list[int]] = []
+    held = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if made and held + lengths[index] <= max_tokens:
+            made[-1].append(index)
+            held += lengths[index]
+        else:
+            made.append([index])
+            held = lengths[index]
+    return made
+
+
 def bucket_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group windows of like length, longest first.
+    """Group windows of like length that are padded to the longest, longest first.
 
     Args:
         lengths: tokens of each window.

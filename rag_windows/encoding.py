@@ -6,25 +6,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from transformers import PreTrainedModel
 
 from rag_windows.attention.capture import Capture
-from rag_windows.attention.layout import Layout, use_layout
 from rag_windows.attention.reach import layer_reach
-from rag_windows.attention.rope import check_tables, table_limit
-from rag_windows.batching import bucket_by_length
+from rag_windows.attention.rope import table_limit
+from rag_windows.batching import bucket_by_length, chunks
 from rag_windows.device import input_device
 from rag_windows.limits import position_limit
+from rag_windows.passes import Passes
 from rag_windows.refinement.room import check_room
 from rag_windows.rescaling import Method, Refinement, window_starts
-from rag_windows.windows import RowWindows, Window, pack
+from rag_windows.shelf import Shelf
+from rag_windows.windows import RowWindows, Window
 
 OnEncoded = Callable[[int, int], None]
 """Told how many windows are encoded, of how many."""
 
-MAX_BATCH_TOKENS = 8192
-"""Tokens, padding included, that one forward pass of windows holds at most."""
+PASS_TOKENS = 1024, 8192
+"""Tokens of one forward pass of windows, on a CPU and on an accelerator.
+
+A CPU is as fast with the smaller ones, and what a pass needs beside its keys and values is less.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +85,16 @@ class Encoder:
 
     Args:
         twin: the model with our attention.
-        max_batch_tokens: bound on one forward pass; a single longer window still runs alone.
+        max_batch_tokens: bound on one forward pass, padding included where there is any; a single
+            longer window still runs alone. None for `PASS_TOKENS`.
     """
 
-    def __init__(self, twin: PreTrainedModel, max_batch_tokens: int = MAX_BATCH_TOKENS) -> None:
+    def __init__(self, twin: PreTrainedModel, max_batch_tokens: int | None = None) -> None:
         self._twin = twin
-        self._decoder: torch.nn.Module = twin.base_model
         self._max_batch_tokens = max_batch_tokens
         config = twin.config.get_text_config(decoder=True)
         self.reach = layer_reach(config)
-        self._table_limit = table_limit(config)
+        self._passes = Passes(twin, self.reach, table_limit(config))
         self._position_limit = position_limit(twin.config)
 
     @property
@@ -142,8 +145,7 @@ class Encoder:
     ) -> list[Window]:
         """Encode each window behind the prefix.
 
-        Windows of like length share a forward pass: they are padded on the right, where no token
-        can see the padding, and the padding's keys are dropped.
+        Windows share forward passes, packed without padding.
 
         Args:
             prefix: from `encode_prefix`.
@@ -156,8 +158,9 @@ class Encoder:
             One window each, in the order given.
         """
         encoded: dict[int, Window] = {}
+        shelf = Shelf([len(ids) for ids in windows])
         for batch in self.encode_batches(prefix, windows, starts, refinement):
-            encoded |= batch
+            encoded |= {index: shelf.put(index, window) for index, window in batch.items()}
             if on_encoded is not None:
                 on_encoded(len(encoded), len(windows))
         return [encoded[index] for index in range(len(windows))]
@@ -175,74 +178,28 @@ class Encoder:
             starts = [0 if prefix is None else len(prefix.ids)] * len(windows)
         if refinement is not None:
             check_room(refinement, starts, lengths, self._position_limit, "Window {}".format)
-        for bucket in bucket_by_length(lengths, self._max_batch_tokens):
-            made = self.run([windows[i] for i in bucket], [starts[i] for i in bucket], prefix)
+        group = chunks if refinement is None else bucket_by_length
+        most = self._max_batch_tokens
+        if most is None:
+            most = PASS_TOKENS[input_device(self._twin).type != "cpu"]
+        for chunk in group(lengths, most):
+            made = self.run([windows[i] for i in chunk], [starts[i] for i in chunk], prefix)
             if refinement is not None:
                 made = refinement.refine(self, made, prefix)
-            yield dict(zip(bucket, made, strict=True))
+            yield dict(zip(chunk, made, strict=True))
 
     def run(
-        self,
-        batch: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        prefix: Window | None,
-        beside: RowWindows | None = None,
+        self, windows: Sequence[Sequence[int]], starts: Sequence[int], prefix: Window | None
     ) -> list[Window]:
-        """One forward pass over rows of tokens, each row causal in itself.
+        """See `Passes.packed`."""
+        return self._passes.packed(windows, starts, prefix)
 
-        Args:
-            batch: token ids of each row, at least one token each.
-            starts: position of each row's first token.
-            prefix: what every row sees before itself, or None.
-            beside: what each row sees beside that, one window a row, or None.
-
-        Returns:
-            The keys and values that the pass gave, one window a row.
-        """
-        capture = self.run_padded(batch, starts, prefix, beside)
-        layers = range(len(self.reach))
-        return [
-            Window(
-                ids=tuple(ids),
-                start=start,
-                keys=tuple(capture.keys[layer][row, :, : len(ids)] for layer in layers),
-                values=tuple(capture.values[layer][row, :, : len(ids)] for layer in layers),
-            )
-            for row, (ids, start) in enumerate(zip(batch, starts, strict=True))
-        ]
-
-    @torch.no_grad()
     def run_padded(
         self,
         batch: Sequence[Sequence[int]],
         starts: Sequence[int],
         prefix: Window | None,
-        beside: RowWindows | None = None,
+        beside: RowWindows,
     ) -> Capture:
-        """Like `run`, with the rows padded on the right to the longest, a tensor a layer."""
-        lengths = [len(ids) for ids in batch]
-        first, longest = min(starts), max(lengths)
-        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        check_tables(self._table_limit, max(ends))
-        device = input_device(self._twin)
-        rows = torch.zeros(len(batch), longest, dtype=torch.int64)
-        for row, ids in enumerate(batch):
-            rows[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
-        positions = torch.tensor(list(starts)).unsqueeze(-1) + torch.arange(longest)
-        # Padding must not ask for a position that a learned table does not have.
-        positions = positions.minimum(torch.tensor(ends).unsqueeze(-1) - 1).to(device)
-        capture = Capture()
-        layout = Layout(
-            prefix_length=0,
-            query_start=first,
-            reach=self.reach,
-            row_offsets=tuple(start - first for start in starts) if first < max(starts) else None,
-            windows=None
-            if prefix is None
-            else pack([prefix], torch.zeros(len(prefix.ids), dtype=torch.int64), 1),
-            beside=beside,
-            capture=capture,
-        )
-        with use_layout(layout):
-            self._decoder(rows.to(device), position_ids=positions, use_cache=False)
-        return capture
+        """See `Passes.padded`."""
+        return self._passes.padded(batch, starts, prefix, beside)

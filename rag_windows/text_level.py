@@ -15,7 +15,6 @@ from rag_windows import loading
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.calibration.profile import Profile
 from rag_windows.detokenize import Detokenizer
-from rag_windows.encoding import MAX_BATCH_TOKENS
 from rag_windows.errors import InputError, ModelError
 from rag_windows.guard.plan import with_plan
 from rag_windows.guard.settings import FallbackOption, guard_of
@@ -52,7 +51,7 @@ class TextLM(TokenLM):
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
         text_tokens: Collection[str] = (),
-        max_batch_tokens: int = MAX_BATCH_TOKENS,
+        max_batch_tokens: int | None = None,
         cache: PassageCache | bool | None = None,
         revision: str | None = None,
         profile: Profile | str | Path | None = None,
@@ -96,7 +95,7 @@ class TextLM(TokenLM):
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
         text_tokens: Collection[str] = (),
-        max_batch_tokens: int = MAX_BATCH_TOKENS,
+        max_batch_tokens: int | None = None,
         cache: PassageCache | bool | None = None,
         profile: Profile | str | Path | None = None,
         dtype: str | torch.dtype = "auto",
@@ -114,7 +113,7 @@ class TextLM(TokenLM):
             header: "title", "none", "number", "number+title", or a function of (passage, number).
             template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
             text_tokens: control tokens that passages may spell after all; see `Prompt`.
-            max_batch_tokens: tokens in one encoding pass, padding included.
+            max_batch_tokens: tokens in one encoding pass; None for what suits the device.
             cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
             profile: of a calibration, or the path of one: brings the method and the guard's
                 threshold; a warning tells if it was made for another model.

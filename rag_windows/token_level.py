@@ -18,7 +18,7 @@ from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.cached_encoding import CachedEncoder
 from rag_windows.context import EncodedContext, encode_context
 from rag_windows.decoding import Decoder
-from rag_windows.encoding import MAX_BATCH_TOKENS, Encoder, WindowEncoder
+from rag_windows.encoding import Encoder, WindowEncoder
 from rag_windows.errors import InputError
 from rag_windows.request import DEFAULT_NEW_TOKENS
 from rag_windows.rescaling import Method, resolve
@@ -41,7 +41,7 @@ class TokenLM:
         model: PreTrainedModel,
         *,
         method: str | Method = "ape",
-        max_batch_tokens: int = MAX_BATCH_TOKENS,
+        max_batch_tokens: int | None = None,
         cache: PassageCache | bool | None = None,
         tokenizer: Any = None,
         revision: str | None = None,

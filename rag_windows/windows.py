@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rag_windows.adjacency import side_by_side
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -109,8 +111,8 @@ def pack(windows: Sequence[Window], groups: torch.Tensor, n_groups: int) -> Pack
     device = windows[0].keys[0].device
     positions = [torch.arange(w.start, w.start + len(w.ids)) for w in windows]
     return PackedWindows(
-        keys=tuple(torch.cat([w.keys[i] for w in windows], dim=1) for i in layers),
-        values=tuple(torch.cat([w.values[i] for w in windows], dim=1) for i in layers),
+        keys=tuple(side_by_side([w.keys[i] for w in windows]) for i in layers),
+        values=tuple(side_by_side([w.values[i] for w in windows]) for i in layers),
         positions=torch.cat(positions).to(device),
         groups=groups.to(device),
         n_groups=n_groups,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rag_windows.cli import options
+from rag_windows.cli.bench_command import bench
 from rag_windows.cli.cache_commands import cache
 from rag_windows.cli.calibrate_command import calibrate
 from rag_windows.cli.classify_command import classify
@@ -26,6 +27,7 @@ app.add_typer(cache, name="cache")
 app.add_typer(evaluation, name="eval")
 app.command(cls=options.DocsCommand)(calibrate)
 app.command()(classify)
+app.command()(bench)
 
 
 def _version(asked: bool) -> None:

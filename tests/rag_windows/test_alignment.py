@@ -47,7 +47,7 @@ def test_the_query_follows_the_furthest_window() -> None:
 def test_windows_at_positions_of_their_own_share_a_pass(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Aligned on the right in a padded batch, each window is what it is alone."""
+    """Aligned on the right in one packed pass, each window is what it is alone."""
     made, ids = encoder(name), windows()
     prefix = made.encode_prefix(zoo.ids(9, 50))
     starts = window_starts("right", 9, LENGTHS)
@@ -61,7 +61,7 @@ def test_windows_at_positions_of_their_own_share_a_pass(
 
     monkeypatch.setattr(made, "run", counted)
     together = made.encode_windows(prefix, ids, starts=starts)
-    assert sorted(passes) == [2, 4]
+    assert passes == [len(LENGTHS)]
     for one, other in zip(alone, together, strict=True):
         assert (one.ids, one.start) == (other.ids, other.start)
         for a, b in zip((*one.keys, *one.values), (*other.keys, *other.values), strict=True):
@@ -73,9 +73,11 @@ def test_padding_asks_for_no_position_beyond_a_learned_table() -> None:
     made = encoder("gpt2")
     last = int(made.model.config.max_position_embeddings)
     ids = [zoo.ids(20, 1), zoo.ids(18, 2)]
-    together = made.run(ids, [last - 20, last - 18], None)
-    alone = made.run([ids[1]], [last - 18], None)[0]
-    torch.testing.assert_close(together[1].keys[-1], alone.keys[-1], rtol=0, atol=1e-5)
+    before = [made.run([zoo.ids(3, seed)], [0], None)[0] for seed in (3, 4)]
+    starts = [last - 20, last - 18]
+    together = made.run_padded(ids, starts, None, rows_of(before))
+    alone = made.run_padded(ids[1:], starts[1:], None, rows_of(before[1:]))
+    torch.testing.assert_close(together.keys[1][1, :, :18], alone.keys[1][0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,12 +89,14 @@ def test_a_window_beside_each_row_is_what_stands_before_it(name: str) -> None:
     whole = made.encode_windows(prefix, ids)
     before = made.encode_windows(prefix, halves)
     rest = [one[len(half) :] for one, half in zip(ids, halves, strict=True)]
-    after = made.run(rest, [9 + len(half) for half in halves], prefix, rows_of(before))
-    for one, half, second in zip(whole, halves, after, strict=True):
-        torch.testing.assert_close(second.keys[-1], one.keys[-1][:, len(half) :], rtol=0, atol=1e-5)
-        torch.testing.assert_close(
-            second.values[-1], one.values[-1][:, len(half) :], rtol=0, atol=1e-5
-        )
+    after = made.run_padded(rest, [9 + len(half) for half in halves], prefix, rows_of(before))
+    last = len(made.reach) - 1
+    for row, (one, half) in enumerate(zip(whole, halves, strict=True)):
+        for new, right in ((after.keys, one.keys), (after.values, one.values)):
+            behind = right[last][:, len(half) :]
+            torch.testing.assert_close(
+                new[last][row, :, : behind.shape[1]], behind, rtol=0, atol=1e-5
+            )
 
 
 def test_a_cached_window_is_found_at_its_position_only() -> None:

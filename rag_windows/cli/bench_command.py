@@ -1,0 +1,100 @@
+"""The command `rag-windows bench` and its options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from rag_windows.cli import options
+
+Shape = Annotated[
+    str,
+    typer.Option(
+        "--shape",
+        metavar="NAME",
+        help="llama-0.25b, qwen-0.5b, llama-3.1-8b (random weights); tiny tries the command.",
+    ),
+]
+Contexts = Annotated[
+    list[int] | None,
+    typer.Option("--context", metavar="N", min=2, help="Tokens of all passages; repeatable."),
+]
+Windows = Annotated[
+    list[int] | None,
+    typer.Option("--window", metavar="N", min=2, help="Tokens of a passage; repeatable."),
+]
+Ragged = Annotated[
+    bool, typer.Option("--ragged", help="Passages of different lengths, too, of this mean.")
+]
+NewTokens = Annotated[
+    list[int] | None,
+    typer.Option("--new-tokens", metavar="N", min=2, help="Answers so long; repeatable."),
+]
+Rounds = Annotated[
+    int, typer.Option("--rounds", min=1, metavar="N", help="In each, every way answers once.")
+]
+Ways = Annotated[
+    list[str] | None,
+    typer.Option("--way", metavar="NAME", help="Only this way; repeatable. Default: all five."),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, metavar="N", help="On the CPU. Default: all.")
+]
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu or cuda.")]
+Dtype = Annotated[
+    Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="Of the weights.")
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Writes performance.json, .md and .png there.",
+        show_default=False,
+    ),
+]
+Compare = Annotated[
+    str | None,
+    typer.Option("--compare", metavar="FILE", help="An older performance.json: what moved."),
+]
+
+
+def bench(
+    shape: Shape = "llama-0.25b",
+    context: Contexts = None,
+    window: Windows = None,
+    ragged: Ragged = False,
+    new_tokens: NewTokens = None,
+    rounds: Rounds = 5,
+    way: Ways = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+    method: Annotated[str, typer.Option("--method", metavar="NAME")] = "ape",
+    out: Out = None,
+    compare: Compare = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Time windows beside plain transformers on a model of random weights, same tokens for both."""
+    from rag_windows.cli.bench import BenchOptions
+    from rag_windows.cli.bench import bench as run
+
+    run(
+        BenchOptions(
+            shape=shape,
+            contexts=tuple(context or (8192,)),
+            windows=tuple(window or (256,)),
+            ragged=ragged,
+            new_tokens=tuple(new_tokens or (64,)),
+            rounds=rounds,
+            ways=tuple(way or ()),
+            threads=threads,
+            device=device,
+            dtype=dtype,
+            method=method,
+            out=out,
+            compare=compare,
+            verbose=verbose,
+        )
+    )
