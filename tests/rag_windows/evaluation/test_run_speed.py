@@ -55,7 +55,7 @@ def test_rounds_are_kept_for_each_arm(tmp_path: Path) -> None:
         )
     found = RunFolder.open(tmp_path)
     assert notes == ()
-    assert told == [(2, 6), (4, 6), (6, 6)]
+    assert told == [(0, 6), (2, 6), (4, 6), (6, 6)]
     for arm in ARMS:
         speeds = found.speeds(arm.name)
         assert list(speeds) == ["c0-0", "c1-1", "c2-2"]
