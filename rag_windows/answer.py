@@ -37,6 +37,8 @@ class Answered:
         masses: shares of the attention that the citation groups, the prefix and the query got, in
             this order; None where they were not recorded.
         cached_tokens: prompt tokens that were not computed for this request.
+        windows: that were encoded or found.
+        cached_windows: those of them that were found.
         chosen: which of the windows were read, where the method chose; None for all.
         timings: of the request.
         fallback: what a guard found, or None.
@@ -47,6 +49,8 @@ class Answered:
     ids: Sequence[int]
     masses: Sequence[float] | None
     cached_tokens: int
+    windows: int
+    cached_windows: int
     chosen: tuple[int, ...] | None
     timings: Timings
     fallback: Fallback | None
@@ -118,6 +122,8 @@ def answer(
                 ids=decoded.sequences[index],
                 masses=_masses(decoded, index) if request.citations else None,
                 cached_tokens=context.cached_tokens,
+                windows=context.encoded_windows + context.cached_windows,
+                cached_windows=context.cached_windows,
                 chosen=context.chosen,
                 timings=timings,
                 fallback=fallback,
@@ -164,7 +170,13 @@ def generation_of(
         text=detokenizer.text(ids, request.stop),
         token_ids=tuple(ids),
         finish_reason=_finish_reason(decoder, detokenizer, request, ids, answered.stopped_early),
-        usage=Usage(prompt_tokens, answered.cached_tokens, len(ids)),
+        usage=Usage(
+            prompt_tokens,
+            answered.cached_tokens,
+            len(ids),
+            windows=answered.windows,
+            cached_windows=answered.cached_windows,
+        ),
         timings=answered.timings,
         citations=citations,
         prefix_mass=prefix_mass,

@@ -30,6 +30,8 @@ class EncodedContext:
         query_start: position of the query's first token: where the furthest window ends.
         window_tokens: tokens in all windows together.
         cached_tokens: those of prefix and windows that were not computed for this context.
+        encoded_windows: how many windows were computed for it.
+        cached_windows: how many were found.
         singles: the windows one by one, in order; empty where the method reads them only together.
         groups: citation group of each window; empty where nobody needs to know.
         scores: retrieval score of each window; empty there too, and if not all have one.
@@ -44,6 +46,8 @@ class EncodedContext:
     query_start: int
     window_tokens: int
     cached_tokens: int = 0
+    encoded_windows: int = 0
+    cached_windows: int = 0
     singles: tuple[Window, ...] = ()
     groups: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
@@ -133,6 +137,8 @@ def encode_context(
         query_start=parts.query_start,
         window_tokens=sum(parts.lengths),
         cached_tokens=parts.cached_tokens,
+        encoded_windows=len(made) - parts.found,
+        cached_windows=parts.found,
         singles=made if singly else (),
         groups=parts.groups if apart else (),
         scores=parts.scores if apart else (),

@@ -25,6 +25,7 @@ class ContextParts:
         n_groups: number of citation groups.
         scores: retrieval score of each; empty if not all have one.
         cached_tokens: those of prefix and windows that were not computed for this context.
+        found: how many windows were not.
     """
 
     prefix_ids: tuple[int, ...]
@@ -36,6 +37,7 @@ class ContextParts:
     n_groups: int
     scores: tuple[float, ...] = ()
     cached_tokens: int = 0
+    found: int = 0
 
     @property
     def query_start(self) -> int:
@@ -87,4 +89,5 @@ def encode_parts(
         n_groups=n_groups,
         scores=known if len(known) == len(made) else (),
         cached_tokens=cached_tokens,
+        found=len(encoded.found),
     )

@@ -19,11 +19,16 @@ class Usage:
         prompt_tokens: prefix, windows and query.
         cached_tokens: those of them whose keys and values were not computed anew.
         completion_tokens: generated, the end token included.
+        windows: encoded or found, to be read or chosen from; passages read one after the other
+            make one.
+        cached_windows: those of them that were found in the cache.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    windows: int = 0
+    cached_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,11 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     return min((int(limit) for limit in limits if limit), default=None)
 
 
+def in_order(method: Method) -> bool:
+    """Whether passages stand one after the other, so that all of them share the positions."""
+    return not method.windowed or method.alignment == "in order"
+
+
 def check_limits(
     parts: PromptParts,
     passages: Sequence[Passage],
@@ -53,7 +58,7 @@ def check_limits(
         )
     room = limit - fixed
     used = 0
-    side_by_side = method.windowed and method.alignment != "in order"
+    side_by_side = not in_order(method)
     for window in parts.windows:
         used = len(window.ids) if side_by_side else used + len(window.ids)
         if used > room:

@@ -41,6 +41,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
         model: the plain model, untouched.
         tokenizer: or None, for token-level work only.
         method: the default method.
+        header: of each window: its name, or the function that writes it.
         template_kwargs: further variables of the chat template.
         cache: the passage cache, or None.
         profile: of a calibration, or None.

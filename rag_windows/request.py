@@ -11,7 +11,7 @@ from rag_windows.conversation import Conversation
 from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
 from rag_windows.guard.plan import FallbackPlan
-from rag_windows.limits import check_limits
+from rag_windows.limits import check_limits, in_order
 from rag_windows.passage import Passage
 from rag_windows.prompt import Prompt, PromptParts
 from rag_windows.rescaling import Method
@@ -91,8 +91,7 @@ def check_request(
     if "" in strings:
         raise InputError("A stop string can't be empty; leave it out.")
     # One after the other, passages need no windows to be cut into.
-    in_order = not method.windowed or method.alignment == "in order"
-    window_limit = None if in_order else max_window_tokens
+    window_limit = None if in_order(method) else max_window_tokens
     parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
     check_limits(parts, given, method, tokens, position_limit)
     return Request(

@@ -81,6 +81,7 @@ class TextLM(TokenLM):
                 tokenizer, header=header, template_kwargs=template_kwargs, text_tokens=text_tokens
             )
             self._text_parts = TextParts(prompt, Detokenizer(tokenizer))
+        self.header = header
         self._rank_in_window = header in RANKED
 
     @classmethod

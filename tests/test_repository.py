@@ -26,12 +26,14 @@ PACKAGES = (
     "integrations/langchain_rag_windows",
     "integrations/llama_index/llms/rag_windows",
     "integrations/llama_index/retrievers/rag_windows",
+    "integrations/lm_eval_rag_windows",
     "training",
 )
 OURS = {
     "rag_windows",
     "rag_windows_retrievers",
     "langchain_rag_windows",
+    "lm_eval_rag_windows",
     "training",
     "benchmarks",
     "tests",
@@ -146,12 +148,15 @@ def test_suppressions_name_their_rule_and_reason() -> None:
 # What each part of the code may import beyond the standard library: its extras in pyproject.toml.
 EXTRAS_OF = {
     "rag_windows": (),
+    "rag_windows/benchmark": ("figures",),
     "rag_windows/calibration": ("figures",),
     "rag_windows/attention/kernels": ("cuda",),
     "rag_windows/cli": ("cli",),
+    "rag_windows/evaluation": ("eval", "eval-hub"),
     "retrievers/rag_windows_retrievers": ("retrievers",),
     "integrations/langchain_rag_windows": ("langchain", "retrievers"),
     "integrations/llama_index": ("llama-index", "retrievers"),
+    "integrations/lm_eval_rag_windows": ("lm-eval",),
     "training": ("train",),
     "docs": ("figures",),
     "examples": ("cli", "langchain", "llama-index", "test"),

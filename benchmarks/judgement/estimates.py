@@ -7,29 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-RESAMPLES = 2000
-_SEED = 20260
-
-Counts = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure with its 95% percentile interval."""
-
-    value: float
-    low: float
-    high: float
+from rag_windows.evaluation.statistics.estimate import Estimate
+from rag_windows.evaluation.statistics.parts import Array
+from rag_windows.evaluation.statistics.resampling import RESAMPLES, draw, generator, interval
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
     """Right answers and questions, per context; equal contexts in equal order are comparable."""
 
-    right: Counts
-    asked: Counts
+    right: Array
+    asked: Array
 
     @classmethod
     def of(cls, marks: Sequence[str]) -> Answers:
@@ -39,22 +28,15 @@ class Answers:
 
 
 @functools.cache
-def _draws(contexts: int, stream: int = 0) -> Counts:
+def _draws(contexts: int, stream: int = 0) -> Array:
     """(resamples, contexts): how often each context is drawn; equal for equal arguments."""
-    rng = np.random.default_rng([_SEED, contexts, stream])
-    chances = np.full(contexts, 1 / contexts)
-    return rng.multinomial(contexts, chances, size=RESAMPLES).astype(np.float64)
-
-
-def _estimate(value: float, resampled: Counts) -> Estimate:
-    low, high = np.percentile(resampled[np.isfinite(resampled)], (2.5, 97.5))
-    return Estimate(value, float(low), float(high))
+    return draw(contexts, RESAMPLES, generator(contexts, stream))
 
 
 def share(answers: Answers) -> Estimate:
     """Right answers among all."""
     draws = _draws(len(answers.asked))
-    return _estimate(
+    return interval(
         float(answers.right.sum() / answers.asked.sum()),
         (draws @ answers.right) / (draws @ answers.asked),
     )
@@ -64,7 +46,7 @@ def difference(answers: Answers, base: Answers) -> Estimate:
     """Share minus the share of ``base`` on the same questions, paired by context."""
     draws = _draws(len(answers.asked))
     change = answers.right - base.right
-    return _estimate(
+    return interval(
         float(change.sum() / answers.asked.sum()), (draws @ change) / (draws @ answers.asked)
     )
 
@@ -76,7 +58,7 @@ def retention(answers: Answers, base: Answers) -> Estimate | None:
     draws = _draws(len(answers.asked))
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = (draws @ answers.right) / (draws @ base.right)
-    return _estimate(float(answers.right.sum() / base.right.sum()), resampled)
+    return interval(float(answers.right.sum() / base.right.sum()), resampled)
 
 
 def ratio(answers: Answers, base: Answers) -> Estimate | None:
@@ -88,4 +70,4 @@ def ratio(answers: Answers, base: Answers) -> Estimate | None:
         shares = (own @ answers.right) / (own @ answers.asked)
         bases = (other @ base.right) / (other @ base.asked)
         value = answers.right.sum() / answers.asked.sum() * base.asked.sum() / base.right.sum()
-        return _estimate(float(value), shares / bases)
+        return interval(float(value), shares / bases)

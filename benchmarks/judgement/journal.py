@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from rag_windows.errors import DataError
+from rag_windows.evaluation.lines import JsonLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +126,17 @@ class Journal:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self._path = path
+        self._lines = JsonLines(path)
         self.records: list[Record] = []
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._write({"settings": settings})
+            self._lines.append({"settings": settings})
             return
-        lines = list(self._lines())
+        try:
+            lines = [line for _, line in self._lines]
+            self._lines.repair()
+        except DataError as error:
+            raise JournalError(str(error)) from error
         # Through JSON, so that tuples and lists are the same.
         if not lines or lines[0].get("settings") != json.loads(json.dumps(settings)):
             raise JournalError(
@@ -141,23 +148,7 @@ class Journal:
     def add(self, record: Record) -> None:
         """Keep a record."""
         self.records.append(record)
-        self._write({"kind": type(record).__name__.lower(), **asdict(record)})
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        text = self._path.read_text(encoding="utf-8")
-        whole, _, torn = text.rpartition("\n")
-        if torn:
-            # A run that was killed while it wrote: the half line is done again.
-            self._path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
-        for number, line in enumerate(whole.splitlines(), start=1):
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise JournalError(f"Line {number} of {self._path} is no JSON: {error}") from error
+        self._lines.append({"kind": type(record).__name__.lower(), **asdict(record)})
 
 
 def _record(line: dict[str, Any]) -> Record:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.judgement.estimates import Estimate
 from benchmarks.judgement.summary import Summary
+from rag_windows.evaluation.statistics.estimate import Estimate
 
 _BLOCK = re.compile(
     r"(?P<open><!-- figures: (?P<name>[a-z -]+) -->\n).*?(?P<close><!-- end of figures -->)", re.S

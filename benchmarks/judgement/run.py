@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +30,7 @@ from benchmarks.judgement.journal import Cell, Choice, Cost, Journal, Record, Ru
 from benchmarks.judgement.reading import Reader
 from benchmarks.judgement.work import Work, fill
 from rag_windows import WindowedLM
+from rag_windows.evaluation.machine import machine
 from rag_windows.rescaling import PCW, Method, from_description
 
 log = logging.getLogger("judgement")
@@ -103,16 +102,6 @@ def run(plan: Plan, journal: Journal) -> None:
         _keep(journal, pool, _measure, [(work,) for work in _timed(plan, journal)])
     if len(journal.records) > before:
         journal.add(Run(time.monotonic() - begun, plan.jobs, machine()))
-
-
-def machine() -> str:
-    """The processor's name, and how many of it there are."""
-    names = [platform.processor() or platform.machine()]
-    described = Path("/proc/cpuinfo")
-    if described.exists():
-        lines = described.read_text(encoding="utf-8").splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else "an unknown processor"
 
 
 @contextmanager

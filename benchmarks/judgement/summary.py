@@ -11,12 +11,12 @@ from benchmarks.judgement.cases import TASKS
 from benchmarks.judgement.entries import BASE
 from benchmarks.judgement.estimates import (
     Answers,
-    Estimate,
     difference,
     retention,
     share,
 )
 from benchmarks.judgement.journal import Cell, Choice, Cost, Record, Run
+from rag_windows.evaluation.statistics.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from benchmarks.judgement.entries import BASE, CALIBRATED, LINK_SHARES, PLAIN, linked
-from benchmarks.judgement.estimates import Estimate, ratio
+from benchmarks.judgement.estimates import ratio
 from benchmarks.judgement.page import (
     NOT_RUN,
     accuracy_tables,
@@ -16,6 +16,7 @@ from benchmarks.judgement.page import (
 )
 from benchmarks.judgement.run import COST_TASK, SWEEP_PASSAGES, SWEEP_TASK
 from benchmarks.judgement.summary import Summary
+from rag_windows.evaluation.statistics.estimate import Estimate
 from rag_windows.rescaling import from_description
 
 TRAINED = 8

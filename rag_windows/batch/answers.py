@@ -57,6 +57,8 @@ class Batch:
         ticket.encoded_at = time.perf_counter()
         # Not the context itself: its windows may stand elsewhere soon, and once is enough.
         ticket.cached_tokens = context.cached_tokens
+        ticket.windows = len(context.windows)
+        ticket.cached_windows = context.found
         prompt = len(context.prefix_ids) + len(request.parts.query_ids)
         asked = Asked(
             context=context,
@@ -101,6 +103,8 @@ class Batch:
                 ids=row.chooser.result(),
                 masses=row.masses(),
                 cached_tokens=ticket.cached_tokens,
+                windows=ticket.windows,
+                cached_windows=ticket.cached_windows,
                 chosen=None,
                 timings=Timings(
                     encode_s=ticket.encoded_at - started,

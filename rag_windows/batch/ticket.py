@@ -38,6 +38,8 @@ class Ticket:
         first: when its first token came.
         encoded_at: when its windows were there, ``time.perf_counter()``.
         cached_tokens: of its prompt, those that were not computed for it.
+        windows: that it reads.
+        cached_windows: those of them that were not computed for it.
     """
 
     lm: TextLM
@@ -49,6 +51,8 @@ class Ticket:
     first: FirstToken = field(default_factory=FirstToken)
     encoded_at: float = 0.0
     cached_tokens: int = 0
+    windows: int = 0
+    cached_windows: int = 0
 
     def tell_rest(self, generation: Generation) -> None:
         """Tell what of the whole text was not told yet.

@@ -13,8 +13,9 @@ from rag_windows.cache.description import canonical
 from rag_windows.cache.keys import fields
 from rag_windows.cache.weights import plain_tensors, sample, words
 
-_NAMES = ("dtype", "torch_dtype", "quantization_config")
-"""Of a config: how weights are held, which the sampled weights themselves show."""
+_NAMES = ("dtype", "torch_dtype", "quantization_config", "transformers_version")
+"""Of a config: how weights are held, which the sampled weights themselves show, and with what the
+config was read, which says nothing about the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rag_windows.cli.cache_commands import cache
 from rag_windows.cli.calibrate_command import calibrate
 from rag_windows.cli.classify_command import classify
 from rag_windows.cli.errors import OneLineErrors
+from rag_windows.cli.evaluation.app import evaluation
 
 app = typer.Typer(
     name="rag-windows",
@@ -23,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cache, name="cache")
+app.add_typer(evaluation, name="eval")
 app.command(cls=options.DocsCommand)(calibrate)
 app.command()(classify)
 app.command()(bench)

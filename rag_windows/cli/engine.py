@@ -44,6 +44,8 @@ class ModelOptions:
     cache: bool = False
     cache_dir: str | None = None
     profile: str | None = None
+    cache_memory: str | None = None
+    """Size of a cache in memory alone, in place of the one on disk."""
 
 
 def build_method(name: str, temperature: float | None, scale: float | None) -> Method:
@@ -63,7 +65,7 @@ def build_method(name: str, temperature: float | None, scale: float | None) -> M
             raise MethodError(
                 f"--{key} is not a parameter of {name}, only of {', '.join(owners)}; leave it out."
             )
-    return _changed(method, chosen)
+    return changed(method, chosen)
 
 
 def parameters(method: type[Method]) -> set[str]:
@@ -71,13 +73,13 @@ def parameters(method: type[Method]) -> set[str]:
     return {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type] # every method is a dataclass
 
 
-def _changed(method: Method, numbers: dict[str, Any]) -> Method:
+def changed(method: Method, numbers: dict[str, Any]) -> Method:
     """A method with these of its parameters, and of its reader's."""
     from rag_windows.rescaling import Composed
 
     own = {key: value for key, value in numbers.items() if key in parameters(type(method))}
     if isinstance(method, Composed):
-        own["reader"] = _changed(method.reader, numbers)
+        own["reader"] = changed(method.reader, numbers)
     return dataclasses.replace(method, **own)  # type: ignore[type-var] # every method is a dataclass
 
 
@@ -160,7 +162,11 @@ def _load(
         "max_window_tokens": options.max_window_tokens,
         "profile": profile,
     }
-    if options.cache:
+    if options.cache_memory is not None:
+        from rag_windows.cache.passage_cache import PassageCache
+
+        settings["cache"] = PassageCache(memory=options.cache_memory)
+    elif options.cache:
         settings["cache"] = open_cache(options.cache_dir)
     if device == "cpu":
         return WindowedLM.from_pretrained(options.model, dtype=options.dtype, **settings)

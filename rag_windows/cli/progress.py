@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import MofNCompleteColumn as MofNColumn
 from rich.progress import Progress as Bars
 
+from rag_windows.cli.errors import tell
 from rag_windows.cli.text import one_line
+
+Timed = Callable[[int, int, float], None]
+"""Told how much is done, how much there is, and the seconds since the work began.
+
+What was done when the work began, as by an earlier run, is told at once, and took no time.
+"""
+
+_LINE_S = 60.0
 
 
 class Progress:
-    """Bars and spinners on stderr; nothing at all where stderr is no terminal."""
+    """Bars and spinners on stderr; nothing where stderr is no terminal, but for hours of work."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, emoji=False)
@@ -41,6 +51,46 @@ class Progress:
             yield lambda done, whole: bars.update(task, completed=done, total=whole)
 
     @contextmanager
+    def timing(self, what: str, every_s: float = _LINE_S) -> Iterator[Timed]:
+        """A bar that tells how long the work will take, for work of minutes and hours.
+
+        Where stderr is no terminal, as in a batch job, a line now and then.
+
+        Args:
+            what: such as "Answering".
+            every_s: seconds between two lines.
+        """
+        shown, left = one_line(what), _Left()
+        if not self._console.is_terminal:
+            told = time.monotonic()
+
+            def line(done: int, whole: int, seconds: float) -> None:
+                nonlocal told
+                estimate = left.estimate(done, whole, seconds)
+                if time.monotonic() - told >= every_s:
+                    told = time.monotonic()
+                    tell(f"{shown}: {done} of {whole}{estimate and ', ' + estimate}.")
+
+            yield line
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("[dim]{task.description}"),
+            BarColumn(),
+            MofNColumn(),
+            TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[left]}"),
+        )
+        with Bars(*columns, console=self._console, transient=True) as bars:
+            task = bars.add_task(escape(shown), total=None, left="")
+
+            def update(done: int, whole: int, seconds: float) -> None:
+                estimate = left.estimate(done, whole, seconds)
+                bars.update(task, completed=done, total=whole, left=estimate)
+
+            yield update
+
+    @contextmanager
     def waiting(self, what: str, *, draws_bars: bool = False) -> Iterator[bool]:
         """Show that `what` is going on.
 
@@ -59,3 +109,27 @@ class Progress:
         else:
             with self._console.status(f"[dim]{escape(one_line(what))} ...[/dim]"):
                 yield False
+
+
+class _Left:
+    """How long work will still take, by how long it took so far."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+
+    def estimate(self, done: int, whole: int, seconds: float) -> str:
+        """Such as "3 min 20 s left"; nothing before anything is done."""
+        if self._first is None:
+            self._first = done
+        fresh = done - self._first
+        return "" if fresh < 1 else f"{time_shown(seconds * (whole - done) / fresh)} left"
+
+
+def time_shown(seconds: float) -> str:
+    """A time for people."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from rag_windows.limits import check_limits
 from rag_windows.prompt import PromptParts
 from rag_windows.request import Messages, PassageLike, Request
 from rag_windows.rescaling import Method
-from rag_windows.scoring import score_queries
+from rag_windows.scoring import Ids, score_queries
 
 if TYPE_CHECKING:
     from rag_windows.text_level import TextLM
@@ -24,17 +25,29 @@ class Read:
     Attributes:
         sums: a list a question, of one log-probability a choice, in nats.
         parts: the prompt of the first question, whose windows all of them read.
+        query_tokens: of each question.
+        context_tokens: of prefix and windows.
+        cached_tokens: those of them that were found in the passage cache.
+        encoded_windows: how many windows were computed.
+        cached_windows: how many were found in the passage cache.
+        encode_s: seconds that prefix and windows took.
     """
 
     sums: list[list[float]]
     parts: PromptParts
+    query_tokens: list[int]
+    context_tokens: int
+    cached_tokens: int
+    encoded_windows: int
+    cached_windows: int
+    encode_s: float
 
 
 def read(
     lm: TextLM,
     questions: Sequence[Messages],
     passages: Sequence[PassageLike],
-    choices: Sequence[Sequence[int]],
+    choices: Sequence[Ids],
     *,
     prefix: str | None,
     method: str | Method | None,
@@ -58,8 +71,47 @@ def read(
     Raises:
         InputError, PromptError, LimitError: before any work.
     """
+    return read_each(
+        lm,
+        questions,
+        passages,
+        [choices] * len(questions),
+        prefix=prefix,
+        method=method,
+        max_window_tokens=max_window_tokens,
+        headers=headers,
+    )
+
+
+def read_each(
+    lm: TextLM,
+    questions: Sequence[Messages],
+    passages: Sequence[PassageLike],
+    choices: Sequence[Sequence[Ids]],
+    *,
+    prefix: str | None,
+    method: str | Method | None,
+    max_window_tokens: int | None = None,
+    headers: bool = True,
+) -> Read:
+    """`read` where each question brings choices of its own.
+
+    Args:
+        lm: the model.
+        questions: at least one.
+        passages: read by all.
+        choices: token ids of the choices, a list a question. Questions with the same ones share
+            passes.
+        prefix: system prompt.
+        method: instead of the model's.
+        max_window_tokens: instead of the model's.
+        headers: whether windows have the model's header.
+
+    Raises:
+        InputError, PromptError, LimitError: before any work.
+    """
     prompt = lm._text().prompt if headers else lm._text().prompt.without_header()
-    longest = max((len(ids) for ids in choices), default=1)
+    longest = max((len(ids) for one in choices for ids in one), default=1)
 
     def request_for(question: Messages) -> Request:
         return lm._request(
@@ -88,8 +140,27 @@ def read(
         check_limits(parts, request.passages, request.method, request.max_new_tokens, lm._limit)
         requests.append(request)
     sums: dict[int, list[float]] = {}
+    contexts = []
+    seconds = 0.0
     for request, kind in zip(requests, alike.values(), strict=True):
+        begun = time.perf_counter()
         context = encode_request(lm._encoder, request)
-        scored = score_queries(lm._decoder, context, [queries[index] for index in kind], choices)
-        sums |= dict(zip(kind, scored, strict=True))
-    return Read([sums[index] for index in range(len(questions))], first.parts)
+        seconds += time.perf_counter() - begun
+        contexts.append(context)
+        offered: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for index in kind:
+            offered.setdefault(tuple(map(tuple, choices[index])), []).append(index)
+        for ids, group in offered.items():
+            scored = score_queries(lm._decoder, context, [queries[i] for i in group], ids)
+            sums |= dict(zip(group, scored, strict=True))
+    return Read(
+        [sums[index] for index in range(len(questions))],
+        first.parts,
+        query_tokens=[len(query) for query in queries],
+        context_tokens=len(first.parts.prefix_ids)
+        + sum(len(window.ids) for window in first.parts.windows),
+        cached_tokens=sum(one.cached_tokens for one in contexts),
+        encoded_windows=sum(one.encoded_windows for one in contexts),
+        cached_windows=sum(one.cached_windows for one in contexts),
+        encode_s=seconds,
+    )

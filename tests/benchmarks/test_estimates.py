@@ -51,3 +51,31 @@ def test_retention_and_ratio() -> None:
     nothing = Answers.of(["00"] * 40)
     assert retention(own, Answers.of(["0000"] * 50)) is None
     assert ratio(own, nothing) is None
+
+
+def test_the_figures_of_the_first_judgement_stand() -> None:
+    # Written down before the draws moved to rag_windows.evaluation.statistics: the committed tables
+    # were made with them.
+    own = [
+        "".join("01"[(3 * i * i + 5 * j + i) % 7 < 4] for j in range(1 + i % 5)) for i in range(40)
+    ]
+    base = ["".join("01"[(2 * i * i + 3 * j) % 5 < 3] for j in range(1 + i % 5)) for i in range(40)]
+    other = ["".join("01"[(i * j + i) % 3 != 0] for j in range(4)) for i in range(25)]
+    answers, bases, others = Answers.of(own), Answers.of(base), Answers.of(other)
+    kept, between = retention(answers, bases), ratio(answers, others)
+    assert kept is not None
+    assert between is not None
+    found = [
+        (x.value, x.low, x.high)
+        for x in (share(answers), difference(answers, bases), kept, between)
+    ]
+    np.testing.assert_allclose(
+        found,
+        [
+            (0.6833333333333333, 0.640625, 0.729513735046522),
+            (0.08333333333333333, 0.017237695254936635, 0.1438862546326575),
+            (1.1388888888888888, 1.0266666666666666, 1.254300274851122),
+            (1.423611111111111, 1.1064986876195002, 2.0377694345216386),
+        ],
+        rtol=1e-12,
+    )

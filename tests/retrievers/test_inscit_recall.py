@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rag_windows.evaluation.data.inscit import InscitTask
 from rag_windows_retrievers import BM25Retriever, last_turns
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "inscit_recall.py"
@@ -35,7 +36,14 @@ def evidence(name: str) -> dict[str, Any]:
 def turn(context: list[str], *labels: str) -> dict[str, Any]:
     return {
         "context": context,
-        "labels": [{"evidence": [evidence(name) for name in label]} for label in labels],
+        "labels": [
+            {
+                "responseType": "directAnswer",
+                "response": "",
+                "evidence": [evidence(name) for name in label],
+            }
+            for label in labels
+        ],
     }
 
 
@@ -46,13 +54,16 @@ def test_figures_are_what_they_say(script: ModuleType, tmp_path: Path) -> None:
         turn(["why"], ""),
     ]
     (tmp_path / "dev.json").write_text(json.dumps({"one": {"turns": turns}}))
-    pool, found, without = script.read(tmp_path / "dev.json")
-    assert [(one.id, one.title) for one in pool] == [("A", "T - A"), ("B", "T - B"), ("C", "T - C")]
-    assert [one.right for one in found] == [{"A"}, {"B", "C"}]
-    assert [one["role"] for one in found[1].messages] == ["user", "assistant", "user"]
-    assert without == 1
-    figures = script.measure(BM25Retriever(pool), last_turns(0), found)
+    task = InscitTask.read(tmp_path / "dev.json")
+    found = [one for one in task.examples if one.evidence]
+    assert len(found) == 2
+    figures = {
+        one.name: one.value
+        for one in script.measure(BM25Retriever(task.pool), last_turns(0), found)
+    }
     # A, B is found both times: first rank 1 of 1, then rank 2 for one of two.
-    assert figures.recall == (0.5, 0.75, 0.75)
-    assert figures.hits == (0.5, 1.0, 1.0)
-    assert figures.mrr == 0.75
+    assert figures == {
+        **{"recall@1": 50.0, "recall@5": 75.0, "recall@20": 75.0},
+        **{"hit@1": 50.0, "hit@5": 100.0, "hit@20": 100.0},
+        "mrr": 75.0,
+    }

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedConfig
 
 from rag_windows import APE, WindowedLM
 from rag_windows.calibration import Profile
@@ -140,3 +142,13 @@ def test_a_stamp_tells_weights_and_precisions_apart() -> None:
     assert ModelStamp.of(copy.deepcopy(small.model())) == one
     assert ModelStamp.of(small.model(1)).fingerprint != one.fingerprint
     assert ModelStamp.of(copy.deepcopy(small.model()).bfloat16()).fingerprint != one.fingerprint
+
+
+def test_a_stamp_says_nothing_about_the_version_that_read_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = ModelStamp.of(small.model())
+    module = sys.modules[PreTrainedConfig.__module__]
+    monkeypatch.setattr(module, "__version__", "9.9.9")
+    assert small.model().config.to_dict()["transformers_version"] == "9.9.9"
+    assert ModelStamp.of(small.model()) == before

@@ -57,7 +57,13 @@ def finish(*args: str, **options: Any) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     "args",
-    [["--help"], ["ask", "--help"], ["ask", "Q", "--docs", "nothing"], ["ask", "--dtype", "x"]],
+    [
+        ["--help"],
+        ["eval", "inscit", "--help"],
+        ["ask", "--help"],
+        ["ask", "Q", "--docs", "nothing"],
+        ["ask", "--dtype", "x"],
+    ],
 )
 def test_help_and_errors_of_use_do_not_wait_for_torch(args: list[str], tmp_path: Path) -> None:
     code = (

@@ -1,0 +1,30 @@
+"""rag-windows for lm-evaluation-harness: each few-shot example in an attention window of its own.
+
+Importing this package registers the model `rag-windows` with the harness::
+
+    import lm_eval, lm_eval_rag_windows
+
+    lm_eval.simple_evaluate(model="rag-windows", model_args="pretrained=...,method=ape", ...)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lm_eval_rag_windows.registration import NAME, register
+
+if TYPE_CHECKING:
+    from lm_eval_rag_windows.model import RagWindowsLM
+
+__all__ = ["NAME", "RagWindowsLM", "register"]
+
+register()
+
+
+def __getattr__(name: str) -> Any:
+    # The harness's model classes import torch; whoever only wants the name registered need not.
+    if name == "RagWindowsLM":
+        from lm_eval_rag_windows.model import RagWindowsLM
+
+        return RagWindowsLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

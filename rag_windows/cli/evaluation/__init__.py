@@ -1,0 +1,1 @@
+"""The commands `rag-windows eval ...`."""

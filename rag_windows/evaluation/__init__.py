@@ -1,0 +1,1 @@
+"""Evaluation: datasets, a run that can be killed, scores with intervals, and the report."""

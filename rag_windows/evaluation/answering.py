@@ -1,0 +1,183 @@
+"""One arm's answer to a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rag_windows.evaluation.arm import Arm
+from rag_windows.evaluation.example import Example
+from rag_windows.evaluation.fitting import fitting
+from rag_windows.evaluation.options import RunOptions
+from rag_windows.evaluation.record import ReadPassage, Record
+from rag_windows.evaluation.texts import digest_of
+from rag_windows.generation import Generation
+from rag_windows.model import WindowedLM
+from rag_windows.passage import Passage
+
+Asked = tuple[Example, Sequence[Passage]]
+"""An example with its passages, best first, not more than the arm reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A passage that an answer was written over; see `ReadPassage`.
+
+    Attributes:
+        passage: itself.
+        mass: share of the attention, 0 to 1; None where it was not measured.
+        spans: what of its text each of its windows held, in characters, end exclusive.
+    """
+
+    passage: Passage
+    mass: float | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a record keeps of an answer; see `Record` for the fields."""
+
+    text: str
+    finish_reason: str = "stop"
+    passages: tuple[Seen, ...] = ()
+    left_out: int = 0
+    prefix_mass: float | None = None
+    query_mass: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    windows_encoded: int = 0
+    windows_reused: int = 0
+    encode_s: float = 0.0
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+    scores: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def record(self, key: str, arm: str) -> Record:
+        """The line of a run's journal."""
+        same = {
+            name: getattr(self, name)
+            for name in Answered.__slots__
+            if name not in ("text", "passages")
+        }
+        return Record(
+            key=key,
+            arm=arm,
+            answer=self.text,
+            passages=tuple(
+                ReadPassage(
+                    digest_of(seen.passage.text),
+                    seen.passage.id,
+                    seen.passage.title,
+                    seen.passage.score,
+                    seen.mass,
+                    seen.spans,
+                )
+                for seen in self.passages
+            ),
+            **same,
+        )
+
+
+class Answerer(Protocol):
+    """How the examples of a task are answered."""
+
+    @property
+    def batch(self) -> int:
+        """Examples that one call takes at most."""
+        ...
+
+    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
+        """Answer some examples with one arm.
+
+        Raises:
+            RagWindowsError: of several, they are asked again one by one; of one, it is kept as the
+                example's error.
+        """
+        ...
+
+
+class Generating:
+    """Writes answers freely, with the likeliest token each time.
+
+    Args:
+        options: of the run.
+    """
+
+    batch = 1
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+
+    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
+        """See `Answerer`."""
+        return [self._one(lm, arm, example, passages) for example, passages in asked]
+
+    def _one(
+        self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
+    ) -> Answered:
+        options = self._options
+        query = list(example.messages)
+        count = fitting(
+            lm,
+            query,
+            passages,
+            arm.method,
+            prefix=options.prefix,
+            max_new_tokens=options.max_new_tokens,
+        )
+        generation = lm.generate(
+            query,
+            passages[:count],
+            prefix=options.prefix,
+            method=arm.method,
+            max_new_tokens=options.max_new_tokens,
+            stop=options.stop,
+            citations=options.citations,
+            seed=options.seed,
+            do_sample=False,
+            num_beams=1,
+        )
+        return answered(generation, passages[:count], left_out=len(passages) - count)
+
+
+def answered(generation: Generation, passages: Sequence[Passage], left_out: int = 0) -> Answered:
+    """What is kept of a generation.
+
+    Args:
+        generation: as the model gave it.
+        passages: as they were given to it.
+        left_out: passages that were not.
+    """
+    spans: list[list[tuple[int, int]]] = [[] for _ in passages]
+    for window in generation.windows:
+        spans[window.passage].append((window.start, window.end))
+    masses: list[float | None] = [None] * len(passages)
+    # Where attention was not measured, citations are there all the same, and empty.
+    if generation.prefix_mass is not None:
+        for citation in generation.citations or ():
+            masses[citation.passage] = citation.mass
+    usage, timings = generation.usage, generation.timings
+    return Answered(
+        text=generation.text,
+        finish_reason=generation.finish_reason,
+        passages=tuple(
+            Seen(passage, mass, tuple(held))
+            for passage, mass, held in zip(passages, masses, spans, strict=True)
+        ),
+        left_out=left_out,
+        prefix_mass=generation.prefix_mass,
+        query_mass=generation.query_mass,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        windows_encoded=usage.windows - usage.cached_windows,
+        windows_reused=usage.cached_windows,
+        encode_s=timings.encode_s,
+        ttft_s=timings.ttft_s,
+        total_s=timings.total_s,
+        notes=tuple(note.message for note in generation.notes),
+    )

@@ -1,0 +1,125 @@
+"""JSON, one value a line, only ever added to: what a killed run leaves behind stays readable."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rag_windows.errors import DataError
+
+
+class JsonLines:
+    """A file with a JSON object a line.
+
+    A process that is killed while it writes leaves at most one line without its end. Such a last
+    line is dropped; anything else that is no JSON object is an error.
+
+    Attributes:
+        path: of the file, which need not exist.
+        torn: bytes at its end that belong to no whole line; known once it was read to its end.
+
+    Args:
+        path: see above.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn = 0
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Number, from 1, and value of each whole line.
+
+        Raises:
+            DataError: naming file and line.
+        """
+        self.torn = 0
+        try:
+            with self.path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    if not line.endswith(b"\n"):
+                        self.torn = len(line)
+                        return
+                    yield number, self._value(number, line)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise DataError(f"{self.path} can't be read: {error.strerror}.") from error
+
+    def repair(self) -> int:
+        """Cut off a line without its end; returns the bytes that are gone."""
+        try:
+            with self.path.open("r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                whole = _whole(file, size)
+                if whole < size:
+                    file.truncate(whole)
+                return size - whole
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise DataError(f"{self.path} can't be repaired: {error.strerror}.") from error
+
+    def append(self, *values: Mapping[str, Any]) -> None:
+        """Add lines, and wait until they are on the medium.
+
+        Raises:
+            DataError: they can't be written; the file is as it was.
+        """
+        if not values:
+            return
+        data = "".join(f"{json.dumps(value)}\n" for value in values).encode("ascii")
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                _write(descriptor, data)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise DataError(
+                f"{self.path} can't be written: {error.strerror}. What it holds already is kept; "
+                "make room or give rights, and run the same command again to go on."
+            ) from error
+
+    def _value(self, number: int, line: bytes) -> dict[str, Any]:
+        # Of a hostile line, nesting as deep as Python's stack is an error like any other.
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{self.path}, line {number}, is no JSON: {error}. The file was changed by "
+                "something else; take that line out, or begin anew in another folder."
+            ) from error
+        if not isinstance(value, dict):
+            raise DataError(
+                f"{self.path}, line {number}, must be a JSON object, not {type(value).__name__}."
+            )
+        return value
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """All of it, or on any failure, an interruption included, nothing."""
+    before = os.fstat(descriptor).st_size
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    except BaseException:
+        os.ftruncate(descriptor, before)
+        raise
+
+
+def _whole(file: Any, size: int) -> int:
+    """Bytes up to the end of the last whole line."""
+    end = size
+    while end:
+        start = max(0, end - (1 << 16))
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return int(start + found + 1)
+        end = start
+    return 0

@@ -1,0 +1,1 @@
+"""How good answers and rankings are, by the metrics that the datasets' own scripts use."""

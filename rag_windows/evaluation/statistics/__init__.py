@@ -1,0 +1,1 @@
+"""Intervals and tests for what was measured on the same questions with several methods."""

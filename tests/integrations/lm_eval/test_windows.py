@@ -1,0 +1,188 @@
+"""Few-shot examples are read as windows, encoded once, and fit or are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lm_eval")
+
+from rag_windows import WindowedLM
+from rag_windows.errors import InputError, LimitError, ModelLoadError
+from tests.integrations.lm_eval.models import POSITIONS, cut, ours, said, scored
+
+EXAMPLES = ["lunk blog: Daxa\n\n", "frelt: Fepor\n\n", "gidra lunk: Daxa\n\n", "sug: Wuga\n\n"]
+QUESTION = "blog gidra:"
+METHODS = ["ape", "pcw", "structured-prompting", "ensemble", "deep-thinking+ape", "codebook"]
+
+
+def info(lm: Any) -> dict[str, Any]:
+    return dict(lm.get_model_info()["rag_windows"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_any_method_reads_the_windows(method: str) -> None:
+    lm = ours("llama3", method=method)
+    context = "".join(EXAMPLES) + QUESTION
+    found = scored(lm, (context, " Daxa"), (context, " Fepor and more"), (context, " Daxa"))
+    made = lm._reader.prompting.cut(context)
+    for (logprob, greedy), text in zip(found, (" Daxa", " Fepor and more"), strict=False):
+        ids = list(lm._reader.prompting.pair(context, text, None)[1])
+        encoded = lm.lm.encode_ids(made.prefix, made.windows)
+        encoded = lm.lm._decoder.narrowed(encoded, made.question)
+        logits = lm.lm.logits(encoded, [*made.question, *ids[:-1]])[-len(ids) :]
+        expected = logits.log_softmax(-1)[range(len(ids)), ids].sum()
+        assert logprob == pytest.approx(float(expected), abs=1e-4)
+        assert greedy == torch.equal(logits.argmax(-1), torch.tensor(ids))
+    assert found[2] == found[0]
+    assert info(lm)["requests_by_windows"] == {"4": 3}
+    plain = scored(ours("llama3", method="sequential"), (context, " Daxa"))
+    assert found[0][0] != pytest.approx(plain[0][0], abs=1e-3)
+    answer = said(lm, context, until=["\n"], max_gen_toks=4)
+    encoded = lm.lm.encode_ids(made.prefix, made.windows)
+    ids = lm.lm.generate_ids(encoded, made.question, max_new_tokens=4)
+    assert answer[0] == lm.tokenizer.decode(ids, skip_special_tokens=True).split("\n")[0]
+
+
+def test_an_example_is_encoded_once_whatever_its_company() -> None:
+    lm = ours("llama3", method="ape")
+    forward, backward = "".join(EXAMPLES), "".join(reversed(EXAMPLES))
+    contexts = [forward + QUESTION, forward + "sug:", backward + QUESTION, EXAMPLES[1] + "blog:"]
+    found = scored(lm, *((context, " Daxa") for context in contexts))
+    assert info(lm)["windows_encoded"] == 4
+    assert info(lm)["windows_reused"] == 4 + 1
+    assert info(lm)["contexts"] == 3
+    assert found[0][0] == pytest.approx(found[2][0], abs=1e-4)
+    # As they were asked, not as they were read.
+    alone = [scored(lm, (context, " Daxa"))[0][0] for context in contexts]
+    assert [one for one, _ in found] == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "windows"),
+    [
+        ({}, [1, 1, 1, 1]),
+        ({"examples_per_window": 3}, [3, 1]),
+        ({"windows": 2}, [2, 2]),
+        ({"num_fewshot": 0}, []),
+        ({"num_fewshot": 4}, [1, 1, 1, 1]),
+        ({"fewshot_delimiter": ": "}, None),
+    ],
+)
+def test_grouping(arguments: dict[str, Any], windows: list[int] | None) -> None:
+    context = "".join(EXAMPLES) + QUESTION
+    found = cut(ours("gpt2", **arguments), context)
+    assert "".join(found) == context
+    if windows is not None:
+        assert [window.count(":") for window in found[1:-1]] == windows
+
+
+def test_a_prefix_is_seen_by_all_windows() -> None:
+    lm = ours("gpt2", prefix=r"Words:\n- some", method="pcw")
+    context = "".join(EXAMPLES) + QUESTION
+    assert cut(lm, context) == ["Words:\n- some\n\n", *EXAMPLES, QUESTION]
+    pair, ids = lm._reader.prompting.pair(context + " ", "Daxa", None)
+    assert lm.tokenizer.decode(pair.question) == QUESTION
+    assert lm.tokenizer.decode(ids) == " Daxa"
+
+
+def test_long_windows_are_cut_into_several() -> None:
+    lm = ours("llama3", method="ape", max_window_tokens=16)
+    long = "lunk " * 30 + ": Daxa\n\n"
+    scored(lm, (long + EXAMPLES[0] + QUESTION, " Daxa"))
+    assert info(lm)["windows_split"] == 1
+    ((windows, _),) = info(lm)["requests_by_windows"].items()
+    assert int(windows) > 3
+
+
+def test_a_long_question_loses_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    lm = ours("llama3", method="ape")
+    scored(lm, (EXAMPLES[0] + "blog " * POSITIONS + ":", " Daxa"))
+    assert "Document 0 of task some_task is longer" in caplog.text
+    assert "left of its question" in caplog.text
+    with pytest.raises(LimitError, match="Document 0 of task some_task does not fit"):
+        said(lm, EXAMPLES[0] + QUESTION, until=[], max_gen_toks=POSITIONS)
+
+
+def test_requests_are_kept_under_the_harness_own_names() -> None:
+    kept: dict[tuple[str, Any], Any] = {}
+
+    class Hook:
+        def add_partial(self, kind: str, args: Any, result: Any) -> None:
+            kept[kind, repr(args)] = result
+
+    lm = ours("llama3", method="ape")
+    lm.set_cache_hook(Hook())
+    context = EXAMPLES[0] + QUESTION
+    found = scored(lm, (context, " Daxa"))
+    options = {"until": ["\n"], "max_gen_toks": 3}
+    answer = said(lm, context, **options)
+    assert kept == {
+        ("loglikelihood", repr((context, " Daxa"))): found[0],
+        ("generate_until", repr((context, options))): answer[0],
+    }
+
+
+def test_sampling_follows_the_options() -> None:
+    lm = ours("llama3", method="ape")
+    context = EXAMPLES[0] + QUESTION
+    torch.manual_seed(1)
+    options: dict[str, Any] = {"until": ["\n"], "max_gen_toks": 12}
+    drawn = said(lm, context, do_sample=True, temperature=2.0, **options)
+    torch.manual_seed(1)
+    assert said(lm, context, do_sample=True, temperature=2.0, **options) == drawn
+    assert said(lm, context, **options) != drawn
+
+
+def test_answers_end_before_a_stop_string(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = ours("llama3", method="ape")
+    lengths = []
+    generate_ids = lm.lm.generate_ids
+
+    def counted(*args: Any, **options: Any) -> list[int]:
+        ids = generate_ids(*args, **options)
+        lengths.append(len(ids))
+        return ids
+
+    monkeypatch.setattr(lm.lm, "generate_ids", counted)
+    context = EXAMPLES[0] + QUESTION
+    whole = said(lm, context, until=[], max_gen_toks=20)[0]
+    stop = whole[3:5]
+    assert said(lm, context, until=[stop, ""], max_gen_toks=20)[0] == whole.split(stop)[0]
+    assert lengths[1] < lengths[0] == 20
+
+
+def test_options_that_can_not_be_used() -> None:
+    with pytest.raises(InputError, match="sacle"):
+        ours("llama3", method="ape", sacle=0.8)
+    with pytest.raises(InputError, match="max_length must be a whole number"):
+        ours("llama3", method="ape", max_length=0)
+    with pytest.raises(ModelLoadError, match="trust_remote_code"):
+        type(ours("llama3"))("tiny-reader", trust_remote_code=True, device="cpu")
+    with pytest.raises(InputError, match="one out"):
+        ours("llama3", cache=False, cache_dir="somewhere")
+    with pytest.raises(InputError, match="no token to score"):
+        scored(ours("llama3"), ("Who?", ""))
+
+
+def test_parameters_of_the_method() -> None:
+    described = info(ours("llama3", method="deep-thinking+ape", steps=2, temperature=0.8))
+    assert described["method"]["steps"] == 2
+    assert described["method"]["reader"]["temperature"] == 0.8
+    linked = info(ours("llama3", method="pcw", link_tokens=2))
+    assert linked["method"]["name"] == "linked"
+
+
+def test_a_wrapped_model_brings_its_method() -> None:
+    wrapped = ours("llama3", method="pcw").lm
+    again = type(ours("llama3"))(wrapped)
+    assert isinstance(wrapped, WindowedLM)
+    assert info(again)["method"]["name"] == "pcw"
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="one process"):
+        ours("llama3")

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rag_windows.errors import DataError
+from rag_windows.evaluation.data.chatrag_passages import found_among, gold_of, name_of, passages_of
+from rag_windows.evaluation.data.fields import Place
+from rag_windows.passage import Passage
+
+HERE = Place("test.json").at("record 1")
+TABLE = [["Year", "Boats"], [1902, 12], [1903, None]]
+
+
+def texts(record: dict[str, Any]) -> list[str]:
+    return [one.text for one in passages_of(record, HERE)]
+
+
+@pytest.mark.parametrize("name", ["ctxs", "documents", "document"])
+def test_lists_in_every_field_keep_their_order(name: str) -> None:
+    assert texts({name: [{"text": "b", "score": 1}, "a", {"text": "c", "score": 9}]}) == [
+        "b",
+        "a",
+        "c",
+    ]
+
+
+def test_ranked_contexts_come_before_whole_documents() -> None:
+    record = {"document": "whole", "documents": ["first", "second"], "ctxs": ["ranked"]}
+    assert texts(record) == ["ranked"]
+    assert texts({**record, "ctxs": None}) == ["first", "second"]
+    assert texts({**record, "ctxs": [], "documents": None}) == ["whole"]
+    assert texts({"document": {"text": "whole", "title": "T"}}) == ["whole"]
+
+
+@pytest.mark.parametrize(
+    "record", [{"document": TABLE}, {"ctxs": [TABLE]}, {"ctxs": [{"text": TABLE}]}]
+)
+def test_tables_are_kept_as_text(record: dict[str, Any]) -> None:
+    assert texts(record) == ["Year | Boats\n1902 | 12\n1903 | "]
+
+
+def test_a_table_that_is_text_already_stays_as_it_is() -> None:
+    text = "| Year | Boats |\n|---|---|\n| 1902 | 12 |"
+    assert texts({"ctxs": [{"text": text, "title": "Boats"}]}) == [text]
+
+
+def test_ids_are_those_of_the_file_or_of_the_text() -> None:
+    found = passages_of({"ctxs": [{"text": "a b", "id": 7}, {"text": "a  b"}, "a b", "c"]}, HERE)
+    assert found[0].id == "7"
+    assert found[1].id == found[2].id == name_of("a b")
+    assert found[3].id != found[1].id
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"ctxs": [[["a", {"b": 1}]]]}, '"ctxs" 1: a cell in row 1 must be a text or a number.'),
+        ({"ctxs": [{"text": ["a", "b"]}]}, '"ctxs" 1: "text" must be a string or a list of rows'),
+        (
+            {"document": 3},
+            '"document": a passage must be an object or a string, not a whole number.',
+        ),
+        ({"documents": "text"}, '"documents" must be a list, not a string.'),
+        ({}, "it has no passages"),
+    ],
+)
+def test_other_forms_are_told(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=r"^test\.json, record 1") as caught:
+        passages_of(record, HERE)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"ctx": "a", "title": "T", "index": 3}, [("a", "T")]),
+        ([{"ctx": "a"}, {"text": "b", "title": 3}], [("a", None), ("b", None)]),
+        ("a", [("a", None)]),
+        (None, []),
+        ({"ctx": " "}, []),
+        ([3, {"ctx": None}], []),
+    ],
+)
+def test_right_passages_in_every_form(value: Any, found: list[tuple[str, str | None]]) -> None:
+    assert [(one.text, one.title) for one in gold_of({"ground_truth_ctx": value})] == found
+
+
+def test_a_right_passage_is_the_best_ranked_one_with_its_text() -> None:
+    passages = [Passage("a  b", "first"), Passage("a b", "second"), Passage("c", "third")]
+    found = list(found_among(gold_of({"ground_truth_ctx": ["a b", "d"]}), passages))
+    assert found == [("first", True), (name_of("d"), False)]

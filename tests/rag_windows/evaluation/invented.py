@@ -1,0 +1,110 @@
+"""A small task of invented conversations, and what runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rag_windows import Passage, WindowedLM
+from rag_windows.evaluation.arm import Arm, arms
+from rag_windows.evaluation.example import Example, Reference
+from rag_windows.evaluation.folder import RunFolder
+from rag_windows.evaluation.manifest import Manifest
+from rag_windows.evaluation.options import RunOptions
+from rag_windows.evaluation.record import Record
+from rag_windows.evaluation.runner import Outcome, run
+from rag_windows.evaluation.shard import Shard
+from rag_windows.evaluation.task import Score
+from rag_windows.rescaling import resolve
+
+PETS = ("lion", "donkey", "bear", "hare", "goose", "otter", "wren")
+
+
+@dataclass(frozen=True)
+class Invented:
+    """Conversations of one, two, ... questions, over passages that share some texts."""
+
+    examples: Sequence[Example]
+    name: str = "invented"
+    pool: Sequence[Passage] | None = None
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"seed": 1})
+    prefix: str | None = "Answer."
+    max_new_tokens: int = 4
+    metrics: Sequence[str] = ("exact",)
+
+    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+        """Exact match."""
+        pairs = zip(examples, records, strict=True)
+        return [Score.mean("exact", [100.0 * (r.answer == e.references[0].text) for e, r in pairs])]
+
+
+def invented(conversations: int = 3, passages: int = 3) -> Invented:
+    """A task of ``n (n + 1) / 2`` questions."""
+    made: list[Example] = []
+    for number in range(conversations):
+        for turn in range(number + 1):
+            asked = (number + turn) % len(PETS)
+            held = [(asked + step) % len(PETS) for step in range(passages)]
+            made.append(
+                Example(
+                    key=f"c{number}-{turn}",
+                    messages=({"role": "user", "content": f"Which pet has Kadan {asked}?"},),
+                    references=(Reference(PETS[asked], evidence=(f"p{asked}",)),),
+                    group=f"c{number}",
+                    passages=tuple(
+                        Passage(f"Kadan {one} keeps a {PETS[one]}.", f"p{one}", f"Kadan {one}")
+                        for one in held
+                    ),
+                )
+            )
+    return Invented(made)
+
+
+def given(example: Example) -> Sequence[Passage]:
+    """The passages that an example brings."""
+    return example.passages or ()
+
+
+def arms_of(*names: str, depths: Sequence[int | None] = (None,)) -> tuple[Arm, ...]:
+    """Arms by the names of their methods."""
+    return arms([(name, resolve(name)) for name in names], depths)
+
+
+def begin(
+    path: Path,
+    lm: WindowedLM,
+    task: Invented,
+    compared: Sequence[Arm],
+    *,
+    shard: str | None = None,
+    fresh: bool = False,
+    options: RunOptions | None = None,
+    retriever: Mapping[str, Any] | None = None,
+) -> RunFolder:
+    """A folder to run in."""
+    chosen = RunOptions.of(task) if options is None else options
+    part = None if shard is None else Shard.parse(shard)
+    manifest = Manifest.of(lm, task, compared, retriever or {"kind": "given"}, chosen, part)
+    return RunFolder.begin(path, manifest, fresh=fresh)
+
+
+def go(
+    path: Path,
+    lm: WindowedLM,
+    task: Invented,
+    compared: Sequence[Arm],
+    *,
+    shard: str | None = None,
+    **options: Any,
+) -> Outcome:
+    """Run a task to its end."""
+    with begin(path, lm, task, compared, shard=shard) as folder:
+        chosen = RunOptions.of(task)
+        return run(lm, task, compared, given, folder, options=chosen, **options)
+
+
+def untimed(record: Record) -> Record:
+    """A record without what differs from run to run."""
+    return replace(record, encode_s=0.0, ttft_s=0.0, total_s=0.0)

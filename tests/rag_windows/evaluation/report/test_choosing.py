@@ -1,0 +1,55 @@
+"""Which questions are shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rag_windows.evaluation.report import ReportedRun, Values
+from rag_windows.evaluation.report.choosing import chosen
+from tests.rag_windows.evaluation.report import invented
+
+
+def run(values: dict[tuple[str, int], float], count: int = 12) -> ReportedRun:
+    made = invented.run(
+        methods=("sequential", "ape"), depths=(2,), questions=count, passages=2, timed=False
+    )
+    keys = [one.key for one in made.examples]
+    found = {(arm, key): 50.0 for arm in ("sequential@2", "ape@2") for key in keys}
+    found |= {(arm, keys[place]): value for (arm, place), value in values.items()}
+    return replace(made, values=Values("response_f1", found))
+
+
+def test_gains_losses_and_a_draw() -> None:
+    made = run({("ape@2", 3): 90.0, ("ape@2", 7): 100.0, ("ape@2", 5): 10.0})
+    found = chosen(made, 6)
+    why = {one.place: one.why for one in found}
+    assert [one.place for one in found][:3] == [7, 3, 5]
+    assert why[7] == "gain: ape@2 +50.0 points against sequential@2"
+    assert why[5] == "loss: ape@2 -40.0 points against sequential@2"
+    assert [one.why for one in found[3:]] == ["drawn at random"] * 3
+    assert chosen(made, 6) == found
+
+
+def test_no_more_than_a_third_are_gains() -> None:
+    made = run({("ape@2", place): 60.0 + place for place in range(10)})
+    found = chosen(made, 6)
+    assert [one.place for one in found][:2] == [9, 8]
+    assert sum("gain" in one.why for one in found) == 2
+    assert len({one.place for one in found}) == 6
+
+
+def test_unanswered_questions_come_last() -> None:
+    made = run({}, count=5)
+    missing = made.examples[0].key
+    records = {name: one for name, one in made.records.items() if name != ("ape@2", missing)}
+    found = chosen(replace(made, records=records), 10)
+    assert found[-1].place == 0
+    assert sorted(one.place for one in found) == [0, 1, 2, 3, 4]
+
+
+def test_without_a_base_the_best_and_the_worst() -> None:
+    made = invented.run(methods=("ape",), depths=(2,), questions=9, passages=2, timed=False)
+    values = {("ape@2", one.key): float(place) for place, one in enumerate(made.examples)}
+    found = chosen(replace(made, values=Values("response_f1", values)), 6)
+    assert [one.place for one in found][:4] == [8, 7, 0, 1]
+    assert found[2].why == "ape@2 has 0.0"
