@@ -167,10 +167,11 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
     def generate_batch(
         self, requests: Sequence[Mapping[str, Any] | BatchRequest], *, max_rows: int = 32
     ) -> list[Generation]:
-        """Answer many questions together: much faster than one by one, with the same answers.
+        """Answer many questions together, with the answers that `generate` gives one by one.
 
-        Each forward pass gives every question its next token, and windows that several questions
-        read are encoded, held and read once (they count as cached tokens then). A question that
+        Each forward pass gives every question its next token, so the weights are read once for all
+        of them, and windows that several questions read are encoded, held and read once (they count
+        as cached tokens then). A question that
         ends makes room for the next. Questions whose options need a loop of their own (beams,
         several sequences, assistants, scores or hidden states, stop_strings), ensembles, books and
         guarded ones are answered one by one, as `generate` does it.

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rag_windows.benchmark.clock import Timing
+from rag_windows.benchmark.crowd import measure_crowd
 from rag_windows.benchmark.floor import Floor, measure_floor
 from rag_windows.benchmark.load import Load, load
 from rag_windows.benchmark.memory import peak_bytes
@@ -39,6 +40,7 @@ class Plan:
         rounds: of each cell, after one that warms up where that is cheap.
         ways: which of `WAYS`.
         method: of the windows.
+        questions: numbers of questions that are asked at once, over the first context and window.
     """
 
     shape: str = "llama-0.25b"
@@ -51,6 +53,7 @@ class Plan:
     rounds: int = 5
     ways: tuple[str, ...] = WAYS
     method: str = "ape"
+    questions: tuple[int, ...] = ()
 
 
 def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
@@ -75,13 +78,19 @@ def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
                 with all_ways(lm, device=plan.device != "cpu") as ways:
                     chosen = [way for way in ways if way.name in plan.ways]
                     cells += _cells(plan, asked, window, ragged, chosen, floor, tell)
+    crowds = []
+    for count in plan.questions:
+        crowds += measure_crowd(
+            lm, count, plan.contexts[0], plan.windows[0], min(plan.tokens), plan.rounds
+        )
+        tell(f"{count} questions at once: done")
     return Result(
         plan.shape,
         plan.dtype,
         machine(plan.device),
         FloorFigures(floor.flops_per_s, floor.bytes_per_s),
         cells,
-        [],
+        crowds,
         command,
     )
 

@@ -25,6 +25,7 @@ class BenchOptions:
     windows: tuple[int, ...]
     ragged: bool
     new_tokens: tuple[int, ...]
+    questions: tuple[int, ...]
     rounds: int
     ways: tuple[str, ...]
     threads: int | None
@@ -76,6 +77,7 @@ def bench(options: BenchOptions) -> None:
         rounds=options.rounds,
         ways=options.ways or WAYS,
         method=options.method,
+        questions=options.questions,
     )
     result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), tell)
     text = markdown(result)

@@ -31,6 +31,12 @@ NewTokens = Annotated[
     list[int] | None,
     typer.Option("--new-tokens", metavar="N", min=2, help="Answers so long; repeatable."),
 ]
+Questions = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--questions", metavar="N", min=2, help="So many at once, sharing passages; repeatable."
+    ),
+]
 Rounds = Annotated[
     int, typer.Option("--rounds", min=1, metavar="N", help="In each, every way answers once.")
 ]
@@ -66,6 +72,7 @@ def bench(
     window: Windows = None,
     ragged: Ragged = False,
     new_tokens: NewTokens = None,
+    questions: Questions = None,
     rounds: Rounds = 5,
     way: Ways = None,
     threads: Threads = None,
@@ -87,6 +94,7 @@ def bench(
             windows=tuple(window or (256,)),
             ragged=ragged,
             new_tokens=tuple(new_tokens or (64,)),
+            questions=tuple(questions or ()),
             rounds=rounds,
             ways=tuple(way or ()),
             threads=threads,

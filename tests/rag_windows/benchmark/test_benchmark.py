@@ -34,6 +34,7 @@ def result() -> Result:
         ragged=True,
         tokens=(2, 4),
         rounds=2,
+        questions=(3,),
     )
     return run(plan, "rag-windows bench --shape tiny")
 
@@ -122,6 +123,15 @@ def test_every_way_is_timed_in_every_round(result: Result) -> None:
             assert min(seconds) > 0
         assert median(cell.end_s["4"]) > median(cell.end_s["2"]) > median(cell.first_s)
         assert (cell.peak_bytes is None) == (cell.way != "windows, cold")
+
+
+def test_questions_are_asked_one_by_one_and_together(result: Result) -> None:
+    assert [(one.questions, one.way) for one in result.crowds] == [
+        (3, "one by one"),
+        (3, "together"),
+    ]
+    assert all(len(one.seconds) == 2 and min(one.seconds) > 0 for one in result.crowds)
+    assert "### Many questions that share half" in markdown(result)
 
 
 def test_the_table_shows_every_way_and_survives_json(result: Result, tmp_path: Path) -> None:
