@@ -52,7 +52,8 @@ def run_line(summary: Summary) -> str:
     agreed = sum(cost.agreed for cost in summary.costs.values())
     return (
         f"`python benchmarks/methods.py`, {last.jobs} process{'' if last.jobs == 1 else 'es'} "
-        f"of one thread each on {last.machine} (no GPU): {len(summary.rows):,} cells, {answers:,} answers, "
+        f"of one thread each on {last.machine} (no GPU): {len(summary.rows):,} cells, "
+        f"{answers:,} answers, "
         f"{seconds / 60:.0f} core minutes of encoding and reading. For {compared:,} questions the "
         f"answer was also written by "
         f"`WindowedLM.generate`, token by token: it was right or wrong exactly as measured here "
