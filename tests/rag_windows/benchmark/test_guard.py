@@ -15,20 +15,20 @@ SMALL = Shape(
     "llama",
     {
         "vocab_size": 1000,
-        "hidden_size": 512,
-        "intermediate_size": 1376,
+        "hidden_size": 256,
+        "intermediate_size": 512,
         "num_hidden_layers": 4,
         "num_attention_heads": 8,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": 8,
     },
 )
-TOKENS, ROUNDS = 12, 2
+TOKENS, ROUNDS = 16, 2
 
 
 def test_windows_stay_faster_than_one_prompt() -> None:
     """Margins are wide, and the quickest round counts, so that a noisy machine is no failure."""
     lm = WindowedLM(SMALL.build("cpu", torch.float32))
-    asked = load(1000, 3072, 128)
+    asked = load(1000, 6144, 128)
     first: dict[str, float] = {}
     speed: dict[str, float] = {}
     with all_ways(lm, device=False) as ways:
@@ -38,9 +38,8 @@ def test_windows_stay_faster_than_one_prompt() -> None:
                 timing = way.run(asked, TOKENS)
                 first[way.name] = min(first.get(way.name, 1e9), timing.first_s)
                 speed[way.name] = max(speed.get(way.name, 0.0), timing.tokens_per_s)
-    assert first[SEQUENTIAL] > 10 * first[MEMORY]
-    # Most of a small model's time goes into its weights, which both ways read alike.
-    assert speed[MEMORY] > 0.75 * speed[SEQUENTIAL]
+    assert first[SEQUENTIAL] > 5 * first[MEMORY]
+    assert speed[MEMORY] > 1.3 * speed[SEQUENTIAL]
 
 
 def test_questions_together_stay_faster_than_one_by_one() -> None:
