@@ -43,3 +43,18 @@ def merge(outputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> t
         for output, weight in zip(outputs, weights, strict=True)
     )
     return torch.as_tensor(mixed).to(outputs[0].dtype)
+
+
+def merge_two(outputs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Mix two segments, where nobody asks for their shares: the same in fewer steps.
+
+    Args:
+        outputs: of each segment, (..., value dim).
+        lses: of each, (...), fp32; no row is empty (``-inf``) in both.
+
+    Returns:
+        The mixed output in the dtype of the first segment's.
+    """
+    one, other = outputs
+    share = torch.sigmoid(lses[0] - lses[1]).unsqueeze(-1)
+    return torch.lerp(other.to(share.dtype), one.to(share.dtype), share).to(one.dtype)

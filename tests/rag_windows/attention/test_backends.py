@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rag_windows.attention.backends import Request, attend, cpu, cuda, reference, triton_decode
-from rag_windows.attention.merge import merge, merge_weights
+from rag_windows.attention.merge import merge, merge_two, merge_weights
 
 Attend = Callable[[Request], tuple[Tensor, Tensor]]
 BACKENDS: dict[str, tuple[ModuleType, str]] = {
@@ -37,6 +37,7 @@ LSE_TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-4, torch.float16: 3e-4}
 # (batch, heads, kv heads, rows, keys, head dim)
 SHAPES = {
     "one row": (1, 4, 4, 1, 9, 16),
+    "one row of grouped heads": (2, 8, 2, 1, 300, 16),
     "grouped heads": (1, 6, 2, 5, 37, 16),
     "one kv head": (1, 8, 1, 3, 130, 8),
     "batch": (3, 4, 2, 2, 21, 32),
@@ -251,3 +252,17 @@ def test_merge_mixes_half_precision_in_float32() -> None:
     merged = merge(outputs, weights)
     assert merged.dtype == torch.bfloat16
     assert torch.equal(merged, outputs[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_two_segments_merge_in_fewer_steps_to_the_same(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    outputs = [torch.randn(2, 3, 5, 8, generator=generator).to(dtype) for _ in range(2)]
+    lses = [torch.randn(2, 3, 5, generator=generator) * 20 for _ in range(2)]
+    lses[0][0, 0, 0] = lses[1][0, 0, 1] = -torch.inf
+    got = merge_two(outputs, lses)
+    assert got.dtype == dtype
+    expected = merge([one.double() for one in outputs], merge_weights(lses))
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=OUTPUT_TOLERANCE[dtype])
+    assert torch.equal(got[0, 0, 0], outputs[1][0, 0, 0])
+    assert torch.equal(got[0, 0, 1], outputs[0][0, 0, 1])
