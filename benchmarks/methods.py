@@ -1,7 +1,7 @@
 """The judgement of the methods: writes the tables and pictures of docs/methods.md.
 
     python benchmarks/methods.py [--quick] [--tasks single-hop ...] [--passages 1 8 64]
-        [--dear 1 8 64] [--methods pcw ape ...] [--questions 1000] [--jobs 2] [--fresh]
+        [--dear 1 8 64] [--methods pcw ape ...] [--questions 1000] [--jobs 2] [--fresh] [--draw]
 
 Every method answers the same held-out questions of the embedded readers over 1 to 64 passages; what
 is measured, and how, stands on the page itself. Each finished cell is kept in a journal
@@ -9,9 +9,11 @@ is measured, and how, stands on the page itself. Each finished cell is kept in a
 tasks adds what is missing. A journal of other weights, seeds or numbers of questions is refused;
 after a change of the engine start with ``--fresh``.
 
-Ensembles, Deep-Thinking and codebooks, which take several times as long as all other methods
-together, are asked over 1, 8 and 64 passages only; ``--dear 1 2 4 8 16 32 64`` fills the gaps, and
-doubles the time.
+Ensembles, Deep-Thinking and codebooks take several times as long as all other methods together;
+``--dear 1 8 64`` asks them over these numbers of passages only.
+
+``--draw`` asks nothing: it writes page and pictures from what the journal holds. Give it a copy of
+the journal while another run writes to it.
 
 ``--quick`` asks a few questions over 2 and 8 passages and writes into runs/methods-quick instead of
 docs.
@@ -39,7 +41,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "methods.md"
 QUICK = ROOT / "runs" / "methods-quick"
 PASSAGES = (1, 2, 4, 8, 16, 32, 64)
-DEAR_PASSAGES = (1, 8, 64)
 LEARNED = ("two-hop", "classification")
 """Tasks that only the second reader has learned."""
 
@@ -49,7 +50,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python benchmarks/methods.py", description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--passages", nargs="+", type=int)
-    parser.add_argument("--dear", nargs="+", type=int, help="numbers for the slow families")
+    parser.add_argument(
+        "--dear", nargs="+", type=int, help="numbers for the slow families; default: as the others"
+    )
     parser.add_argument("--methods", nargs="+", help="labels of the tables; default: all")
     parser.add_argument("--questions", type=int, help="of each cell")
     parser.add_argument("--timed", type=int, help="questions of each cost")
@@ -60,18 +63,21 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
     parser.add_argument("--quick", action="store_true", help="a few questions, in seconds")
     parser.add_argument("--fresh", action="store_true", help="forget what is in the journal")
+    parser.add_argument("--draw", action="store_true", help="ask nothing, write what is there")
     parser.add_argument("--journal", type=Path)
     parser.add_argument("--out", type=Path, help="where the page goes, and its pictures beside it")
     options = parser.parse_args(given)
     quick = options.quick
     options.passages = options.passages or ((2, 8) if quick else PASSAGES)
-    options.dear = options.dear or ((2, 8) if quick else DEAR_PASSAGES)
+    options.dear = options.dear or options.passages
     options.questions = options.questions or (8 if quick else 1000)
-    options.timed = options.timed or (1 if quick else 6)
+    options.timed = options.timed or (1 if quick else 3)
     options.examples = options.examples or (8 if quick else 42)
     options.out = options.out or (QUICK if quick else PAGE.parent)
     name = "methods-quick.jsonl" if quick else "methods.jsonl"
     options.journal = options.journal or ROOT / "runs" / name
+    if options.draw and (options.fresh or not options.journal.exists()):
+        parser.error(f"--draw needs a journal, and {options.journal} is not there or to be emptied")
     return options
 
 
@@ -125,7 +131,8 @@ def main(given: Sequence[str] | None = None) -> None:
         options.journal.unlink(missing_ok=True)
     plan = plan_of(options)
     journal = Journal(options.journal, plan.settings())
-    run(plan, journal)
+    if not options.draw:
+        run(plan, journal)
     for path in write(journal, options.out):
         print(path)
 

@@ -163,8 +163,19 @@ def test_quick_run_writes_page_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text(before + '{"kind": "ce', encoding="utf-8")
     methods.main([*QUICK, *SOME, *place, "--tasks", "single-hop"])
     assert (tmp_path / "journal.jsonl").read_text(encoding="utf-8") == before
+    (tmp_path / "methods.md").unlink()
+    drawn = ["--draw", "--methods", "mateicl", *place, "--tasks", "single-hop"]
+    methods.main([*QUICK, *drawn])
+    assert (tmp_path / "journal.jsonl").read_text(encoding="utf-8") == before
+    assert (tmp_path / "methods.md").read_text(encoding="utf-8") == page
     with pytest.raises(JournalError, match="other settings"):
         methods.main([*QUICK, *SOME, *place, "--tasks", "single-hop", "--seed", "9"])
+
+
+def test_nothing_is_drawn_from_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        methods.main(["--draw", "--journal", str(tmp_path / "none.jsonl")])
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_page_and_figures_must_fit() -> None:
