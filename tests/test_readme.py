@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -17,6 +18,7 @@ from tests.test_repository import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CUT = "-" * 20
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
@@ -31,18 +33,27 @@ def commands(program: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_the_python_example_answers_rightly(
+def test_the_examples_answer_rightly_one_after_the_other(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    program = tmp_path / "example.py"
-    program.write_text(python_block(), encoding="utf-8")
+    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    program = tmp_path / "examples.py"
+    program.write_text(f"\nprint({CUT!r})\n".join(blocks), encoding="utf-8")
     runpy.run_path(str(program), run_name="__main__")
-    answer, *masses = capsys.readouterr().out.splitlines()
-    assert answer == "Sulava"
-    assert [re.sub(r"\d+", "N", line) for line in masses] == [
-        "N% Aldan Pellby",
-        "N% Vara Zelmont",
-    ]
+    printed = capsys.readouterr().out.split(f"{CUT}\n")
+    core, langchain, llama_index, cached = (part.splitlines() for part in printed)
+    for answer, *masses in (core, langchain):
+        assert answer == "Sulava"
+        assert sorted(re.sub(r"\d+", "N", line) for line in masses) == [
+            "N% Aldan Pellby",
+            "N% Vara Zelmont",
+        ]
+    (line,) = llama_index
+    response, _, shares = line.partition(" ")
+    assert response == "Sulava"
+    low, high = sorted(json.loads(shares))
+    assert 0 < low < high < low + high <= 1
+    assert [int(number) > 0 for number in cached] == [True]
 
 
 def test_the_python_example_is_short() -> None:

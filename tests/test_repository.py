@@ -169,12 +169,17 @@ def part_of(path: Path) -> str:
     return max((part for part in EXTRAS_OF if name.startswith(part + "/")), key=len)
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
+def modules(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of what a file imports; `from a import b` is a.b."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            yield node.lineno, node.module.partition(".")[0]
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def imported(path: Path) -> set[tuple[int, str]]:
+    return {(line, name.partition(".")[0]) for line, name in modules(path)}
 
 
 def test_every_import_is_a_declared_dependency() -> None:
@@ -182,13 +187,25 @@ def test_every_import_is_a_declared_dependency() -> None:
     undeclared = []
     for path in sources(*EXTRAS_OF):
         declared = {canonicalize_name(r.name) for r in requirements(*EXTRAS_OF[part_of(path)])}
-        for line, module in imported(path):
+        for line, module in sorted(imported(path)):
             if module in sys.stdlib_module_names or module in OURS:
                 continue
             owners = {canonicalize_name(name) for name in distributions.get(module, [module])}
             if not owners & declared:
                 undeclared.append(f"{where(path, line)} imports {module}")
     assert undeclared == []
+
+
+def test_nothing_outside_the_command_line_imports_it() -> None:
+    folders = ("rag_windows", "retrievers", "integrations", "training", "benchmarks", "examples")
+    upwards = [
+        f"{where(path, line)} imports {name}"
+        for path in sources(*folders)
+        if not path.is_relative_to(ROOT / "rag_windows" / "cli")
+        for line, name in modules(path)
+        if f"{name}.".startswith("rag_windows.cli.")
+    ]
+    assert upwards == []
 
 
 def test_pins_lie_inside_the_declared_ranges() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
 
-from rag_windows import Chunk, Generation, WindowedLM
+from rag_windows import WindowedLM
 
 _RESULT = "{% elif m.role == 'tool' %}<|user|>"
 _END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -159,23 +159,15 @@ class ScriptedLM(WindowedLM):
     ends: bool = True
     asked: list[tuple[Any, list[Any]]]
 
-    def _options(self, query: Any, passages: Any, options: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, query: Any, passages: Any, *, options: Any = None, **checked: Any) -> Any:
         self.asked.append((query, list(passages)))
         assert self.tokenizer is not None
         ids = self.tokenizer(self.script(query) + "</s>" * self.ends, add_special_tokens=False)[
             "input_ids"
         ]
-        return {
-            **options,
-            "max_new_tokens": len(ids),
-            "logits_processor": [_Forced(list(ids))],
-        }
-
-    def generate(self, query: Any, passages: Any = (), **options: Any) -> Generation:
-        return super().generate(query, passages, **self._options(query, passages, options))
-
-    def stream(self, query: Any, passages: Any = (), **options: Any) -> Iterator[Chunk]:
-        return super().stream(query, passages, **self._options(query, passages, options))
+        forced = {**(options or {}), "logits_processor": [_Forced(list(ids))]}
+        checked["max_new_tokens"] = len(ids)
+        return super()._request(query, passages, options=forced, **checked)
 
 
 def scripted(kind: str, *answers: str) -> ScriptedLM:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rag_windows import WindowedLM
-from rag_windows.cli.chat import Conversation
+from rag_windows.dialogue import Dialogue
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 from training.evaluate import method_of
 from training.intervals import wilson
@@ -56,12 +56,12 @@ class Asker:
         self.retriever = BM25Retriever(split_documents(documents))
 
     def ask(
-        self, conversation: Conversation, question: str, method: str, title: str | None
+        self, dialogue: Dialogue, question: str, method: str, title: str | None
     ) -> tuple[str, bool]:
         """(the answer, whether a passage of this title was found)."""
-        hits = self.retriever.retrieve(conversation.search_text(question), self.top_k)
+        hits = self.retriever.retrieve(dialogue.search_text(question), self.top_k)
         generation = self.lm.generate(
-            conversation.with_question(question),
+            dialogue.with_question(question),
             hits,
             method=method_of(method),
             max_new_tokens=12,
@@ -76,7 +76,7 @@ def ask_all(asker: Asker, questions: Sequence[dict[str, Any]], method: str) -> l
     scores = []
     for task in dict.fromkeys(row["task"] for row in questions):
         own = [row for row in questions if row["task"] == task]
-        answers = [asker.ask(Conversation(), row["question"], method, row["title"]) for row in own]
+        answers = [asker.ask(Dialogue(), row["question"], method, row["title"]) for row in own]
         right = sum(answer == row["answer"] for (answer, _), row in zip(answers, own, strict=True))
         found = None if task == "not stated" else sum(hit for _, hit in answers)
         scores.append(Score(task, method, right, len(own), found))
@@ -87,10 +87,10 @@ def converse(asker: Asker, conversations: Sequence[dict[str, Any]], method: str)
     """The score of the last questions of conversations, behind the reader's own answers."""
     right = found = 0
     for row in conversations:
-        conversation = Conversation()
+        dialogue = Dialogue()
         for turn in row["turns"]:
-            answer, hit = asker.ask(conversation, turn["question"], method, row["title"])
-            conversation.add(turn["question"], answer)
+            answer, hit = asker.ask(dialogue, turn["question"], method, row["title"])
+            dialogue.add(turn["question"], answer)
         right += answer == row["turns"][-1]["answer"]
         found += hit
     return Score("follow-up", method, right, len(conversations), found)

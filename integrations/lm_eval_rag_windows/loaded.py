@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,8 @@ from rag_windows import WindowedLM, loading
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.calibration.profile import Profile
 from rag_windows.errors import InputError, MethodError
-from rag_windows.rescaling import Composed, Method, chain, linked, resolve
+from rag_windows.rescaling import Method, linked, resolve
+from rag_windows.rescaling.parameters import known_parameters, with_known
 
 DEFAULT_METHOD = "ape"
 
@@ -38,7 +38,7 @@ def method_of(
     if name is None and not numbers and link_tokens is None:
         return None
     method = resolve(name or DEFAULT_METHOD)
-    known = {key for one in chain(method) for key in _parameters(one)}
+    known = known_parameters(method)
     unknown = sorted(set(numbers) - known)
     if unknown:
         raise InputError(
@@ -47,21 +47,9 @@ def method_of(
             "; take it out. docs/lm_eval.md lists the options."
         )
     try:
-        return linked(_with(method, numbers), link_tokens, link_choose)
+        return linked(with_known(method, numbers), link_tokens, link_choose)
     except TypeError as error:
         raise MethodError(f"{dict(numbers)!r} do not fit the method {method.name!r}.") from error
-
-
-def _with(method: Method, numbers: Mapping[str, Any]) -> Method:
-    own = {key: value for key, value in numbers.items() if key in _parameters(method)}
-    if isinstance(method, Composed):
-        own["reader"] = _with(method.reader, numbers)
-    return dataclasses.replace(method, **own)  # type: ignore[type-var]  # every method is a dataclass
-
-
-def _parameters(method: Method) -> set[str]:
-    names = {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type]  # every method is a dataclass
-    return names - {"reader"}
 
 
 def load(

@@ -7,14 +7,11 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rag_windows.attention.backends import Request, attend, attend_merged
+from rag_windows.attention.backends import Request
 from rag_windows.attention.beside import attend_beside
 from rag_windows.attention.layout import Layout, current_layout
-from rag_windows.attention.merge import merge, merge_two, merge_weights
-from rag_windows.attention.row_shares import record_row_shares
-from rag_windows.attention.shares import record_shares
+from rag_windows.attention.mix import mix
 from rag_windows.errors import UnsupportedModelError
-from rag_windows.rescaling.affine import affine
 from rag_windows.windows import PackedWindows
 
 NAME = "rag_windows"
@@ -78,46 +75,13 @@ def windowed_attention(
         )
         return mixed.transpose(1, 2).contiguous(), None
     tail = tail_requests(layout, layer, query, key, value, scale, softcap)
-    outputs, lses = map(list, zip(*(attend(request) for request in tail), strict=True))
-    sink = None if s_aux is None else s_aux.to(lses[0].dtype).view(1, -1, 1)
-    if layout.windows is None and layout.beside is None and sink is None:
-        return outputs[0].transpose(1, 2).contiguous(), None
-    own_lse = lses[-1]
-    if layout.query_bias:
-        lses[-1] = own_lse + layout.query_bias
-    if layout.beside is not None:
-        output, lse = attend_beside(
-            layout, layout.beside, layer, query, key.shape[2], scale, softcap
-        )
-        outputs.append(output)
-        lses.append(lse)
-    context = None
+    context = beside = None
     if layout.windows is not None:
         context = _context_request(layout, layout.windows, layer, query, key, scale, softcap)
-        if layout.mass is None and layout.beside is None:
-            whole = attend_merged(
-                context,
-                query.shape[0],
-                query.shape[2],
-                list(zip(outputs, lses, strict=True)),
-                affine(layout.method),
-                s_aux,
-            )
-            if whole is not None:
-                return whole.transpose(1, 2).contiguous(), None
-        folded_output, folded_lse = attend(context)
-        context_lse = _unfold(folded_lse, query)
-        outputs.append(_unfold(folded_output, query))
-        lses.append(layout.method.context_lse(context_lse))
-    if layout.mass is None and sink is None and len(outputs) == 2:
-        # The newest row always sees itself, so no row is empty in both.
-        return merge_two(outputs, lses).transpose(1, 2).contiguous(), None
-    weights = merge_weights(lses, sink)
-    if layout.mass is not None and context is not None:
-        record_shares(layout, layer, tail, context, own_lse, context_lse, weights)
-    elif layout.mass is not None and layout.beside is not None:
-        record_row_shares(layout, layer, tail, own_lse, weights)
-    return merge(outputs, weights).transpose(1, 2).contiguous(), None
+    if layout.beside is not None:
+        beside = attend_beside(layout, layout.beside, layer, query, key.shape[2], scale, softcap)
+    mixed = mix(layout, layer, query, tail, context, beside, s_aux)
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 def tail_requests(
@@ -213,11 +177,3 @@ def _context_request(
         softcap=softcap,
         mask=mask,
     )
-
-
-def _unfold(folded: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """(1, kv heads, batch * groups * rows, ...) back to (batch, heads, rows, ...)."""
-    batch, heads, rows, _ = query.shape
-    kv_heads = folded.shape[1]
-    split = folded.squeeze(0).unflatten(1, (batch, heads // kv_heads, rows))
-    return split.transpose(0, 1).flatten(1, 2)

@@ -19,21 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """The arguments of `WindowedLM.generate`.
+    """The arguments of `WindowedLM.generate`, which tells more of them.
 
     Attributes:
-        query: see there, as of all others.
-        passages: see there.
-        prefix: see there.
-        method: see there.
-        max_new_tokens: see there.
-        stop: see there.
-        citations: see there.
-        seed: see there.
-        on_encoded: see there.
-        link_tokens: see there.
-        link_choose: see there.
-        fallback: see there.
+        query: a question, or a conversation that ends with the user.
+        passages: in any order, or a book of them that chooses those which are read.
+        prefix: system prompt, or None.
+        method: how windows are read; None for the model's default.
+        max_new_tokens: of the answer at most; None for 128, or a ``generation_config``'s.
+        stop: the text ends before any of these strings.
+        citations: whether to measure each passage's attention mass.
+        seed: for sampling, private to this question; None uses PyTorch's global generator.
+        on_encoded: called while passages are encoded, with the windows done and all of them.
+        link_tokens: tokens of each window that are encoded in sight of the others: a number, a
+            share of the window, or "all"; None for the method's own.
+        link_choose: which ones: "first" or those of largest "deviation".
+        fallback: "sequential" or a `Guard`: when to read the passages one after the other; None
+            for never.
         options: what `generate` takes as ``generate_kwargs``.
     """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rag_windows.calibration.grid import numbers_of
 from rag_windows.calibration.method_json import label
 from rag_windows.calibration.profile import Profile, Setting
+from rag_windows.rescaling.parameters import numbers_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rag_windows.errors import InputError, MethodError
 from rag_windows.rescaling import APE, Method
 from rag_windows.rescaling.mateicl import SCHEDULES
+from rag_windows.rescaling.parameters import numbers_of, with_numbers, with_own
 
 VALUES = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 """Coarse values of APE's temperature and scale; the paper searches 0.1 to 1.0."""
@@ -48,7 +47,7 @@ def default_grid(method: Method) -> tuple[Method, ...]:
         InputError: the method has no numbers to choose.
     """
     if method.name == "mateicl":
-        return tuple(_with(method, {"schedule": b}) for b in (*SCHEDULES, *WEIGHTS))
+        return tuple(with_own(method, {"schedule": b}) for b in (*SCHEDULES, *WEIGHTS))
     values = GRIDS.get(method.name)
     if values is None:
         # What the reader of a method does is the reader's own: calibrate that one first.
@@ -60,42 +59,6 @@ def default_grid(method: Method) -> tuple[Method, ...]:
             "'ape', or give settings= as a list of methods."
         )
     return tuple(combinations(method, values))
-
-
-def numbers_of(method: Method) -> dict[str, float]:
-    """Numeric fields of a method; those of the reader inside it as ``reader.<name>``.
-
-    Whole numbers are ints, booleans are no numbers.
-    """
-    found: dict[str, float] = {}
-    for field in dataclasses.fields(method):  # type: ignore[arg-type] # every method is a dataclass
-        value = getattr(method, field.name)
-        if isinstance(value, Method):
-            found |= {f"{field.name}.{name}": one for name, one in numbers_of(value).items()}
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[field.name] = value
-    return found
-
-
-def with_numbers(method: Method, numbers: Mapping[str, float]) -> Method:
-    """The method with other values in its numeric fields, named as by `numbers_of`.
-
-    Raises:
-        MethodError: outside of the method's domain.
-    """
-    own: dict[str, Any] = {name: value for name, value in numbers.items() if "." not in name}
-    inner: dict[str, dict[str, float]] = {}
-    for name, value in numbers.items():
-        if "." in name:
-            field, _, rest = name.partition(".")
-            inner.setdefault(field, {})[rest] = value
-    for field, values in inner.items():
-        own[field] = with_numbers(getattr(method, field), values)
-    return _with(method, own)
-
-
-def _with(method: Method, values: Mapping[str, Any]) -> Method:
-    return dataclasses.replace(method, **values)  # type: ignore[type-var] # as above
 
 
 def combinations(method: Method, values: Mapping[str, Sequence[float]]) -> list[Method]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_windows.calibration.curve import draw_curve
-from rag_windows.calibration.grid import numbers_of, varying
+from rag_windows.calibration.grid import varying
 from rag_windows.calibration.profile import FIGURES, LOWER_IS_BETTER, Profile, Setting
 from rag_windows.errors import MissingExtraError, ProfileError
+from rag_windows.rescaling.parameters import numbers_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

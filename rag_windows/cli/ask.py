@@ -12,9 +12,9 @@ from rag_windows.cli.corpus import open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
-from rag_windows.cli.text import encodable, visible
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.passage import Passage
+from rag_windows.visible_text import encodable, visible
 
 if TYPE_CHECKING:
     from rag_windows.generation import Generation

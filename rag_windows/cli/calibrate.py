@@ -18,12 +18,13 @@ from rich.text import Text
 
 from rag_windows.cli import render
 from rag_windows.cli.ask import SearchOptions
-from rag_windows.cli.corpus import open_corpus, samples_path
+from rag_windows.cli.corpus import open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
-from rag_windows.cli.text import encodable, visible
 from rag_windows.errors import InputError, MissingExtraError
+from rag_windows.sample_files import samples_path
+from rag_windows.visible_text import encodable, visible
 
 if TYPE_CHECKING:
     from rag_windows.calibration import Example, Profile

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from rag_windows.cli import options
+from rag_windows.cli.answering_options import Kept
+from rag_windows.cli.spreading import spreading
 
 Examples = Annotated[
     str | None,
@@ -50,7 +52,9 @@ Calibrated = Annotated[
 ]
 
 
+@spreading()
 def calibrate(
+    *,
     examples: Examples = None,
     docs: options.Docs = None,
     model: options.Model = "tiny-reader",
@@ -67,10 +71,7 @@ def calibrate(
     seed: Seed = 0,
     passage_words: options.PassageWords = 120,
     max_window_tokens: options.MaxWindowTokens = None,
-    cache_dir: options.CacheDir = None,
-    no_cache: options.NoCache = False,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
+    kept: Kept,
 ) -> None:
     """Choose a method's numbers for a model and its documents, and say whether they beat the usual.
 
@@ -93,15 +94,15 @@ def calibrate(
             seed=seed,
             out=out,
             plot=plot,
-            as_json=json,
+            as_json=kept.json,
         ),
         ModelOptions(
             model,
             device=device,
             dtype=dtype,
             max_window_tokens=max_window_tokens,
-            verbose=verbose,
-            cache=not no_cache,
-            cache_dir=cache_dir,
+            verbose=kept.verbose,
+            cache=not kept.no_cache,
+            cache_dir=kept.cache_dir,
         ),
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rag_windows.cli.ask import NO_HITS, AnswerOptions, SearchOptions, reply
@@ -13,41 +12,15 @@ from rag_windows.cli.corpus import Corpus, open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
-from rag_windows.cli.text import encodable
+from rag_windows.dialogue import Dialogue
 from rag_windows.errors import RagWindowsError
+from rag_windows.visible_text import encodable
 
 if TYPE_CHECKING:
     from rag_windows.model import WindowedLM
 
 _PROMPT = "> "
 _HELP = "/clear forgets the conversation, /exit or Ctrl-D leaves."
-
-
-@dataclass(slots=True)
-class Conversation:
-    """What was said so far: messages of roles "user" and "assistant", oldest first."""
-
-    messages: list[Mapping[str, str]] = field(default_factory=list)
-
-    def with_question(self, question: str) -> list[Mapping[str, str]]:
-        """The messages so far and a new question."""
-        return [*self.messages, {"role": "user", "content": question}]
-
-    def add(self, question: str, answer: str) -> None:
-        """Keep a turn."""
-        self.messages = [
-            *self.with_question(question),
-            {"role": "assistant", "content": answer},
-        ]
-
-    def search_text(self, question: str) -> str:
-        """What to retrieve with: a follow-up such as "When was she born?" names nothing itself.
-
-        The question counts four times, the turn before it twice, and the two turns before that
-        once: several follow-ups in a row still find the entity that the first of them named.
-        """
-        before = [message["content"] for message in self.messages[-6:]]
-        return "\n".join([*[question] * 4, *before, *before[-2:]])
 
 
 def chat(search: SearchOptions, answering: AnswerOptions, model: ModelOptions) -> None:
@@ -82,17 +55,17 @@ def _converse(
     *,
     interactive: bool,
 ) -> None:
-    conversation = Conversation()
+    dialogue = Dialogue()
     for question in _questions(interactive, answering.as_json):
         if question in ("/clear", "/help"):
             if question == "/clear":
-                conversation = Conversation()
+                dialogue = Dialogue()
             tell(_HELP if question == "/help" else "The conversation is forgotten.")
             continue
-        found = corpus.retriever.retrieve(conversation.search_text(question), search.top_k)
+        found = corpus.retriever.retrieve(dialogue.search_text(question), search.top_k)
         notes = () if found else (NO_HITS,)
         heard: list[str] = []
-        query = conversation.with_question(question)
+        query = dialogue.with_question(question)
         try:
             answer = reply(
                 lm, query, found, answering, model.model, progress, notes, heard.append
@@ -111,7 +84,7 @@ def _converse(
             continue
         if not answering.as_json:
             print()
-        conversation.add(question, answer)
+        dialogue.add(question, answer)
 
 
 def _questions(interactive: bool, as_json: bool) -> Iterator[str]:

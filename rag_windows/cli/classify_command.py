@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from rag_windows.cli import options
+from rag_windows.cli.answering_options import Kept
+from rag_windows.cli.spreading import spreading
 
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="What to label, each quoted.")]
 Demos = Annotated[
@@ -68,7 +70,9 @@ WindowTokens = Annotated[
 ]
 
 
+@spreading()
 def classify(
+    *,
     texts: Texts,
     demos: Demos,
     label: Labels = None,
@@ -85,10 +89,7 @@ def classify(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     system: options.System = None,
-    cache_dir: options.CacheDir = None,
-    no_cache: options.NoCache = False,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
+    kept: Kept,
 ) -> None:
     """Label texts as demonstrations show it, with as many of them as there are."""
     from rag_windows.cli.classify import ClassifyOptions
@@ -106,7 +107,7 @@ def classify(
             windows=windows,
             window_tokens=window_tokens,
             system=system,
-            as_json=json,
+            as_json=kept.json,
         ),
         ModelOptions(
             model,
@@ -115,9 +116,9 @@ def classify(
             scale,
             device,
             dtype,
-            verbose=verbose,
-            cache=not no_cache,
-            cache_dir=cache_dir,
+            verbose=kept.verbose,
+            cache=not kept.no_cache,
+            cache_dir=kept.cache_dir,
             profile=profile,
         ),
     )

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from rag_windows.cli import options
+from rag_windows.cli.answering_options import Answering
 from rag_windows.cli.bench_command import bench
 from rag_windows.cli.cache_commands import cache
 from rag_windows.cli.calibrate_command import calibrate
 from rag_windows.cli.classify_command import classify
 from rag_windows.cli.errors import OneLineErrors
 from rag_windows.cli.evaluation.app import evaluation
+from rag_windows.cli.spreading import spreading
 
 app = typer.Typer(
     name="rag-windows",
@@ -53,107 +55,27 @@ def rag_windows(
 
 
 @app.command(cls=options.DocsCommand)
+@spreading()
 def ask(
+    *,
     question: Annotated[
         str, typer.Argument(metavar="QUESTION", help="What you want to know, in quotes.")
     ],
-    docs: options.Docs = None,
-    model: options.Model = "tiny-reader",
-    method: options.MethodName = None,
-    profile: options.ProfilePath = None,
-    top_k: options.TopK = 8,
-    temperature: options.Temperature = None,
-    scale: options.Scale = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_new_tokens: options.MaxNewTokens = 128,
-    link_tokens: options.LinkTokens = None,
-    fallback: options.Fallback = None,
-    system: options.System = None,
-    sample_temperature: options.SampleTemperature = None,
-    seed: options.Seed = None,
-    passage_words: options.PassageWords = 120,
-    max_window_tokens: options.MaxWindowTokens = None,
-    cache_dir: options.CacheDir = None,
-    no_cache: options.NoCache = False,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
+    answering: Answering,
 ) -> None:
     """Answer one question over documents and show which passages the answer looked at."""
-    from rag_windows.cli.ask import AnswerOptions, SearchOptions
     from rag_windows.cli.ask import ask as run
-    from rag_windows.cli.engine import ModelOptions
 
-    run(
-        question,
-        SearchOptions(docs, top_k, passage_words),
-        AnswerOptions(
-            system, max_new_tokens, sample_temperature, seed, json, link_tokens, fallback
-        ),
-        ModelOptions(
-            model,
-            method,
-            temperature,
-            scale,
-            device,
-            dtype,
-            max_window_tokens,
-            verbose,
-            cache=not no_cache,
-            cache_dir=cache_dir,
-            profile=profile,
-        ),
-    )
+    run(question, *answering.parts())
 
 
 @app.command(cls=options.DocsCommand)
-def chat(
-    docs: options.Docs = None,
-    model: options.Model = "tiny-reader",
-    method: options.MethodName = None,
-    profile: options.ProfilePath = None,
-    top_k: options.TopK = 8,
-    temperature: options.Temperature = None,
-    scale: options.Scale = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_new_tokens: options.MaxNewTokens = 128,
-    link_tokens: options.LinkTokens = None,
-    fallback: options.Fallback = None,
-    system: options.System = None,
-    sample_temperature: options.SampleTemperature = None,
-    seed: options.Seed = None,
-    passage_words: options.PassageWords = 120,
-    max_window_tokens: options.MaxWindowTokens = None,
-    cache_dir: options.CacheDir = None,
-    no_cache: options.NoCache = False,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-) -> None:
+@spreading()
+def chat(*, answering: Answering) -> None:
     """The same as a conversation: one question a line, follow-ups welcome, /exit leaves."""
-    from rag_windows.cli.ask import AnswerOptions, SearchOptions
     from rag_windows.cli.chat import chat as run
-    from rag_windows.cli.engine import ModelOptions
 
-    run(
-        SearchOptions(docs, top_k, passage_words),
-        AnswerOptions(
-            system, max_new_tokens, sample_temperature, seed, json, link_tokens, fallback
-        ),
-        ModelOptions(
-            model,
-            method,
-            temperature,
-            scale,
-            device,
-            dtype,
-            max_window_tokens,
-            verbose,
-            cache=not no_cache,
-            cache_dir=cache_dir,
-            profile=profile,
-        ),
-    )
+    run(*answering.parts())
 
 
 @app.command()

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_windows.cli.progress import Progress
+from rag_windows.sample_files import samples_path
 
 if TYPE_CHECKING:
     from rag_windows_retrievers import BM25Retriever, Skipped
-
-
-def samples_path() -> Path:
-    """Folder of the shipped samples."""
-    return Path(str(resources.files("rag_windows") / "samples"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rag_windows.cli import render
-from rag_windows.cli.corpus import open_corpus, samples_path
+from rag_windows.cli.corpus import open_corpus
 from rag_windows.cli.engine import DEFAULT_METHOD, ModelOptions, load_model
 from rag_windows.cli.progress import Progress
-from rag_windows.cli.text import one_line
 from rag_windows.passage import Passage
+from rag_windows.sample_files import samples_path
+from rag_windows.visible_text import one_line
 
 if TYPE_CHECKING:
     from rag_windows.model import WindowedLM

@@ -54,33 +54,19 @@ def build_method(name: str, temperature: float | None, scale: float | None) -> M
     Raises:
         MethodError: the name is unknown, a parameter is not the method's, or out of its domain.
     """
-    from rag_windows.rescaling import METHODS, chain, resolve
+    from rag_windows.rescaling import METHODS, resolve
+    from rag_windows.rescaling.parameters import known_parameters, parameters, with_known
 
     given = {"temperature": temperature, "scale": scale}
     chosen = {key: value for key, value in given.items() if value is not None}
     method = resolve(name)
     for key in chosen:
-        if not any(key in parameters(type(one)) for one in chain(method)):
+        if key not in known_parameters(method):
             owners = [other for other, one in METHODS.items() if key in parameters(one)]
             raise MethodError(
                 f"--{key} is not a parameter of {name}, only of {', '.join(owners)}; leave it out."
             )
-    return changed(method, chosen)
-
-
-def parameters(method: type[Method]) -> set[str]:
-    """Names of a method's parameters."""
-    return {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type] # every method is a dataclass
-
-
-def changed(method: Method, numbers: dict[str, Any]) -> Method:
-    """A method with these of its parameters, and of its reader's."""
-    from rag_windows.rescaling import Composed
-
-    own = {key: value for key, value in numbers.items() if key in parameters(type(method))}
-    if isinstance(method, Composed):
-        own["reader"] = changed(method.reader, numbers)
-    return dataclasses.replace(method, **own)  # type: ignore[type-var] # every method is a dataclass
+    return with_known(method, chosen)
 
 
 def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:

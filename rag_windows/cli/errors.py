@@ -9,8 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from rag_windows.cli.text import one_line
 from rag_windows.errors import RagWindowsError
+from rag_windows.visible_text import one_line
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rag_windows.cli.text import one_line, visible
 from rag_windows.passage import Passage
+from rag_windows.visible_text import one_line, visible
 
 if TYPE_CHECKING:
     from rag_windows.generation import Generation

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rag_windows.evaluation.arm import Arm
@@ -11,7 +11,6 @@ from rag_windows.evaluation.example import Example
 from rag_windows.evaluation.fitting import fitting
 from rag_windows.evaluation.options import RunOptions
 from rag_windows.evaluation.record import ReadPassage, Record
-from rag_windows.evaluation.texts import digest_of
 from rag_windows.generation import Generation
 from rag_windows.model import WindowedLM
 from rag_windows.passage import Passage
@@ -21,65 +20,16 @@ Asked = tuple[Example, Sequence[Passage]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A passage that an answer was written over; see `ReadPassage`.
+class Answered:
+    """An answer's record with the texts that it names.
 
     Attributes:
-        passage: itself.
-        mass: share of the attention, 0 to 1; None where it was not measured.
-        spans: what of its text each of its windows held, in characters, end exclusive.
+        record: the line of a run's journal.
+        texts: of its passages, in their order.
     """
 
-    passage: Passage
-    mass: float | None = None
-    spans: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What a record keeps of an answer; see `Record` for the fields."""
-
-    text: str
-    finish_reason: str = "stop"
-    passages: tuple[Seen, ...] = ()
-    left_out: int = 0
-    prefix_mass: float | None = None
-    query_mass: float | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    windows_encoded: int = 0
-    windows_reused: int = 0
-    encode_s: float = 0.0
-    ttft_s: float = 0.0
-    total_s: float = 0.0
-    scores: Mapping[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def record(self, key: str, arm: str) -> Record:
-        """The line of a run's journal."""
-        same = {
-            name: getattr(self, name)
-            for name in Answered.__slots__
-            if name not in ("text", "passages")
-        }
-        return Record(
-            key=key,
-            arm=arm,
-            answer=self.text,
-            passages=tuple(
-                ReadPassage(
-                    digest_of(seen.passage.text),
-                    seen.passage.id,
-                    seen.passage.title,
-                    seen.passage.score,
-                    seen.mass,
-                    seen.spans,
-                )
-                for seen in self.passages
-            ),
-            **same,
-        )
+    record: Record
+    texts: tuple[str, ...] = ()
 
 
 class Answerer(Protocol):
@@ -129,9 +79,10 @@ class Generating:
             prefix=options.prefix,
             max_new_tokens=options.max_new_tokens,
         )
+        read = passages[:count]
         generation = lm.generate(
             query,
-            passages[:count],
+            read,
             prefix=options.prefix,
             method=arm.method,
             max_new_tokens=options.max_new_tokens,
@@ -141,15 +92,21 @@ class Generating:
             do_sample=False,
             num_beams=1,
         )
-        return answered(generation, passages[:count], left_out=len(passages) - count)
+        left_out = len(passages) - count
+        record = record_of(generation, example.key, arm.name, read, left_out)
+        return Answered(record, tuple(passage.text for passage in read))
 
 
-def answered(generation: Generation, passages: Sequence[Passage], left_out: int = 0) -> Answered:
+def record_of(
+    generation: Generation, key: str, arm: str, passages: Sequence[Passage], left_out: int = 0
+) -> Record:
     """What is kept of a generation.
 
     Args:
         generation: as the model gave it.
-        passages: as they were given to it.
+        key: of the example.
+        arm: that answered it.
+        passages: as they were given to the model.
         left_out: passages that were not.
     """
     spans: list[list[tuple[int, int]]] = [[] for _ in passages]
@@ -161,11 +118,13 @@ def answered(generation: Generation, passages: Sequence[Passage], left_out: int 
         for citation in generation.citations or ():
             masses[citation.passage] = citation.mass
     usage, timings = generation.usage, generation.timings
-    return Answered(
-        text=generation.text,
+    return Record(
+        key=key,
+        arm=arm,
+        answer=generation.text,
         finish_reason=generation.finish_reason,
         passages=tuple(
-            Seen(passage, mass, tuple(held))
+            ReadPassage.of(passage, mass, tuple(held))
             for passage, mass, held in zip(passages, masses, spans, strict=True)
         ),
         left_out=left_out,

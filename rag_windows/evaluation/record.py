@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
+
+from rag_windows.evaluation.texts import digest_of
+from rag_windows.passage import Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,17 @@ class ReadPassage:
     score: float | None = None
     mass: float | None = None
     spans: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        passage: Passage,
+        mass: float | None = None,
+        spans: tuple[tuple[int, int], ...] = (),
+    ) -> Self:
+        """What is kept of a passage; its text has to be kept beside."""
+        text = digest_of(passage.text)
+        return cls(text, passage.id, passage.title, passage.score, mass, spans)
 
 
 @dataclass(frozen=True, slots=True)

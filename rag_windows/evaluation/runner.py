@@ -161,10 +161,8 @@ class _Work:
             for one in asked:
                 self._answer(arm, [one])
             return
-        pairs = list(zip(asked, answers, strict=True))
-        records = [answer.record(example.key, arm.name) for (example, _), answer in pairs]
-        texts = [seen.passage.text for _, answer in pairs for seen in answer.passages]
-        self._folder.add(records, texts)
+        records = [answer.record for answer in answers]
+        self._folder.add(records, [text for answer in answers for text in answer.texts])
 
     def _fail(self, arm: Arm, example: Example, error: RagWindowsError) -> None:
         self._folder.add([Record(example.key, arm.name, "", error=str(error))])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rag_windows.errors import MethodError
 from rag_windows.rescaling.base import Method
+from rag_windows.rescaling.parameters import parameters
 from rag_windows.rescaling.registry import METHODS, resolve
 
 
@@ -16,8 +16,7 @@ def describe(method: Method) -> dict[str, Any]:
 
     Of a function only the name is left: `from_description` refuses it, instead of going on without.
     """
-    fields = dataclasses.fields(method)  # type: ignore[arg-type]  # every method is a dataclass; the abstract class is none
-    numbers = {field.name: plain(getattr(method, field.name)) for field in fields}
+    numbers = {name: plain(getattr(method, name)) for name in parameters(method)}
     return {"name": method.name, **numbers}
 
 

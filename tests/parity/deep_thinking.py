@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from . import dense
+from . import float64
 from .architectures import Entry
 
 Layers = list[tuple[Tensor, Tensor]]
@@ -165,7 +165,7 @@ def _call(
     if entry.mask_by_type:
         reach = next((r for r in entry.sliding if r is not None), None)
         mask = {"full_attention": additive(None), "sliding_attention": additive(reach)}
-    return dense.twin(model, "eager")(
+    return float64.twin(model, "eager")(
         input_ids=torch.tensor([list(tokens)]),
         position_ids=new[None],
         attention_mask=mask,

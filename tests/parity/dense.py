@@ -1,8 +1,7 @@
 """The dense reference: one packed float64 forward of every token, attention spelled out.
 
-Nothing here comes from the engine. All tokens of [prefix | window 1 | ... | window n | query] run
-through one ordinary forward of a float64 copy of the model, whose attention function is replaced
-(by registration, under a name of these tests) with a softmax over explicit log weights:
+All tokens of [prefix | window 1 | ... | window n | query] run through one forward of `float64`,
+whose attention is a softmax over explicit log weights:
 
 - a token of the prefix sees the prefix up to itself; a token of a window sees the prefix and its
   own window up to itself; a token of the query sees everything up to itself;
@@ -15,20 +14,17 @@ through one ordinary forward of a float64 copy of the model, whose attention fun
 
 from __future__ import annotations
 
-import copy
 import functools
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
-NAME = "parity_dense"
+from .float64 import Layer, Row, forward, twin
+
 PREFIX = 0
 Form = Literal["as used", "as printed", "fixed ratio"]
 
@@ -104,89 +100,35 @@ def pack(prefix: Sequence[int], windows: Sequence[Sequence[int]], query: Sequenc
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    packed: Packed
-    rule: Rule
-    sliding: Sequence[int | None]
-
-
-_call: ContextVar[_Call] = ContextVar("parity_dense_call")
-
-
-def weights(logits: Tensor, sinks: Tensor | None, seen: Tensor, call: _Call) -> Tensor:
+def weights(logits: Tensor, sinks: Tensor | None, seen: Tensor, row: Row, rule: Rule) -> Tensor:
     """Attention weights of every row over every key.
 
     Args:
         logits: (batch, heads, rows, keys) float64.
         sinks: (heads,) logits of the sinks, or None.
         seen: (rows, keys) bool.
+        row: the tokens.
+        rule: how rows of the query weigh the context.
     """
     hidden = ~seen
-    context = call.packed.context & call.packed.rows[:, None] & seen
+    context = row.context & row.rows[:, None] & seen
     logits = logits.masked_fill(hidden, -torch.inf)
-    inside = (logits / call.rule.temperature).masked_fill(~context, -torch.inf)
+    inside = (logits / rule.temperature).masked_fill(~context, -torch.inf)
     lse = inside.logsumexp(-1, keepdim=True)
     # Rows that see no context have lse = -inf; any finite number keeps their arithmetic clean.
     lse = lse.masked_fill(lse.isinf(), 0.0)
-    log_weights = torch.where(context, inside - lse + call.rule.context_lse(lse), logits)
+    log_weights = torch.where(context, inside - lse + rule.context_lse(lse), logits)
     if sinks is not None:
         column = sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
         log_weights = torch.cat([log_weights, column], dim=-1)
     return log_weights.softmax(-1)[..., : logits.shape[-1]]
 
 
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    call = _call.get()
-    groups = query.shape[1] // key.shape[1]
-    keys = key.double().repeat_interleave(groups, dim=1)
-    values = value.double().repeat_interleave(groups, dim=1)
-    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-    logits = query.double() @ keys.mT * factor
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    seen = call.packed.visible(call.sliding[cast(int, module.layer_idx)])
-    output = weights(logits, s_aux, seen, call) @ values
-    return output.to(query.dtype).transpose(1, 2).contiguous(), None
+def mixed(layer: Layer, row: Row, rule: Rule) -> Tensor:
+    """(1, heads, tokens, dim) output of the attention."""
+    return weights(layer.logits, layer.sinks, layer.seen, row, rule) @ layer.values
 
 
-AttentionInterface.register(NAME, _attention)
-_twins: weakref.WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]]
-_twins = weakref.WeakKeyDictionary()
-
-
-def twin(model: PreTrainedModel, implementation: str = NAME) -> PreTrainedModel:
-    """A float64 copy of `model` with another attention; `model` is left alone."""
-    twins = _twins.setdefault(model, {})
-    if implementation not in twins:
-        double = copy.deepcopy(model).double()
-        double.set_attn_implementation(implementation)
-        # The fused experts know no float64.
-        double.set_experts_implementation("eager")
-        twins[implementation] = double
-    return twins[implementation]
-
-
-@contextmanager
-def _calling(call: _Call) -> Iterator[None]:
-    token = _call.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(token)
-
-
-@torch.no_grad()
 def logits(
     model: PreTrainedModel,
     sliding: Sequence[int | None],
@@ -200,11 +142,7 @@ def logits(
     `sliding` gives the reach of each layer, None for full attention.
     """
     packed = pack(prefix, windows, query)
-    with _calling(_Call(packed, rule, sliding)):
-        output = twin(model)(
-            input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False
-        )
-    return output.logits[0, packed.rows].float()
+    return forward(model, sliding, packed, functools.partial(mixed, row=packed, rule=rule))
 
 
 @torch.no_grad()

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from . import dense
 from .cases import Case
 from .dense import PLAIN, Rule
-
-NAME = "parity_linked"
+from .float64 import Layer, forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +83,6 @@ def lay_out(one: Case, chosen: Sequence[int]) -> LinkedRow:
     )
 
 
-def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
-) -> tuple[Tensor, None]:
-    call = dense._call.get()
-    if isinstance(call.packed, LinkedRow):
-        call.packed.keys[int(module.layer_idx)] = key[0]
-    return dense._attention(module, query, key, value, *args, **options)
-
-
-AttentionInterface.register(NAME, _attention)
-
-
-@torch.no_grad()
 def run(
     model: PreTrainedModel,
     sliding: Sequence[int | None],
@@ -107,11 +92,12 @@ def run(
 ) -> tuple[Tensor, LinkedRow]:
     """The specification: (len(query), vocab) fp32 logits, and the row with every layer's keys."""
     row = lay_out(one, chosen)
-    with dense._calling(dense._Call(row, rule, sliding)):  # type: ignore[arg-type] # same shape
-        output = dense.twin(model, NAME)(
-            input_ids=row.ids[None], position_ids=row.positions[None], use_cache=False
-        )
-    return output.logits[0, row.rows].float(), row
+
+    def mixed(layer: Layer) -> Tensor:
+        row.keys[layer.index] = layer.key[0]
+        return dense.mixed(layer, row, rule)
+
+    return forward(model, sliding, row, mixed), row
 
 
 def deviations(

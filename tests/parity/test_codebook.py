@@ -14,7 +14,7 @@ from rag_windows.codebook.fusion import Fusion
 from rag_windows.codebook.search import Similarity
 from rag_windows.codebook.selection import encode_query
 
-from . import dense, engine, fused, tolerances, zoo
+from . import dense, engine, float64, fused, tolerances, zoo
 from .cases import Case, case
 
 # The last one has a sliding layer, out of whose reach the first positions are.
@@ -46,7 +46,7 @@ def test_reading_all_is_the_reader_bit_for_bit(name: str, rule: dense.Rule) -> N
 def _keys(model: PreTrainedModel, prefix: list[int], tokens: list[int]) -> list[Tensor]:
     """Each layer's (heads, tokens, dim) of tokens behind the prefix, by the model alone."""
     cache = DynamicCache()
-    double = dense.twin(model, "eager")
+    double = float64.twin(model, "eager")
     with torch.no_grad():
         double(torch.tensor([[*prefix, *tokens]]), past_key_values=cache, use_cache=True)
     return [layer.keys[0, :, len(prefix) :] for layer in cache.layers]

@@ -62,9 +62,8 @@ def test_rule_by_hand() -> None:
     """Two context keys and one of the query, one head, worked out on paper."""
     packed = dense.pack([], [[1], [2]], [3])
     rule = dense.Rule(temperature=0.5, scale=0.8)
-    call = dense._Call(packed, rule, (None,))
     logits = torch.tensor([[[[0.0, 0, 0], [0, 0, 0], [0.3, -0.2, 0.1]]]], dtype=torch.float64)
-    row = dense.weights(logits, None, packed.visible(None), call)[0, 0, 2]
+    row = dense.weights(logits, None, packed.visible(None), packed, rule)[0, 0, 2]
     sharp = torch.tensor([0.6, -0.4], dtype=torch.float64).exp()
     mass = sharp.sum() ** 0.8
     own = torch.tensor(0.1, dtype=torch.float64).exp()

@@ -11,7 +11,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 from rag_windows import APE, PCW, MateICL, Sequential, StructuredPrompting, WindowedLM
 from rag_windows.attention.mass import MassRecorder
 from rag_windows.rescaling import Method
-from tests.parity import dense, weighted, zoo
+from tests.parity import dense, float64, weighted, zoo
 from tests.parity.weighted import Weighed
 from tests.rag_windows import small
 
@@ -141,7 +141,7 @@ def test_sequential_passages_have_mass_of_their_own() -> None:
     assert decoded.mass is not None
     shares = decoded.mass.average([decoded.mass.first_position], [0])
     ids = [*PREFIX, *(token for window in WINDOWS for token in window), *QUERY]
-    eager = dense.twin(small.model(), "eager")
+    eager = float64.twin(small.model(), "eager")
     with torch.no_grad():
         attentions = eager(torch.tensor([ids]), output_attentions=True).attentions
     row = torch.stack([layer[0, :, -1] for layer in attentions]).mean(dim=(0, 1)).float()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tokenizers import (
     AddedToken,
@@ -143,10 +145,15 @@ def _tiktoken() -> Any:
         f"{base64.b64encode(bytes(alphabet[c] for c in piece)).decode()} {rank}"
         for piece, rank in sorted(vocabulary.items(), key=lambda item: item[1])
     ]
-    with tempfile.NamedTemporaryFile("w", suffix=".tiktoken", delete=False) as file:
-        file.write("\n".join(lines))
     specials = ["<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|endoftext|>"]
-    backend = TikTokenConverter(file.name, extra_special_tokens=specials).converted()
+    # Where no folder is named, tiktoken keeps a copy of what it reads among the temporary files.
+    with (
+        tempfile.TemporaryDirectory(prefix="tokenizer-") as folder,
+        mock.patch.dict(os.environ, TIKTOKEN_CACHE_DIR=""),
+    ):
+        file = Path(folder) / "ranks.tiktoken"
+        file.write_text("\n".join(lines))
+        backend = TikTokenConverter(str(file), extra_special_tokens=specials).converted()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )

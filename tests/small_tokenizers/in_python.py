@@ -29,10 +29,10 @@ def _byt5() -> Any:
 def _sp_slow_bpe() -> Any:
     """SentencePiece in Python, with its dummy prefix, and a user-defined marker."""
     names = ("<|im_start|>", "<|im_end|>")
-    folder = folder_of(train("bpe", bytes_=True, names=names), "spiece.model")
-    tokenizer = BertGenerationTokenizer(
-        str(folder / "spiece.model"), extra_special_tokens=list(names)
-    )
+    with folder_of(train("bpe", bytes_=True, names=names), "spiece.model") as folder:
+        tokenizer = BertGenerationTokenizer(
+            str(folder / "spiece.model"), extra_special_tokens=list(names)
+        )
     tokenizer.add_tokens(["<think>"])
     tokenizer.chat_template = CHATML
     return tokenizer
@@ -41,8 +41,8 @@ def _sp_slow_bpe() -> Any:
 @fixture("sp-slow-unigram")
 def _sp_slow_unigram() -> Any:
     """SentencePiece in Python without a dummy prefix."""
-    folder = folder_of(train("unigram", bytes_=True), "spiece.model")
-    tokenizer = BertGenerationTokenizer(str(folder / "spiece.model"), legacy=False)
+    with folder_of(train("unigram", bytes_=True), "spiece.model") as folder:
+        tokenizer = BertGenerationTokenizer(str(folder / "spiece.model"), legacy=False)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
     return tokenizer
@@ -51,8 +51,8 @@ def _sp_slow_unigram() -> Any:
 @fixture("gpt-sw3", lossless=False)
 def _gpt_sw3() -> Any:
     """SentencePiece in Python with its own cleaning of the text."""
-    folder = folder_of(train("bpe", bytes_=True), "spiece.model")
-    return GPTSw3Tokenizer(str(folder / "spiece.model"))
+    with folder_of(train("bpe", bytes_=True), "spiece.model") as folder:
+        return GPTSw3Tokenizer(str(folder / "spiece.model"))
 
 
 class BytePairs(PreTrainedTokenizer):

@@ -6,6 +6,8 @@ import functools
 import io
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +46,21 @@ def train(kind: str, *, bytes_: bool, names: tuple[str, ...] = (), t5_ids: bool 
     return model.getvalue()
 
 
-def folder_of(model: bytes, file: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="tokenizer-"))
-    (folder / file).write_bytes(model)
-    (folder / "tokenizer_config.json").write_text("{}")
-    return folder
+@contextmanager
+def folder_of(model: bytes, file: str) -> Iterator[Path]:
+    """A folder to load a tokenizer from, which is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as name:
+        folder = Path(name)
+        (folder / file).write_bytes(model)
+        (folder / "tokenizer_config.json").write_text("{}")
+        yield folder
 
 
 @fixture("llama2")
 def _llama2() -> Any:
     """BPE with byte fallback; a dummy prefix at the very start only."""
-    folder = folder_of(train("bpe", bytes_=True), "tokenizer.model")
-    tokenizer = LlamaTokenizer.from_pretrained(folder, legacy=False)
+    with folder_of(train("bpe", bytes_=True), "tokenizer.model") as folder:
+        tokenizer = LlamaTokenizer.from_pretrained(folder, legacy=False)
     tokenizer.chat_template = MISTRAL
     return tokenizer
 
@@ -91,10 +96,10 @@ def _without_pre_tokenizer(backend: Tokenizer) -> Tokenizer:
 def _mistral_tokens() -> Any:
     """Instruction markers as control tokens in the vocabulary itself."""
     names = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]")
-    folder = folder_of(train("bpe", bytes_=True, names=names), "tokenizer.model")
-    tokenizer = LlamaTokenizer.from_pretrained(
-        folder, extra_special_tokens=list(names), add_prefix_space=False
-    )
+    with folder_of(train("bpe", bytes_=True, names=names), "tokenizer.model") as folder:
+        tokenizer = LlamaTokenizer.from_pretrained(
+            folder, extra_special_tokens=list(names), add_prefix_space=False
+        )
     tokenizer.chat_template = MISTRAL
     return tokenizer
 
@@ -102,8 +107,8 @@ def _mistral_tokens() -> Any:
 @fixture("phi3")
 def _phi3() -> Any:
     """Role markers that eat the white space behind them."""
-    folder = folder_of(train("bpe", bytes_=True), "tokenizer.model")
-    tokenizer = LlamaTokenizer.from_pretrained(folder, legacy=False, eos_token="<|endoftext|>")
+    with folder_of(train("bpe", bytes_=True), "tokenizer.model") as folder:
+        tokenizer = LlamaTokenizer.from_pretrained(folder, legacy=False, eos_token="<|endoftext|>")
     tokenizer.add_special_tokens(
         {
             "extra_special_tokens": [
@@ -121,10 +126,10 @@ def _gemma() -> Any:
     """No prefix; line breaks, runs of spaces, tags and unused tokens among the added ones."""
     names = ("<start_of_turn>", "<end_of_turn>", "<b>", "</b>", *(f"<unused{i}>" for i in range(9)))
     names += ("\n", "\n\n", "▁▁", "▁▁▁")
-    folder = folder_of(train("bpe", bytes_=True, names=names), "tokenizer.model")
-    tokenizer = GemmaTokenizer.from_pretrained(
-        folder, bos_token="<s>", eos_token="</s>", add_bos_token=True
-    )
+    with folder_of(train("bpe", bytes_=True, names=names), "tokenizer.model") as folder:
+        tokenizer = GemmaTokenizer.from_pretrained(
+            folder, bos_token="<s>", eos_token="</s>", add_bos_token=True
+        )
     tokenizer.add_special_tokens({"extra_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
     tokenizer.add_tokens(
         [
@@ -186,5 +191,5 @@ def _unigram_nfkc() -> Any:
 @fixture("t5", lossless=False)
 def _t5() -> Any:
     """Words at white space; a hundred sentinels; the end added by itself."""
-    folder = folder_of(train("unigram", bytes_=False, t5_ids=True), "spiece.model")
-    return T5Tokenizer.from_pretrained(folder)
+    with folder_of(train("unigram", bytes_=False, t5_ids=True), "spiece.model") as folder:
+        return T5Tokenizer.from_pretrained(folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rag_windows.cli.engine import changed, parameters
 from rag_windows.errors import InputError, MethodError
 
 if TYPE_CHECKING:
@@ -73,11 +72,11 @@ def _profiled(methods: list[tuple[str, Method]], compared: Compared) -> list[tup
 
 
 def _numbered(methods: list[tuple[str, Method]], compared: Compared) -> list[tuple[str, Method]]:
-    from rag_windows.rescaling import chain
+    from rag_windows.rescaling.parameters import known_parameters, with_known
 
     given = {"temperature": compared.temperature, "scale": compared.scale}
     numbers = {key: value for key, value in given.items() if value is not None}
     for key in numbers:
-        if not any(key in parameters(type(one)) for _, method in methods for one in chain(method)):
+        if not any(key in known_parameters(method) for _, method in methods):
             raise MethodError(f"--{key} is a parameter of none of --methods; leave it out.")
-    return [(name, changed(method, numbers)) for name, method in methods]
+    return [(name, with_known(method, numbers)) for name, method in methods]

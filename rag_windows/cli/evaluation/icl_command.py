@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from rag_windows.cli import options
-from rag_windows.cli.classify_command import CalibrateWith, Template
+from rag_windows.cli.classify_command import CalibrateWith, Labels, Template
 from rag_windows.cli.evaluation import options as own
+from rag_windows.cli.evaluation.asking import Asking, Reading, ask
+from rag_windows.cli.spreading import spreading
 
 Task = Annotated[
     str,
@@ -49,15 +51,6 @@ Seeds = Annotated[
         "--demo-seed",
         metavar="N,...",
         help="Of the draw of demonstrations; each text is asked once for each.",
-    ),
-]
-Labels = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="LABEL",
-        help="A label to choose from; repeat it for each. Default: those of the demonstrations.",
-        show_default=False,
     ),
 ]
 Normalize = Annotated[
@@ -104,7 +97,9 @@ SHOTS = ["32"]
 SEEDS = ["0"]
 
 
+@spreading(without=("max_new_tokens", "max_window_tokens"))
 def icl(
+    *,
     task: Task,
     demos: Demos = None,
     test: Test = None,
@@ -120,25 +115,11 @@ def icl(
     label: Labels = None,
     wording: Wording = "pcw",
     choices: Choices = "text",
-    out: own.Out = None,
-    shard: own.ShardOf = None,
-    limit: own.Limit = None,
-    seed: own.Seed = 0,
-    system: own.System = None,
-    temperature: own.Temperature = None,
-    scale: own.Scale = None,
-    link_tokens: options.LinkTokens = None,
-    profile: own.Profile = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    cache_memory: own.CacheMemory = own.MEMORY,
-    fresh: own.Fresh = False,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
+    asking: Asking,
+    reading: Reading,
 ) -> None:
     """In-context learning: classification and multiple choice, demonstrations in windows."""
-    from rag_windows.cli.evaluation.compared import Compared, arms_of
-    from rag_windows.cli.evaluation.running import Plan, Search, evaluate
+    from rag_windows.cli.evaluation.running import Search
     from rag_windows.cli.evaluation.source import Source
 
     depths = own.numbers(shots, "--shots", least=0)
@@ -155,17 +136,5 @@ def icl(
         "wording": wording,
         "choices_as": choices,
     }
-    evaluate(
-        Plan(
-            Source("icl", task, limit, chosen),
-            arms_of(Compared(",".join(methods), depths, temperature, scale, link_tokens, profile)),
-            Search("given", None),
-            own.model_options(model, device, dtype, None, cache_memory, profile, verbose=verbose),
-            out=out,
-            shard=shard,
-            system=system,
-            seed=seed,
-            fresh=fresh,
-            as_json=json,
-        )
-    )
+    source = Source("icl", task, asking.limit, chosen)
+    ask(source, Search("given", None), model, methods, depths, asking, reading)

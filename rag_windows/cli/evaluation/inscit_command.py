@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from rag_windows.cli import options
 from rag_windows.cli.evaluation import options as own
+from rag_windows.cli.evaluation.asking import Asking, Reading, ask
+from rag_windows.cli.spreading import spreading
 
 TOP_K = ["20"]
 
 
+@spreading()
 def inscit(
+    *,
     data: own.Data,
     corpus: own.Corpus = None,
     pool: own.Pool = None,
@@ -17,61 +21,26 @@ def inscit(
     retriever: own.Retriever = "bm25",
     embedder: own.Embedder = None,
     top_k: own.TopK = TOP_K,
-    out: own.Out = None,
-    shard: own.ShardOf = None,
-    limit: own.Limit = None,
-    seed: own.Seed = 0,
-    max_new_tokens: own.MaxNewTokens = None,
-    system: own.System = None,
+    asking: Asking,
     style: own.Style = "plain",
     evidence: own.Evidence = 1,
     speed: own.Speed = 3,
-    temperature: own.Temperature = None,
-    scale: own.Scale = None,
-    link_tokens: options.LinkTokens = None,
-    profile: own.Profile = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_window_tokens: options.MaxWindowTokens = None,
-    cache_memory: own.CacheMemory = own.MEMORY,
-    fresh: own.Fresh = False,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
+    reading: Reading,
 ) -> None:
     """INSCIT: conversations over Wikipedia; each turn is answered over retrieved passages.
 
     --data is the dataset's own dev.json or test.json. Predictions are written in its own format.
     """
-    from rag_windows.cli.evaluation.compared import Compared, arms_of
-    from rag_windows.cli.evaluation.running import Plan, Search, evaluate
+    from rag_windows.cli.evaluation.running import Search
     from rag_windows.cli.evaluation.source import Source, check_pool
 
     check_pool(corpus, pool)
     depths = own.numbers(top_k)
-    evaluate(
-        Plan(
-            Source(
-                "inscit",
-                str(data),
-                limit,
-                {
-                    "corpus": None if corpus is None else str(corpus),
-                    "style": style,
-                    "evidence": evidence,
-                },
-            ),
-            arms_of(Compared(",".join(methods), depths, temperature, scale, link_tokens, profile)),
-            Search(retriever, max(depths), embedder),
-            own.model_options(
-                model, device, dtype, max_window_tokens, cache_memory, profile, verbose=verbose
-            ),
-            out=out,
-            shard=shard,
-            system=system,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            speed=speed,
-            fresh=fresh,
-            as_json=json,
-        )
-    )
+    chosen = {
+        "corpus": None if corpus is None else str(corpus),
+        "style": style,
+        "evidence": evidence,
+    }
+    source = Source("inscit", str(data), asking.limit, chosen)
+    search = Search(retriever, max(depths), embedder)
+    ask(source, search, model, methods, depths, asking, reading, speed=speed)

@@ -10,6 +10,8 @@ import typer
 
 from rag_windows.cli import options
 from rag_windows.cli.evaluation import options as own
+from rag_windows.cli.evaluation.asking import Asking, Reading, ask
+from rag_windows.cli.spreading import spreading
 from rag_windows.errors import InputError
 
 Task = Annotated[
@@ -55,7 +57,9 @@ SIZES = ["1,4,16,64"]
 POSITIONS = ["0,0.5,1"]
 
 
+@spreading(without=("limit",))
 def long(
+    *,
     task: Task = None,
     haystack: Haystack = None,
     passages: Sizes = SIZES,
@@ -64,27 +68,12 @@ def long(
     passage_words: options.PassageWords = 100,
     model: options.Model = "tiny-reader",
     methods: own.Methods = own.METHODS,
-    out: own.Out = None,
-    shard: own.ShardOf = None,
-    seed: own.Seed = 0,
-    max_new_tokens: own.MaxNewTokens = None,
-    system: own.System = None,
+    asking: Asking,
     speed: own.Speed = 8,
-    temperature: own.Temperature = None,
-    scale: own.Scale = None,
-    link_tokens: options.LinkTokens = None,
-    profile: own.Profile = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_window_tokens: options.MaxWindowTokens = None,
-    cache_memory: own.CacheMemory = own.MEMORY,
-    fresh: own.Fresh = False,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
+    reading: Reading,
 ) -> None:
     """A needle among more and more passages, first, in the middle and last."""
-    from rag_windows.cli.evaluation.compared import Compared, arms_of
-    from rag_windows.cli.evaluation.running import Plan, Search, evaluate
+    from rag_windows.cli.evaluation.running import Search
     from rag_windows.cli.evaluation.source import Source
 
     chosen = {
@@ -92,27 +81,11 @@ def long(
         "sizes": own.numbers(passages, "--passages"),
         "depths": shares(positions),
         "questions": questions,
-        "seed": seed,
+        "seed": asking.seed,
         "passage_words": passage_words,
     }
-    evaluate(
-        Plan(
-            Source("long", None if task is None else str(task), None, chosen),
-            arms_of(Compared(",".join(methods), (None,), temperature, scale, link_tokens, profile)),
-            Search("given", None),
-            own.model_options(
-                model, device, dtype, max_window_tokens, cache_memory, profile, verbose=verbose
-            ),
-            out=out,
-            shard=shard,
-            system=system,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            speed=speed,
-            fresh=fresh,
-            as_json=json,
-        )
-    )
+    source = Source("long", None if task is None else str(task), None, chosen)
+    ask(source, Search("given", None), model, methods, (None,), asking, reading, speed=speed)
 
 
 def shares(given: Sequence[str]) -> tuple[float, ...]:

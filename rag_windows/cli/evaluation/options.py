@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from rag_windows.cli.engine import ModelOptions
 from rag_windows.errors import InputError
 
 RetrieverName = Literal["bm25", "dense", "hybrid", "gold"]
@@ -203,25 +202,3 @@ Predictions = Annotated[
 
 MEMORY = "50%"
 """Of what is free when the model is loaded."""
-
-
-def model_options(
-    model: str,
-    device: str,
-    dtype: str,
-    max_window_tokens: int | None,
-    memory: str,
-    profile: str | None,
-    *,
-    verbose: bool,
-) -> ModelOptions:
-    """What an evaluation loads: a cache in memory alone, so that no other run's windows count."""
-    return ModelOptions(
-        model,
-        device=device,
-        dtype=dtype,
-        max_window_tokens=max_window_tokens,
-        verbose=verbose,
-        profile=profile,
-        cache_memory=memory,
-    )

@@ -13,6 +13,7 @@ from rag_windows.evaluation.example import Example
 from rag_windows.evaluation.icl.item import Item
 from rag_windows.evaluation.icl.measuring import Measured
 from rag_windows.evaluation.icl.ready import Ready
+from rag_windows.evaluation.record import Record
 from rag_windows.passage import Passage
 
 if TYPE_CHECKING:
@@ -66,10 +67,19 @@ class IclAnswerer:
             else:
                 text, choices = self.task.text_of(some[0]), [measured.labels(some[0])]
                 ready = Ready.of(lm, self.task, arm, seed, self.prefix, text, choices)
-            made |= dict(zip(indices, self._answered(measured, ready, some), strict=True))
+            keys = [asked[index][0].key for index in indices]
+            answers = self._answered(arm, keys, measured, ready, some)
+            made |= dict(zip(indices, answers, strict=True))
         return [made[index] for index in range(len(asked))]
 
-    def _answered(self, measured: Measured, ready: Ready, items: Sequence[Item]) -> list[Answered]:
+    def _answered(
+        self,
+        arm: Arm,
+        keys: Sequence[str],
+        measured: Measured,
+        ready: Ready,
+        items: Sequence[Item],
+    ) -> list[Answered]:
         task = self.task
         begun = time.perf_counter()
         judged = ready.shown.judge(
@@ -84,22 +94,23 @@ class IclAnswerer:
         for number, (item, found) in enumerate(zip(items, judged.labels, strict=True)):
             first = number == 0
             cached = read.cached_tokens if first else read.context_tokens
-            made.append(
-                Answered(
-                    text=item.choices[list(found.scores).index(found.label)],
-                    finish_reason="chosen",
-                    passages=ready.seen,
-                    left_out=ready.left_out,
-                    prompt_tokens=read.context_tokens + read.query_tokens[number],
-                    cached_tokens=cached,
-                    # The first of a batch pays for what the others find.
-                    windows_encoded=read.encoded_windows if first else 0,
-                    windows_reused=read.cached_windows + (0 if first else read.encoded_windows),
-                    encode_s=read.encode_s / len(items),
-                    ttft_s=seconds,
-                    total_s=seconds,
-                    scores=dict(zip(item.choices, found.scores.values(), strict=True)),
-                    notes=tuple(note.message for note in found.notes),
-                )
+            record = Record(
+                key=keys[number],
+                arm=arm.name,
+                answer=item.choices[list(found.scores).index(found.label)],
+                finish_reason="chosen",
+                passages=ready.passages,
+                left_out=ready.left_out,
+                prompt_tokens=read.context_tokens + read.query_tokens[number],
+                cached_tokens=cached,
+                # The first of a batch pays for what the others find.
+                windows_encoded=read.encoded_windows if first else 0,
+                windows_reused=read.cached_windows + (0 if first else read.encoded_windows),
+                encode_s=read.encode_s / len(items),
+                ttft_s=seconds,
+                total_s=seconds,
+                scores=dict(zip(item.choices, found.scores.values(), strict=True)),
+                notes=tuple(note.message for note in found.notes),
             )
+            made.append(Answered(record, ready.shown.windows))
         return made

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from rag_windows.errors import LimitError
-from rag_windows.evaluation.answering import Seen
 from rag_windows.evaluation.arm import Arm
+from rag_windows.evaluation.record import ReadPassage
 from rag_windows.learning.labels import Labels
 from rag_windows.learning.shown import Shown
 from rag_windows.learning.sizing import Sizes
@@ -28,12 +28,12 @@ class Ready:
     Attributes:
         shown: judges texts.
         left_out: demonstrations that did not fit.
-        seen: the windows as passages.
+        passages: the windows, as a record keeps them.
     """
 
     shown: Shown
     left_out: int
-    seen: tuple[Seen, ...]
+    passages: tuple[ReadPassage, ...]
 
     @classmethod
     def of(
@@ -95,8 +95,10 @@ class Ready:
             kept = max(1, bisect_left(range(kept), True, lo=1, key=too_many) - 1)
         made = shown(kept)
         apart = made.method.windowed
-        seen = tuple(
-            Seen(Passage(text, id=f"window {number}"), spans=((0, len(text)),) if apart else ())
+        passages = tuple(
+            ReadPassage.of(
+                Passage(text, id=f"window {number}"), spans=((0, len(text)),) if apart else ()
+            )
             for number, text in enumerate(made.windows, start=1)
         )
-        return cls(made, len(demonstrations) - kept, seen)
+        return cls(made, len(demonstrations) - kept, passages)

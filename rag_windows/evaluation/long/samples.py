@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from importlib import resources
 from pathlib import Path
 
 from rag_windows.errors import InputError
 from rag_windows.evaluation.long.needle import Needle, Needles, digest, others
 from rag_windows.passage import Passage
+from rag_windows.sample_files import samples_path
 
 
 def sample_needles(count: int, most: int, seed: int) -> Needles:
@@ -25,7 +25,7 @@ def sample_needles(count: int, most: int, seed: int) -> Needles:
     Raises:
         InputError: the samples have fewer questions.
     """
-    folder = Path(str(resources.files("rag_windows") / "samples"))
+    folder = samples_path()
     corpus = {path.name: _entry(path) for path in sorted((folder / "corpus").glob("*.md"))}
     lines = (folder / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     asked = [row for row in map(json.loads, lines) if row["task"] == "single"]

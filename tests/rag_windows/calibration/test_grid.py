@@ -8,12 +8,11 @@ from rag_windows.calibration.grid import (
     ape_grid,
     default_grid,
     finer,
-    numbers_of,
     varying,
-    with_numbers,
 )
 from rag_windows.errors import InputError
 from rag_windows.rescaling import DeepThinking, MateICL
+from rag_windows.rescaling.parameters import numbers_of
 
 
 def test_ape_is_tried_at_every_pair_and_keeps_its_form() -> None:
@@ -22,15 +21,6 @@ def test_ape_is_tried_at_every_pair_and_keeps_its_form() -> None:
     assert {one.form for one in grid if isinstance(one, APE)} == {"fixed ratio"}
     assert set(ape_grid()) == set(default_grid(APE(0.2, 0.3)))
     assert varying(grid) == {"temperature": VALUES, "scale": VALUES}
-
-
-def test_numbers_of_readers_are_named_and_set() -> None:
-    method = DeepThinking(steps=3, reader=APE(0.8, 0.7))
-    numbers = numbers_of(method)
-    assert (numbers["steps"], numbers["reader.temperature"]) == (3, 0.8)
-    assert with_numbers(method, numbers) == method
-    changed = with_numbers(method, {"steps": 4, "reader.scale": 1.0})
-    assert changed == DeepThinking(steps=4, reader=APE(0.8, 1.0))
 
 
 def test_other_methods_have_grids_of_their_numbers() -> None:

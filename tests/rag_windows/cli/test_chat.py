@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from rag_windows import WindowedLM
-from rag_windows.cli.chat import Conversation
 from tests.rag_windows.cli.conftest import Run
 
 
@@ -79,16 +78,3 @@ def test_an_error_ends_a_piped_conversation(run: Run, docs: Path, model: str) ->
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
-
-
-def test_follow_ups_search_with_what_was_said() -> None:
-    conversation = Conversation()
-    assert conversation.search_text("Who built it?").split("\n") == ["Who built it?"] * 4
-    conversation.add("Who built the bridge?", "Mara Olsen")
-    conversation.add("And the tower?", "Ada Berg")
-    assert conversation.search_text("When was she born?").split("\n") == [
-        *["When was she born?"] * 4,
-        *["Who built the bridge?", "Mara Olsen"],
-        *["And the tower?", "Ada Berg"] * 2,
-    ]
-    assert len(conversation.messages) == 4

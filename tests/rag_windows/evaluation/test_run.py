@@ -10,11 +10,12 @@ import pytest
 
 from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows.errors import InputError, MissingExtraError, ModelError, RetrievalError
-from rag_windows.evaluation.answering import Answered, Asked, Generating, Seen
+from rag_windows.evaluation.answering import Answered, Asked, Generating
 from rag_windows.evaluation.arm import Arm
 from rag_windows.evaluation.example import Example
 from rag_windows.evaluation.folder import RunFolder
 from rag_windows.evaluation.options import RunOptions
+from rag_windows.evaluation.record import ReadPassage, Record
 from rag_windows.evaluation.runner import run
 from rag_windows.evaluation.texts import digest_of
 from tests.rag_windows import small
@@ -245,8 +246,18 @@ def test_answers_may_come_from_elsewhere(tmp_path: Path) -> None:
 
         def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
             return [
-                Answered("lion", "chosen", (Seen(passages[0], 0.5),), scores={"lion": -0.1})
-                for _, passages in asked
+                Answered(
+                    Record(
+                        example.key,
+                        arm.name,
+                        "lion",
+                        "chosen",
+                        (ReadPassage.of(passages[0], 0.5),),
+                        scores={"lion": -0.1},
+                    ),
+                    (passages[0].text,),
+                )
+                for example, passages in asked
             ]
 
     go(tmp_path, small.lm(), TASK, ARMS, answerer=Choosing())

@@ -15,6 +15,8 @@ from rag_windows.errors import InputError, LimitError
 from rag_windows.evaluation.answering import Answered
 from rag_windows.evaluation.arm import Arm
 from rag_windows.evaluation.icl import IclOptions, IclTask
+from rag_windows.evaluation.record import Record
+from rag_windows.evaluation.texts import digest_of
 from rag_windows.learning import Template
 from rag_windows.rescaling import resolve
 from tests.rag_windows import small
@@ -44,7 +46,7 @@ def labelled(folder: Path, count: int = 24, labels: Sequence[str] = ("up", "down
     return write(folder, train + test)
 
 
-def answers(
+def answered(
     task: IclTask, lm: WindowedLM, one: Arm, batch: int | None = None, prefix: str | None = None
 ) -> list[Answered]:
     answerer = task.answerer(prefix)
@@ -53,7 +55,16 @@ def answers(
     for start in range(0, len(task.examples), size):
         asked = [(example, ()) for example in task.examples[start : start + size]]
         made += answerer.answer(lm, one, asked)
+    for example, found in zip(task.examples, made, strict=True):
+        assert (found.record.key, found.record.arm) == (example.key, one.name)
+        assert [digest_of(text) for text in found.texts] == [
+            read.text for read in found.record.passages
+        ]
     return made
+
+
+def answers(*args: Any, **options: Any) -> list[Record]:
+    return [one.record for one in answered(*args, **options)]
 
 
 @pytest.mark.parametrize("method", ["pcw", "ape", "sequential"])
@@ -62,7 +73,7 @@ def test_a_batch_changes_no_answer(tmp_path: Path, method: str) -> None:
     together = answers(task, small.lm(), arm(method))
     alone = answers(task, small.lm(), arm(method), batch=1)
     for one, other in zip(together, alone, strict=True):
-        assert one.text == other.text
+        assert one.answer == other.answer
         assert one.scores == pytest.approx(other.scores, abs=1e-4)
         assert one.passages == other.passages
         assert one.prompt_tokens == other.prompt_tokens
@@ -86,7 +97,7 @@ def test_answers_are_those_of_classify(tmp_path: Path) -> None:
     for one, other in zip(
         answers(task, small.lm(), arm("pcw"), prefix="Judge."), found, strict=True
     ):
-        assert one.text == other.label
+        assert one.answer == other.label
         assert one.scores == pytest.approx(dict(other.scores), abs=1e-5)
         assert one.finish_reason == "chosen"
         assert len(one.passages) == other.windows == 3
@@ -94,11 +105,11 @@ def test_answers_are_those_of_classify(tmp_path: Path) -> None:
 
 def test_what_was_read_is_kept(tmp_path: Path) -> None:
     task = IclTask.open(labelled(tmp_path), options=IclOptions(windows=2))
-    one = answers(task, small.lm(), arm("pcw", 4))[0]
-    texts = [seen.passage.text for seen in one.passages]
+    found = answered(task, small.lm(), arm("pcw", 4))[0]
+    one, texts = found.record, found.texts
     assert "\n".join(texts).split("\n") == [f"{d.text}: {d.label}" for d in task.shown(4, 0)]
     assert [seen.spans for seen in one.passages] == [((0, len(text)),) for text in texts]
-    assert [seen.passage.id for seen in one.passages] == ["window 1", "window 2"]
+    assert [seen.id for seen in one.passages] == ["window 1", "window 2"]
     query = "text new:"
     expected = f"<s><|user|>{texts[0]}\n\n{texts[1]}\n\n{query}</s><|assistant|>"
     assert one.prompt_tokens == len(small.tokenizer().encode(expected, add_special_tokens=False))
@@ -142,16 +153,17 @@ def test_no_demonstrations_are_the_blind_model(tmp_path: Path) -> None:
 
 def test_one_after_the_other_as_many_as_fit(tmp_path: Path) -> None:
     task = IclTask.open(labelled(tmp_path, 200), options=IclOptions(demonstrations=200))
-    one = answers(task, small.lm(), arm("sequential"))[0]
-    kept = sum(len(seen.passage.text.split("\n")) for seen in one.passages)
+    found = answered(task, small.lm(), arm("sequential"))[0]
+    one = found.record
+    kept = sum(len(text.split("\n")) for text in found.texts)
     assert one.left_out == 200 - kept
     assert all(seen.spans == () for seen in one.passages)
     # The model has 1,024 positions, and one more demonstration takes some 20 of them.
     longest = answers(task, small.lm(), arm("sequential"))[-1]
     assert 1024 - 25 <= longest.prompt_tokens + len("down") <= 1024
-    whole = answers(task, small.lm(), arm("pcw"))[0]
-    assert whole.left_out == 0
-    assert sum(len(seen.passage.text.split("\n")) for seen in whole.passages) == 200
+    whole = answered(task, small.lm(), arm("pcw"))[0]
+    assert whole.record.left_out == 0
+    assert sum(len(text.split("\n")) for text in whole.texts) == 200
 
 
 def with_overlong(folder: Path, words: int) -> str:
@@ -170,8 +182,8 @@ def test_a_text_that_fits_nowhere_is_refused_alone(tmp_path: Path, method: str) 
     answerer = task.answerer()
     made = answerer.answer(small.lm(), arm(method), [(one, ()) for one in others])
     for one, other in zip(made, plain, strict=True):
-        assert one.passages == other.passages
-        assert one.scores == pytest.approx(other.scores, abs=1e-4)
+        assert one.record.passages == other.passages
+        assert one.record.scores == pytest.approx(other.scores, abs=1e-4)
     with pytest.raises(LimitError, match="1024 positions"):
         answerer.answer(small.lm(), arm(method), [(last, ())])
 
@@ -221,12 +233,13 @@ QUESTIONS: list[dict[str, Any]] = [
 def test_multiple_choice_by_text(tmp_path: Path) -> None:
     task = IclTask.open(write(tmp_path, QUESTIONS), options=IclOptions(demonstrations=2))
     lm = small.lm()
-    first, second = answers(task, lm, arm("pcw"))
+    made = answered(task, lm, arm("pcw"))
+    first, second = (one.record for one in made)
     shown = "\n\n".join(
         {"a": "Question: a or b?\nAnswer: a", "c": "Question: c or d?\nAnswer: c"}[one.label]
         for one in task.shown(2, 0)
     )
-    assert [seen.passage.text for seen in first.passages] == [shown]
+    assert made[0].texts == (shown,)
     for one, query, choices in (
         (first, "e is.\nQuestion: e?\nAnswer:", ["no", "yes, I think"]),
         (second, "Question: f?\nAnswer:", ["no", "never"]),
@@ -234,11 +247,9 @@ def test_multiple_choice_by_text(tmp_path: Path) -> None:
         expected = lm.score(query, [shown], choices, method="pcw")
         for score in expected:
             assert one.scores[score.choice] == pytest.approx(score.mean_logprob, abs=1e-4)
-        assert one.text == max(one.scores, key=lambda name: one.scores[name])
+        assert one.answer == max(one.scores, key=lambda name: one.scores[name])
     assert set(first.scores) == {"yes", "no", "yes, I think"}
-    (accuracy,) = task.scores(
-        task.examples, [one.record(str(i), "pcw") for i, one in enumerate((first, second))]
-    )
+    (accuracy,) = task.scores(task.examples, [first, second])
     assert accuracy.name == "accuracy"
 
 
@@ -246,12 +257,13 @@ def test_each_question_is_calibrated_by_its_own_choices(tmp_path: Path) -> None:
     options = IclOptions(demonstrations=2, calibrate_with=("N/A", "Nothing"))
     task = IclTask.open(write(tmp_path, QUESTIONS), options=options)
     lm = small.lm()
-    made = answers(task, lm, arm("pcw"))
-    (shown,) = [seen.passage.text for seen in made[0].passages]
+    found = answered(task, lm, arm("pcw"))
+    made = [one.record for one in found]
+    (shown,) = found[0].texts
     rows = []
     for text in ("Question: f?", "N/A", "Nothing"):
-        found = lm.score(f"{text}\nAnswer:", [shown], ["no", "never"], method="pcw")
-        rows.append(torch.tensor([score.mean_logprob for score in found]).log_softmax(0))
+        scored = lm.score(f"{text}\nAnswer:", [shown], ["no", "never"], method="pcw")
+        rows.append(torch.tensor([score.mean_logprob for score in scored]).log_softmax(0))
     expected = rows[0] - torch.stack(rows[1:]).exp().mean(0).log()
     assert list(made[1].scores.values()) == pytest.approx(expected.tolist(), abs=1e-4)
     assert [len(one.scores) for one in made] == [3, 2]
@@ -260,15 +272,16 @@ def test_each_question_is_calibrated_by_its_own_choices(tmp_path: Path) -> None:
 def test_multiple_choice_by_letters(tmp_path: Path) -> None:
     options = IclOptions(demonstrations=2, choices_as="letters")
     task = IclTask.open(write(tmp_path, QUESTIONS), options=options)
-    first, second = answers(task, small.lm(), arm("pcw"))
-    (text,) = [seen.passage.text for seen in first.passages]
+    made = answered(task, small.lm(), arm("pcw"))
+    first, second = (one.record for one in made)
+    (text,) = made[0].texts
     assert "Question: a or b?\nA. b\nB. a\nAnswer: B" in text
     query = "e is.\nQuestion: e?\nA. yes\nB. no\nC. yes, I think\nAnswer:"
     expected = small.lm().score(query, [text], ["A", "B", "C"], method="pcw")
     assert list(first.scores) == ["yes", "no", "yes, I think"]
     assert list(first.scores.values()) == pytest.approx([one.logprob for one in expected], abs=1e-4)
     assert set(second.scores) == {"no", "never"}
-    assert first.text in first.scores
+    assert first.answer in first.scores
 
 
 def test_hostile_labels_stay_text(tmp_path: Path) -> None:
@@ -276,10 +289,10 @@ def test_hostile_labels_stay_text(tmp_path: Path) -> None:
     task = IclTask.open(labelled(tmp_path, 6, labels), options=IclOptions(demonstrations=6))
     for one in answers(task, small.lm(), arm("ape")):
         assert list(one.scores) == [HOSTILE, "__proto__", "../../etc/passwd"]
-        assert one.text in labels
+        assert one.answer in labels
     user = small.tokenizer().convert_tokens_to_ids("<|user|>")
     assert user not in small.lm()._text().prompt.encode_text(HOSTILE)
     same = IclTask.open(
         labelled(tmp_path, 6), options=IclOptions(template=Template("{text}={label}"))
     )
-    assert answers(same, small.lm(), arm("ape", 6))[0].passages[0].passage.text.count("=") == 6
+    assert answered(same, small.lm(), arm("ape", 6))[0].texts[0].count("=") == 6
