@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from rag_windows.attention import view as attention_view
 from rag_windows.attention.layout import Layout, current_layout
 from rag_windows.ensemble.passes import Pass, passes
 from rag_windows.errors import RagWindowsError
 
-_TWIN = "_rag_windows_twin"
 _TAKEN: ContextVar[list[Pass] | None] = ContextVar("rag_windows_ensemble_passes", default=None)
 
 
 def make_view(twin: PreTrainedModel) -> PreTrainedModel:
     """A second view of the windowed model, whose forward pass asks every window.
 
-    It is of a subclass of the model's class, shares all of its modules and has no state, so
-    transformers' own ``generate`` runs on it with its loop, processors, criteria and streamers,
-    and never sees the rows behind. What they read travels with the call, in its layout.
+    transformers' own ``generate`` runs on it and never sees the rows behind. What they read travels
+    with the call, in its layout.
 
     Args:
         twin: the model with our attention.
     """
-    plain: Any = type(twin)
-    kind = _kind(plain)
-    view = kind.__new__(kind)
-    view.__dict__.update(twin.__dict__)
-    # What dispatches a model over devices stands here; the twin's own does so in every pass.
-    view.__dict__.pop("forward", None)
-    view.__dict__[_TWIN] = twin
-    return cast(PreTrainedModel, view)
+    return attention_view.make_view(twin, _forward)
 
 
 @contextmanager
@@ -54,18 +44,6 @@ def taken_passes() -> Iterator[list[Pass]]:
         yield passed
     finally:
         _TAKEN.reset(token)
-
-
-@cache
-def _kind(kind: Any) -> Any:
-    """The subclass of a model's class whose forward pass is ours."""
-
-    def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
-        return _forward(self.__dict__[_TWIN], *args, **kwargs)
-
-    # transformers asks it which inputs a model takes.
-    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]  # see PEP 362
-    return type(kind)(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
 
 
 def _forward(
