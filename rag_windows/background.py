@@ -39,10 +39,23 @@ class Watch(StoppingCriteria):
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._cancelled = threading.Event()
         self._stopped = False
+        self._stops: list[Callable[[], object]] = []
 
     def cancel(self) -> None:
         """Stop at the next token, or at the next batch of windows."""
         self._cancelled.set()
+        for stop in [*self._stops]:
+            stop()
+
+    def stops(self, stop: Callable[[], object]) -> None:
+        """Have `cancel` call this as well; at once if it was cancelled already.
+
+        Args:
+            stop: may be called twice, from any thread.
+        """
+        self._stops.append(stop)
+        if self._cancelled.is_set():
+            stop()
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a generation with this watch among them."""

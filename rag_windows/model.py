@@ -13,6 +13,7 @@ from rag_windows.answer import answer
 from rag_windows.batch.answers import answer_all, check_rows
 from rag_windows.batch.request import BatchRequest
 from rag_windows.batch.scheduler import Scheduler
+from rag_windows.batch.shared import shared_scheduler
 from rag_windows.batch.ticket import checked
 from rag_windows.calibration.language_model import CalibratingLM
 from rag_windows.codebook.book import PassageBook
@@ -202,6 +203,16 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             max_rows: so many questions are answered at a time; more wait in line.
         """
         return Scheduler(self, max_rows=max_rows)
+
+    def shared_scheduler(self, *, max_rows: int = 32) -> Scheduler:
+        """The `scheduler` of all who call this with equal ``max_rows``, in whatever thread or task.
+
+        The adapters for LangChain and LlamaIndex ask it. It needs no closing.
+
+        Args:
+            max_rows: see `scheduler`.
+        """
+        return shared_scheduler(self, max_rows)
 
     def warm(
         self,

@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import loading
+from rag_windows.calibration.profile import Profile
+from rag_windows.calibration.profile_json import dump
 from rag_windows.model import WindowedLM
 
 T = TypeVar("T")
@@ -56,6 +58,8 @@ def as_key(value: Any) -> Hashable:
         return "list", tuple(as_key(entry) for entry in value)
     if type(value).__module__ == "torch":  # dtypes and devices
         return "torch", str(value)
+    if isinstance(value, Profile):
+        return "profile", dump(value)
     described = getattr(value, "to_dict", None)
     if callable(described) and not isinstance(value, PreTrainedModel | PreTrainedTokenizerBase):
         return type(value).__name__, as_key(described())
@@ -146,7 +150,11 @@ def load_shared(model: str | Path | PreTrainedModel, **arguments: Any) -> Window
     Raises:
         ModelLoadError: not found, or can't be loaded.
         UnsupportedModelError: its attention can't be split into windows.
+        ProfileError: the profile can't be used.
     """
+    if arguments.get("profile") is not None:
+        # By what it holds: the file may be another by the next call.
+        arguments["profile"] = Profile.of(arguments["profile"])
     if isinstance(model, PreTrainedModel):
         key = as_key([model, arguments])
         return _models.get(key, lambda: WindowedLM.from_pretrained(model, **arguments))

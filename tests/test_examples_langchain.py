@@ -14,7 +14,8 @@ import pytest
 
 from langchain_rag_windows import ChatRagWindows
 from rag_windows import Generation, WindowedLM
-from rag_windows.cli.corpus import samples_path
+from rag_windows.batch.scheduler import Scheduler
+from rag_windows.sample_files import samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 from tests.test_repository import ROOT
 
@@ -48,7 +49,7 @@ def generations(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
     made: list[Generation] = []
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def generate(self: WindowedLM, *args: Any, **kwargs: Any) -> Any:
+        def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             if isinstance(result, Generation):
                 made.append(result)
@@ -63,8 +64,8 @@ def generations(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
 
         return generate
 
-    for name in ("generate", "stream"):
-        monkeypatch.setattr(WindowedLM, name, noting(getattr(WindowedLM, name)))
+    for kind, name in ((WindowedLM, "generate"), (WindowedLM, "stream"), (Scheduler, "answer")):
+        monkeypatch.setattr(kind, name, noting(getattr(kind, name)))
     return made
 
 

@@ -9,13 +9,18 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
+from langchain_rag_windows.aliases import unalias
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from langchain_rag_windows.messages import conversation
-from langchain_rag_windows.options import EngineOptions, unalias
+from langchain_rag_windows.options import EngineOptions
 from langchain_rag_windows.results import response_metadata
 from langchain_rag_windows.tools import AnswerReader
 from rag_windows import Chunk, Generation, Method, Passage, WindowedLM
 from rag_windows.background import Watch
+from rag_windows.batch.awaiting import submitted
+from rag_windows.batch.crowd import Crowd
+from rag_windows.batch.scheduled import Scheduled
+from rag_windows.batch.ticket import OnText
 from rag_windows.rescaling import linked, resolve
 
 _NOT_FOR_THE_ENGINE = ("stream", "timeout")
@@ -64,6 +69,8 @@ class Call:
         model_name: for the metadata.
         reader: of the answer; finds calls of tools.
         watch: stops it.
+        rows: so many calls are answered together; 1 for each by itself.
+        crowd: of the calls under way, this one among them.
     """
 
     lm: WindowedLM
@@ -74,13 +81,31 @@ class Call:
     model_name: str
     reader: AnswerReader
     watch: Watch
+    rows: int
+    crowd: Crowd
 
     def whole(self) -> Generation:
-        """Run to the end."""
+        """Run to the end, together with other calls if there are any."""
         with in_langchain_terms():
-            generation = self.lm.generate(self.query, self.passages, **self.options)
+            if self.rows == 1:
+                generation = self.lm.generate(self.query, self.passages, **self.options)
+            else:
+                scheduler = self.lm.shared_scheduler(max_rows=self.rows)
+                generation = scheduler.answer(self._request(), lone=self.crowd.lone)
             self.watch.check()
         return generation
+
+    def submit(self, on_text: OnText | None = None) -> Scheduled:
+        """Ask, together with other calls."""
+        with in_langchain_terms():
+            return submitted(
+                self.lm,
+                self._request(),
+                self.watch,
+                max_rows=self.rows,
+                crowd=self.crowd,
+                on_text=on_text,
+            )
 
     def pieces(self) -> Generator[Chunk, None, None]:
         """Run, piece by piece; closing this stops the work within a token."""
@@ -91,6 +116,9 @@ class Call:
 
     def _stream(self) -> Any:
         return self.lm.stream(self.query, self.passages, **self.options)
+
+    def _request(self) -> dict[str, Any]:
+        return {"query": self.query, "passages": self.passages, **self.options}
 
     def metadata(self, generation: Generation) -> dict[str, Any]:
         """What is told of an answer beside its text."""
@@ -127,8 +155,9 @@ def prepare(
     bound, choice = given.pop("tools", None), given.pop("tool_choice", None)
     read = conversation(messages, given.pop("documents", None), tools=bool(bound))
     with in_langchain_terms():
+        chosen = given.pop("method", None)
         method = linked(
-            resolve(given.pop("method", model.method)),
+            model.own_method() if chosen is None else resolve(chosen),
             given.pop("link_tokens", model.link_tokens),
             given.pop("link_choose", model.link_choose),
         )
@@ -146,4 +175,6 @@ def prepare(
         model.engine_name,
         reader,
         watch,
+        model.rows,
+        model.crowd,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
 from typing import Any
 
@@ -17,10 +17,11 @@ from pydantic import ConfigDict
 
 from langchain_rag_windows import structured
 from langchain_rag_windows import tools as _tools
-from langchain_rag_windows.calls import prepare, watch_of
+from langchain_rag_windows.calls import Call, prepare, watch_of
 from langchain_rag_windows.options import EngineOptions
 from langchain_rag_windows.results import answer, last_chunk
-from rag_windows.background import Watch, iterate, run
+from langchain_rag_windows.running import finished, streamed
+from rag_windows import Chunk, Generation
 
 
 class ChatRagWindows(EngineOptions, BaseChatModel):
@@ -32,8 +33,9 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
     model. Further keywords of a call are ``method``, ``temperature``, ``top_p``, ``max_tokens``,
     ``seed``, ``timeout``, ``citations``, and any option of ``transformers`` generate.
 
-    The weights are loaded on first use, and shared by all models with equal arguments. Async calls
-    run in threads and leave the event loop free; cancelling one stops it within a token.
+    The weights are loaded on first use, and shared by all models with equal arguments. Calls that
+    are made at once, by tasks or by threads, share forward passes (``batch_rows``). Async calls
+    leave the event loop free; cancelling one stops it within a token.
 
     Example:
         llm = ChatRagWindows(model="tiny-reader")
@@ -91,7 +93,9 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._whole(messages, stop, kwargs, watch_of(self, kwargs))
+        with self.crowd.entered():
+            call = prepare(self, messages, stop, kwargs, watch_of(self, kwargs))
+            return _result(call, call.whole())
 
     async def _agenerate(
         self,
@@ -101,7 +105,9 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         watch = watch_of(self, kwargs)
-        return await run(self._pool(), lambda: self._whole(messages, stop, kwargs, watch), watch)
+        return await finished(
+            self, watch, lambda: prepare(self, messages, stop, kwargs, watch), _result
+        )
 
     def _stream(
         self,
@@ -110,8 +116,9 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with closing(self._pieces(messages, stop, kwargs, watch_of(self, kwargs))) as pieces:
-            for piece in pieces:
+        call = prepare(self, messages, stop, kwargs, watch_of(self, kwargs))
+        with closing(call.pieces()) as chunks:
+            for piece in (piece for chunk in chunks for piece in _chunks(call, chunk)):
                 if run_manager is not None:
                     run_manager.on_llm_new_token(piece.text, chunk=piece)
                 yield piece
@@ -124,44 +131,30 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         watch = watch_of(self, kwargs)
-        pieces = iterate(self._pool(), lambda: self._pieces(messages, stop, kwargs, watch), watch)
+        pieces = streamed(
+            self, watch, lambda: prepare(self, messages, stop, kwargs, watch), _chunks
+        )
         async with aclosing(pieces):
             async for piece in pieces:
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(piece.text, chunk=piece)
                 yield piece
 
-    def _whole(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        kwargs: dict[str, Any],
-        watch: Watch,
-    ) -> ChatResult:
-        call = prepare(self, messages, stop, kwargs, watch)
-        best = call.whole()
-        generations = []
-        for generation in (best, *best.alternatives):
-            parsed = call.reader.whole(generation)
-            message = answer(parsed, generation, call.metadata(generation))
-            generations.append(ChatGeneration(message=message))
-        return ChatResult(generations=generations)
 
-    def _pieces(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        kwargs: dict[str, Any],
-        watch: Watch,
-    ) -> Generator[ChatGenerationChunk, None, None]:
-        call = prepare(self, messages, stop, kwargs, watch)
-        with closing(call.pieces()) as chunks:
-            for chunk in chunks:
-                text = call.reader.feed(chunk.text)
-                if text:
-                    yield ChatGenerationChunk(message=AIMessageChunk(content=text))
-                if chunk.generation is not None:
-                    rest = call.reader.last(chunk.generation)
-                    metadata = call.metadata(chunk.generation)
-                    last = last_chunk(rest, chunk.generation, metadata)
-                    yield ChatGenerationChunk(message=last)
+def _result(call: Call, best: Generation) -> ChatResult:
+    generations = []
+    for generation in (best, *best.alternatives):
+        parsed = call.reader.whole(generation)
+        message = answer(parsed, generation, call.metadata(generation))
+        generations.append(ChatGeneration(message=message))
+    return ChatResult(generations=generations)
+
+
+def _chunks(call: Call, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
+    text = call.reader.feed(chunk.text)
+    if text:
+        yield ChatGenerationChunk(message=AIMessageChunk(content=text))
+    if chunk.generation is not None:
+        rest = call.reader.last(chunk.generation)
+        last = last_chunk(rest, chunk.generation, call.metadata(chunk.generation))
+        yield ChatGenerationChunk(message=last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, closing, contextmanager
 from typing import Any
 
@@ -14,10 +14,13 @@ from langchain_core.messages import HumanMessage
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from pydantic import ConfigDict
 
-from langchain_rag_windows.calls import prepare, watch_of
+from langchain_rag_windows.calls import Call, prepare, watch_of
 from langchain_rag_windows.options import EngineOptions
 from langchain_rag_windows.results import usage_metadata
-from rag_windows.background import Watch, iterate, run
+from langchain_rag_windows.running import finished, streamed, together
+from rag_windows import Chunk
+from rag_windows import Generation as Answer
+from rag_windows.background import Watch
 
 _of_this_call: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar(
     "rag_windows_keywords", default=None
@@ -95,7 +98,8 @@ class RagWindows(EngineOptions, LLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> str:
-        return self._whole(prompt, stop, kwargs, watch_of(self, kwargs))[0].text
+        with self.crowd.entered():
+            return self._prepared(prompt, stop, kwargs).whole().text
 
     def _generate(
         self,
@@ -104,8 +108,10 @@ class RagWindows(EngineOptions, LLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        answers = [self._whole(p, stop, kwargs, watch_of(self, kwargs)) for p in prompts]
-        return LLMResult(generations=answers)
+        with self.crowd.entered():
+            calls = [self._prepared(prompt, stop, kwargs) for prompt in prompts]
+            answers = map(_answers, calls, together(calls))
+            return LLMResult(generations=list(answers))
 
     async def _agenerate(
         self,
@@ -116,7 +122,9 @@ class RagWindows(EngineOptions, LLM):
     ) -> LLMResult:
         async def answer(prompt: str) -> list[Generation]:
             watch = watch_of(self, kwargs)
-            return await run(self._pool(), lambda: self._whole(prompt, stop, kwargs, watch), watch)
+            return await finished(
+                self, watch, lambda: self._prepared(prompt, stop, kwargs, watch), _answers
+            )
 
         return LLMResult(generations=await asyncio.gather(*map(answer, prompts)))
 
@@ -127,8 +135,9 @@ class RagWindows(EngineOptions, LLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        with closing(self._pieces(prompt, stop, kwargs, watch_of(self, kwargs))) as pieces:
-            for piece in pieces:
+        call = self._prepared(prompt, stop, kwargs)
+        with closing(call.pieces()) as chunks:
+            for piece in (piece for chunk in chunks for piece in _chunks(call, chunk)):
                 if run_manager is not None:
                     run_manager.on_llm_new_token(piece.text, chunk=piece)
                 yield piece
@@ -141,38 +150,39 @@ class RagWindows(EngineOptions, LLM):
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
         watch = watch_of(self, kwargs)
-        pieces = iterate(self._pool(), lambda: self._pieces(prompt, stop, kwargs, watch), watch)
+        pieces = streamed(self, watch, lambda: self._prepared(prompt, stop, kwargs, watch), _chunks)
         async with aclosing(pieces):
             async for piece in pieces:
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(piece.text, chunk=piece)
                 yield piece
 
-    def _whole(
-        self, prompt: str, stop: list[str] | None, kwargs: Mapping[str, Any], watch: Watch
-    ) -> list[Generation]:
-        call = prepare(self, [HumanMessage(prompt)], stop, kwargs, watch)
-        best = call.whole()
-        return [
-            Generation(
-                text=made.text,
-                generation_info={**call.metadata(made), "usage_metadata": usage_metadata(made)},
-            )
-            for made in (best, *best.alternatives)
-        ]
+    def _prepared(
+        self,
+        prompt: str,
+        stop: list[str] | None,
+        kwargs: Mapping[str, Any],
+        watch: Watch | None = None,
+    ) -> Call:
+        watch = watch or watch_of(self, kwargs)
+        return prepare(self, [HumanMessage(prompt)], stop, kwargs, watch)
 
-    def _pieces(
-        self, prompt: str, stop: list[str] | None, kwargs: Mapping[str, Any], watch: Watch
-    ) -> Generator[GenerationChunk, None, None]:
-        call = prepare(self, [HumanMessage(prompt)], stop, kwargs, watch)
-        with closing(call.pieces()) as chunks:
-            for chunk in chunks:
-                made = chunk.generation
-                info = None
-                if made is not None:
-                    info = {**call.metadata(made), "usage_metadata": usage_metadata(made)}
-                if chunk.text or info:
-                    yield GenerationChunk(text=chunk.text, generation_info=info)
+
+def _answers(call: Call, best: Answer) -> list[Generation]:
+    return [
+        Generation(text=made.text, generation_info=_info(call, made))
+        for made in (best, *best.alternatives)
+    ]
+
+
+def _chunks(call: Call, chunk: Chunk) -> Iterator[GenerationChunk]:
+    info = None if chunk.generation is None else _info(call, chunk.generation)
+    if chunk.text or info:
+        yield GenerationChunk(text=chunk.text, generation_info=info)
+
+
+def _info(call: Call, made: Answer) -> dict[str, Any]:
+    return {**call.metadata(made), "usage_metadata": usage_metadata(made)}
 
 
 _LANGCHAIN_S = ("callbacks", "tags", "metadata", "run_name", "run_id")

@@ -10,6 +10,7 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from rag_windows import WindowedLM
+from rag_windows.batch.crowd import Crowd
 from rag_windows.sharing import load_shared
 
 _names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -28,6 +29,9 @@ class Loaded:
     """Holds the engine, and the threads for its asynchronous calls.
 
     A copy, or what comes out of a pickle, is empty: it shares the weights again on first use.
+
+    Attributes:
+        crowd: of the calls that are under way.
     """
 
     def __init__(self) -> None:
@@ -36,6 +40,7 @@ class Loaded:
         self._arguments: tuple[str | Path, dict[str, Any]] | None = None
         self._lm: WindowedLM | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self.crowd = Crowd()
 
     def __reduce__(self) -> tuple[type[Loaded], tuple[()]]:
         return Loaded, ()

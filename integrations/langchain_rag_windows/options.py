@@ -18,45 +18,23 @@ from pydantic import (
     model_validator,
 )
 
+from langchain_rag_windows.aliases import unalias
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from langchain_rag_windows.loaded import Loaded, name_of
+from langchain_rag_windows.identity import identity
+from langchain_rag_windows.loaded import Loaded
 from rag_windows import Method, WindowedLM
-from rag_windows import __version__ as engine_version
+from rag_windows.batch.crowd import Crowd
+from rag_windows.calibration.profile import Profile
 from rag_windows.guard.settings import guard_of
 from rag_windows.linking.plan import Choose
 from rag_windows.rescaling import linked, resolve
-from rag_windows.sharing import folder_state
 
 PROVIDER = "rag_windows"
 """Under this name LangChain and LangSmith know our models."""
 
-ALIASES = {
-    "model_name": "model",
-    "model_id": "model",
-    "max_new_tokens": "max_tokens",
-    "pipeline_kwargs": "generate_kwargs",
-    "stop_sequences": "stop",
-    "request_timeout": "timeout",
-}
-"""Names that users bring from other integrations -> ours."""
-
-SECRETS = ("token", "use_auth_token")
-"""Loading options that must not show in traces."""
-
-
-def unalias(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments under our names.
-
-    Raises:
-        RequestError: one argument under two names.
-    """
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        ours = ALIASES.get(name, name)
-        if ours in found:
-            raise RequestError(f"{name} and {ours} are one argument; give only one of them.")
-        found[ours] = value
-    return found
+THREADS = 4
+"""Threads that read asynchronous calls. More would only wait for each other, and for the
+interpreter, which they share with the event loop."""
 
 
 class EngineOptions(BaseModel):
@@ -70,7 +48,10 @@ class EngineOptions(BaseModel):
         device_map: where the weights go: "cuda", "auto", ... (needs accelerate).
         dtype: of the weights.
         model_kwargs: further ones for ``AutoModelForCausalLM.from_pretrained``.
-        method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`.
+        method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`; None takes
+            the profile's, that of ``lm``, or "ape".
+        profile: of a calibration, or the path of one: brings the method (where ``method`` gives
+            none) and the guard's threshold.
         link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
             a share (float), or "all"; see `rag_windows.Linked`.
         link_choose: which ones: "first", or those of largest "deviation".
@@ -91,7 +72,12 @@ class EngineOptions(BaseModel):
         generate_kwargs: further ones for ``transformers`` generate.
         streaming: whether ``invoke`` streams where somebody listens.
         timeout: seconds after which a call is an error.
-        concurrency: how many asynchronous calls generate at once; others wait in turn.
+        batch_rows: so many calls that are made at once, by tasks or by threads, are answered
+            together: one forward pass gives each its next token, and documents that several read
+            are held once. More wait in line. Each takes memory for the documents that it alone
+            reads. 1 answers each call by itself.
+        concurrency: how many calls are answered at once, if fewer than ``batch_rows``; with
+            ``batch_rows=1``, how many asynchronous ones (4).
         max_retries: taken for compatibility; a local model has nothing to retry.
         api_key: taken for compatibility, never used nor shown.
     """
@@ -105,7 +91,8 @@ class EngineOptions(BaseModel):
     device_map: Any = None
     dtype: Any = "auto"
     model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
-    method: str | Method = "ape"
+    method: str | Method | None = None
+    profile: Any = Field(default=None, repr=False)
     link_tokens: Any = None
     link_choose: Choose = "first"
     fallback: Any = None
@@ -123,7 +110,8 @@ class EngineOptions(BaseModel):
     generate_kwargs: dict[str, Any] = Field(default_factory=dict)
     streaming: bool = False
     timeout: float | None = Field(default=None, gt=0)
-    concurrency: int = Field(default=4, ge=1)
+    batch_rows: int = Field(default=32, ge=1)
+    concurrency: int | None = Field(default=None, ge=1)
     max_retries: int | None = None
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
 
@@ -138,14 +126,27 @@ class EngineOptions(BaseModel):
     def _check_source(self) -> EngineOptions:
         if (self.model is None) == (self.lm is None):
             raise RequestError("Give either model= (a name or a folder) or lm= (a WindowedLM).")
+        if self.lm is not None and self.profile is not None:
+            raise RequestError(
+                "profile= applies to a model that is loaded here; give it to the WindowedLM that "
+                "you give as lm=."
+            )
         return self
 
     @field_validator("method")
     @classmethod
-    def _check_method(cls, method: str | Method) -> str | Method:
+    def _check_method(cls, method: str | Method | None) -> str | Method | None:
         with in_langchain_terms():
-            resolve(method)
+            if method is not None:
+                resolve(method)
         return method
+
+    @field_validator("profile")
+    @classmethod
+    def _check_profile(cls, profile: Any) -> Profile | None:
+        # Read now: one that can't be used is told before gigabytes are loaded.
+        with in_langchain_terms():
+            return None if profile is None else Profile.of(profile)
 
     @field_validator("fallback")
     @classmethod
@@ -157,8 +158,20 @@ class EngineOptions(BaseModel):
     @model_validator(mode="after")
     def _check_links(self) -> EngineOptions:
         with in_langchain_terms():
-            linked(resolve(self.method), self.link_tokens, self.link_choose)
+            self.reading()
         return self
+
+    def own_method(self) -> Method:
+        """How windows are read unless a call says otherwise, links aside."""
+        if self.method is not None:
+            return resolve(self.method)
+        if self.lm is not None:
+            return self.lm.method
+        return resolve("ape") if self.profile is None else self.profile.method
+
+    def reading(self) -> Method:
+        """How windows are read unless a call says otherwise."""
+        return linked(self.own_method(), self.link_tokens, self.link_choose)
 
     @property
     def engine_name(self) -> str:
@@ -186,46 +199,14 @@ class EngineOptions(BaseModel):
             "text_tokens": self.text_tokens or None,
             "max_batch_tokens": self.max_batch_tokens,
             "cache": self.passage_cache,
+            "profile": self.profile,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         with in_langchain_terms():
             return self._loaded.lm(str(self.model), {**arguments, **self.model_kwargs})
 
     def _identity(self) -> dict[str, Any]:
-        """What an answer depends on: LangChain's cache finds answers by it.
-
-        All of it is nested, because LangChain puts a call's keywords over the names here, and some
-        (``generate_kwargs``) come on top of the constructor's and do not take their place.
-        """
-        source: dict[str, Any] = {
-            "model": str(self.model),
-            "revision": self.revision,
-            "files": folder_state(self.model) if self.model is not None else None,
-            "tokenizer": name_of(self.tokenizer),
-        }
-        if self.lm is not None:
-            source = {"lm": name_of(self.lm)}
-        reading = {
-            "rag_windows": engine_version,
-            "dtype": str(self.dtype),
-            "device_map": self.device_map,
-            "model_kwargs": {k: v for k, v in self.model_kwargs.items() if k not in SECRETS},
-            "method": repr(linked(resolve(self.method), self.link_tokens, self.link_choose)),
-            "fallback": repr(guard_of(self.fallback)),
-            "max_window_tokens": self.max_window_tokens,
-            "header": self.header if isinstance(self.header, str) else name_of(self.header),
-            "template_kwargs": self.template_kwargs,
-            "text_tokens": self.text_tokens,
-        }
-        writing = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "max_tokens": self.max_tokens,
-            "stop": self.stop,
-            "seed": self.seed,
-            "generate_kwargs": self.generate_kwargs,
-        }
-        return {"model_name": self.engine_name, "engine": {**source, **reading, **writing}}
+        return identity(self)
 
     def _tracing_params(
         self, kind: Literal["chat", "llm"], stop: list[str] | None, given: Mapping[str, Any]
@@ -251,5 +232,15 @@ class EngineOptions(BaseModel):
         tokenizer: Any = self.windowed_lm().tokenizer
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    @property
+    def rows(self) -> int:
+        """So many calls are answered together."""
+        return min(self.batch_rows, self.concurrency or self.batch_rows)
+
+    @property
+    def crowd(self) -> Crowd:
+        """The calls that are under way."""
+        return self._loaded.crowd
+
     def _pool(self) -> ThreadPoolExecutor:
-        return self._loaded.pool(self.concurrency)
+        return self._loaded.pool(self.concurrency or THREADS)

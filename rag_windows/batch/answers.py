@@ -53,7 +53,7 @@ class Batch:
             RagWindowsError: what `WindowedLM.generate` would raise.
         """
         request = ticket.request
-        context = encoded_by(encode_parts, self._loop.encoder, request)
+        context = ticket.context.run(encoded_by, encode_parts, self._loop.encoder, request)
         ticket.encoded_at = time.perf_counter()
         # Not the context itself: its windows may stand elsewhere soon, and once is enough.
         ticket.cached_tokens = context.cached_tokens
@@ -116,7 +116,7 @@ class Batch:
                 raw=GenerateDecoderOnlyOutput(sequences=row.chooser.sequence),
             ),
         )
-        ticket.tell_rest(generation)
+        ticket.context.run(ticket.tell_rest, generation)
         return generation
 
 
@@ -128,7 +128,7 @@ def answer_alone(ticket: Ticket) -> Generation:
         lm._decoder,
         lm._text().detokenizer,
         ticket.request,
-        None,
+        ticket.pieces,
         ticket.cancelled,
     )
     ticket.tell_rest(generation)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 from rag_windows.batch.answers import Batch, answer_alone, check_rows
 from rag_windows.batch.request import BatchRequest
+from rag_windows.batch.scheduled import Scheduled
 from rag_windows.batch.ticket import OnText, Ticket, checked
 from rag_windows.errors import GenerationError
 from rag_windows.generation import Generation
@@ -19,26 +21,27 @@ if TYPE_CHECKING:
     from rag_windows.text_level import TextLM
 
 
-class Scheduled(Future[Generation]):
-    """A question on its way.
+Lone = Callable[[], bool]
+"""Whether a question is the only one."""
 
-    Args:
-        ticket: of the question.
-    """
+BESIDE = 4
+"""Questions that are answered alone at the same time; others of their kind wait in line."""
 
-    def __init__(self, ticket: Ticket) -> None:
-        super().__init__()
-        self.ticket = ticket
 
-    def cancel(self) -> bool:
-        """Stop: at once if it has not begun, else at the next token.
+_schedulers: WeakSet[Scheduler] = WeakSet()
+_threads: WeakSet[threading.Thread] = WeakSet()
 
-        Returns:
-            Whether it had not begun. Otherwise the result is what was written so far, its
-            ``finish_reason`` "cancelled".
-        """
-        self.ticket.cancelled.set()
-        return super().cancel()
+PATIENCE = 30.0
+"""Seconds that a process which ends waits for each thread, once it was told to stop."""
+
+
+@atexit.register
+def stop_all() -> None:
+    """Stop what is being answered: a thread cut off inside of a tensor operation aborts Python."""
+    for scheduler in [*_schedulers]:
+        scheduler.cancel()
+    for thread in [*_threads]:
+        thread.join(PATIENCE)
 
 
 class Scheduler:
@@ -46,7 +49,7 @@ class Scheduler:
 
     A worker thread answers; it starts with a question and ends when there is none left. While a
     question's windows are encoded, the others wait. Questions that can't be part of a batch (see
-    `WindowedLM.generate_batch`) are answered beside it, each in a thread.
+    `WindowedLM.generate_batch`) are answered beside it, `BESIDE` at a time, each in a thread.
 
     Args:
         lm: the model.
@@ -59,13 +62,21 @@ class Scheduler:
         self._max_rows = max_rows
         self._lock = threading.Lock()
         self._waiting: deque[Scheduled] = deque()
+        self._alone: deque[Scheduled] = deque()
         self._running: dict[Ticket, Scheduled] = {}
         self._beside: set[threading.Thread] = set()
         self._worker: threading.Thread | None = None
+        # Questions that the threads of their callers answer.
+        self._callers = 0
         self._closed = False
+        _schedulers.add(self)
 
     def submit(
-        self, request: Mapping[str, Any] | BatchRequest, *, on_text: OnText | None = None
+        self,
+        request: Mapping[str, Any] | BatchRequest,
+        *,
+        on_text: OnText | None = None,
+        lone: Lone | None = None,
     ) -> Scheduled:
         """Ask a question.
 
@@ -73,6 +84,8 @@ class Scheduler:
             request: the keyword arguments of `WindowedLM.generate`.
             on_text: told each piece of the text as it settles, by the worker, which waits for it;
                 all pieces joined are the text. What it raises ends this question alone.
+            lone: whether nobody else is about to ask. If so, and nothing is being answered, the
+                question is answered alone, which is a little sooner than a batch of one.
 
         Returns:
             A future of the answer; what goes wrong on the way is raised by its ``result()``.
@@ -81,23 +94,47 @@ class Scheduler:
             InputError, PromptError, LimitError: before any work.
             GenerationError: the scheduler is closed.
         """
-        scheduled = Scheduled(checked(self._lm, BatchRequest.of(request), on_text))
+        ticket = checked(self._lm, BatchRequest.of(request), on_text)
         with self._lock:
-            if self._closed:
-                raise GenerationError("This scheduler is closed; make a new one.")
-            if scheduled.ticket.alone:
-                self._start_beside(scheduled)
-            else:
-                self._waiting.append(scheduled)
-                if self._worker is None:
-                    self._worker = threading.Thread(
-                        target=self._work, name="rag-windows-batch", daemon=True
-                    )
-                    self._worker.start()
-        return scheduled
+            return self._take(ticket, alone=self._idle(lone))
+
+    def answer(
+        self, request: Mapping[str, Any] | BatchRequest, *, lone: Lone | None = None
+    ) -> Generation:
+        """Ask a question and wait; what interrupts the wait stops it.
+
+        Args:
+            request: see `submit`.
+            lone: see `submit`; then this thread itself answers it.
+
+        Raises:
+            RagWindowsError: what `WindowedLM.generate` would raise.
+        """
+        ticket = checked(self._lm, BatchRequest.of(request))
+        with self._lock:
+            scheduled = None if self._idle(lone) else self._take(ticket)
+            self._callers += scheduled is None
+        if scheduled is not None:
+            try:
+                return scheduled.result()
+            except BaseException:
+                scheduled.cancel()
+                raise
+        try:
+            return answer_alone(ticket)
+        finally:
+            with self._lock:
+                self._callers -= 1
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more questions."""
+        return self._closed
 
     def close(self, *, cancel: bool = False) -> None:
         """Take no more questions, and wait until those that were asked are answered.
+
+        A lone question that its caller's own thread answers is left to that.
 
         Args:
             cancel: stop them instead: those that wait at once, the others at the next token.
@@ -105,13 +142,18 @@ class Scheduler:
         with self._lock:
             self._closed = True
             threads = [*self._beside, *([self._worker] if self._worker else [])]
-            asked = [*self._waiting, *self._running.values()]
         if cancel:
-            for scheduled in asked:
-                scheduled.cancel()
+            self.cancel()
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+    def cancel(self) -> None:
+        """Stop all questions: those that wait at once, the others at the next token."""
+        with self._lock:
+            asked = [*self._waiting, *self._alone, *self._running.values()]
+        for scheduled in asked:
+            scheduled.cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +165,35 @@ class Scheduler:
         trace: TracebackType | None,
     ) -> None:
         self.close(cancel=error is not None)
+
+    def _take(self, ticket: Ticket, *, alone: bool = False) -> Scheduled:
+        """Let a question stand in line, for the batch or for being answered alone."""
+        if self._closed:
+            raise GenerationError("This scheduler is closed; make a new one.")
+        scheduled = Scheduled(ticket)
+        me = threading.current_thread()
+        # Asked by a callback of a question that is being answered, which may wait for it.
+        inner = me is self._worker or me in self._beside
+        if ticket.alone or alone or inner:
+            self._start_beside(scheduled, at_once=inner)
+        else:
+            self._waiting.append(scheduled)
+            if self._worker is None:
+                self._worker = self._thread(self._work, "rag-windows-batch")
+                self._worker.start()
+        return scheduled
+
+    @staticmethod
+    def _thread(work: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        _threads.add(thread)
+        return thread
+
+    def _idle(self, lone: Lone | None) -> bool:
+        """Whether nothing is being answered, and a question is a lone one."""
+        if lone is None or self._closed or self._worker is not None:
+            return False
+        return not (self._running or self._alone or self._callers) and lone()
 
     def _work(self) -> None:
         """Answer until nobody waits."""
@@ -159,28 +230,35 @@ class Scheduler:
                 continue
             if not joined:
                 with self._lock:
-                    self._start(scheduled)
+                    self._start_beside(scheduled)
 
-    def _start_beside(self, scheduled: Scheduled) -> None:
-        if scheduled.set_running_or_notify_cancel():
-            self._running[scheduled.ticket] = scheduled
-            self._start(scheduled)
+    def _start_beside(self, scheduled: Scheduled, *, at_once: bool = False) -> None:
+        """Have a question answered alone."""
+        self._alone.append(scheduled)
+        if at_once or len(self._beside) < BESIDE:
+            thread = self._thread(self._work_beside, "rag-windows-beside")
+            self._beside.add(thread)
+            thread.start()
 
-    def _start(self, scheduled: Scheduled) -> None:
-        """Answer a question alone, in a thread; the lock is held."""
-
-        def work() -> None:
+    def _work_beside(self) -> None:
+        """Answer one question after the other until none of them waits."""
+        while True:
+            with self._lock:
+                if not self._alone:
+                    self._beside.discard(threading.current_thread())
+                    return
+                scheduled = self._alone.popleft()
+                # One that the batch could not take is running already.
+                if not scheduled.running() and not scheduled.set_running_or_notify_cancel():
+                    continue
+                self._running[scheduled.ticket] = scheduled
+            ticket = scheduled.ticket
             try:
-                result: Generation | BaseException = answer_alone(scheduled.ticket)
+                # A copy: the text is told in the context itself, which can't be entered twice.
+                result: Generation | BaseException = ticket.context.copy().run(answer_alone, ticket)
             except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
                 result = error
-            self._resolve(scheduled.ticket, result)
-            with self._lock:
-                self._beside.discard(thread)
-
-        thread = threading.Thread(target=work, name="rag-windows-beside", daemon=True)
-        self._beside.add(thread)
-        thread.start()
+            self._resolve(ticket, result)
 
     def _resolve(self, ticket: Ticket, result: Generation | BaseException) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from rag_windows.batch.choosing import served
 from rag_windows.batch.request import BatchRequest
 from rag_windows.codebook.opening import opened
+from rag_windows.decoding import BATCHING
 from rag_windows.errors import GenerationError
 from rag_windows.generation import Generation
 from rag_windows.request import Request
@@ -32,6 +34,7 @@ class Ticket:
         lm: whose encoder and cache it uses.
         request: checked and tokenized.
         alone: whether it is answered by itself, as `WindowedLM.generate` does it.
+        context: variables of the one who asks, in which callbacks run.
         cancelled: ends it early when set.
         pieces: tells its text as it comes; None if nobody wants it so.
         on_text: told the pieces.
@@ -45,6 +48,7 @@ class Ticket:
     lm: TextLM
     request: Request
     alone: bool
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
     cancelled: threading.Event = field(default_factory=threading.Event)
     pieces: Pieces | None = None
     on_text: OnText | None = None
@@ -105,6 +109,10 @@ def checked(lm: TextLM, asked: BatchRequest, on_text: OnText | None = None) -> T
         or not served(lm._decoder, request.options)
     )
     ticket = Ticket(reading.lm, request, alone, on_text=on_text)
-    if on_text is not None and not alone:
-        ticket.pieces = Pieces(lm._text().detokenizer, request.stop, on_text)
+    by_token = all(lm._decoder.option(request.options, name) in (None, 1) for name in BATCHING)
+    if on_text is not None and by_token:
+        tell, inside = on_text, ticket.context.run
+        ticket.pieces = Pieces(
+            lm._text().detokenizer, request.stop, lambda text: inside(tell, text)
+        )
     return ticket

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -13,6 +13,8 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from rag_windows import Chunk, Generation, WindowedLM
+from rag_windows.batch.scheduler import Lone, Scheduler
+from rag_windows.batch.ticket import Ticket
 from training.tasks import draw_case
 
 N = 16
@@ -27,6 +29,22 @@ class Drawn:
     answer: str
 
 
+class RecordingScheduler(Scheduler):
+    """Keeps every generation on its model."""
+
+    def _resolve(self, ticket: Ticket, result: Generation | BaseException) -> None:
+        if isinstance(result, Generation):
+            cast(RecordingLM, self._lm).generations.append(result)
+        super()._resolve(ticket, result)
+
+    def answer(self, request: Any, *, lone: Lone | None = None) -> Generation:
+        generations = cast(RecordingLM, self._lm).generations
+        generation = super().answer(request, lone=lone)
+        if not any(one is generation for one in generations):  # by the caller's own thread
+            generations.append(generation)
+        return generation
+
+
 class RecordingLM(WindowedLM):
     """Keeps every generation, and with it the record of the windows that were read."""
 
@@ -38,6 +56,9 @@ class RecordingLM(WindowedLM):
         generation = super().generate(*args, **kwargs)
         self.generations.append(generation)
         return generation
+
+    def scheduler(self, *, max_rows: int = 32) -> Scheduler:
+        return RecordingScheduler(self, max_rows=max_rows)
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Chunk]:
         chunks = super().stream(*args, **kwargs)

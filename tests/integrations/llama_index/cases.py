@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -17,6 +17,8 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows import Chunk, Generation, Passage, WindowedLM
+from rag_windows.batch.scheduler import Lone, Scheduler
+from rag_windows.batch.ticket import Ticket
 from training.tasks import draw_case
 
 N = 16
@@ -41,6 +43,22 @@ class Asked:
         ]
 
 
+class RecordingScheduler(Scheduler):
+    """Keeps every generation on its model."""
+
+    def _resolve(self, ticket: Ticket, result: Generation | BaseException) -> None:
+        if isinstance(result, Generation):
+            cast(RecordingLM, self._lm).generations.append(result)
+        super()._resolve(ticket, result)
+
+    def answer(self, request: Any, *, lone: Lone | None = None) -> Generation:
+        generations = cast(RecordingLM, self._lm).generations
+        generation = super().answer(request, lone=lone)
+        if not any(one is generation for one in generations):  # by the caller's own thread
+            generations.append(generation)
+        return generation
+
+
 class RecordingLM(WindowedLM):
     """Keeps every generation: the engine's own record of windows, spans and provenance."""
 
@@ -51,6 +69,9 @@ class RecordingLM(WindowedLM):
 
     def generate(self, *args: Any, **kwargs: Any) -> Generation:
         return self._note(super().generate(*args, **kwargs))
+
+    def scheduler(self, *, max_rows: int = 32) -> Scheduler:
+        return RecordingScheduler(self, max_rows=max_rows)
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Chunk]:
         chunks = super().stream(*args, **kwargs)

@@ -23,9 +23,12 @@ TEMPLATE = PromptTemplate("{context_str}\n{query_str}")
 TOKENS = 24
 
 
-def slow(pace: Pace, tokens: int = TOKENS) -> RagWindowsLLM:
+def slow(pace: Pace, tokens: int = TOKENS, **options: Any) -> RagWindowsLLM:
     return RagWindowsLLM(
-        lm=reader(), max_new_tokens=tokens, generate_kwargs={"logits_processor": [pace]}
+        lm=reader(),
+        max_new_tokens=tokens,
+        generate_kwargs={"logits_processor": [pace]},
+        **options,
     )
 
 
@@ -183,10 +186,11 @@ def test_serving_pressure() -> None:
         assert [one["id"] for one in response.raw["citations"]] == [n.node_id for n in asked.nodes]
 
 
-def test_waiting_calls_that_are_cancelled_do_no_work() -> None:
+@pytest.mark.parametrize("rows", [1, 4])
+def test_waiting_calls_that_are_cancelled_do_no_work(rows: int) -> None:
     async def crowd() -> int:
         pace = Pace(0.02)
-        model = slow(pace, 20)
+        model = slow(pace, 20, batch_rows=rows)
         tasks = [asyncio.ensure_future(model.acomplete("Where?")) for _ in range(24)]
         await asyncio.to_thread(pace.started.wait)
         for task in tasks:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import Guard
-from rag_windows.errors import InputError, MethodError
+from rag_windows import Guard, WindowedLM
+from rag_windows.errors import InputError, MethodError, ProfileError
+from rag_windows.rescaling import describe
+from tests.integrations.profiles import GUARD, PROFILED, saved, stamped
 from tests.rag_windows import small
 
 PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new."]
@@ -60,3 +64,40 @@ def test_they_survive_serialization(fallback: Any) -> None:
 def test_what_cannot_be_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises((InputError, MethodError)):
         RagWindowsLLM("tiny-reader", **options)
+
+
+def test_a_profile_brings_the_method_and_the_threshold(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    folder = saved(tmp_path / "model")
+    profile = stamped(folder, GUARD)
+    profile.save(path)
+
+    def method_of(**options: Any) -> Any:
+        llm = RagWindowsLLM(folder, max_new_tokens=4, profile=path, **options)
+        assert llm.lm.profile == profile
+        return llm.complete("What?", passages=PASSAGES).raw["method"]
+
+    assert method_of() == describe(PROFILED)
+    assert method_of(method="pcw") == {"name": "pcw"}
+    made = RagWindowsLLM(folder, profile=str(path))
+    again = RagWindowsLLM.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again.profile == profile
+    assert again.method is None
+    assert again.lm is made.lm
+    assert copy.deepcopy(made).profile == profile
+
+
+def test_a_profile_that_cannot_be_used_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="can't be read"):
+        RagWindowsLLM("no/such-model", profile=tmp_path / "none.json")
+    with pytest.raises(ProfileError, match="is no rag-windows calibration profile"):
+        RagWindowsLLM("no/such-model", profile={"a": 1})
+    with pytest.raises(InputError, match=r"profile.*set them on the WindowedLM"):
+        ask({"profile": stamped(saved(tmp_path))})
+
+
+def test_an_engine_that_is_given_keeps_its_method() -> None:
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), method="pcw")
+    made = RagWindowsLLM(lm=lm, max_new_tokens=4)
+    assert made.complete("What?", passages=PASSAGES).raw["method"] == {"name": "pcw"}
+    assert made.complete("What?", passages=PASSAGES, method="ape").raw["method"]["name"] == "ape"

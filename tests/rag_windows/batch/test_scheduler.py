@@ -12,7 +12,8 @@ import torch
 from transformers import LogitsProcessor
 
 from rag_windows.batch.loop import BatchLoop
-from rag_windows.batch.scheduler import Scheduled, Scheduler
+from rag_windows.batch.scheduled import Scheduled
+from rag_windows.batch.scheduler import Scheduler
 from rag_windows.errors import GenerationError, LimitError
 from tests.rag_windows import small
 from tests.rag_windows.batch import questions

@@ -4,56 +4,91 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 from llama_index.llms.rag_windows.questions import Question, surfacing
 from llama_index.llms.rag_windows.source import ModelSource
 from rag_windows import Chunk, Generation, WindowedLM
 from rag_windows.background import Watch, iterate, run
+from rag_windows.batch.awaiting import answered, followed, submitted
+from rag_windows.batch.scheduled import Scheduled
+from rag_windows.batch.ticket import OnText
 
 WORKERS = 4
-"""Asynchronous calls that one model answers at once; more wait in line. More threads would only
-wait for each other, and for the interpreter, which they share with the event loop."""
+"""Threads that tokenize the asynchronous calls of one model, or, where they are answered one by
+one, answer them. More would only wait for each other, and for the interpreter, which they share
+with the event loop."""
 
 _pools: WeakKeyDictionary[WindowedLM, ThreadPoolExecutor] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-async def load(source: ModelSource) -> WindowedLM:
+async def generate(source: ModelSource, question: Question, rows: int) -> Generation:
+    """The answer, awaited; cancelling the task stops it within a token.
+
+    Args:
+        source: of the model.
+        question: what is asked.
+        rows: so many calls are answered together; 1 for each by itself.
+    """
+    watch = Watch()
+    options = watch.options(question.options)
+    with source.crowd.entered():
+        lm = await _load(source)
+
+        def by_itself() -> Generation:
+            return lm.generate(question.messages, question.passages, **options)
+
+        def asked() -> tuple[Scheduled, Callable[[Generation], Generation]]:
+            request = question.request(options)
+            ticket = submitted(lm, request, watch, max_rows=rows, crowd=source.crowd)
+            return ticket, lambda generation: generation
+
+        with surfacing():
+            if rows == 1:
+                return await run(_workers(lm), by_itself, watch)
+            return await answered(_workers(lm), asked, watch)
+
+
+async def stream(source: ModelSource, question: Question, rows: int) -> AsyncGenerator[Chunk, None]:
+    """The answer for ``async for``; closing it stops the work within a token.
+
+    Args:
+        source: of the model.
+        question: what is asked.
+        rows: see `generate`.
+    """
+    watch = Watch()
+    options = watch.options(question.options)
+    with source.crowd.entered():
+        lm = await _load(source)
+
+        def by_itself() -> Generator[Chunk, None, None]:
+            chunks = lm.stream(question.messages, question.passages, **options)
+            return cast("Generator[Chunk, None, None]", chunks)
+
+        def asked(on_text: OnText) -> tuple[Scheduled, Callable[[Chunk], tuple[Chunk]]]:
+            request = question.request(options)
+            ticket = submitted(
+                lm, request, watch, max_rows=rows, crowd=source.crowd, on_text=on_text
+            )
+            return ticket, lambda chunk: (chunk,)
+
+        pool = _workers(lm)
+        pieces = followed(pool, asked, watch) if rows > 1 else iterate(pool, by_itself, watch)
+        async with aclosing(pieces):
+            with surfacing():
+                async for chunk in pieces:
+                    yield chunk
+
+
+async def _load(source: ModelSource) -> WindowedLM:
     """The model; loading it blocks a thread, not the event loop."""
     return source.lm() if source.loaded else await asyncio.to_thread(source.lm)
-
-
-async def generate(lm: WindowedLM, question: Question) -> Generation:
-    """`WindowedLM.generate`, awaited; cancelling the task stops it within a token."""
-    watch = Watch()
-    options = watch.options(question.options)
-
-    def work() -> Generation:
-        return lm.generate(question.messages, question.passages, **options)
-
-    with surfacing():
-        return await run(_workers(lm), work, watch)
-
-
-async def stream(lm: WindowedLM, question: Question) -> AsyncGenerator[Chunk, None]:
-    """`WindowedLM.stream`, for ``async for``; closing it stops the work within a token."""
-    watch = Watch()
-    options = watch.options(question.options)
-
-    def work() -> Generator[Chunk, None, None]:
-        chunks = lm.stream(question.messages, question.passages, **options)
-        return cast("Generator[Chunk, None, None]", chunks)
-
-    pieces: Any = iterate(_workers(lm), work, watch)
-    async with aclosing(pieces):
-        with surfacing():
-            async for chunk in pieces:
-                yield chunk
 
 
 def _workers(lm: WindowedLM) -> ThreadPoolExecutor:

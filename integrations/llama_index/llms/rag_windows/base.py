@@ -35,7 +35,8 @@ class RagWindowsLLM(TemplateCalls):
 
     Passages come with a call, one of these ways: ``nodes=`` (LlamaIndex nodes), ``passages=``
     (`Passage`, strings or mappings), `CitableBlock` in a message, or by `WindowPromptHelper` from
-    LlamaIndex's own synthesizers and engines. Without any it is an ordinary chat model. Options of
+    LlamaIndex's own synthesizers and engines. Without any it is an ordinary chat model. Calls that
+    are made at once, by tasks or by threads, share forward passes (``batch_rows``). Options of
     a call (``method``, ``max_new_tokens``, ``stop``, ``seed``, ``on_encoded``, any option of
     transformers' ``generate``) go before those of the constructor.
 
@@ -137,12 +138,17 @@ class RagWindowsLLM(TemplateCalls):
             return read_prompt(prompt, self.system_prompt, self._options(options))
 
     def _generate(self, question: Question) -> Generation:
-        lm = self._source.lm()
-        with surfacing():
-            return lm.generate(question.messages, question.passages, **question.options)
+        crowd = self._source.crowd
+        with crowd.entered():
+            lm = self._source.lm()
+            with surfacing():
+                if self.batch_rows == 1:
+                    return lm.generate(question.messages, question.passages, **question.options)
+                scheduler = lm.shared_scheduler(max_rows=self.batch_rows)
+                return scheduler.answer(question.request(question.options), lone=crowd.lone)
 
     async def _agenerate(self, question: Question) -> Generation:
-        return await async_bridge.generate(await async_bridge.load(self._source), question)
+        return await async_bridge.generate(self._source, question, self.batch_rows)
 
     def _pieces(self, question: Question, piece: Callable[[Chunk], T]) -> Generator[T, None, None]:
         lm = self._source.lm()
@@ -160,8 +166,8 @@ class RagWindowsLLM(TemplateCalls):
     async def _apieces(
         self, question: Question, piece: Callable[[Chunk], T]
     ) -> AsyncGenerator[T, None]:
-        lm = await async_bridge.load(self._source)
-        async with aclosing(async_bridge.stream(lm, question)) as chunks:
+        pieces = async_bridge.stream(self._source, question, self.batch_rows)
+        async with aclosing(pieces) as chunks:
             async for chunk in chunks:
                 yield piece(chunk)
 
@@ -170,8 +176,11 @@ class RagWindowsLLM(TemplateCalls):
 
     def _raw(self, generation: Generation, question: Question) -> dict[str, Any]:
         options = question.options
+        chosen = options.get("method")
         method = linked(
-            read_method(options["method"]), options.get("link_tokens"), options["link_choose"]
+            self.lm.method if chosen is None else read_method(chosen),
+            options.get("link_tokens"),
+            options["link_choose"],
         )
         return as_raw(generation, question.passages, self.model_name, method)
 

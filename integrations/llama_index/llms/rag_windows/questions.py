@@ -30,6 +30,10 @@ class Question:
     passages: list[Passage]
     options: dict[str, Any] = field(default_factory=dict)
 
+    def request(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of `WindowedLM.generate`, with these options."""
+        return {"query": self.messages, "passages": self.passages, **options}
+
 
 def read_chat(
     messages: Sequence[ChatMessage], system: str | None, options: Mapping[str, Any]

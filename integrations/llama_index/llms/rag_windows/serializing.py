@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rag_windows import Guard, Method
+from rag_windows.calibration.profile import Profile
+from rag_windows.calibration.profile_json import dump, parse
 from rag_windows.errors import InputError
 from rag_windows.guard.settings import FallbackOption, guard_of
 from rag_windows.rescaling import describe, from_description
@@ -30,6 +34,8 @@ def as_plain(value: Any) -> Any:
         return describe(value)
     if isinstance(value, Guard):
         return asdict(value)
+    if isinstance(value, Profile):
+        return json.loads(dump(value))
     if isinstance(value, Mapping):
         return {str(key): as_plain(entry) for key, entry in value.items() if key not in SECRETS}
     if isinstance(value, Sequence):
@@ -49,6 +55,17 @@ def read_method(value: str | Method | Mapping[str, Any]) -> Method:
         MethodError: an unknown name, or numbers that it does not have.
     """
     return from_description(value)
+
+
+def read_profile(value: Profile | str | Path | Mapping[str, Any] | None) -> Profile | None:
+    """A profile from its path, itself, or what `as_plain` made of it.
+
+    Raises:
+        ProfileError: it can't be used.
+    """
+    if value is None:
+        return None
+    return parse(json.dumps(value)) if isinstance(value, Mapping) else Profile.of(value)
 
 
 def read_guard(value: FallbackOption | Mapping[str, Any]) -> Guard | None:

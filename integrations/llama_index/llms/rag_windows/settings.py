@@ -14,9 +14,15 @@ from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.llm import default_completion_to_prompt as default_completion
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from llama_index.llms.rag_windows.serializing import as_plain, read_guard, read_method
+from llama_index.llms.rag_windows.serializing import (
+    as_plain,
+    read_guard,
+    read_method,
+    read_profile,
+)
 from llama_index.llms.rag_windows.source import ModelSource
 from rag_windows import Method, WindowedLM
+from rag_windows.calibration.profile import Profile
 from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
 from rag_windows.guard.settings import FallbackOption, Guard
@@ -55,7 +61,10 @@ class Settings(CustomLLM):
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
         stopping_ids: tokens that end an answer, beside the model's own.
-        method: "ape", "pcw", "sequential", or a `Method`.
+        method: "ape", "pcw", "sequential", or a `Method`; None takes the profile's, that of ``lm``,
+            or "ape".
+        profile: of a calibration, or the path of one: brings the method (where ``method`` gives
+            none) and the guard's threshold.
         header: line above each passage: "title", "none", "number", "number+title", or a function.
         link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
             a share (float), or "all"; see `rag_windows.Linked`.
@@ -66,6 +75,10 @@ class Settings(CustomLLM):
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
         citations: whether to measure each passage's attention mass.
         on_encoded: told how many windows are encoded, of how many.
+        batch_rows: so many calls that are made at once, by tasks or by threads, are answered
+            together: one forward pass gives each its next token, and passages that several read
+            are held once. More wait in line. Each takes memory for the passages that it alone
+            reads. 1 answers each call by itself.
         kwargs: of LlamaIndex's `LLM`: callback_manager, output_parser, pydantic_program_mode, ...
 
     Raises:
@@ -82,7 +95,8 @@ class Settings(CustomLLM):
     context_window: int | None = Field(default=None, gt=0, description="Advertised capacity.")
     is_chat_model: bool = Field(default=True, description="Whether templates are chats.")
     stopping_ids: list[int] = Field(description="Further tokens that end an answer.")
-    method: Any = Field(description="How the windows are read.")
+    method: Any = Field(default=None, description="How the windows are read.")
+    profile: Any = Field(default=None, description="Of a calibration.")
     link_tokens: Any = Field(default=None, description="Tokens encoded in sight of the others.")
     link_choose: Choose = Field(default="first", description="Which tokens those are.")
     fallback: Any = Field(default=None, description="When to read passages in one prompt.")
@@ -91,6 +105,7 @@ class Settings(CustomLLM):
     template_kwargs: dict[str, Any] = Field(description="Variables of the chat template.")
     citations: bool = Field(default=True, description="Whether attention masses are measured.")
     on_encoded: Any = Field(default=None, exclude=True, description="Told of encoded windows.")
+    batch_rows: int = Field(default=32, gt=0, description="Calls that are answered together.")
 
     _source: ModelSource = PrivateAttr()
 
@@ -111,7 +126,8 @@ class Settings(CustomLLM):
         system_prompt: str | None = None,
         is_chat_model: bool = True,
         stopping_ids: Sequence[int] | None = None,
-        method: str | Method | Mapping[str, Any] = "ape",
+        method: str | Method | Mapping[str, Any] | None = None,
+        profile: Profile | str | Path | Mapping[str, Any] | None = None,
         link_tokens: LinkTokens | None = None,
         link_choose: Choose = "first",
         fallback: FallbackOption | Mapping[str, Any] = None,
@@ -120,6 +136,7 @@ class Settings(CustomLLM):
         template_kwargs: Mapping[str, Any] | None = None,
         citations: bool = True,
         on_encoded: OnEncoded | None = None,
+        batch_rows: int = 32,
         **kwargs: Any,
     ) -> None:
         for name, harmless in _SHOWN_BY_TEMPLATE.items():
@@ -133,6 +150,7 @@ class Settings(CustomLLM):
             kwargs.pop(name, None)
         if model is not None and model_name is not None:
             raise InputError("Give model_name= or model=, not both.")
+        profile = read_profile(profile)
         source = ModelSource(
             model_name if model is None else model,
             lm=lm,
@@ -143,6 +161,7 @@ class Settings(CustomLLM):
                 "header": None if header == "title" else header,
                 "max_window_tokens": max_window_tokens,
                 "template_kwargs": dict(template_kwargs or {}),
+                "profile": profile,
             },
         )
         super().__init__(
@@ -157,7 +176,8 @@ class Settings(CustomLLM):
             system_prompt=system_prompt,
             is_chat_model=is_chat_model,
             stopping_ids=list(stopping_ids or []),
-            method=read_method(method),
+            method=None if method is None else read_method(method),
+            profile=profile,
             link_tokens=None if link_tokens is None else LinkPlan(link_tokens, link_choose).tokens,
             link_choose=link_choose,
             fallback=read_guard(fallback),
@@ -166,6 +186,7 @@ class Settings(CustomLLM):
             template_kwargs=dict(template_kwargs or {}),
             citations=citations,
             on_encoded=on_encoded,
+            batch_rows=batch_rows,
             **kwargs,
         )
         self._source = source
@@ -212,19 +233,21 @@ class Settings(CustomLLM):
     def _as_plain(self, value: Any) -> Any:
         return as_plain(value)
 
-    @field_serializer("method", "fallback")
-    def _method_as_plain(self, value: Method | Guard | None) -> Any:
+    @field_serializer("method", "fallback", "profile")
+    def _method_as_plain(self, value: Method | Guard | Profile | None) -> Any:
         return as_plain(value)
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of one call over those of the constructor."""
         merged: dict[str, Any] = {
-            "method": self.method,
             "max_new_tokens": self.max_new_tokens,
             "citations": self.citations,
             "link_choose": self.link_choose,
             **_set(
-                on_encoded=self.on_encoded, link_tokens=self.link_tokens, fallback=self.fallback
+                method=self.method,
+                on_encoded=self.on_encoded,
+                link_tokens=self.link_tokens,
+                fallback=self.fallback,
             ),
             **self.generate_kwargs,
             **_set(**options),

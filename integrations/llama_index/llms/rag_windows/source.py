@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import WindowedLM
+from rag_windows.batch.crowd import Crowd
 from rag_windows.errors import InputError, ModelLoadError
 from rag_windows.limits import position_limit
 from rag_windows.loading import load_config, load_tokenizer
@@ -27,7 +28,10 @@ class ModelSource:
         tokenizer: a loaded one, or a name; None is the model's own.
         tokenizer_kwargs: for loading the tokenizer.
         model_kwargs: for ``AutoModelForCausalLM.from_pretrained``.
-        view: how the model is read: header, max_window_tokens, template_kwargs.
+        view: how the model is read: header, max_window_tokens, template_kwargs, profile.
+
+    Attributes:
+        crowd: of the calls that are under way.
 
     Raises:
         InputError: none or two models are given, or options for one that is loaded already.
@@ -63,6 +67,7 @@ class ModelSource:
             self._model_kwargs.setdefault("dtype", self._model_kwargs.pop("torch_dtype"))
         self._view = {name: value for name, value in (view or {}).items() if value}
         self._lock = threading.Lock()
+        self.crowd = Crowd()
         self._limit: tuple[int | None] | None = None
 
     def __copy__(self) -> ModelSource:
