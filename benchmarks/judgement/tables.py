@@ -54,8 +54,8 @@ def run_line(summary: Summary) -> str:
         f"`python benchmarks/methods.py`, {last.jobs} process{'' if last.jobs == 1 else 'es'} "
         f"of one thread each on {last.machine} (no GPU): {len(summary.rows):,} cells, "
         f"{answers:,} answers, "
-        f"{seconds / 60:.0f} minutes of encoding and reading, the processes' together. For {compared:,} questions the "
-        f"answer was also written by "
+        f"{seconds / 60:.0f} minutes of encoding and reading, the processes' together. "
+        f"For {compared:,} questions the answer was also written by "
         f"`WindowedLM.generate`, token by token: it was right or wrong exactly as measured here "
         f"for {agreed:,} of them.\n"
     )
