@@ -100,8 +100,8 @@ def tail_requests(
     return [
         Request(
             query,
-            key[:, :, first:last],
-            value[:, :, first:last],
+            key if border == 0 else key[:, :, first:last],
+            value if border == 0 else value[:, :, first:last],
             scale,
             softcap=softcap,
             causal=_causal(layout, layer, query.shape[2], first, last, length),
@@ -159,8 +159,11 @@ def _context_request(
     """Fold batch rows and query heads of one kv head into rows: all of them read the same keys."""
     batch, heads, rows, _ = query.shape
     kv_heads = windows.keys[layer].shape[0]
-    grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
-    folded = grouped.transpose(0, 1).flatten(1, 3).unsqueeze(0)
+    if batch == 1:
+        folded = query.reshape(1, kv_heads, heads // kv_heads * rows, -1)
+    else:
+        grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
+        folded = grouped.transpose(0, 1).flatten(1, 3).unsqueeze(0)
     reach, length = layout.reach[layer], key.shape[2]
     mask = None
     if reach is not None and layout.furthest(length) - windows.first_position >= reach:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rag_windows.attention.backends import Request, attend, attend_merged
+from rag_windows.attention.backends import Request, attend, attend_merged, merges
 from rag_windows.attention.backends.request import Segment
 from rag_windows.attention.layout import Layout
 from rag_windows.attention.merge import merge, merge_two, merge_weights
@@ -38,7 +38,11 @@ def mix(
     Returns:
         (batch, heads, rows, value dim) in the query's dtype.
     """
-    outputs, lses = map(list, zip(*(attend(request) for request in tail), strict=True))
+    outputs, lses = [], []
+    for request in tail:
+        output, lse = attend(request)
+        outputs.append(output)
+        lses.append(lse)
     sink = None if sinks is None else sinks.to(lses[0].dtype).view(1, -1, 1)
     if context is None and beside is None and sink is None:
         return outputs[0]
@@ -49,7 +53,7 @@ def mix(
         outputs.append(beside[0])
         lses.append(beside[1])
     if context is not None:
-        if layout.mass is None and beside is None:
+        if layout.mass is None and beside is None and merges(context):
             segments = list(zip(outputs, lses, strict=True))
             batch, _, rows, _ = query.shape
             whole = attend_merged(context, batch, rows, segments, affine(layout.method), sinks)
@@ -73,6 +77,8 @@ def mix(
 def _unfold(folded: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """(1, kv heads, batch * groups * rows, ...) back to (batch, heads, rows, ...)."""
     batch, heads, rows, _ = query.shape
+    if batch == 1:
+        return folded.reshape(1, heads, rows, *folded.shape[3:])
     kv_heads = folded.shape[1]
     split = folded.squeeze(0).unflatten(1, (batch, heads // kv_heads, rows))
     return split.transpose(0, 1).flatten(1, 2)

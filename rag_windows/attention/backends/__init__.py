@@ -13,7 +13,7 @@ import torch
 from rag_windows.attention.backends import cpu, cuda, reference, triton_decode
 from rag_windows.attention.backends.request import Request, Segment
 
-__all__ = ["BACKENDS", "Request", "Segment", "attend", "attend_merged", "forced"]
+__all__ = ["BACKENDS", "Request", "Segment", "attend", "attend_merged", "forced", "merges"]
 
 
 class Backend(Protocol):
@@ -64,6 +64,11 @@ def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     return reference.attend(request)
 
 
+def merges(request: Request) -> bool:
+    """Whether a backend may merge this request's segments in one go."""
+    return "triton" in _names(request)
+
+
 def attend_merged(
     request: Request,
     batch: int,
@@ -72,7 +77,7 @@ def attend_merged(
     affine: tuple[float, float] | None,
     sink: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Attention over the context merged with other segments in one go, where a backend can.
+    """Attention over the context merged with other segments in one go; see `merges`.
 
     Args:
         request: over the context, the batch's rows and the heads of a kv head folded.
@@ -85,7 +90,7 @@ def attend_merged(
     Returns:
         (batch, heads, rows, value dim) in the query's dtype; None where it takes steps.
     """
-    if affine is None or "triton" not in _names(request):
+    if affine is None or not merges(request):
         return None
     if not triton_decode.merges(request, segments):
         return None

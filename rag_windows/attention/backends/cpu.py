@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from rag_windows.attention.backends.request import Request
@@ -25,24 +23,22 @@ def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """Same contract as the reference."""
     groups = request.query.shape[1] // request.key.shape[1]
     if groups == 1 or request.causal or request.mask is not None:
-        return _attend(request)
+        return _attend(request, request.query)
     # The kernel reads keys once for each head that it is given; as rows, heads share one reading.
-    rows = request.query.shape[2]
-    folded = request.query.unflatten(1, (-1, groups)).flatten(2, 3)
-    output, lse = _attend(replace(request, query=folded))
-    return (
-        output.unflatten(2, (groups, rows)).flatten(1, 2),
-        lse.unflatten(2, (groups, rows)).flatten(1, 2),
-    )
+    batch, heads, rows, dim = request.query.shape
+    folded = request.query.reshape(batch, heads // groups, groups * rows, dim)
+    output, lse = _attend(request, folded)
+    return output.reshape(batch, heads, rows, dim), lse.reshape(batch, heads, rows)
 
 
-def _attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-    query, bias = request.query, None
+def _attend(request: Request, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    bias = None
     if request.mask is not None:
         bias = torch.zeros(request.mask.shape, dtype=request.query.dtype)
         bias = bias.masked_fill(~request.mask, -torch.inf)
-    rows = query.shape[2]
-    if rows == 1 and query.dtype == torch.bfloat16 and bias is None and not request.causal:
+    twice = query.shape[2] == 1 and query.dtype == torch.bfloat16
+    twice = twice and bias is None and not request.causal
+    if twice:
         # Its matrix product with a vector takes twice the time of one with two columns.
         query = query.expand(-1, -1, 2, -1)
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -57,4 +53,4 @@ def _attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     if request.mask is not None:
         # The kernel reports 0 instead of -inf for a row that sees nothing.
         lse = lse.masked_fill(~request.mask.any(dim=-1), -torch.inf)
-    return output[:, :, :rows], lse[:, :, :rows]
+    return (output[:, :, :1], lse[:, :, :1]) if twice else (output, lse)
