@@ -30,7 +30,7 @@ def measure_crowd(
         context: tokens of each.
         window: tokens of each window.
         tokens: new ones of each.
-        rounds: of both ways.
+        rounds: of both ways, every second one in the opposite order.
 
     Raises:
         GenerationError: both ways gave different tokens in fp32.
@@ -42,16 +42,17 @@ def measure_crowd(
     try:
         for load in asked:
             warm.encode_ids(load.prefix, load.windows)
-        for _ in range(rounds):
-            answers = []
-            for way, answer in ((ALONE, _alone), (TOGETHER, _together)):
+        ways = [(ALONE, _alone), (TOGETHER, _together)]
+        for number in range(rounds):
+            answers = {}
+            for way, answer in ways if number % 2 == 0 else reversed(ways):
                 synchronize()
                 begun = time.perf_counter()
-                answers.append(answer(warm, asked, tokens))
+                answers[way] = answer(warm, asked, tokens)
                 synchronize()
                 took[way].append(time.perf_counter() - begun)
             # In less precision, two tokens of nearly the same logit may change places.
-            if lm.model.dtype.itemsize >= 4 and answers[0] != answers[1]:
+            if lm.model.dtype.itemsize >= 4 and answers[ALONE] != answers[TOGETHER]:
                 raise GenerationError(
                     "Questions answered together got other tokens than one by one; please report "
                     "this with the command that you ran."

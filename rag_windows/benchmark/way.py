@@ -16,12 +16,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows.benchmark.clock import Clock, Timing, synchronize
 from rag_windows.benchmark.load import Load
+from rag_windows.benchmark.plan import COLD, DISK, MEMORY, PREFIX_KEPT, SEQUENTIAL
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.model import WindowedLM
 
-SEQUENTIAL = "transformers"
-PREFIX_KEPT = "transformers, prefix kept"
-COLD, MEMORY, DISK = "windows, cold", "windows, from memory", "windows, from disk"
 _ROOM = "64GiB"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,79 +14,79 @@ from rag_windows.cli.errors import tell
 from rag_windows.errors import InputError
 
 if TYPE_CHECKING:
+    from rag_windows.benchmark.plan import Plan
     from rag_windows.benchmark.result import Result
 
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """As given on the command line; see `rag_windows.benchmark.run.Plan`."""
-
-    shape: str
-    contexts: tuple[int, ...]
-    windows: tuple[int, ...]
-    ragged: bool
-    new_tokens: tuple[int, ...]
-    questions: tuple[int, ...]
-    rounds: int
-    ways: tuple[str, ...]
-    threads: int | None
-    device: str
-    dtype: str
-    method: str
-    out: str | None
-    compare: str | None
-    verbose: bool
+_JOURNAL = "performance.partial.jsonl"
 
 
-def bench(options: BenchOptions) -> None:
+def bench(
+    plan: Plan, *, threads: int | None, out: str | None, compare: str | None, verbose: bool
+) -> None:
     """Run and print a Markdown table; write JSON, Markdown and a picture where asked.
 
+    Args:
+        plan: what to run; its device may be "auto".
+        threads: of PyTorch, or None for its own choice.
+        out: folder of the result and, until it is there, of the parts that are finished.
+        compare: file of an older result.
+        verbose: whether the libraries' warnings are shown.
+
     Raises:
-        InputError: an unknown shape, way or method, or windows that don't divide a context.
-        DataError: the older result can't be read.
+        InputError: an unknown shape, way or method, windows that don't divide a context, or an
+            unfinished run of other settings in the folder.
+        DataError: the older result or an unfinished one can't be read.
     """
-    quieten(options.verbose)
+    quieten(verbose)
     import torch
 
     from rag_windows.benchmark.change import changes
-    from rag_windows.benchmark.load import lengths
     from rag_windows.benchmark.result import Result as Older
-    from rag_windows.benchmark.run import WAYS, Plan, run
-    from rag_windows.benchmark.shape import shape_named
+    from rag_windows.benchmark.run import run
     from rag_windows.benchmark.table import markdown
-    from rag_windows.rescaling import resolve
+    from rag_windows.evaluation.folder_lock import lock_folder
 
-    shape_named(options.shape)
-    resolve(options.method)
-    device = choose_device(options.device)
-    if unknown := [way for way in options.ways if way not in WAYS]:
-        raise InputError(f"--way {unknown[0]!r} is unknown; choose among {list(WAYS)}.")
-    for context in options.contexts:
-        for window in options.windows:
-            lengths(context, window, ragged=False, seed=0)
-    older = None if options.compare is None else Older.load(Path(options.compare))
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    plan = Plan(
-        shape=options.shape,
-        dtype=options.dtype,
-        device="cuda" if device == "auto" else device,
-        contexts=options.contexts,
-        windows=options.windows,
-        ragged=options.ragged,
-        tokens=options.new_tokens,
-        rounds=options.rounds,
-        ways=options.ways or WAYS,
-        method=options.method,
-        questions=options.questions,
-    )
-    result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), tell)
-    text = markdown(result)
-    print(text)
-    if options.out is not None:
-        _write(result, text, Path(options.out))
+    _check(plan)
+    device = choose_device(plan.device)
+    plan = dataclasses.replace(plan, device="cuda" if device == "auto" else device)
+    if plan.profile and plan.device != "cpu":
+        raise InputError("--profile takes a token apart on the CPU alone; leave it out.")
+    older = None if compare is None else Older.load(Path(compare))
+    if threads is not None:
+        torch.set_num_threads(threads)
+    folder = None if out is None else Path(out)
+    with ExitStack() as stack:
+        journal = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_folder(folder))
+            journal = folder / _JOURNAL
+        result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), tell, journal)
+        text = markdown(result)
+        print(text)
+        if folder is not None and journal is not None:
+            _write(result, text, folder)
+            journal.unlink(missing_ok=True)
     if older is not None:
         print("\n".join(["### What moved", "", *changes(older, result)]))
+
+
+def _check(plan: Plan) -> None:
+    """Refuse before any work what would fail behind it."""
+    from rag_windows.benchmark.load import lengths
+    from rag_windows.benchmark.plan import WAYS
+    from rag_windows.benchmark.shape import shape_named
+    from rag_windows.rescaling import resolve
+
+    shape_named(plan.shape)
+    for method in (plan.method, *plan.against):
+        resolve(method)
+    if unknown := [way for way in plan.ways if way not in WAYS]:
+        raise InputError(f"--way {unknown[0]!r} is unknown; choose among {list(WAYS)}.")
+    for place in plan.places:
+        lengths(place.context, place.window, ragged=False, seed=0)
+    if plan.question_context is not None:
+        lengths(plan.question_context, plan.windows[0], ragged=False, seed=0)
 
 
 def _write(result: Result, text: str, folder: Path) -> None:

@@ -37,6 +37,49 @@ Questions = Annotated[
         "--questions", metavar="N", min=2, help="So many at once, sharing passages; repeatable."
     ),
 ]
+QuestionContext = Annotated[
+    int | None,
+    typer.Option(
+        "--question-context",
+        metavar="N",
+        min=2,
+        help="Tokens of each such question's passages. Default: the first --context.",
+        show_default=False,
+    ),
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--against",
+        metavar="NAME",
+        help="A method to decode with beside --method, over the same windows; repeatable.",
+    ),
+]
+DearAbove = Annotated[
+    int | None,
+    typer.Option(
+        "--dear-above",
+        metavar="N",
+        min=2,
+        help="Over longer contexts, plain transformers does only what the next two say.",
+        show_default=False,
+    ),
+]
+DearRounds = Annotated[
+    int, typer.Option("--dear-rounds", metavar="N", min=1, help="Its rounds there.")
+]
+DearTokens = Annotated[
+    int, typer.Option("--dear-tokens", metavar="N", min=2, help="Its new tokens there.")
+]
+Memory = Annotated[
+    bool,
+    typer.Option(
+        "--memory/--no-memory", help="Measure peak memory, on the CPU in further processes."
+    ),
+]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Take the time of a further token apart; CPU only.")
+]
 Rounds = Annotated[
     int, typer.Option("--rounds", min=1, metavar="N", help="In each, every way answers once.")
 ]
@@ -56,7 +99,7 @@ Out = Annotated[
     typer.Option(
         "--out",
         metavar="DIR",
-        help="Writes performance.json, .md and .png there.",
+        help="Writes performance.json, .md and .png there; the same call goes on after a kill.",
         show_default=False,
     ),
 ]
@@ -73,6 +116,13 @@ def bench(
     ragged: Ragged = False,
     new_tokens: NewTokens = None,
     questions: Questions = None,
+    question_context: QuestionContext = None,
+    against: Against = None,
+    dear_above: DearAbove = None,
+    dear_rounds: DearRounds = 1,
+    dear_tokens: DearTokens = 16,
+    memory: Memory = True,
+    profile: Profile = False,
     rounds: Rounds = 5,
     way: Ways = None,
     threads: Threads = None,
@@ -84,25 +134,27 @@ def bench(
     verbose: options.Verbose = False,
 ) -> None:
     """Time windows beside plain transformers on a model of random weights, same tokens for both."""
-    from rag_windows.cli.bench import BenchOptions
+    from rag_windows.benchmark.plan import WAYS, Plan
     from rag_windows.cli.bench import bench as run
 
-    run(
-        BenchOptions(
-            shape=shape,
-            contexts=tuple(context or (8192,)),
-            windows=tuple(window or (256,)),
-            ragged=ragged,
-            new_tokens=tuple(new_tokens or (64,)),
-            questions=tuple(questions or ()),
-            rounds=rounds,
-            ways=tuple(way or ()),
-            threads=threads,
-            device=device,
-            dtype=dtype,
-            method=method,
-            out=out,
-            compare=compare,
-            verbose=verbose,
-        )
+    plan = Plan(
+        shape=shape,
+        dtype=dtype,
+        device=device,
+        contexts=tuple(context or (8192,)),
+        windows=tuple(window or (256,)),
+        ragged=ragged,
+        tokens=tuple(new_tokens or (64,)),
+        rounds=rounds,
+        ways=tuple(way or WAYS),
+        method=method,
+        against=tuple(against or ()),
+        questions=tuple(questions or ()),
+        question_context=question_context,
+        dear_above=dear_above,
+        dear_rounds=dear_rounds,
+        dear_tokens=dear_tokens,
+        memory=memory,
+        profile=profile,
     )
+    run(plan, threads=threads, out=out, compare=compare, verbose=verbose)
