@@ -23,7 +23,7 @@ from rag_windows.windows import RowWindows, Window
 OnEncoded = Callable[[int, int], None]
 """Told how many windows are encoded, of how many."""
 
-PASS_TOKENS = 1024, 8192
+PASS_TOKENS = 512, 8192
 """Tokens of one forward pass of windows, on a CPU and on an accelerator.
 
 A CPU is as fast with the smaller ones, and what a pass needs beside its keys and values is less.

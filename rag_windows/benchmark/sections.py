@@ -55,8 +55,8 @@ def steps(found: Sequence[Step]) -> list[str]:
         rows.append([f"{number(part)} ms" for part in (*parts, one.total)])
     return [
         "",
-        "A further token over windows in memory, taken apart (each figure the least of three "
-        "rounds, the rest what they leave of the whole):",
+        "A further token over windows in memory, taken apart (the quickest of three rounds, under "
+        "a profiler, which makes all else look dearer than it is):",
         "",
         *table(
             [
