@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rag_windows.attention import backends, hook
+from rag_windows.attention import backends, mix
 from rag_windows.attention.mass import MassRecorder
 
 from . import dense, engine, tolerances, zoo
@@ -48,7 +48,7 @@ class Reading:
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
     made = Reading()
-    monkeypatch.setattr(hook, "attend_merged", made.attend_merged)
+    monkeypatch.setattr(mix, "attend_merged", made.attend_merged)
     return made
 
 

@@ -171,7 +171,7 @@ def test_switched_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError("attention mass was computed")
 
     monkeypatch.setattr(MassRecorder, "put", fail)
-    monkeypatch.setattr("rag_windows.attention.hook.record_shares", fail)
+    monkeypatch.setattr("rag_windows.attention.mix.record_shares", fail)
     out = small.lm().generate("What?", ["One."], max_new_tokens=3, citations=False)
     assert (out.citations, out.prefix_mass, out.query_mass) == (None, None, None)
     with pytest.raises(AssertionError, match="was computed"):
