@@ -7,7 +7,7 @@ from itertools import groupby
 
 import torch
 
-from rag_windows.attention.backends import Request, attend, varlen
+from rag_windows.attention.backends import Request, attend, native, varlen
 from rag_windows.attention.layout import Layout
 from rag_windows.attention.merge import merge, merge_weights
 from rag_windows.windows import Window
@@ -142,6 +142,8 @@ def attend_own(
     """
     if varlen.serves(lengths, query, key, value, softcap, reach):
         return varlen.attend(lengths, query, key, value, scale, reach)
+    if native.serves_own(lengths, query, key, value, reach):
+        return native.attend_own(lengths, query, key, value, scale, softcap)
     outputs, lses = [], []
     first = 0
     for length, group in groupby(lengths):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from rag_windows.attention.backends import cpu, cuda, reference, triton_decode
+from rag_windows.attention.backends import cpu, cuda, native, reference, triton_decode
+from rag_windows.attention.backends.choice import FORCED, names
 from rag_windows.attention.backends.request import Request, Segment
 
 __all__ = ["BACKENDS", "Request", "Segment", "attend", "attend_merged", "forced", "merges"]
@@ -27,14 +27,8 @@ class Backend(Protocol):
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {"reference": reference, "cpu": cpu, "cuda": cuda, "triton": triton_decode}
+    {"reference": reference, "native": native, "cpu": cpu, "cuda": cuda, "triton": triton_decode}
 )
-ORDER: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"cpu": ("cpu",), "cuda": ("triton", "cuda")}
-)
-"""For each type of device, the backends that are asked before the reference, fastest first."""
-
-_FORCED: ContextVar[str | None] = ContextVar("rag_windows_backend", default=None)
 
 
 @contextmanager
@@ -49,16 +43,16 @@ def forced(name: str) -> Iterator[None]:
     """
     if name not in BACKENDS:
         raise KeyError(name)
-    token = _FORCED.set(name)
+    token = FORCED.set(name)
     try:
         yield
     finally:
-        _FORCED.reset(token)
+        FORCED.reset(token)
 
 
 def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """Answer with the fastest backend that serves the request; see `reference.attend`."""
-    for name in _names(request):
+    for name in names(request.query.device.type):
         if BACKENDS[name].serves(request):
             return BACKENDS[name].attend(request)
     return reference.attend(request)
@@ -66,7 +60,7 @@ def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
 
 def merges(request: Request) -> bool:
     """Whether a backend may merge this request's segments in one go."""
-    return "triton" in _names(request)
+    return "triton" in names(request.query.device.type)
 
 
 def attend_merged(
@@ -95,8 +89,3 @@ def attend_merged(
     if not triton_decode.merges(request, segments):
         return None
     return triton_decode.attend_merged(request, batch, rows, segments, affine, sink)
-
-
-def _names(request: Request) -> tuple[str, ...]:
-    name = _FORCED.get()
-    return ORDER.get(request.query.device.type, ()) if name is None else (name,)

@@ -10,25 +10,36 @@ import pytest
 import torch
 from torch import Tensor
 
-from rag_windows.attention.backends import Request, attend, cpu, cuda, reference, triton_decode
+from rag_windows.attention.backends import (
+    Request,
+    attend,
+    cpu,
+    cuda,
+    native,
+    reference,
+    triton_decode,
+)
 from rag_windows.attention.merge import merge, merge_two, merge_weights
+
+from .native.asking import NEEDS_COMPILER, left_by_native
 
 Attend = Callable[[Request], tuple[Tensor, Tensor]]
 BACKENDS: dict[str, tuple[ModuleType, str]] = {
     "reference": (reference, "cpu"),
+    "native": (native, "cpu"),
     "cpu": (cpu, "cpu"),
     "reference on cuda": (reference, "cuda"),
     "cuda": (cuda, "cuda"),
     # In Triton's interpreter where there is no device.
     "triton": (triton_decode, "cuda" if torch.cuda.is_available() else "cpu"),
 }
-INSTALLED = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-NAMES = [
-    pytest.param(name, marks=pytest.mark.gpu)
-    if "cuda" in name
-    else pytest.param(name, marks=INSTALLED if name == "triton" else ())
-    for name in BACKENDS
-]
+MARKS = {
+    "native": NEEDS_COMPILER,
+    "reference on cuda": pytest.mark.gpu,
+    "cuda": pytest.mark.gpu,
+    "triton": pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton"),
+}
+NAMES = [pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Output: rounding to the dtype. The lse is float32 whatever the inputs, but fused kernels use a
 # short exp for half inputs; lse rounded to bf16 would be off by 1e-2 and more.
@@ -43,8 +54,15 @@ SHAPES = {
     "batch": (3, 4, 2, 2, 21, 32),
     "one key": (1, 2, 2, 4, 1, 16),
     "long": (1, 2, 1, 70, 1500, 16),
+    "a few rows of grouped heads, long": (1, 8, 2, 4, 1100, 16),
     "odd head dim": (1, 2, 2, 3, 20, 20),
 }
+
+
+@pytest.fixture(autouse=True)
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not worth a call of the compiled kernel; here it answers all the same."""
+    monkeypatch.setattr(native, "LEAST_KEYS", 1)
 
 
 def backend(name: str) -> tuple[Attend, Callable[[Request], bool], str]:
@@ -95,6 +113,8 @@ def check(name: str, request: Request) -> None:
         odd_values = request.key.shape[-1] != request.value.shape[-1]
         if name == "triton":
             assert request.causal
+        elif name == "native":
+            assert left_by_native(request)
         else:
             assert device == "cuda" or request.softcap is not None or odd_values
         return

@@ -1,0 +1,151 @@
+/* Attention of some rows over many keys, with its log-sum-exp, on a CPU.
+
+   Made for ELEMENT, DIM (head dim) and VALUE_DIM, multiples of 16, by `building.py`. A task is a
+   tile of one item's rows, one kv head, and one share of the item's chunks, so that keys and values
+   come from memory once for all rows of a tile. Shares are merged by log-sum-exp behind a barrier. */
+
+#include "vectors.h"
+#include "rows.h"
+#include "few.h"
+#include "many.h"
+
+/* From this many rows on, laying keys out in pairs is paid back. */
+#define PAIRS_FROM 16
+
+/* Columns of `items` and `segments`, as `items.py` writes them; strides count elements. */
+enum { SEGMENT, SEGMENTS, CHUNKS, FIRST, TOKENS, CAUSAL, ITEM_FIELDS };
+enum { KEY, VALUE, KEYS, KEY_HEAD, KEY_TOKEN, VALUE_HEAD, VALUE_TOKEN, SEGMENT_FIELDS };
+
+/* Whether many rows are served well, too. */
+const int rag_windows_many = MANY;
+
+typedef struct {
+    rows_state rows;
+    union {
+        few_room few;
+        many_room many;
+    };
+} state;
+
+static void read_chunk(state *at, int rows, const chunk *of) {
+#if MANY
+    if (rows >= PAIRS_FROM) {
+        many_read(&at->rows, &at->many, rows, of);
+        return;
+    }
+#endif
+    few_read(&at->rows, &at->few, rows, of);
+}
+
+static void take_query(state *at, int row, int rows, const element *query) {
+#if MANY
+    if (rows >= PAIRS_FROM) {
+        many_query(&at->many, row, query);
+        return;
+    }
+#endif
+    (void)rows;
+    few_query(&at->few, row, query);
+}
+
+/* The chunks `begin` to `end` of some segments, counted through all of them. */
+static void read_chunks(
+    state *at, int rows, const int64_t (*segments)[SEGMENT_FIELDS], int64_t head,
+    int64_t begin, int64_t end, setting by
+) {
+    const int64_t most = at->rows.seen[rows - 1];
+    for (int64_t first = 0, before = 0; first < end && before < most; segments++) {
+        const int64_t *in = *segments;
+        int64_t chunks = (in[KEYS] + CHUNK - 1) / CHUNK;
+        int64_t from = begin > first ? begin - first : 0;
+        int64_t to = end - first < chunks ? end - first : chunks;
+        for (int64_t c = from; c < to && before + c * CHUNK < most; c++) {
+            int64_t key = c * CHUNK, keys = in[KEYS] - key < CHUNK ? in[KEYS] - key : CHUNK;
+            chunk of = {
+                (const element *)in[KEY] + head * in[KEY_HEAD] + key * in[KEY_TOKEN],
+                (const element *)in[VALUE] + head * in[VALUE_HEAD] + key * in[VALUE_TOKEN],
+                in[KEY_TOKEN], in[VALUE_TOKEN], keys, before + key, by,
+            };
+            read_chunk(at, rows, &of);
+        }
+        first += chunks;
+        before += in[KEYS];
+    }
+}
+
+/* Shares of one row, each its output, peak and mass, become its output and lse. */
+static void finish(const float *shares, int64_t splits, element *output, float *lse) {
+    const int64_t room = VALUE_DIM + 2;
+    float most = -INFINITY, mass = 0.0f, mixed[VALUE_DIM] = {0};
+    for (int64_t s = 0; s < splits; s++) most = fmaxf(most, shares[s * room + VALUE_DIM]);
+    for (int64_t s = 0; s < splits; s++) {
+        const float *share = shares + s * room;
+        if (share[VALUE_DIM + 1] == 0.0f) continue;
+        float weight = expf(share[VALUE_DIM] - most);
+        mass += weight * share[VALUE_DIM + 1];
+        for (int d = 0; d < VALUE_DIM; d++) mixed[d] += weight * share[d];
+    }
+    const float weight = mass == 0.0f ? 0.0f : 1.0f / mass;
+    for (int d = 0; d < VALUE_DIM; d++) output[d] = narrowed(mixed[d] * weight);
+    *lse = most + logf(mass);
+}
+
+static int64_t tiles_of(const int64_t *item, int64_t groups) {
+    return (item[TOKENS] * groups + TILE - 1) / TILE;
+}
+
+/* Items (items, ITEM_FIELDS) and settings (items): item i asks for the tokens order[FIRST] .. of
+   the query (tokens, heads, DIM) over SEGMENTS of the segments (segments, SEGMENT_FIELDS), which
+   have CHUNKS chunks; where CAUSAL is set, the j-th of its tokens sees the first j + 1 keys alone.
+   Results (their number, heads, VALUE_DIM) and lse (their number, heads) stand in the order of
+   `order`. `work` has room for results * heads * splits * (VALUE_DIM + 2) floats. */
+void rag_windows_attend(
+    const int64_t (*items)[ITEM_FIELDS], const setting *settings, int64_t n_items,
+    const int64_t (*segments)[SEGMENT_FIELDS], const int64_t *order, int64_t results,
+    const element *query, int64_t query_token, int64_t query_head, int64_t kv_heads, int64_t groups,
+    element *output, float *lse, float *work, int64_t splits, int threads
+) {
+    const int64_t heads = kv_heads * groups, room = VALUE_DIM + 2;
+    int64_t tiles = 0;
+    for (int64_t i = 0; i < n_items; i++) tiles += tiles_of(items[i], groups);
+#pragma omp parallel num_threads(threads)
+    {
+        state at __attribute__((aligned(64)));
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < tiles * kv_heads * splits; task++) {
+            int64_t split = task % splits, head = task / splits % kv_heads;
+            int64_t tile = task / splits / kv_heads, i = 0;
+            for (; tile >= tiles_of(items[i], groups); i++) tile -= tiles_of(items[i], groups);
+            const int64_t *item = items[i];
+            int64_t left = item[TOKENS] * groups - tile * TILE;
+            int rows = left < TILE ? (int)left : TILE;
+            int64_t share = (item[CHUNKS] + splits - 1) / splits;
+            int64_t begin = split * share, end = begin + share;
+            if (end > item[CHUNKS]) end = item[CHUNKS];
+            memset(at.rows.output, 0, sizeof at.rows.output[0] * rows);
+            for (int r = 0; r < rows; r++) {
+                int64_t row = tile * TILE + r, token = order[item[FIRST] + row / groups];
+                int64_t whose = head * groups + row % groups;
+                take_query(&at, r, rows, query + token * query_token + whose * query_head);
+                at.rows.most[r] = -INFINITY;
+                at.rows.mass[r] = 0.0f;
+                at.rows.seen[r] = item[CAUSAL] ? row / groups + 1 : INT64_MAX;
+            }
+            if (begin < end)
+                read_chunks(
+                    &at, rows, segments + item[SEGMENT], head, begin, end, settings[i]
+                );
+            for (int r = 0; r < rows; r++) {
+                int64_t row = tile * TILE + r, result = item[FIRST] + row / groups;
+                int64_t whose = head * groups + row % groups;
+                float *to = work + ((result * heads + whose) * splits + split) * room;
+                memcpy(to, at.rows.output[r], sizeof at.rows.output[r]);
+                to[VALUE_DIM] = at.rows.most[r];
+                to[VALUE_DIM + 1] = at.rows.mass[r];
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < results * heads; row++)
+            finish(work + row * splits * room, splits, output + row * VALUE_DIM, lse + row);
+    }
+}

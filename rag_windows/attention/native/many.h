@@ -1,0 +1,141 @@
+/* Many rows in bfloat16: a chunk of keys and values is laid out in pairs once for all rows, and the
+   processor's products of pairs (AVX512_BF16) are summed in float. Bound by arithmetic. */
+
+#if ELEMENT == 1 && defined(__AVX512BF16__)
+#define MANY 1
+
+#include <immintrin.h>
+
+/* 6 rows by 4 vectors of keys or values are 24 sums, in registers. */
+#define MANY_ROWS 6
+#define MANY_VECTORS 4
+#define STRETCH (MANY_VECTORS * LANES)
+
+/* A pair is two neighbours of a row: of dimensions for the products of query and key, of keys for
+   those of weight and value. */
+typedef struct {
+    uint32_t query[TILE][DIM / 2];
+    uint32_t key[DIM / 2][CHUNK];
+    uint32_t value[CHUNK / 2][VALUE_DIM];
+    uint32_t weights[MANY_ROWS][CHUNK / 2];
+    float scores[MANY_ROWS][CHUNK];
+} many_room;
+
+INLINE __m512 added(__m512 sums, __m512i one, __m512i other) {
+    return _mm512_dpbf16_ps(sums, (__m512bh)one, (__m512bh)other);
+}
+
+/* Products of some rows and STRETCH keys. */
+INLINE void many_products(many_room *in, int row, int rows, int64_t key) {
+    __m512 sums[MANY_ROWS][MANY_VECTORS];
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int v = 0; v < MANY_VECTORS; v++) sums[r][v] = _mm512_setzero_ps();
+    for (int d = 0; d < DIM / 2; d++) {
+        __m512i keys[MANY_VECTORS];
+        UNROLLED for (int v = 0; v < MANY_VECTORS; v++)
+            keys[v] = _mm512_loadu_si512(in->key[d] + key + v * LANES);
+        UNROLLED for (int r = 0; r < rows; r++) {
+            __m512i query = _mm512_set1_epi32((int)in->query[row + r][d]);
+            UNROLLED for (int v = 0; v < MANY_VECTORS; v++)
+                sums[r][v] = added(sums[r][v], keys[v], query);
+        }
+    }
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int v = 0; v < MANY_VECTORS; v++)
+            _mm512_storeu_ps(in->scores[r] + key + v * LANES, sums[r][v]);
+}
+
+INLINE void many_mix(
+    rows_state *at, many_room *in, int row, int rows, int64_t pairs, int d, int vectors
+) {
+    __m512 sums[MANY_ROWS][MANY_VECTORS];
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int v = 0; v < vectors; v++)
+            sums[r][v] = _mm512_loadu_ps(at->output[row + r] + d + v * LANES);
+    for (int64_t j = 0; j < pairs; j++) {
+        __m512i values[MANY_VECTORS];
+        UNROLLED for (int v = 0; v < vectors; v++)
+            values[v] = _mm512_loadu_si512(in->value[j] + d + v * LANES);
+        UNROLLED for (int r = 0; r < rows; r++) {
+            __m512i weight = _mm512_set1_epi32((int)in->weights[r][j]);
+            UNROLLED for (int v = 0; v < vectors; v++)
+                sums[r][v] = added(sums[r][v], values[v], weight);
+        }
+    }
+    UNROLLED for (int r = 0; r < rows; r++)
+        UNROLLED for (int v = 0; v < vectors; v++)
+            _mm512_storeu_ps(at->output[row + r] + d + v * LANES, sums[r][v]);
+}
+
+/* `rows` is constant where this is inlined. */
+INLINE void many_block(rows_state *at, many_room *in, int row, int rows, const chunk *of) {
+    const int64_t keys = seen(at, row + rows - 1, of), whole = padded(keys);
+    if (keys == 0) return;
+    for (int64_t key = 0; key < keys; key += STRETCH) many_products(in, row, rows, key);
+    for (int r = 0; r < rows; r++) {
+        weigh(at, row + r, in->scores[r], keys, of);
+        for (int64_t j = 0; j < whole; j += 2 * LANES) {
+            __m512 first = _mm512_loadu_ps(in->scores[r] + j);
+            __m512 second = _mm512_loadu_ps(in->scores[r] + j + LANES);
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+            _mm512_storeu_si512(in->weights[r] + j / 2, both);
+        }
+    }
+    int d = 0;
+    for (; d + STRETCH <= VALUE_DIM; d += STRETCH)
+        many_mix(at, in, row, rows, whole / 2, d, MANY_VECTORS);
+    for (; d < VALUE_DIM; d += LANES) many_mix(at, in, row, rows, whole / 2, d, 1);
+}
+
+static void many_query(many_room *in, int row, const element *query) {
+    memcpy(in->query[row], query, sizeof in->query[row]);
+}
+
+/* Keys and values of a chunk in pairs; zeros behind the last one, whose weight is 0. */
+static void many_pack(many_room *in, const chunk *of) {
+    const __m512i places = _mm512_mullo_epi32(
+        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+        _mm512_set1_epi32((int)(of->key_step * (int64_t)sizeof(element)))
+    );
+    for (int64_t j = 0; j < CHUNK && j < (of->keys + STRETCH - 1) / STRETCH * STRETCH; j += LANES) {
+        int64_t left = of->keys - j;
+        __mmask16 there = left >= LANES ? 0xffff : left > 0 ? (__mmask16)((1 << left) - 1) : 0;
+        /* No address behind the last key is made, though no lane would read it. */
+        const element *from = of->key + (there ? j : 0) * of->key_step;
+        for (int d = 0; d < DIM / 2; d++)
+            _mm512_storeu_si512(
+                in->key[d] + j,
+                _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, places, from + 2 * d, 1)
+            );
+    }
+    const __m256i nothing = _mm256_setzero_si256();
+    for (int64_t j = 0; j < padded(of->keys); j += 2) {
+        const element *first = of->value + j * of->value_step, *second = first + of->value_step;
+        for (int d = 0; d < VALUE_DIM; d += LANES) {
+            __m256i low = j < of->keys ? _mm256_loadu_si256((const void *)(first + d)) : nothing;
+            __m256i high = j + 1 < of->keys ? _mm256_loadu_si256((const void *)(second + d)) : nothing;
+            __m512i shifted = _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16);
+            _mm512_storeu_si512(
+                in->value[j / 2] + d, _mm512_or_si512(_mm512_cvtepu16_epi32(low), shifted)
+            );
+        }
+    }
+}
+
+static void many_read(rows_state *at, many_room *in, int rows, const chunk *of) {
+    many_pack(in, of);
+    int row = 0;
+    for (; row + MANY_ROWS <= rows; row += MANY_ROWS) many_block(at, in, row, MANY_ROWS, of);
+    switch (rows - row) {
+        case 5: many_block(at, in, row, 5, of); break;
+        case 4: many_block(at, in, row, 4, of); break;
+        case 3: many_block(at, in, row, 3, of); break;
+        case 2: many_block(at, in, row, 2, of); break;
+        case 1: many_block(at, in, row, 1, of); break;
+    }
+}
+
+#else
+#define MANY 0
+typedef char many_room;
+#endif

@@ -1,0 +1,240 @@
+"""The compiled kernel against an explicit float64 softmax, however keys and rows are cut."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rag_windows.attention.native.calling import call
+from rag_windows.attention.native.items import CHUNK, Items, Reading
+
+from .asking import (
+    KINDS,
+    LSE_TOLERANCE,
+    NEEDS_COMPILER,
+    OUTPUT_TOLERANCE,
+    SMALL,
+    Kind,
+    Layout,
+    before_a_wall,
+    draw,
+    exact,
+    laid,
+    reading,
+    segment,
+)
+
+pytestmark = NEEDS_COMPILER
+LAYOUTS: tuple[Layout, ...] = ("dense", "tokens first", "within others")
+
+
+@pytest.fixture(autouse=True)
+def restored_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def compare(readings: list[Reading], query: Tensor) -> None:
+    output, lse = call(Items(readings), query)
+    expected, expected_lse = exact(readings, query)
+    tolerance = OUTPUT_TOLERANCE[query.dtype]
+    assert output.dtype == query.dtype
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Numbers of one reading."""
+
+    lengths: list[int]
+    tokens: int
+    layouts: tuple[Layout, Layout]
+    softcap: float | None
+    temperature: float
+
+
+ASKED = st.builds(
+    Asked,
+    lengths=st.lists(st.integers(1, 700), min_size=1, max_size=4),
+    tokens=st.integers(1, 24),
+    layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
+    softcap=st.sampled_from([None, 2.0, 30.0]),
+    temperature=st.sampled_from([1.0, 0.5, 1.3]),
+)
+
+
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(KINDS),
+    kv_heads=st.integers(1, 3),
+    groups=st.integers(1, 8),
+    width=st.integers(1, 4),
+    asked=st.lists(ASKED, min_size=1, max_size=3),
+    threads=st.sampled_from([1, 2, 5]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_readings(
+    kind: Kind,
+    kv_heads: int,
+    groups: int,
+    width: int,
+    asked: list[Asked],
+    threads: int,
+    seed: int,
+) -> None:
+    """Few rows and more than a tile of them, over segments of any length, anywhere in memory."""
+    torch.set_num_threads(threads)
+    dtype, dim, _ = kind
+    query = draw(dtype, width, kv_heads * groups, dim, seed=seed)
+    readings = []
+    for number, one in enumerate(asked):
+        drawn = [
+            segment(kind, kv_heads, length, seed + 10 * number + index)
+            for index, length in enumerate(one.lengths)
+        ]
+        readings.append(
+            reading(
+                [(laid(key, one.layouts[0]), laid(value, one.layouts[1])) for key, value in drawn],
+                [(seed + 3 * place) % width for place in range(one.tokens)],
+                dim**-0.5,
+                one.softcap,
+                one.temperature,
+            )
+        )
+    compare(readings, query)
+
+
+# A remainder of a block of rows, and both sides of what is served as many, and of a tile.
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 15, 16, 17, 32, 33, 63, 65, 127, 128, 129, 300])
+def test_rows(kind: Kind, rows: int) -> None:
+    dtype, dim, _ = kind
+    segments = [segment(kind, 1, 300), segment(kind, 1, 33, seed=5)]
+    query = draw(dtype, rows, 1, dim)
+    compare([reading(segments, range(rows), dim**-0.5, temperature=0.7)], query)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_keys(kind: Kind, rows: int) -> None:
+    """Both sides of a vector, of what is laid out at once, and of a chunk."""
+    dtype, dim, _ = kind
+    query = draw(dtype, rows, 2, dim)
+    for keys in (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1):
+        inside = [laid(part, "within others") for part in segment(kind, 1, keys)]
+        compare([reading([(inside[0], inside[1])], range(rows), dim**-0.5)], query)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_nothing_behind_the_last_number_is_read(kind: Kind, rows: int) -> None:
+    """The process would end."""
+    dtype, dim, _ = kind
+    query = before_a_wall(draw(dtype, rows, 1, dim))
+    for keys in (1, 17, 33, 250, CHUNK, CHUNK + 1):
+        key, value = map(before_a_wall, segment(kind, 1, keys))
+        compare([reading([(key, value)], range(rows), dim**-0.5)], query)
+
+
+@pytest.mark.parametrize("kind", SMALL, ids=str)
+def test_a_query_that_is_a_view(kind: Kind) -> None:
+    """As the model's: heads before tokens, in a tensor that holds more."""
+    dtype, dim, _ = kind
+    whole = torch.full((6, 9, 3 * dim), torch.nan, dtype=dtype)
+    whole[:, 2:5, dim : 2 * dim] = draw(dtype, 6, 3, dim)
+    query = whole[:, 2:5, dim : 2 * dim].transpose(0, 1)
+    compare([reading([segment(kind, 2, 100)], [2, 0])], query)
+
+
+@pytest.mark.parametrize("kind", SMALL, ids=str)
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("threads", [1, 5])
+def test_where_segments_end_does_not_matter(kind: Kind, rows: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    dtype, dim, _ = kind
+    key, value = segment(kind, 2, 900)
+    query = draw(dtype, rows, 4, dim)
+    answers = []
+    for lengths in ([900], [1, 899], [300] * 3, [256, 256, 256, 132], [7] * 128 + [4]):
+        segments = zip(key.split(lengths, dim=1), value.split(lengths, dim=1), strict=True)
+        answers.append(call(Items([reading(list(segments), range(rows))]), query))
+    (whole, whole_lse), *others = answers
+    for output, lse in others:
+        torch.testing.assert_close(lse, whole_lse, atol=3e-6, rtol=1e-6)
+        tolerance = OUTPUT_TOLERANCE[dtype]
+        torch.testing.assert_close(output, whole, atol=tolerance, rtol=tolerance)
+
+
+def test_a_reading_does_not_depend_on_the_others() -> None:
+    """Each with keys, numbers and tokens of its own, in any order; some tokens in several."""
+    kind = KINDS[0]
+    query = draw(torch.float32, 5, 4, 16)
+    readings = [
+        reading([segment(kind, 2, 700)], [4], 0.3),
+        reading([segment(kind, 2, 1, seed=1)], [0, 2, 4], 0.1, 2.0, 0.5),
+        reading([segment(kind, 2, 60, seed=2)] * 2, [3, 3], 0.5, None, 1.5),
+        reading([segment(kind, 2, 5, seed=3)], [1, 0] * 40, 0.2, 30.0),
+    ]
+    compare(readings, query)
+    compare(readings[::-1], query)
+    for one in readings:
+        compare([one], query)
+
+
+def test_items_are_asked_again() -> None:
+    kind = KINDS[0]
+    items = Items([reading([segment(kind, 2, 50)], [1, 0])])
+    queries = [draw(torch.float32, 2, 4, 16, seed=seed) for seed in range(3)]
+    answers = [call(items, query) for query in [*queries, *queries]]
+    for (output, lse), (again, lse_again) in zip(answers[:3], answers[3:], strict=True):
+        assert torch.equal(output, again)
+        assert torch.equal(lse, lse_again)
+    assert not torch.equal(answers[0][0], answers[1][0])
+
+
+def test_items_keep_what_they_point_at() -> None:
+    kind = KINDS[0]
+    query = draw(torch.float32, 1, 2, 16)
+    items = Items([reading([segment(kind, 2, 5000)])])
+    expected = exact([reading([segment(kind, 2, 5000)])], query)[1]
+    # What would have been freed is taken again.
+    others = [torch.full((2, 5000, 16), torch.nan) for _ in range(4)]
+    torch.testing.assert_close(call(items, query)[1].double(), expected, atol=1e-5, rtol=0)
+    assert len(others) == 4
+
+
+@pytest.mark.parametrize("kind", SMALL, ids=str)
+def test_many_callers_at_once(kind: Kind) -> None:
+    """Each of them with threads of its own."""
+    dtype, dim, _ = kind
+    query = draw(dtype, 30, 4, dim)
+    shared = Items([reading([segment(kind, 2, 900)], range(30))])
+    own = [Items([reading([segment(kind, 2, 400 + n, seed=n)], [n])]) for n in range(8)]
+    gate = threading.Barrier(8)
+
+    def work(number: int) -> list[Tensor]:
+        # A thread takes the number of the process with its first question about it.
+        torch.get_num_threads()
+        torch.set_num_threads(1 + number % 3)
+        gate.wait(timeout=30)
+        return [
+            part for _ in range(20) for one in (shared, own[number]) for part in call(one, query)
+        ]
+
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(work, range(8)))
+    for number, parts in enumerate(together):
+        torch.set_num_threads(1 + number % 3)
+        alone = [part for one in (shared, own[number]) for part in call(one, query)]
+        assert all(torch.equal(part, alone[i % 4]) for i, part in enumerate(parts))
