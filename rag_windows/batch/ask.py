@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from rag_windows.attention.backends import Request, attend
-from rag_windows.batch.plan import Read
+from rag_windows.batch.read import Read
+from rag_windows.batch.scratch import Scratch
+from rag_windows.batch.sight import Sight
 
 MAX_MASK = 2**25
 """Rows x keys of one kernel call that needs a mask: what that, and on a CPU its bias, may take."""
@@ -18,37 +20,48 @@ class Ask:
     """One layer of a pass.
 
     Attributes:
-        positions: (tokens,) int64, on the CPU.
         layer: its number.
         query: (tokens, heads, head dim).
         scale: multiplies the logits.
         softcap: caps them, or None.
         reach: positions that a token sees, or None for all.
+        sight: of the pass.
+
+    Args:
+        layer: see there, as for the next four.
+        query: see there.
+        scale: see there.
+        softcap: see there.
+        reach: see there.
+        sight: see there.
+        scratch: of the pass.
     """
 
-    __slots__ = ("layer", "positions", "query", "reach", "scale", "softcap")
+    __slots__ = ("_scratch", "layer", "query", "reach", "scale", "sight", "softcap")
 
     def __init__(
         self,
-        positions: torch.Tensor,
         layer: int,
         query: torch.Tensor,
         scale: float,
         softcap: float | None,
         reach: int | None,
+        sight: Sight,
+        scratch: Scratch,
     ) -> None:
-        self.positions = positions
         self.layer = layer
         self.query = query
         self.scale = scale
         self.softcap = softcap
         self.reach = reach
+        self.sight = sight
+        self._scratch = scratch
 
     def read(self, read: Read) -> Part:
         """Tokens over a stack: heads of one kv head and all tokens are rows of one kernel call."""
-        query = self.chosen(read.tokens)
-        if self._beyond(read):
-            value = read.stack.values[self.layer]
+        query = self._chosen(read.tokens)
+        if self.sight.nothing(read, self.reach):
+            value = read.stack.segments[self.layer][0][1]
             shape = query.shape[:2]
             exact = torch.promote_types(query.dtype, torch.float32)
             return (
@@ -59,40 +72,39 @@ class Ask:
         step = len(query)
         if mask is not None:
             step = max(1, MAX_MASK // (mask.shape[1] * query.shape[1]))
+        key, value = read.stack.joined(self.layer, self._scratch)
         made = [
-            self._rows(read, query[at : at + step], None if mask is None else mask[at : at + step])
+            self._rows(
+                query[at : at + step],
+                key,
+                value,
+                read.temperature,
+                None if mask is None else mask[at : at + step],
+            )
             for at in range(0, len(query), step)
         ]
         if len(made) == 1:
             return made[0]
         return torch.cat([one[0] for one in made]), torch.cat([one[1] for one in made])
 
-    def chosen(self, tokens: torch.Tensor) -> torch.Tensor:
+    def mask(self, read: Read, tokens: torch.Tensor) -> torch.Tensor | None:
+        """See `Sight.mask`."""
+        return self.sight.mask(read, tokens, self.reach, self.query.device)
+
+    def _chosen(self, tokens: torch.Tensor) -> torch.Tensor:
         """Queries (m, heads, head dim) of some tokens."""
         if len(tokens) == len(self.query):
             return self.query
         return self.query[tokens.to(self.query.device)]
 
-    def mask(self, read: Read, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Bool (m, keys): what each of some tokens sees of a stack; None for all."""
-        stack, reach = read.stack, self.reach
-        if reach is None:
-            return None
-        positions = self.positions[tokens.cpu()]
-        if len(positions) and int(positions.max()) - stack.first_position < reach:
-            return None
-        device = self.query.device
-        return positions.to(device).unsqueeze(-1) - stack.positions.to(device) < reach
-
-    def _beyond(self, read: Read) -> bool:
-        """Whether no token reaches any key of a stack."""
-        if self.reach is None:
-            return False
-        nearest = int(self.positions[read.tokens.cpu()].min())
-        return nearest - read.stack.last_position >= self.reach
-
-    def _rows(self, read: Read, query: torch.Tensor, mask: torch.Tensor | None) -> Part:
-        key, value = read.stack.keys[self.layer], read.stack.values[self.layer]
+    def _rows(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        temperature: float,
+        mask: torch.Tensor | None,
+    ) -> Part:
         tokens, heads, _ = query.shape
         kv_heads = key.shape[0]
         groups = heads // kv_heads
@@ -104,7 +116,7 @@ class Ask:
                 key.unsqueeze(0),
                 value.unsqueeze(0),
                 self.scale,
-                temperature=read.temperature,
+                temperature=temperature,
                 softcap=self.softcap,
                 mask=None if mask is None else mask.repeat(groups, 1),
             )

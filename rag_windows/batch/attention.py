@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from rag_windows.attention.layout import Layout
@@ -11,7 +9,9 @@ from rag_windows.attention.merge import merge, merge_weights
 from rag_windows.attention.packed import attend_own
 from rag_windows.batch.ask import Ask, Part
 from rag_windows.batch.mass import record
-from rag_windows.batch.plan import Plan, Read
+from rag_windows.batch.plan import Plan
+from rag_windows.batch.scratch import Scratch
+from rag_windows.batch.sight import Sight
 from rag_windows.batch.tails import Tails
 
 
@@ -29,7 +29,8 @@ class BatchAttention:
     def __init__(self, plan: Plan, tails: Tails, positions: torch.Tensor) -> None:
         self._plan = plan
         self._tails = tails
-        self._positions = positions
+        self._sight = Sight(positions)
+        self._scratch = Scratch()
 
     def attend(
         self,
@@ -59,18 +60,18 @@ class BatchAttention:
             (1, heads, tokens, value dim) in the query's dtype.
         """
         plan, reach = self._plan, layout.reach[layer]
-        ask = Ask(self._positions, layer, query[0].transpose(0, 1), scale, softcap, reach)
+        by_token = query[0].transpose(0, 1)
+        ask = Ask(layer, by_token, scale, softcap, reach, self._sight, self._scratch)
         tail, tail_lse = self._own(ask, key, value)
         if plan.biases is not None:
             tail_lse = tail_lse + plan.biases.to(tail_lse).unsqueeze(-1)
         parts: list[Part] = [(tail, tail_lse)]
         prefix = context = None
         if plan.prefixes:
-            prefix = _scattered(plan.prefixes, [ask.read(read) for read in plan.prefixes], tail)
+            prefix = plan.prefixes.attend(ask)
             parts.append(prefix)
         if plan.contexts:
-            results = [ask.read(read) for read in plan.contexts]
-            context = _joined(plan, results, tail)
+            context = plan.contexts.attend(ask)
             parts.append((context[0], _rescaled(plan, context[1])))
         if len(parts) == 1 and sinks is None:
             return tail.transpose(0, 1).unsqueeze(0)
@@ -107,37 +108,6 @@ class BatchAttention:
         if len(made) == 1:
             return made[0]
         return torch.cat([one[0] for one in made]), torch.cat([one[1] for one in made])
-
-
-def _scattered(reads: Sequence[Read], results: Sequence[Part], like: torch.Tensor) -> Part:
-    """Results of reads of which a token has at most one, by token."""
-    tokens, heads, _ = like.shape
-    if len(reads) == 1 and len(reads[0].tokens) == tokens:
-        return results[0]
-    output = torch.zeros_like(like)
-    lse = results[0][1].new_full((tokens, heads), -torch.inf)
-    for read, (part, part_lse) in zip(reads, results, strict=True):
-        index = read.tokens.to(like.device)
-        output[index] = part
-        lse[index] = part_lse
-    return output, lse
-
-
-def _joined(plan: Plan, results: Sequence[Part], like: torch.Tensor) -> Part:
-    """The union of all windows that each token reads: exactly one softmax over them."""
-    if plan.table.shape[1] <= 1:
-        return _scattered(plan.contexts, results, like)
-    lses = torch.cat([lse for _, lse in results])
-    table = plan.table.to(lses.device)
-    padded = torch.cat([lses, lses.new_full((1, lses.shape[1]), -torch.inf)])
-    lse = torch.logsumexp(padded[table], dim=1)
-    finite = lse.masked_fill(lse == -torch.inf, 0.0)
-    output = lses.new_zeros(like.shape)
-    for read, (part, part_lse) in zip(plan.contexts, results, strict=True):
-        index = read.tokens.to(lses.device)
-        weight = torch.exp(part_lse - finite[index])
-        output.index_add_(0, index, part.to(lses.dtype) * weight.unsqueeze(-1))
-    return output.to(like.dtype), lse
 
 
 def _rescaled(plan: Plan, lse: torch.Tensor) -> torch.Tensor:

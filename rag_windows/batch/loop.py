@@ -38,7 +38,9 @@ class BatchLoop:
         self._decoder = decoder
         self._model = decoder.runner.model
         self._device = input_device(self._model)
-        self._table_limit = table_limit(self._model.config.get_text_config(decoder=True))
+        config = self._model.config.get_text_config(decoder=True)
+        self._table_limit = table_limit(config)
+        self._heads = int(config.num_attention_heads)
         self.rows: list[Row] = []
         self._tails = Tails()
         self._stacks: list[Stack] = []
@@ -183,6 +185,6 @@ class BatchLoop:
             tokens += len(row.fed)
         rows = self.rows[: old + taken]
         slots: dict[int, Slot] = {id(slot): slot for row in self.rows for slot in row.slots}
-        self._stacks = stacked(self._stacks, slots.values())
+        self._stacks = stacked(self._stacks, slots.values(), self._heads)
         self.encoder.tidy()
         return plan(rows, old, self._stacks, self._device)

@@ -35,17 +35,16 @@ def record(
     own.query = _sum(own.query, tail[tokens].mean(dim=1))
     of_prefix = before[0] if prefix else torch.zeros_like(tail)
     own.prefix = _sum(own.prefix, of_prefix[tokens].mean(dim=1))
-    for read in plan.contexts:
+    for read in plan.contexts.reads:
         if not read.cited_rows:
             continue
         cited = read.cited.to(context_lse.device)
-        scores = scores_of(
-            ask.query[cited].transpose(0, 1).unsqueeze(0),
-            read.stack.keys[ask.layer].unsqueeze(0),
-            ask.scale,
-            ask.softcap,
-            read.temperature,
-        )[0]
+        query = ask.query[cited].transpose(0, 1).unsqueeze(0)
+        scored = [
+            scores_of(query, key.unsqueeze(0), ask.scale, ask.softcap, read.temperature)[0]
+            for key, _ in read.stack.segments[ask.layer]
+        ]
+        scores = scored[0] if len(scored) == 1 else torch.cat(scored, dim=-1)
         mask = ask.mask(read, read.cited)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)

@@ -8,32 +8,11 @@ from itertools import accumulate
 
 import torch
 
+from rag_windows.batch.read import Read
+from rag_windows.batch.reads import Reads
 from rag_windows.batch.row import Row
 from rag_windows.batch.stacks import Stack
 from rag_windows.rescaling import Method
-
-
-@dataclass(slots=True)
-class Read:
-    """Some tokens of a pass, which read one stack at one temperature.
-
-    Attributes:
-        stack: what they read.
-        temperature: divides their logits.
-        rows: theirs, by index.
-        tokens: (m,) int64, their places in the pass.
-        cited: (c,) int64, places of those whose attention mass is recorded.
-        cited_rows: their rows, by index.
-        mass: (c, parts) fp32, summed over layers and passes; None before the first.
-    """
-
-    stack: Stack
-    temperature: float
-    rows: list[int]
-    tokens: torch.Tensor
-    cited: torch.Tensor
-    cited_rows: list[int]
-    mass: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -61,12 +40,9 @@ class Plan:
         rows: in order; those that have a tail already stand first, with one token each.
         lengths: tokens of each.
         old: how many of the rows have a tail.
-        owners: (tokens,) int64, the row of each token.
         newest: (rows,) int64, on the CPU: the place of each row's last token.
         prefixes: reads of prefixes; a token has at most one.
         contexts: reads of windows.
-        table: (tokens, most) int64: which results of ``contexts``, one behind the other, belong to
-            each token; the number of all results where there are fewer.
         methods: methods, and the tokens whose windows they rescale; None for every token.
         biases: (tokens,) fp32, or None where all are 0.
         own: of cited rows, or None without any.
@@ -75,11 +51,9 @@ class Plan:
     rows: list[Row]
     lengths: list[int]
     old: int
-    owners: torch.Tensor
     newest: torch.Tensor
-    prefixes: list[Read]
-    contexts: list[Read]
-    table: torch.Tensor
+    prefixes: Reads
+    contexts: Reads
     methods: list[tuple[Method, torch.Tensor | None]]
     biases: torch.Tensor | None
     own: OwnMass | None
@@ -91,7 +65,7 @@ class Plan:
             return
         self.flushed = True
         parts: list[dict[int, torch.Tensor]] = [{} for _ in self.rows]
-        for read in self.contexts:
+        for read in self.contexts.reads:
             if read.mass is None:
                 continue
             mass = read.mass.cpu()
@@ -116,15 +90,10 @@ def plan(rows: Sequence[Row], old: int, stacks: Sequence[Stack], device: torch.d
     """
     lengths = [len(row.fed) for row in rows]
     ends = list(accumulate(lengths))
-    counts = torch.tensor(lengths)
-    owners = torch.arange(len(rows)).repeat_interleave(counts)
-    firsts = torch.tensor(ends) - counts
-    within = torch.arange(ends[-1]) - firsts[owners]
+    owners = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths))
     index = {row: number for number, row in enumerate(rows)}
     prefixes: list[Read] = []
     contexts: list[Read] = []
-    starts: list[list[int]] = [[] for _ in rows]
-    results = 0
     for stack in stacks:
         reading = sorted(index[row] for row in stack.readers if row in index)
         heats = dict.fromkeys(1.0 if stack.prefix else rows[i].temperature for i in reading)
@@ -135,36 +104,19 @@ def plan(rows: Sequence[Row], old: int, stacks: Sequence[Stack], device: torch.d
             last = torch.tensor([ends[i] - 1 for i in cited], dtype=torch.int64)
             read = Read(stack, heat, mine, tokens.to(device), last.to(device), cited)
             (prefixes if stack.prefix else contexts).append(read)
-            if not stack.prefix:
-                for i in mine:
-                    starts[i].append(results)
-                    results += lengths[i]
     cited = [i for i, row in enumerate(rows) if row.cited]
     last = torch.tensor([ends[i] - 1 for i in cited], dtype=torch.int64)
     return Plan(
         rows=list(rows),
         lengths=lengths,
         old=old,
-        owners=owners.to(device),
         newest=torch.tensor(ends) - 1,
-        prefixes=prefixes,
-        contexts=contexts,
-        table=_table(starts, owners, within, results).to(device),
+        prefixes=Reads(prefixes, ends[-1]),
+        contexts=Reads(contexts, ends[-1]),
         methods=_methods(rows, owners, device),
         biases=_biases(rows, owners, device),
         own=OwnMass(cited, last.to(device)) if cited else None,
     )
-
-
-def _table(
-    starts: list[list[int]], owners: torch.Tensor, within: torch.Tensor, results: int
-) -> torch.Tensor:
-    most = max(map(len, starts), default=0)
-    rows = torch.full((len(starts), most), -1)
-    for index, mine in enumerate(starts):
-        rows[index, : len(mine)] = torch.tensor(mine, dtype=torch.int64)
-    table = rows[owners]
-    return torch.where(table < 0, results, table + within.unsqueeze(-1))
 
 
 def _methods(

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from rag_windows.attention.backends import Request, attend
+from rag_windows.attention.native.calling import call
+from rag_windows.attention.native.items import Items, Reading
+from rag_windows.batch.apart import most_tokens
 
 FIRST_ROOM = 64
 """Tokens for which there is room before the tails grow for the first time."""
@@ -25,7 +28,8 @@ class Tails:
         self.lengths: list[int] = []
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
-        self._masks: dict[int | None, torch.Tensor | None] = {}
+        self._masks: dict[tuple[int | None, torch.device], torch.Tensor | None] = {}
+        self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def remove(self, row: int) -> None:
         """Let go of a row; the last one takes its place."""
@@ -45,6 +49,7 @@ class Tails:
         self.lengths += [0] * (len(tokens) - len(self.lengths))
         self.lengths = [length + n for length, n in zip(self.lengths, tokens, strict=True)]
         self._masks.clear()
+        self._places.clear()
 
     def fill(
         self, layer: int, row: int, lengths: Sequence[int], key: torch.Tensor, value: torch.Tensor
@@ -89,16 +94,25 @@ class Tails:
         Returns:
             Output (rows, heads, value dim) and lse (rows, heads).
         """
-        rows = query.shape[0]
+        rows, device = query.shape[0], key.device
         keys, values = self._room(layer, key, value)
-        index = torch.arange(rows, device=key.device)
-        ends = torch.tensor(self.lengths[:rows], device=key.device) - 1
+        # What is made here holds for all layers of a pass, but for their device and their reach.
+        if device not in self._places:
+            ends = torch.tensor(self.lengths[:rows], device=device) - 1
+            self._places[device] = torch.arange(rows, device=device), ends
+        index, ends = self._places[device]
         keys[index, :, ends] = key.transpose(0, 1)
         values[index, :, ends] = value.transpose(0, 1)
+        if most_tokens(keys[0], values[0], query.shape[1]) >= 1:
+            readings = [
+                Reading([_end(keys, values, row, length, reach)], [row], scale, softcap, 1.0)
+                for row, length in enumerate(self.lengths[:rows])
+            ]
+            return call(Items(readings), query)
         longest = max(self.lengths[:rows])
-        if reach not in self._masks:
-            self._masks[reach] = self._mask(rows, longest, reach)
-        mask = self._masks[reach]
+        if (reach, device) not in self._masks:
+            mask = self._mask(rows, longest, reach)
+            self._masks[reach, device] = None if mask is None else mask.to(device)
         output, lse = attend(
             Request(
                 query.unsqueeze(2),
@@ -106,7 +120,7 @@ class Tails:
                 values[:rows, :, :longest],
                 scale,
                 softcap=softcap,
-                mask=None if mask is None else mask.to(key.device),
+                mask=self._masks[reach, device],
             )
         )
         return output.squeeze(2), lse.squeeze(2)
@@ -134,6 +148,14 @@ class Tails:
             self._keys[layer] = _grown(held, key, rows, tokens)
             self._values[layer] = _grown(self._values.get(layer), value, rows, tokens)
         return self._keys[layer], self._values[layer]
+
+
+def _end(
+    keys: torch.Tensor, values: torch.Tensor, row: int, length: int, reach: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the newest token of a row sees of its tail."""
+    first = 0 if reach is None else max(0, length - reach)
+    return keys[row, :, first:length], values[row, :, first:length]
 
 
 def _grown(held: torch.Tensor | None, like: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:

@@ -99,11 +99,12 @@ def test_a_shared_window_is_encoded_and_held_once(monkeypatch: pytest.MonkeyPatc
     # The two windows of all four stand together, one is each one's own; and the prefix.
     shared = [stack for stack in loop._stacks if len(stack.readers) == 4]
     assert sorted(len(stack.slots) for stack in shared) == [1, 2]
-    # One memory: the windows are views of their stack.
+    # One memory: stacks read what the windows hold.
     for stack in loop._stacks:
-        for slot in stack.slots:
-            for mine, whole in zip(slot.window.keys, stack.keys, strict=True):
-                assert mine.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        for layer, segments in enumerate(stack.segments):
+            read = {key.untyped_storage().data_ptr() for key, _ in segments}
+            windows = [slot.window for slot in stack.slots]
+            assert read == {one.keys[layer].untyped_storage().data_ptr() for one in windows}
 
 
 def test_what_nobody_reads_is_let_go() -> None:
