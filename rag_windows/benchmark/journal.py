@@ -75,7 +75,7 @@ def sources() -> str:
     """Digest of this package's source files: figures of different code are no one result."""
     home = Path(rag_windows.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(home.rglob("*.py")):
+    for path in sorted([*home.rglob("*.py"), *home.rglob("*.c")]):
         digest.update(str(path.relative_to(home)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

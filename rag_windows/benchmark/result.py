@@ -24,7 +24,8 @@ class Machine:
     Attributes:
         device: the accelerator's or processor's name.
         threads: of PyTorch on the processor.
-        versions: of Python, torch, transformers and rag-windows.
+        versions: of Python, torch, transformers and rag-windows; on a CPU also whether the C kernel
+            is "compiled" or "absent".
     """
 
     device: str

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from rag_windows.attention.backends import native
 from rag_windows.benchmark.crowd import measure_crowd
 from rag_windows.benchmark.floor import Floor, measure_floor
 from rag_windows.benchmark.journal import Journal, sources
@@ -20,7 +21,7 @@ from rag_windows.benchmark.profile import profile_step
 from rag_windows.benchmark.reading import measure_readings
 from rag_windows.benchmark.result import FORMAT, FloorFigures, Machine, Part, Result
 from rag_windows.benchmark.rounds import measure_ways
-from rag_windows.benchmark.shape import shape_named
+from rag_windows.benchmark.shape import Shape, shape_named
 from rag_windows.benchmark.way import all_ways
 from rag_windows.evaluation.machine import surroundings
 from rag_windows.model import WindowedLM
@@ -48,7 +49,7 @@ def run(
         DataError: the journal can't be read or written.
     """
     shape = shape_named(plan.shape)
-    here = machine()
+    here = machine(plan, shape)
     settings = {
         "format": FORMAT,
         "plan": dataclasses.asdict(plan),
@@ -117,9 +118,12 @@ def _many(plan: Plan, questions: int, lm: WindowedLM, tell: Tell) -> Part:
     return Part(crowds=crowds)
 
 
-def machine() -> Machine:
-    """Names and versions."""
+def machine(plan: Plan, shape: Shape) -> Machine:
+    """Names and versions, and on a CPU whether the kernel in C serves the shape."""
     versions = surroundings()
     device = versions.pop("machine")
     versions = {"python": platform.python_version(), **versions}
+    if plan.device == "cpu":
+        served = native.available(getattr(torch, plan.dtype), shape.head_dim, shape.head_dim)
+        versions["C kernel"] = "compiled" if served else "absent"
     return Machine(device, torch.get_num_threads(), versions)

@@ -28,6 +28,11 @@ class Shape:
     model_type: str
     sizes: Mapping[str, Any]
 
+    @property
+    def head_dim(self) -> int:
+        """Of keys and values."""
+        return int(self.sizes["hidden_size"] // self.sizes["num_attention_heads"])
+
     def build(self, device: str, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
         """The model, in evaluation mode, made on its device and in its precision."""
         config = AutoConfig.for_model(
