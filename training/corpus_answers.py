@@ -56,19 +56,33 @@ class Asker:
         self.retriever = BM25Retriever(split_documents(documents))
 
     def ask(
-        self, dialogue: Dialogue, question: str, method: str, title: str | None
-    ) -> tuple[str, bool]:
-        """(the answer, whether a passage of this title was found)."""
-        hits = self.retriever.retrieve(dialogue.search_text(question), self.top_k)
-        generation = self.lm.generate(
-            dialogue.with_question(question),
-            hits,
-            method=method_of(method),
-            max_new_tokens=12,
-            do_sample=False,
-            citations=False,
+        self, asked: Sequence[tuple[Dialogue, str, str | None]], method: str
+    ) -> list[tuple[str, bool]]:
+        """Answers to (conversation so far, question, title of the document that is meant).
+
+        With each comes whether a passage of that title was found. All are answered together.
+        """
+        hits = [
+            self.retriever.retrieve(dialogue.search_text(question), self.top_k)
+            for dialogue, question, _ in asked
+        ]
+        made = self.lm.generate_batch(
+            [
+                {
+                    "query": dialogue.with_question(question),
+                    "passages": found,
+                    "method": method_of(method),
+                    "max_new_tokens": 12,
+                    "do_sample": False,
+                    "citations": False,
+                }
+                for (dialogue, question, _), found in zip(asked, hits, strict=True)
+            ]
         )
-        return generation.text.strip(), any(hit.title == title for hit in hits)
+        return [
+            (generation.text.strip(), any(hit.title == title for hit in found))
+            for generation, found, (_, _, title) in zip(made, hits, asked, strict=True)
+        ]
 
 
 def ask_all(asker: Asker, questions: Sequence[dict[str, Any]], method: str) -> list[Score]:
@@ -76,7 +90,7 @@ def ask_all(asker: Asker, questions: Sequence[dict[str, Any]], method: str) -> l
     scores = []
     for task in dict.fromkeys(row["task"] for row in questions):
         own = [row for row in questions if row["task"] == task]
-        answers = [asker.ask(Dialogue(), row["question"], method, row["title"]) for row in own]
+        answers = asker.ask([(Dialogue(), row["question"], row["title"]) for row in own], method)
         right = sum(answer == row["answer"] for (answer, _), row in zip(answers, own, strict=True))
         found = None if task == "not stated" else sum(hit for _, hit in answers)
         scores.append(Score(task, method, right, len(own), found))
@@ -85,14 +99,22 @@ def ask_all(asker: Asker, questions: Sequence[dict[str, Any]], method: str) -> l
 
 def converse(asker: Asker, conversations: Sequence[dict[str, Any]], method: str) -> Score:
     """The score of the last questions of conversations, behind the reader's own answers."""
+    dialogues = [Dialogue() for _ in conversations]
     right = found = 0
-    for row in conversations:
-        dialogue = Dialogue()
-        for turn in row["turns"]:
-            answer, hit = asker.ask(dialogue, turn["question"], method, row["title"])
+    for number in range(max(len(row["turns"]) for row in conversations)):
+        turns = [
+            (dialogue, row["turns"][number], row)
+            for dialogue, row in zip(dialogues, conversations, strict=True)
+            if number < len(row["turns"])
+        ]
+        answers = asker.ask(
+            [(dialogue, turn["question"], row["title"]) for dialogue, turn, row in turns], method
+        )
+        for (dialogue, turn, row), (answer, hit) in zip(turns, answers, strict=True):
             dialogue.add(turn["question"], answer)
-        right += answer == row["turns"][-1]["answer"]
-        found += hit
+            if turn is row["turns"][-1]:
+                right += answer == turn["answer"]
+                found += hit
     return Score("follow-up", method, right, len(conversations), found)
 
 

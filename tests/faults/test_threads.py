@@ -130,8 +130,8 @@ class Threads(RuleBasedStateMachine):
 
 
 CASES: dict[str, tuple[Callable[[], Shelf], int, int]] = {
-    "memory": (partial(MemoryShelf, roomy=True), 1000, 5000),
-    "memory, evicting": (partial(MemoryShelf, roomy=False), 1000, 5000),
+    "memory": (partial(MemoryShelf, roomy=True), 500, 5000),
+    "memory, evicting": (partial(MemoryShelf, roomy=False), 500, 5000),
     "memory, int8": (partial(MemoryShelf, roomy=True, store="int8"), 20, 500),
     "disk": (partial(DiskShelf, roomy=True), 10, 200),
     "cache": (partial(CacheShelf, roomy=True), 15, 300),

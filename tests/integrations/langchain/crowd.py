@@ -25,8 +25,18 @@ def questions() -> list[str]:
     return [f"Question {i}?" for i in range(N)]
 
 
-def one_at_a_time(llm: Any, **options: Any) -> list[str]:
-    return [
-        text_of(llm.invoke(question, documents=documents(i), **options))
-        for i, question in enumerate(questions())
-    ]
+_ALONE: dict[tuple[type[Any], bool], list[str]] = {}
+
+
+def alone(kind: type[Any] = ChatRagWindows, *, same: bool = False) -> list[str]:
+    """What each question is answered by itself, over documents of its own or those of the first.
+
+    Asked once for all tests.
+    """
+    if (kind, same) not in _ALONE:
+        llm = model(kind)
+        _ALONE[kind, same] = [
+            text_of(llm.invoke(question, documents=documents(0 if same else i)))
+            for i, question in enumerate(questions())
+        ]
+    return _ALONE[kind, same]

@@ -11,14 +11,14 @@ import pytest
 from langchain_rag_windows.errors import RequestError, RequestTimeoutError
 from rag_windows.batch.crowd import Crowd
 from tests.integrations.langchain import test_async as one_by_one
-from tests.integrations.langchain.crowd import N, model, one_at_a_time, questions, text_of
+from tests.integrations.langchain.crowd import N, alone, model, questions, text_of
 from tests.integrations.langchain.drawn import answered
 from tests.integrations.shared_steps import Broken, Endless, counted, documents
 
 
 def test_an_error_in_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model()
-    expected = one_at_a_time(llm)
+    expected = alone()
     steps = counted(monkeypatch)
 
     async def ask(i: int, question: str) -> Any:
@@ -42,7 +42,7 @@ def test_an_error_in_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("way", ["ainvoke", "astream"])
 def test_cancelling_one_leaves_the_others(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model()
-    expected = one_at_a_time(llm)
+    expected = alone()
     steps = counted(monkeypatch)
     endless = Endless()
 

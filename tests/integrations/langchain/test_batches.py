@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
 from rag_windows import WindowedLM
-from tests.integrations.langchain.crowd import N, model, one_at_a_time, questions, text_of
+from tests.integrations.langchain.crowd import N, alone, model, questions, text_of
 from tests.integrations.shared_steps import (
     TOKENS,
     assert_shared,
@@ -27,7 +27,7 @@ def test_tasks_share_steps_and_get_their_own_answers(
     kind: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = model(kind)
-    expected = one_at_a_time(llm)
+    expected = alone(kind)
     steps = counted(monkeypatch)
 
     async def all_at_once() -> list[Any]:
@@ -83,8 +83,7 @@ def test_batches_share_steps(
     kind: type[Any], config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = model(kind)
-    asked = [f"Question {i}?" for i in range(16)]
-    expected = [text_of(llm.invoke(one, documents=documents(0))) for one in asked]
+    asked, expected = questions()[:16], alone(kind, same=True)[:16]
     steps = counted(monkeypatch)
     got = llm.batch(asked, config=config or None, documents=documents(0))
     assert [text_of(one) for one in got] == expected
@@ -102,13 +101,12 @@ def test_several_prompts_of_one_call_share_steps(monkeypatch: pytest.MonkeyPatch
     steps = counted(monkeypatch)
     result = llm.generate(questions(), documents=documents(0))
     assert_shared(steps, N * TOKENS)
-    expected = [llm.invoke(question, documents=documents(0)) for question in questions()]
-    assert [made[0].text for made in result.generations] == expected
+    assert [made[0].text for made in result.generations] == alone(RagWindows, same=True)
 
 
 def test_threads_share_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model()
-    expected = one_at_a_time(llm)
+    expected = alone()
     steps = counted(monkeypatch)
     with ThreadPoolExecutor(N) as threads:
         got = list(
@@ -127,13 +125,14 @@ def test_without_batches_each_call_generates(
 ) -> None:
     llm = model(**options)
     steps = counted(monkeypatch)
+    asked = questions()[:8]
 
     async def all_at_once() -> list[Any]:
-        return await asyncio.gather(*(llm.ainvoke(q, documents=["A text."]) for q in questions()))
+        return await asyncio.gather(*(llm.ainvoke(q, documents=["A text."]) for q in asked))
 
     texts = [text_of(one) for one in asyncio.run(all_at_once())]
     assert not steps
-    assert texts == [text_of(llm.invoke(q, documents=["A text."])) for q in questions()]
+    assert texts == [text_of(llm.invoke(q, documents=["A text."])) for q in asked]
 
 
 def test_the_number_of_rows_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +154,9 @@ def test_the_number_of_rows_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sampling_with_a_seed_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model(temperature=1.0, seed=7)
-    expected = one_at_a_time(llm)[:8]
+    expected = [
+        text_of(llm.invoke(q, documents=documents(i))) for i, q in enumerate(questions()[:8])
+    ]
     steps = counted(monkeypatch)
 
     async def all_at_once() -> list[Any]:

@@ -25,6 +25,7 @@ from tests.integrations.langchain.drawn import (
     retriever,
     texts_of,
 )
+from tests.integrations.places import places
 
 STUFFED = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
 
@@ -112,7 +113,7 @@ def text_stuff_chain(drawn: Drawn) -> Any:
     return AIMessage(chain.invoke({"context": drawn.documents, "input": drawn.question}))
 
 
-ROUTES = [
+ROUTES: list[Callable[[Drawn], AIMessage]] = [
     keyword,
     bound,
     plain_text_blocks,
@@ -130,7 +131,7 @@ OWN_IDS = (keyword, bound, plain_text_blocks, artifact, retriever_tool, text_mod
 def test_each_document_is_a_window_and_the_answer_is_right_wherever_the_fact_is(
     route: Callable[[Drawn], AIMessage],
 ) -> None:
-    for place in range(N):
+    for place in places(ROUTES.index(route), N):
         drawn = answered(place)
         answer = route(drawn)
         assert answer.text == drawn.answer

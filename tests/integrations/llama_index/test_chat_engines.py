@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.integrations.llama_index.cases import (
     Asked,
     ListRetriever,
     N,
+    RecordingLM,
     draw,
     llm,
     one_for_each_place,
@@ -42,6 +44,7 @@ from tests.integrations.llama_index.cases import (
 )
 from tests.integrations.llama_index.events import chats, heard
 from tests.integrations.llama_index.ways import WAYS, Way, chat
+from tests.integrations.places import places
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +104,10 @@ ENGINES: tuple[tuple[Engine, Texts], ...] = (
 each_engine = pytest.mark.parametrize(("engine", "texts"), ENGINES)
 
 
-@each_engine
-@pytest.mark.parametrize("place", range(N))
+@pytest.mark.parametrize(
+    ("engine", "texts", "place"),
+    [(*one, place) for number, one in enumerate(ENGINES) for place in places(number, N)],
+)
 def test_each_node_is_a_window_and_the_fact_is_found(
     engine: Engine, texts: Texts, place: int
 ) -> None:
@@ -221,15 +226,14 @@ def test_another_llm_is_refused() -> None:
     "engine_class", [WindowContextChatEngine, WindowCondensePlusContextChatEngine]
 )
 def test_a_long_conversation_is_cut_to_what_a_prompt_holds(engine_class: Any) -> None:
+    narrow = copy.deepcopy(reader().model)  # filling all of its positions would take seconds
+    narrow.config.max_position_embeddings = 1024
+    lm = RecordingLM.from_pretrained(narrow, tokenizer=reader().tokenizer)
+    llm = RagWindowsLLM(lm=lm, max_new_tokens=8)
     asked = draw(3, 1, 2)
-    turn = [
-        ChatMessage(role="user", content="Where was Alra Ashden born? " * 20),
-        ChatMessage(role="assistant", content="Arava. " * 20),
-    ]
     options = {"skip_condense": True} if "Condense" in engine_class.__name__ else {}
-    engine = engine_class.from_defaults(
-        ListRetriever(asked.nodes), llm=llm(), chat_history=turn * 40, **options
-    )
-    with recorded() as generations:
-        engine.chat(asked.question)
-    assert len(generations[0].windows) == 2
+    engine = engine_class.from_defaults(ListRetriever(asked.nodes), llm=llm, **options)
+    for _ in range(9):
+        engine.chat("Where was Alra Ashden born? " * 20)
+    assert [len(generation.windows) for generation in lm.generations] == [2] * 9
+    assert max(generation.usage.prompt_tokens for generation in lm.generations) > 400

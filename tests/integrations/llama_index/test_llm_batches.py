@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pytest
@@ -37,7 +38,10 @@ def question(i: int) -> str:
     return f"Question {i}?"
 
 
-def one_at_a_time(llm: RagWindowsLLM) -> list[str]:
+@cache
+def alone() -> list[str]:
+    """What each question is answered by itself, the same for all tests."""
+    llm = model()
     return [llm.complete(question(i), passages=documents(i)).text for i in range(N)]
 
 
@@ -46,7 +50,7 @@ def test_tasks_share_steps_and_get_their_own_answers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = model()
-    expected = one_at_a_time(llm)
+    expected = alone()
     steps = counted(monkeypatch)
 
     async def all_at_once() -> list[Any]:
@@ -58,17 +62,17 @@ def test_tasks_share_steps_and_get_their_own_answers(
     assert [text_of(answer) for answer in answers] == expected
     assert_shared(steps, N * TOKENS)
     assert max(steps) >= N - 1
-    alone = llm.complete(question(3), passages=documents(3)).raw
+    lone = llm.complete(question(3), passages=documents(3)).raw
     assert isinstance(answers[3].raw, dict)
     for key in ("model", "method", "finish_reason", "windows", "notes", "fallback"):
-        assert answers[3].raw[key] == alone[key]
-    masses = [one["mass"] for one in alone["citations"]]
+        assert answers[3].raw[key] == lone[key]
+    masses = [one["mass"] for one in lone["citations"]]
     assert [one["mass"] for one in answers[3].raw["citations"]] == pytest.approx(masses, abs=1e-5)
 
 
 def test_threads_share_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model()
-    expected = one_at_a_time(llm)
+    expected = alone()
     steps = counted(monkeypatch)
     with ThreadPoolExecutor(N) as threads:
         got = list(
@@ -98,7 +102,7 @@ def test_the_number_of_rows_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_in_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model()
-    expected = one_at_a_time(llm)
+    expected = alone()
     steps = counted(monkeypatch)
 
     async def all_at_once() -> list[Any]:
@@ -124,7 +128,7 @@ def test_an_error_in_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", ["achat", "astream_chat"])
 def test_cancelling_one_leaves_the_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = model()
-    expected = one_at_a_time(llm)
+    expected = alone()
     steps = counted(monkeypatch)
     endless = Endless()
 

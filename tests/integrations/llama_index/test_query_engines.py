@@ -29,6 +29,7 @@ from tests.integrations.llama_index.cases import (
 )
 from tests.integrations.llama_index.scripted import ScriptedLLM, Year
 from tests.integrations.llama_index.ways import WAYS, Way, query, streams
+from tests.integrations.places import places
 
 
 def stock(mode: ResponseMode, streaming: bool, **options: Any) -> BaseSynthesizer:
@@ -109,8 +110,10 @@ ENGINES: tuple[tuple[Engine, Texts], ...] = (
 each_engine = pytest.mark.parametrize(("engine", "texts"), ENGINES)
 
 
-@each_engine
-@pytest.mark.parametrize("place", range(N))
+@pytest.mark.parametrize(
+    ("engine", "texts", "place"),
+    [(*one, place) for number, one in enumerate(ENGINES) for place in places(number, N)],
+)
 def test_each_node_is_a_window_and_the_fact_is_found(
     engine: Engine, texts: Texts, place: int
 ) -> None:

@@ -47,16 +47,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.fixture
-def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with documents in ./docs."""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "docs"
+def write_documents(folder: Path) -> None:
+    """Four passages in a new folder."""
     folder.mkdir()
     (folder / "bridge.md").write_text(BRIDGE)
     (folder / "olsen.txt").write_text(OLSEN)
     rows = [{"id": "lamps", "title": "[red]Lamps\x07", "text": HOSTILE}, {"text": "Boats."}]
     (folder / "more.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with documents in ./docs."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "docs"
+    write_documents(folder)
     return folder
 
 

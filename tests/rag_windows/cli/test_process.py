@@ -11,19 +11,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.rag_windows.cli.conftest import write_documents
+
 ROOT = Path(__file__).parents[3]
 DEADLINE = 240.0
 QUESTION = "Who built the bridge at Halden?"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def interruptible() -> Iterator[None]:
     """Shells start what runs in the background with SIGINT ignored, and children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -78,10 +81,11 @@ def test_help_and_errors_of_use_do_not_wait_for_torch(args: list[str], tmp_path:
     assert process.returncode == (0 if "--help" in args else 2)
 
 
-def test_json_is_all_that_is_printed(docs: Path, model: str) -> None:
+def json_is_all_that_is_printed(model: str, folder: Path) -> None:
     code, out, err = finish(
         *("ask", QUESTION, "--docs", "docs", "--model", model, "--json"),
         *("--sample-temperature", "0.5", "--seed", "0", "--max-new-tokens", "100"),
+        cwd=folder,
     )
     assert code == 0, err
     answer = json.loads(out)
@@ -90,9 +94,10 @@ def test_json_is_all_that_is_printed(docs: Path, model: str) -> None:
     assert err in ("", told)
 
 
-def test_piped_chat_in_another_encoding(docs: Path, model: str) -> None:
+def piped_chat_in_another_encoding(model: str, folder: Path) -> None:
     with command(
         *("chat", "--docs", "docs", "--model", model, "--max-new-tokens", "3"),
+        cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -103,9 +108,10 @@ def test_piped_chat_in_another_encoding(docs: Path, model: str) -> None:
     assert err == b""
 
 
-def test_ctrl_c_ends_an_answer_with_130(docs: Path, model: str) -> None:
+def ctrl_c_ends_an_answer_with_130(model: str, folder: Path) -> None:
     with command(
         *("ask", QUESTION, "--docs", "docs", "--model", model, "--max-new-tokens", "800"),
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -117,9 +123,10 @@ def test_ctrl_c_ends_an_answer_with_130(docs: Path, model: str) -> None:
     assert b"Traceback" not in err
 
 
-def test_a_closed_pipe_is_no_traceback(docs: Path, model: str) -> None:
+def a_closed_pipe_is_no_traceback(model: str, folder: Path) -> None:
     with command(
         *("ask", QUESTION, "--docs", "docs", "--model", model, "--max-new-tokens", "800"),
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -133,7 +140,7 @@ def test_a_closed_pipe_is_no_traceback(docs: Path, model: str) -> None:
     assert err == b""
 
 
-def test_chat_on_a_terminal(docs: Path, model: str) -> None:
+def chat_on_a_terminal(model: str, folder: Path) -> None:
     ours, theirs = pty.openpty()
     shown = bytearray()
 
@@ -150,6 +157,7 @@ def test_chat_on_a_terminal(docs: Path, model: str) -> None:
 
     with command(
         *("chat", "--docs", "docs", "--model", model, "--max-new-tokens", "700"),
+        cwd=folder,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -168,3 +176,36 @@ def test_chat_on_a_terminal(docs: Path, model: str) -> None:
         type_line(b"/exit")
         assert process.wait(DEADLINE) == 0
     os.close(ours)
+
+
+PLAYS: dict[str, Callable[[str, Path], None]] = {
+    play.__name__: play
+    for play in (
+        json_is_all_that_is_printed,
+        piped_chat_in_another_encoding,
+        ctrl_c_ends_an_answer_with_130,
+        a_closed_pipe_is_no_traceback,
+        chat_on_a_terminal,
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[None]]]:
+    """What is wanted of `PLAYS`, two at a time: each waits seconds until PyTorch is loaded."""
+    wanted = {item.name: item for item in request.session.items if item.path == request.path}
+    with ThreadPoolExecutor(2) as pool:
+        found = {}
+        for name, play in PLAYS.items():
+            if f"test_in_a_process_of_its_own[{name}]" in wanted:
+                folder = tmp_path_factory.mktemp(name)
+                write_documents(folder / "docs")
+                found[name] = pool.submit(play, model, folder)
+        yield found
+
+
+@pytest.mark.parametrize("name", PLAYS)
+def test_in_a_process_of_its_own(name: str, outcomes: dict[str, Future[None]]) -> None:
+    outcomes[name].result()
