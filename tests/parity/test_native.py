@@ -1,0 +1,142 @@
+"""Whole models whose attention the compiled kernel answers wherever it can."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from rag_windows import MateICL
+from rag_windows.attention import backends
+from rag_windows.attention.backends import Request, native
+from tests.rag_windows.attention.native.asking import NEEDS_COMPILER
+
+from . import dense, engine, tolerances, weighted, zoo
+from .cases import CASES, RULES, case
+from .test_threads import THREADS, answer, run_all
+
+pytestmark = NEEDS_COMPILER
+
+# Grouped heads, a soft cap and sliding layers, attention sinks, learned positions, all layers
+# sliding.
+NAMES = ("llama", "gemma2", "gpt_oss", "gpt2", "mistral-sliding")
+
+# All of them with one rule, one of them with the others.
+PREFILLS = [*((name, "as used") for name in NAMES), ("llama", "pcw"), ("llama", "as printed")]
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """What the kernel answers, however few keys there are."""
+    # It is compared with the reference first, with questions that are none of the models'.
+    assert all(native.available(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16))
+    served: list[Request] = []
+    attend = native.attend
+
+    def recorded(request: Request) -> tuple[Tensor, Tensor]:
+        served.append(request)
+        return attend(request)
+
+    monkeypatch.setattr(native, "LEAST_KEYS", 1)
+    monkeypatch.setattr(native, "attend", recorded)
+    return served
+
+
+def reads_windows(asked: list[Request], windows: list[list[int]]) -> bool:
+    """Whether some of it is a read of all windows together."""
+    return any(request.key.shape[2] == sum(map(len, windows)) for request in asked)
+
+
+@pytest.mark.parametrize(("name", "ruled"), PREFILLS)
+def test_prefill(name: str, ruled: str, asked: list[Request]) -> None:
+    entry, model, one, rule = zoo.BY_NAME[name], zoo.shared(name), CASES["ragged"], RULES[ruled]
+    rows = engine.rows(engine.shared(name), one, rule)
+    reference = dense.logits(model, entry.sliding, one.prefix, one.windows, one.query, rule)
+    assert tolerances.gap(rows, reference) <= tolerances.fp32(reference)
+    assert reads_windows(asked, one.windows) == (None in entry.sliding)
+    assert {request.softcap for request in asked} <= ({2.0} if name == "gemma2" else {None})
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_each_decoded_step(name: str, asked: list[Request]) -> None:
+    """A single row reads the prefix, the windows, and its own tokens."""
+    entry, model, rule = zoo.BY_NAME[name], zoo.shared(name), RULES["as used"]
+    one = case(5, (1, 7, 12), 3, seed=31)
+    tokens = zoo.ids(12, 99)
+    lm = engine.shared(name)
+    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(rule))
+    asked.clear()
+    _, steps = engine.decode(lm, context, one.query, len(tokens), tokens)
+    reference = dense.logits(
+        model, entry.sliding, one.prefix, one.windows, [*one.query, *tokens[:-1]], rule
+    )
+    assert tolerances.gap(steps, reference[len(one.query) - 1 :]) <= tolerances.fp32(reference)
+    read = [request.key.shape[2] for request in asked]
+    full = entry.sliding.count(None)
+    assert read.count(20) >= full * len(tokens)
+    for generated in range(1, len(tokens)):
+        assert read.count(len(one.prefix) + len(one.query) + generated) >= full
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("ruled", "query"), [("as used", 6), ("pcw", 20)])
+def test_bf16(name: str, ruled: str, query: int, asked: list[Request]) -> None:
+    """Few rows, and as many as some processors have instructions of their own for."""
+    entry, rule = zoo.BY_NAME[name], RULES[ruled]
+    one = case(5, (1, 7, 12, 33), query)
+    model = zoo.build(entry, dtype=torch.bfloat16)
+    exact = copy.deepcopy(model).float()
+    rows = engine.rows(engine.wrap(model), one, rule)
+    if 2 * query <= native.most_rows(torch.bfloat16, 16, 16):
+        assert reads_windows(asked, one.windows) == (None in entry.sliding)
+    assert {request.query.dtype for request in asked} <= {torch.bfloat16}
+    reference = dense.logits(exact, entry.sliding, one.prefix, one.windows, one.query, rule)
+    own = dense.plain_logits(model, one.flat, len(one.flat))
+    own_exact = dense.plain_logits(exact, one.flat, len(one.flat))
+    bound = tolerances.BF16_FACTOR * tolerances.rms(own, own_exact)
+    assert tolerances.rms(rows, reference) <= bound
+    assert tolerances.gap(rows, reference) <= tolerances.BF16_FACTOR * tolerances.gap(
+        own, own_exact
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_weighed_query(name: str, asked: list[Request]) -> None:
+    one = CASES["ragged"]
+    lm = engine.shared(name)
+    rows = lm.logits(lm.encode_ids(one.prefix, one.windows, method=MateICL(3)), one.query)
+    reference = weighted.run(
+        zoo.shared(name),
+        zoo.BY_NAME[name].sliding,
+        one.prefix,
+        one.windows,
+        one.query,
+        weighted.Weighed(copies=3),
+    )[0]
+    assert tolerances.gap(rows, reference) <= tolerances.fp32(reference)
+    assert reads_windows(asked, one.windows)
+
+
+def test_rows_of_a_batch(asked: list[Request]) -> None:
+    """They are folded into the rows that read the context, and come out in order."""
+    lm = engine.shared("llama")
+    one, rule = CASES["ragged"], RULES["as used"]
+    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(rule))
+    answer = lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3)
+    assert reads_windows([one for one in asked if one.query.shape[2] == 6], one.windows)
+    with backends.forced("cpu"):
+        assert lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3) == answer
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_threads_equal_serial(name: str, asked: list[Request]) -> None:
+    lm = engine.shared(name)
+    serial = [answer(lm, number) for number in range(THREADS)]
+    assert asked
+    threaded = run_all([partial(answer, lm, number) for number in range(THREADS)])
+    for (rows, generated), (got_rows, got_generated) in zip(serial, threaded, strict=True):
+        assert tolerances.gap(got_rows, rows) == 0.0
+        assert got_generated == generated
