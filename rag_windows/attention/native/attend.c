@@ -10,7 +10,7 @@
 #include "many.h"
 
 /* From this many rows on, laying keys out in pairs is paid back. */
-#define PAIRS_FROM 16
+#define PAIRS_FROM 12
 
 /* Columns of `items` and `segments`, as `items.py` writes them; strides count elements. */
 enum { SEGMENT, SEGMENTS, CHUNKS, FIRST, TOKENS, CAUSAL, ITEM_FIELDS };

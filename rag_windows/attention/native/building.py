@@ -42,7 +42,7 @@ ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 _SOURCE = Path(__file__).with_name("attend.c")
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC")
+_FLAGS = ("-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC")
 _SECONDS = 60
 _OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*$", re.MULTILINE)
 _MAPS = Path("/proc/self/maps")

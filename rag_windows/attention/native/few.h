@@ -59,7 +59,6 @@ static void few_query(few_room *in, int row, const element *query) {
 static void few_read(rows_state *at, few_room *in, int rows, const chunk *of) {
     int row = 0;
     for (; row + FEW_ROWS <= rows; row += FEW_ROWS) few_block(at, in, row, FEW_ROWS, of);
-    if (rows - row == 3) few_block(at, in, row, 3, of);
-    if (rows - row == 2) few_block(at, in, row, 2, of);
-    if (rows - row == 1) few_block(at, in, row, 1, of);
+    for (; row + 2 <= rows; row += 2) few_block(at, in, row, 2, of);
+    if (row < rows) few_block(at, in, row, 1, of);
 }

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from rag_windows.attention import backends
-from rag_windows.attention.backends import Request, cpu, native
+from rag_windows.attention.backends import Request, cpu, native, reference
 from rag_windows.attention.native.building import Kernel
 from rag_windows.attention.native.calling import call
 
-from .native.asking import NEEDS_COMPILER, draw
+from .native.asking import NEEDS_COMPILER, OUTPUT_TOLERANCE, draw
 
 pytestmark = NEEDS_COMPILER
 
@@ -97,6 +97,58 @@ def test_rows_where_the_processor_has_products_of_pairs(monkeypatch: pytest.Monk
     assert not native.serves(request_of())
 
 
+TEXTS = (3, 300, 1, 70)
+
+
+def of_texts(dtype: torch.dtype = torch.bfloat16) -> Request:
+    length = sum(TEXTS)
+    return replace(request_of(length, length, dtype=dtype), softcap=2.0, causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_texts_that_see_themselves(dtype: torch.dtype) -> None:
+    whole = of_texts(dtype)
+    parts = whole.query, whole.key, whole.value
+    output, lse = native.attend_own(TEXTS, *parts, scale=whole.scale, softcap=whole.softcap)
+    apart = zip(*(part.split(TEXTS, dim=2) for part in parts), strict=True)
+    expected = [
+        reference.attend(replace(whole, query=query, key=key, value=value))
+        for query, key, value in apart
+    ]
+    for got, places in ((output, 0), (lse, 1)):
+        wanted = torch.cat([one[places] for one in expected], dim=2)
+        tolerance = 1e-5 if places else OUTPUT_TOLERANCE[dtype]
+        torch.testing.assert_close(got, wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_which_texts_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = of_texts()
+    parts = whole.query, whole.key, whole.value
+
+    def serves(
+        *given: torch.Tensor, lengths: tuple[int, ...] = TEXTS, reach: int | None = None
+    ) -> bool:
+        query, key, value = given or parts
+        return native.serves_own(lengths, query, key, value, reach)
+
+    for most in (math.inf, native.MOST_ROWS):
+        monkeypatch.setattr(native, "most_rows", lambda *_, most=most: most)
+        assert serves() == (most == math.inf)
+    monkeypatch.setattr(native, "most_rows", lambda *_: math.inf)
+    assert serves(reach=300)
+    assert not serves(reach=299)
+    assert not serves(lengths=(0, *TEXTS))
+    assert not serves(*(part.double() for part in parts))
+    assert not serves(*(part.expand(2, -1, -1, -1) for part in parts))
+    assert not serves(whole.query.mT.contiguous().mT, *parts[1:])
+    assert not serves(whole.query.clone().requires_grad_(), *parts[1:])
+    few = native.LEAST_TOKENS - 1
+    assert not serves(*(part[:, :, :few] for part in parts), lengths=(few,))
+    assert serves(*(part[:, :, : few + 1] for part in parts), lengths=(few + 1,))
+    with backends.forced("cpu"):
+        assert not serves()
+
+
 def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Request] = []
     request, attend = request_of(), native.attend
@@ -124,7 +176,7 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("fault", ["output", "lse", "softcap", "many rows", "NaN"])
+@pytest.mark.parametrize("fault", ["output", "lse", "softcap", "many rows", "causal", "NaN"])
 def test_a_kernel_that_errs_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
@@ -133,7 +185,11 @@ def test_a_kernel_that_errs_is_left_out(
         if fault == "NaN":
             output[-1, -1, -1] = torch.nan
         capped = items.settings[1] != 0
-        wrong = {"softcap": capped, "many rows": len(query) > 20}.get(fault, fault == "output")
+        wrong = {
+            "softcap": capped,
+            "many rows": len(query) == 50,
+            "causal": bool(items.table[5]),
+        }.get(fault, fault == "output")
         return output + 0.01 * wrong, lse + 0.001 * (fault == "lse")
 
     request = request_of()

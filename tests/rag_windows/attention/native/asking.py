@@ -97,9 +97,10 @@ def reading(
     scale: float = 0.3,
     softcap: float | None = None,
     temperature: float = 1.0,
+    causal: bool = False,
 ) -> Reading:
     """A reading, with what most of them have."""
-    return Reading(segments, tokens, scale, softcap, temperature)
+    return Reading(segments, tokens, scale, softcap, temperature, causal)
 
 
 def exact(readings: Sequence[Reading], query: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,6 +114,9 @@ def exact(readings: Sequence[Reading], query: Tensor) -> tuple[Tensor, Tensor]:
         if one.softcap is not None:
             logits = one.softcap * torch.tanh(logits / one.softcap)
         logits = logits / one.temperature
+        if one.causal:
+            seen = torch.ones(len(one.tokens), key.shape[1], dtype=torch.bool).tril()
+            logits = logits.masked_fill(~seen[:, None, None], -torch.inf)
         outputs.append((logits.softmax(-1) @ value.unsqueeze(0)).flatten(1, 2))
         lses.append(logits.logsumexp(-1).flatten(1, 2))
     return torch.cat(outputs), torch.cat(lses)

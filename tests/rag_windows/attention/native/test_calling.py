@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -36,13 +33,6 @@ pytestmark = NEEDS_COMPILER
 LAYOUTS: tuple[Layout, ...] = ("dense", "tokens first", "within others")
 
 
-@pytest.fixture(autouse=True)
-def restored_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def compare(readings: list[Reading], query: Tensor) -> None:
     output, lse = call(Items(readings), query)
     expected, expected_lse = exact(readings, query)
@@ -62,6 +52,7 @@ class Asked:
     layouts: tuple[Layout, Layout]
     softcap: float | None
     temperature: float
+    causal: bool
 
 
 ASKED = st.builds(
@@ -71,6 +62,7 @@ ASKED = st.builds(
     layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
     softcap=st.sampled_from([None, 2.0, 30.0]),
     temperature=st.sampled_from([1.0, 0.5, 1.3]),
+    causal=st.booleans(),
 )
 
 
@@ -110,6 +102,7 @@ def test_any_readings(
                 dim**-0.5,
                 one.softcap,
                 one.temperature,
+                one.causal,
             )
         )
     compare(readings, query)
@@ -123,6 +116,25 @@ def test_rows(kind: Kind, rows: int) -> None:
     segments = [segment(kind, 1, 300), segment(kind, 1, 33, seed=5)]
     query = draw(dtype, rows, 1, dim)
     compare([reading(segments, range(rows), dim**-0.5, temperature=0.7)], query)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 33, 65, 130, 255, 257, 520])
+def test_a_text_that_sees_itself(kind: Kind, length: int) -> None:
+    """In one segment, and cut; beside a text that does not see it."""
+    dtype, dim, _ = kind
+    query = draw(dtype, length + 7, 3, dim)
+    key, value = segment(kind, 1, length)
+    cut = max(1, length // 3)
+    parts = [(key[:, :cut], value[:, :cut]), (key[:, cut:], value[:, cut:])]
+    compare(
+        [
+            reading([(key, value)], range(7, 7 + length), dim**-0.5, causal=True),
+            reading([segment(kind, 1, 7, seed=1)], range(7), dim**-0.5, 5.0, causal=True),
+            reading(parts[: length // cut], range(length), dim**-0.5, causal=True),
+        ],
+        query,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -190,51 +202,3 @@ def test_a_reading_does_not_depend_on_the_others() -> None:
     compare(readings[::-1], query)
     for one in readings:
         compare([one], query)
-
-
-def test_items_are_asked_again() -> None:
-    kind = KINDS[0]
-    items = Items([reading([segment(kind, 2, 50)], [1, 0])])
-    queries = [draw(torch.float32, 2, 4, 16, seed=seed) for seed in range(3)]
-    answers = [call(items, query) for query in [*queries, *queries]]
-    for (output, lse), (again, lse_again) in zip(answers[:3], answers[3:], strict=True):
-        assert torch.equal(output, again)
-        assert torch.equal(lse, lse_again)
-    assert not torch.equal(answers[0][0], answers[1][0])
-
-
-def test_items_keep_what_they_point_at() -> None:
-    kind = KINDS[0]
-    query = draw(torch.float32, 1, 2, 16)
-    items = Items([reading([segment(kind, 2, 5000)])])
-    expected = exact([reading([segment(kind, 2, 5000)])], query)[1]
-    # What would have been freed is taken again.
-    others = [torch.full((2, 5000, 16), torch.nan) for _ in range(4)]
-    torch.testing.assert_close(call(items, query)[1].double(), expected, atol=1e-5, rtol=0)
-    assert len(others) == 4
-
-
-@pytest.mark.parametrize("kind", SMALL, ids=str)
-def test_many_callers_at_once(kind: Kind) -> None:
-    """Each of them with threads of its own."""
-    dtype, dim, _ = kind
-    query = draw(dtype, 30, 4, dim)
-    shared = Items([reading([segment(kind, 2, 900)], range(30))])
-    own = [Items([reading([segment(kind, 2, 400 + n, seed=n)], [n])]) for n in range(8)]
-    gate = threading.Barrier(8)
-
-    def work(number: int) -> list[Tensor]:
-        # A thread takes the number of the process with its first question about it.
-        torch.get_num_threads()
-        torch.set_num_threads(1 + number % 3)
-        gate.wait(timeout=30)
-        return [
-            part for _ in range(20) for one in (shared, own[number]) for part in call(one, query)
-        ]
-
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(work, range(8)))
-    for number, parts in enumerate(together):
-        torch.set_num_threads(1 + number % 3)
-        alone = [part for one in (shared, own[number]) for part in call(one, query)]
-        assert all(torch.equal(part, alone[i % 4]) for i, part in enumerate(parts))

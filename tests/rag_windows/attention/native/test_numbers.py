@@ -136,6 +136,32 @@ def test_nan_stays_where_it_is_read(
         assert torch.equal(lse.isnan(), expected_lse)
 
 
+@EACH
+@ROWS
+@CAPS
+def test_nan_of_a_key_is_not_seen_before_it(kind: Kind, rows: int, softcap: float | None) -> None:
+    dtype, dim, _ = kind
+    query = draw(dtype, 2 * rows, 4, dim)
+    place = rows // 2
+    texts = [segment(kind, 2, rows, seed=seed) for seed in range(2)]
+    texts[0][0][1, place, 3] = torch.nan
+    texts[0][1][1, rows - 1, 5] = torch.nan
+    tokens = range(rows), range(rows, 2 * rows)
+    readings = [
+        reading([text], which, 0.3, softcap, causal=True)
+        for text, which in zip(texts, tokens, strict=True)
+    ]
+    output, lse = call(Items(readings), query)
+    expected = torch.zeros_like(lse, dtype=torch.bool)
+    expected[place:rows, 2:] = True
+    assert torch.equal(lse.isnan(), expected)
+    # A value that weighs 0 may still make its dimension NaN, of its own text alone.
+    output[:rows, 2:, 5] = 0.0
+    expected = expected.unsqueeze(-1).repeat(1, 1, output.shape[-1])
+    expected[:rows, 2:, 5] = False
+    assert torch.equal(output.isnan(), expected)
+
+
 @ROWS
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00001, 0x7FFFFFFF, -1, -0x400000 + 0xFF])
 def test_every_nan_is_one(rows: int, bits: int) -> None:
