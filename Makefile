@@ -13,7 +13,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format figures faults bench bench-cache train train-learner evaluate judge guard install clean
+.PHONY: help demo test timing lint format figures faults bench bench-cache train train-learner evaluate judge guard install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -21,8 +21,11 @@ help: ## show this list
 demo: $(VENV)/.demo ## three questions over the sample corpus, sequentially and with windows
 	$(OFFLINE) $(BIN)/rag-windows demo $(ARGS)
 
-test: $(VENV)/.dev ## all tests: no network, no GPU, at most 10 minutes on 2 cores (ARGS="-k name")
+test: $(VENV)/.dev ## all tests: no network, no GPU, 10 to 13 minutes on 2 cores, 20 on busy ones (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest $(ARGS)
+
+timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothing else: 1 minute
+	$(OFFLINE) $(BIN)/python -m pytest -m timing $(ARGS)
 
 faults: $(VENV)/.dev ## every fault of the passage cache, unsampled: 4 minutes
 	RAG_WINDOWS_FAULTS=full $(OFFLINE) $(BIN)/python -m pytest tests/faults $(ARGS)

@@ -49,6 +49,9 @@ HEAVY = Shape(
 CONTEXT, WINDOW, TOKENS, ROUNDS = 3072, 128, 12, 2
 
 
+pytestmark = pytest.mark.timing
+
+
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(time, "perf_counter", time.process_time)

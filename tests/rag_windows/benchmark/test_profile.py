@@ -16,6 +16,7 @@ from rag_windows.benchmark.result import Part, Step
 from rag_windows.benchmark.shape import shape_named
 
 
+@pytest.mark.timing
 def test_attention_over_many_windows_is_told_apart_from_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
