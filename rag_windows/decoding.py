@@ -25,7 +25,6 @@ from rag_windows.errors import InputError
 from rag_windows.refused_options import WITHOUT_ROWS, WITHOUT_WINDOWS, refuse, refuse_ours
 from rag_windows.rescaling import query_bias
 from rag_windows.sampling import seeded
-from rag_windows.step.serving import lend, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,6 @@ class Decoded:
 class Decoder:
     """Generates against encoded contexts; holds no state of a call.
 
-    Attributes:
-        steps: records single steps where a device launches recordings; or None.
-
     Args:
         model: the plain model, used where there are no windows.
         runner: runs the same weights with our attention.
@@ -62,7 +58,6 @@ class Decoder:
         self._twin = runner.model
         self._view = make_view(self._twin)
         self._reach = runner.reach
-        self.steps = steps_of(self._twin)
         self._table_limit = table_limit(model.config.get_text_config(decoder=True))
 
     @property
@@ -210,10 +205,6 @@ class Decoder:
         with ExitStack() as scope:
             if layout is not None:
                 scope.enter_context(use_layout(layout))
-                option = partial(self.option, kwargs)
-                lent = lend(self.steps, context, layout, len(query_ids), option)
-                if lent is not None:
-                    target, kwargs["past_key_values"] = lent.view, scope.enter_context(lent.tail)
             scope.enter_context(seeded(seed, device))
             raw = target.generate(inputs, streamer=streamer, **kwargs)
         return self._decoded(raw, len(prompt), kwargs, mass)

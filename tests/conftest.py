@@ -26,11 +26,6 @@ os.environ.update(
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    # Without a device Triton's kernels run in its interpreter, which is chosen at their import.
-    os.environ["TRITON_INTERPRET"] = "1"
-
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from rag_windows.attention.backends import Request, attend, attend_merged, merges
+from rag_windows.attention.backends import Request, attend
 from rag_windows.attention.backends.request import Segment
 from rag_windows.attention.layout import Layout
 from rag_windows.attention.merge import merge, merge_two, merge_weights
 from rag_windows.attention.row_shares import record_row_shares
 from rag_windows.attention.shares import record_shares
-from rag_windows.rescaling.affine import affine
 
 
 def mix(
@@ -53,12 +52,6 @@ def mix(
         outputs.append(beside[0])
         lses.append(beside[1])
     if context is not None:
-        if layout.mass is None and beside is None and merges(context):
-            segments = list(zip(outputs, lses, strict=True))
-            batch, _, rows, _ = query.shape
-            whole = attend_merged(context, batch, rows, segments, affine(layout.method), sinks)
-            if whole is not None:
-                return whole
         folded_output, folded_lse = attend(context)
         context_lse = _unfold(folded_lse, query)
         outputs.append(_unfold(folded_output, query))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from rag_windows.attention.backends import cpu, cuda, native, reference, triton_decode
+from rag_windows.attention.backends import cpu, cuda, native, reference
 from rag_windows.attention.backends.choice import FORCED, names
 from rag_windows.attention.backends.request import Request, Segment
 
-__all__ = ["BACKENDS", "Request", "Segment", "attend", "attend_merged", "forced", "merges"]
+__all__ = ["BACKENDS", "Request", "Segment", "attend", "forced"]
 
 
 class Backend(Protocol):
@@ -27,7 +27,7 @@ class Backend(Protocol):
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {"reference": reference, "native": native, "cpu": cpu, "cuda": cuda, "triton": triton_decode}
+    {"reference": reference, "native": native, "cpu": cpu, "cuda": cuda}
 )
 
 
@@ -56,36 +56,3 @@ def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
         if BACKENDS[name].serves(request):
             return BACKENDS[name].attend(request)
     return reference.attend(request)
-
-
-def merges(request: Request) -> bool:
-    """Whether a backend may merge this request's segments in one go."""
-    return "triton" in names(request.query.device.type)
-
-
-def attend_merged(
-    request: Request,
-    batch: int,
-    rows: int,
-    segments: Sequence[Segment],
-    affine: tuple[float, float] | None,
-    sink: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """Attention over the context merged with other segments in one go; see `merges`.
-
-    Args:
-        request: over the context, the batch's rows and the heads of a kv head folded.
-        batch: batch rows.
-        rows: of each and each head.
-        segments: the others.
-        affine: what becomes of the context's lse, or None where that is no slope and shift.
-        sink: (heads,) logits of a segment without output, or None.
-
-    Returns:
-        (batch, heads, rows, value dim) in the query's dtype; None where it takes steps.
-    """
-    if affine is None or not merges(request):
-        return None
-    if not triton_decode.merges(request, segments):
-        return None
-    return triton_decode.attend_merged(request, batch, rows, segments, affine, sink)

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 
 ORDER: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"cpu": ("native", "cpu"), "cuda": ("triton", "cuda")}
+    {"cpu": ("native", "cpu"), "cuda": ("cuda",)}
 )
 """For each type of device, the backends that are asked before the reference, fastest first."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
@@ -17,7 +16,6 @@ from rag_windows.attention.backends import (
     cuda,
     native,
     reference,
-    triton_decode,
 )
 from rag_windows.attention.merge import merge, merge_two, merge_weights
 
@@ -30,14 +28,11 @@ BACKENDS: dict[str, tuple[ModuleType, str]] = {
     "cpu": (cpu, "cpu"),
     "reference on cuda": (reference, "cuda"),
     "cuda": (cuda, "cuda"),
-    # In Triton's interpreter where there is no device.
-    "triton": (triton_decode, "cuda" if torch.cuda.is_available() else "cpu"),
 }
 MARKS = {
     "native": NEEDS_COMPILER,
     "reference on cuda": pytest.mark.gpu,
     "cuda": pytest.mark.gpu,
-    "triton": pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton"),
 }
 NAMES = [pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -111,9 +106,7 @@ def check(name: str, request: Request) -> None:
     function, serves, device = backend(name)
     if not serves(request):
         odd_values = request.key.shape[-1] != request.value.shape[-1]
-        if name == "triton":
-            assert request.causal
-        elif name == "native":
+        if name == "native":
             assert left_by_native(request)
         else:
             assert device == "cuda" or request.softcap is not None or odd_values

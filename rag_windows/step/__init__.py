@@ -1,1 +1,0 @@
-"""One decoding step as one launch: what a token needs at fixed addresses, captured and replayed."""
