@@ -1,4 +1,4 @@
-"""Seeded sampling that other threads can't disturb."""
+"""Sampling: the options that ask for it, and seeds that other threads can't disturb."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ class SeededSampling(TorchFunctionMode):
 def seeded(seed: int | None, device: torch.device) -> AbstractContextManager[Any]:
     """The mode for ``seed``, or nothing for None (the global generator, as in transformers)."""
     return nullcontext() if seed is None else SeededSampling(seed, device)
+
+
+def sampling_options(temperature: float | None, top_p: float | None = None) -> dict[str, Any]:
+    """Options of ``generate``: temperature 0 is greedy, more samples, None leaves it to the model.
+
+    Args:
+        temperature: of the next token's distribution, at least 0.
+        top_p: nucleus sampling, in (0, 1].
+    """
+    if temperature == 0:
+        return {"do_sample": False}
+    chosen = {"temperature": temperature, "top_p": top_p}
+    options = {name: value for name, value in chosen.items() if value is not None}
+    return {"do_sample": True, **options} if options else {}

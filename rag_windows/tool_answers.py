@@ -1,4 +1,4 @@
-"""From what a model wrote to text and calls of tools, whole and piece by piece.
+"""Tools put into a query, and from what a model wrote to text and calls, whole or piecewise.
 
 transformers' response parser finds the calls; what is in them is checked here.
 """
@@ -9,13 +9,15 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from rag_windows.conversation import Conversation
 from rag_windows.errors import PromptError
 from rag_windows.generation import Generation
-from rag_windows.tool_calls import ToolCall
+from rag_windows.tool_calls import ToolCall, check_tools, chosen_tool, tool_names
 from rag_windows.tool_format import ToolFormat
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -184,6 +186,75 @@ class AnswerParser:
         if plain.startswith(generation.text):
             text = text.removesuffix(plain[len(generation.text) :])
         return text
+
+
+class AnswerReader:
+    """Puts the tools of one request into its query and reads the calls out of its answer.
+
+    Without tools, query and answer pass through. Not for several threads at once.
+
+    Args:
+        tools: those shown to the model, checked.
+        opening: the beginning of a forced call.
+        parser: makes what reads one answer; None without tools.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Mapping[str, Any]] = (),
+        opening: str = "",
+        parser: Callable[[], AnswerParser] | None = None,
+    ) -> None:
+        self._tools = tools
+        self._opening = opening
+        self._make = parser
+        self._parser = None if parser is None else parser()
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None,
+        choice: Any = None,
+    ) -> AnswerReader:
+        """A reader for one request.
+
+        Args:
+            tokenizer: of the model.
+            template_kwargs: further variables of its chat template.
+            tools: definitions, see `check_tools`.
+            choice: see `chosen_tool`; with "none", the tools are not shown.
+
+        Raises:
+            ToolsUnsupportedError: the template shows no tools, its calls can't be read, or forced.
+            PromptError: a definition, or the choice, can't be used.
+        """
+        if not tools or choice == "none":
+            return cls()
+        checked = check_tools(tools)
+        form = ToolFormat.of(tokenizer, template_kwargs)
+        wanted, name = chosen_tool(choice, tool_names(checked))
+        opening = form.force(name) if wanted else ""
+        return cls(checked, opening, partial(AnswerParser, tokenizer, form, checked, opening))
+
+    def query(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        """The query for the engine; messages as `Conversation.of` takes them."""
+        return Conversation.of(messages, tools=self._tools, opening=self._opening)
+
+    def feed(self, text: str) -> str:
+        """Take a chunk of a stream; give what of it is text and no call, nor may become one."""
+        return text if self._parser is None else self._parser.feed(text)
+
+    def last(self, generation: Generation) -> ToolAnswer:
+        """The end of a stream whose chunks were all fed: the rest of the text, and the calls."""
+        return ToolAnswer("") if self._parser is None else self._parser.finish(generation)
+
+    def whole(self, generation: Generation) -> ToolAnswer:
+        """An answer of which nothing was fed; one of several, where there are alternatives."""
+        if self._make is None:
+            return ToolAnswer(generation.text)
+        return self._make().whole(generation)
 
 
 def _call(value: object) -> ToolCall:

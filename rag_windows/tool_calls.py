@@ -114,6 +114,32 @@ def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(tool["function"]["name"]) for tool in tools]
 
 
+def chosen_tool(choice: Any, names: Sequence[str]) -> tuple[bool, str | None]:
+    """Whether a call is wanted, and of which tool; None for any of several.
+
+    Args:
+        choice: None, False or "auto" want none; "any", "required" or True want one; a tool's name,
+            or OpenAI's ``{"type": "function", "function": {"name": ...}}``, wants that one.
+        names: of the tools.
+
+    Raises:
+        PromptError: it names no tool.
+    """
+    if choice is None or choice is False or choice == "auto":
+        return False, None
+    if choice is True or choice in ("any", "required"):
+        return True, names[0] if len(names) == 1 else None
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        choice = function.get("name") if isinstance(function, Mapping) else None
+    if choice in names:
+        return True, str(choice)
+    raise PromptError(
+        f"tool_choice names no tool that is bound. Use one of {list(names)}, 'auto', 'any' or "
+        "'none'."
+    )
+
+
 def strings(value: Any) -> Iterator[str]:
     """Every string in JSON data, keys included."""
     if isinstance(value, str):

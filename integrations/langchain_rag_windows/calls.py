@@ -22,18 +22,10 @@ from rag_windows.batch.crowd import Crowd
 from rag_windows.batch.scheduled import Scheduled
 from rag_windows.batch.ticket import OnText
 from rag_windows.rescaling import linked, resolve
+from rag_windows.sampling import sampling_options
 
 _NOT_FOR_THE_ENGINE = ("stream", "timeout")
 """Keywords by which LangChain steers itself, and that of the watch."""
-
-
-def sampling(temperature: float | None, top_p: float | None) -> dict[str, Any]:
-    """Options of ``generate``: temperature 0 is greedy, None leaves it to the model."""
-    if temperature == 0:
-        return {"do_sample": False}
-    chosen = {"temperature": temperature, "top_p": top_p}
-    options = {name: value for name, value in chosen.items() if value is not None}
-    return {"do_sample": True, **options} if options else {}
 
 
 def engine_options(
@@ -49,7 +41,7 @@ def engine_options(
     single = {"max_new_tokens": chosen("max_tokens"), "stop": stops, "seed": model.seed}
     return {
         **model.generate_kwargs,
-        **sampling(chosen("temperature"), chosen("top_p")),
+        **sampling_options(chosen("temperature"), chosen("top_p")),
         **{name: value for name, value in single.items() if value is not None},
         **(given.get("generate_kwargs") or {}),
         **{name: value for name, value in given.items() if name not in named},

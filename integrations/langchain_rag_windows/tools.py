@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from langchain_core.language_models import LanguageModelInput
@@ -14,13 +13,11 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from rag_windows import Generation, WindowedLM
+from langchain_rag_windows.errors import in_langchain_terms
+from rag_windows import Generation, WindowedLM, tool_answers
 from rag_windows.conversation import Conversation
 from rag_windows.errors import ToolsUnsupportedError
-from rag_windows.tool_answers import AnswerParser, ToolAnswer
-from rag_windows.tool_calls import check_tools, tool_names
-from rag_windows.tool_format import ToolFormat
+from rag_windows.tool_answers import ToolAnswer
 
 ToolLike = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 """What LangChain takes for a tool."""
@@ -84,41 +81,24 @@ class ParsedAnswer:
 
 
 class AnswerReader:
-    """Puts the tools of one request into its query and reads the calls out of its answer.
-
-    Without tools, query and answer pass through. Not for several threads at once.
+    """`rag_windows.tool_answers.AnswerReader`, in LangChain's terms.
 
     Args:
-        tools: those shown to the model.
-        opening: the beginning of a forced call.
-        parser: makes what reads one answer; None without tools.
+        reader: of one request.
     """
 
-    def __init__(
-        self,
-        tools: Sequence[Mapping[str, Any]] = (),
-        opening: str = "",
-        parser: Callable[[], AnswerParser] | None = None,
-    ) -> None:
-        self._tools = tools
-        self._opening = opening
-        self._make = parser
-        self._parser = parser() if parser is not None else None
+    def __init__(self, reader: tool_answers.AnswerReader) -> None:
+        self._reader = reader
 
     @classmethod
     def of(
         cls, lm: WindowedLM, tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any = None
     ) -> AnswerReader:
         """A reader for one request; for the arguments and errors see `bind`."""
-        if not tools or tool_choice == "none":
-            return cls()
         with in_langchain_terms():
-            checked = check_tools(tools)
-            form = ToolFormat.of(lm.tokenizer, lm.template_kwargs)
-            wanted, name = _choice(tool_choice, tool_names(checked))
-            opening = form.force(name) if wanted else ""
-        make = partial(AnswerParser, lm.tokenizer, form, checked, opening)
-        return cls(checked, opening, make)
+            return cls(
+                tool_answers.AnswerReader.of(lm.tokenizer, lm.template_kwargs, tools, tool_choice)
+            )
 
     def query(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         """The query for the engine.
@@ -127,23 +107,19 @@ class AnswerReader:
             messages: as `Conversation.of` takes them.
         """
         with in_langchain_terms():
-            return Conversation.of(messages, tools=self._tools, opening=self._opening)
+            return self._reader.query(messages)
 
     def feed(self, text: str) -> str:
         """Take a chunk of a stream; give what of it is text and no call, nor may become one."""
-        return text if self._parser is None else self._parser.feed(text)
+        return self._reader.feed(text)
 
     def last(self, generation: Generation) -> ParsedAnswer:
         """The end of a stream whose chunks were all fed: the rest of the text, and the calls."""
-        return (
-            ParsedAnswer("") if self._parser is None else _parsed(self._parser.finish(generation))
-        )
+        return _parsed(self._reader.last(generation))
 
     def whole(self, generation: Generation) -> ParsedAnswer:
         """An answer of which nothing was fed; one of several, where there are alternatives."""
-        if self._make is None:
-            return ParsedAnswer(generation.text)
-        return _parsed(self._make().whole(generation))
+        return _parsed(self._reader.whole(generation))
 
 
 def call_message(message: AIMessage) -> dict[str, Any]:
@@ -163,23 +139,6 @@ def result_message(message: ToolMessage, content: str) -> dict[str, Any]:
     """What a tool gave back, as the engine's message, with this content."""
     made = {"role": "tool", "content": content, "tool_call_id": message.tool_call_id}
     return {**made, "name": message.name} if message.name else made
-
-
-def _choice(tool_choice: Any, names: Sequence[str]) -> tuple[bool, str | None]:
-    """Whether a call is wanted, and of which tool; None for any of several."""
-    if tool_choice is None or tool_choice is False or tool_choice == "auto":
-        return False, None
-    if tool_choice is True or tool_choice in ("any", "required"):
-        return True, names[0] if len(names) == 1 else None
-    if isinstance(tool_choice, Mapping):
-        function = tool_choice.get("function")
-        tool_choice = function.get("name") if isinstance(function, Mapping) else None
-    if tool_choice in names:
-        return True, str(tool_choice)
-    raise RequestError(
-        f"tool_choice names no tool that is bound. Use one of {list(names)}, 'auto', 'any' or "
-        "'none'."
-    )
 
 
 def _parsed(answer: ToolAnswer) -> ParsedAnswer:
