@@ -89,7 +89,7 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[cli]'
+	$(PIP) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from rag_windows.errors import InputError, MissingExtraError
+from rag_windows.hints import install
 from rag_windows.passage import Passage
 
 _LISTS = ("passages", "docs")
@@ -69,8 +70,7 @@ def _adapter(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise MissingExtraError(
-            f"These documents need an adapter that is not installed; run: "
-            f'pip install "rag-windows[{extra}]"'
+            f"These documents need an adapter that is not installed; run: {install(extra)}"
         ) from error
 
 

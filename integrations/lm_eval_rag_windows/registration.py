@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from rag_windows.errors import MissingExtraError
+from rag_windows.hints import missing
 
 NAME = "rag-windows"
 """What ``--model`` takes."""
@@ -19,10 +20,7 @@ def register() -> None:
         MissingExtraError: the harness is not installed.
     """
     if find_spec("lm_eval") is None:
-        raise MissingExtraError(
-            "lm_eval_rag_windows needs lm-evaluation-harness, which is not installed; run: "
-            'pip install "rag-windows[lm-eval]"'
-        )
+        raise MissingExtraError(missing("lm_eval_rag_windows", "lm-eval", "lm-eval"))
     # The harness fills an empty registry with its own models on first use; one that holds ours
     # already would stay without them.
     import lm_eval.models  # noqa: F401  # fills the registry

@@ -9,6 +9,7 @@ from typing import Any
 from rag_windows.benchmark.plan import WAYS
 from rag_windows.benchmark.result import Cell, Result, median
 from rag_windows.errors import MissingExtraError
+from rag_windows.hints import missing
 
 _STYLES = {
     way: (mark, colour)
@@ -33,9 +34,7 @@ def draw(result: Result, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtraError(
-            'Drawing needs matplotlib; run: pip install "rag-windows[figures]"'
-        ) from error
+        raise MissingExtraError(missing("Drawing", "matplotlib", "figures")) from error
     sorts = list(dict.fromkeys(cell.place.windows for cell in result.cells))
     figure = Figure(figsize=(11, 0.9 + 3.4 * len(sorts)), layout="constrained")
     grid = figure.subplots(len(sorts), 2, squeeze=False)

@@ -12,6 +12,7 @@ from rag_windows.calibration.curve import draw_curve
 from rag_windows.calibration.grid import varying
 from rag_windows.calibration.profile import FIGURES, LOWER_IS_BETTER, Profile, Setting
 from rag_windows.errors import MissingExtraError, ProfileError
+from rag_windows.hints import missing
 from rag_windows.rescaling.parameters import numbers_of
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ def draw(profile: Profile, path: str | Path) -> None:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtraError(
-            'The picture needs matplotlib; run: pip install "rag-windows[figures]"'
-        ) from error
+        raise MissingExtraError(missing("The picture", "matplotlib", "figures")) from error
     kin = [one for one in profile.settings if type(one.method) is type(profile.default)]
     axes_names = _axes([one for one in kin if not one.fine])
     if not axes_names:

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from rag_windows.cli import options
+from rag_windows.cli.errors import Group
 
 cache = typer.Typer(
     help="Look after the passage cache: what was encoded once is read from disk afterwards.",
-    no_args_is_help=True,
+    cls=Group,
 )
 
 Limit = Annotated[

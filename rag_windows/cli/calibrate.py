@@ -23,6 +23,7 @@ from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError, MissingExtraError
+from rag_windows.hints import missing
 from rag_windows.sample_files import samples_path
 from rag_windows.visible_text import encodable, visible
 
@@ -205,9 +206,7 @@ def _check_targets(options: CalibrateOptions) -> None:
         if not Path(path).parent.is_dir() or Path(path).is_dir():
             raise InputError(f"{flag} {path!r}: the folder does not exist, or this is one.")
     if options.plot is not None and find_spec("matplotlib") is None:
-        raise MissingExtraError(
-            'The picture needs matplotlib; run: pip install "rag-windows[figures]"'
-        )
+        raise MissingExtraError(missing("The picture", "matplotlib", "figures"))
 
 
 @contextmanager

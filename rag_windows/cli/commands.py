@@ -20,7 +20,6 @@ from rag_windows.cli.spreading import spreading
 app = typer.Typer(
     name="rag-windows",
     cls=OneLineErrors,
-    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,15 +42,12 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def rag_windows(
-    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Answer questions over documents; each retrieved passage is read in a window of its own."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
 
 
 @app.command(cls=options.DocsCommand)

@@ -32,7 +32,6 @@ def open_corpus(docs: Sequence[str] | None, words: int, progress: Progress) -> C
     Raises:
         DocumentError: nothing to read; see `rag_windows_retrievers.load_documents`.
         RetrievalError: no passage holds a word.
-        MissingExtraError: `bm25s` is not installed.
     """
     from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 

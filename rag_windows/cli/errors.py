@@ -21,7 +21,28 @@ def tell(message: str) -> None:
     print(one_line(message), file=sys.stderr, flush=True)
 
 
-class OneLineErrors(TyperGroup):
+class Group(TyperGroup):
+    """A group of commands: it shows its help where no command is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Show the help instead of an error about a missing command."""
+        _without_type(self, ctx)
+        if not args:
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
+def _without_type(command: Any, ctx: Any) -> None:
+    """Keep the help from showing `<bool>` behind flags, as if they took a value."""
+    for option in command.get_params(ctx):
+        if getattr(option, "is_flag", False) and option.metavar is None:
+            option.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        _without_type(below, ctx)
+
+
+class OneLineErrors(Group):
     """Turns our errors and those of the option parser into one line and an exit code."""
 
     def main(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_chec
 from rag_windows.errors import DataError, InputError, MissingExtraError, RetrievalError
 from rag_windows.evaluation.example import Example
 from rag_windows.evaluation.task import Task
+from rag_windows.hints import missing
 from rag_windows.passage import Passage
 
 if TYPE_CHECKING:
@@ -24,11 +25,7 @@ OnEmbedded = Callable[[int, int], None]
 TURNS, WEIGHT = 3, 3
 """Of `last_turns`: how the conversation becomes a query. They stand in the manifest."""
 
-_NEEDS: Mapping[Kind, tuple[tuple[str, str], ...]] = {
-    "bm25": (("bm25s", "cli"),),
-    "dense": (("sentence_transformers", "retrievers"),),
-    "hybrid": (("bm25s", "cli"), ("sentence_transformers", "retrievers")),
-}
+_SEARCHING: tuple[Kind, ...] = ("bm25", "dense", "hybrid")
 
 
 @runtime_checkable
@@ -75,7 +72,7 @@ class Ranker:
     def settings(self) -> dict[str, Any]:
         """What the rankings depend on beside the task, for the manifest."""
         told: dict[str, Any] = {"retriever": self.kind, "depth": self.depth}
-        if self.kind in _NEEDS:
+        if self.kind in _SEARCHING:
             told["query"] = {"turns": TURNS, "weight": WEIGHT}
         if self.kind in ("dense", "hybrid"):
             told["embedder"] = getattr(self._embedder, "name", None) or str(self._embedder)
@@ -93,7 +90,7 @@ class Ranker:
             RetrievalError: the pool holds nothing to search, or the index folder can't be written.
             ModelLoadError: the embedder can't be loaded.
         """
-        if self._retriever is None and self.kind in _NEEDS:
+        if self._retriever is None and self.kind in _SEARCHING:
             from rag_windows_retrievers import ConversationalRetriever, last_turns
 
             condense = last_turns(TURNS, weight=WEIGHT)
@@ -154,12 +151,10 @@ class Ranker:
                 "sentence-transformers model, such as sentence-transformers/all-MiniLM-L6-v2."
             )
         named = self._embedder is None or isinstance(self._embedder, str | Path)
-        for package, extra in _NEEDS[kind]:
-            if find_spec(package) is None and (named or package != "sentence_transformers"):
-                raise MissingExtraError(
-                    f"--retriever {kind} needs the package {package.replace('_', '-')}, which is "
-                    f'not installed; run: pip install "rag-windows[{extra}]"'
-                )
+        if kind != "bm25" and named and find_spec("sentence_transformers") is None:
+            raise MissingExtraError(
+                missing(f"--retriever {kind}", "sentence-transformers", "retrievers")
+            )
 
     def _gold(self, example: Example) -> Sequence[Passage]:
         if not isinstance(self._task, HasGold):

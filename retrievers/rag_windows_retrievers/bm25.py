@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rag_windows.errors import InputError, MissingExtraError, RetrievalError
+from rag_windows.errors import InputError, RetrievalError
 from rag_windows.passage import Passage
 from rag_windows_retrievers import store
 from rag_windows_retrievers.passage_file import read_passages, write_passages
@@ -52,7 +52,6 @@ class BM25Retriever:
     Raises:
         RetrievalError: there are no passages, or none holds a word.
         InputError: ``k1`` or ``b`` is out of range.
-        MissingExtraError: `bm25s` is not installed.
     """
 
     def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
@@ -68,7 +67,9 @@ class BM25Retriever:
         ]
         if not self._vocabulary:
             raise RetrievalError("No passage holds a word; check the documents' contents.")
-        self._index = _bm25s().BM25(k1=k1, b=b, method="lucene", backend="numpy")
+        import bm25s
+
+        self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         self._index.index((rows, dict(self._vocabulary)), show_progress=False)
 
     def save(self, folder: str | Path) -> None:
@@ -91,9 +92,8 @@ class BM25Retriever:
 
         Raises:
             RetrievalError: there is no BM25 index, or it is damaged, or of another version.
-            MissingExtraError: `bm25s` is not installed.
         """
-        library = _bm25s()
+        import bm25s as library
 
         def open_index(generation: Path, settings: Mapping[str, Any]) -> BM25Retriever:
             if settings["words"] != _WORDS:
@@ -140,14 +140,3 @@ class BM25Retriever:
             for i in best.tolist()
             if scores[i] > 0
         ]
-
-
-def _bm25s() -> Any:
-    try:
-        import bm25s
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "BM25 needs the package bm25s, which is not installed; run: "
-            'pip install "rag-windows[cli]"'
-        ) from error
-    return bm25s

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from rag_windows.errors import InputError, MissingExtraError, ModelLoadError
+from rag_windows.hints import missing
 from rag_windows_retrievers.parts import fitting_parts
 from rag_windows_retrievers.progress import Progress
 
@@ -166,8 +167,7 @@ def sentence_transformers() -> Any:
         import sentence_transformers as library
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "Dense retrieval and re-ranking need the package sentence-transformers, which is not "
-            'installed; run: pip install "rag-windows[retrievers]"'
+            missing("A dense retriever or re-ranker", "sentence-transformers", "retrievers")
         ) from error
     return library
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from rag_windows.errors import MissingExtraError
+from rag_windows.hints import missing
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with what is done and the total, in passages; from 0 to the total, never backwards."""
@@ -25,10 +26,7 @@ def progress_bar(label: str) -> Iterator[Progress]:
     try:
         from tqdm import tqdm
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "A progress bar needs the package tqdm, which is not installed; run: "
-            'pip install "rag-windows[retrievers]"'
-        ) from error
+        raise MissingExtraError(missing("A progress bar", "tqdm", "retrievers")) from error
     with tqdm(desc=label, unit=" passages", disable=None) as bar:
 
         def show(done: int, total: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rag_windows.errors import MissingExtraError
+from rag_windows.hints import missing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,10 +76,7 @@ def _empty(dimension: int) -> Any:
     try:
         from usearch.index import Index
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "A large dense index needs the package usearch, which is not installed; run: "
-            'pip install "rag-windows[retrievers]"'
-        ) from error
+        raise MissingExtraError(missing("A large dense index", "usearch", "retrievers")) from error
     return Index(
         ndim=dimension,
         metric="ip",

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rag_windows.errors import InputError, MissingExtraError, RetrievalError
+from rag_windows.errors import InputError, RetrievalError
 from rag_windows.passage import Passage
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_retrievers.bm25 import tokenize
@@ -97,9 +96,3 @@ def test_threads_may_share_it() -> None:
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(retriever.retrieve, queries))
     assert together == [retriever.retrieve(query) for query in queries]
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(MissingExtraError, match=r'bm25s.*pip install "rag-windows\[cli\]"'):
-        BM25Retriever(CORPUS)

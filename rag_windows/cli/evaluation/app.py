@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from rag_windows.cli.errors import Group
 from rag_windows.cli.evaluation.chatrag_command import chatrag
 from rag_windows.cli.evaluation.folder_commands import merge, report
 from rag_windows.cli.evaluation.icl_command import icl
@@ -13,7 +14,7 @@ from rag_windows.cli.evaluation.score_commands import score
 
 evaluation = typer.Typer(
     help="Compare methods on datasets: quality with intervals, speed, and a report.",
-    no_args_is_help=True,
+    cls=Group,
 )
 evaluation.command()(inscit)
 evaluation.command()(chatrag)

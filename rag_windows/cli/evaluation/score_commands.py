@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from rag_windows.cli import options
+from rag_windows.cli.errors import Group
 from rag_windows.cli.evaluation import options as own
 from rag_windows.cli.evaluation.chatrag_command import Dataset
 
-score = typer.Typer(help="Score a finished file of predictions alone.", no_args_is_help=True)
+score = typer.Typer(help="Score a finished file of predictions alone.", cls=Group)
 
 Answerable = Annotated[
     Path | None,

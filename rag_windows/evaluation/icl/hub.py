@@ -10,6 +10,7 @@ from rag_windows.errors import DataError, MissingExtraError
 from rag_windows.evaluation.data.fields import Place, shown
 from rag_windows.evaluation.icl.item import Item, Items
 from rag_windows.evaluation.icl.named import NAMED, Worded
+from rag_windows.hints import missing
 
 
 def load(name: str, worded: Worded) -> Items:
@@ -67,9 +68,10 @@ def _rows(name: str, split: str) -> Any:
         from datasets import load_dataset
     except ImportError as error:
         raise MissingExtraError(
-            f"The task {name!r} comes from the Hugging Face Hub through the package datasets, "
-            'which is not installed; run: pip install "rag-windows[eval-hub]", or give local files '
-            "with --demos and --test."
+            missing(
+                f"The task {name!r}, which comes from the Hugging Face Hub,", "datasets", "eval-hub"
+            )
+            + ", or give local files with --demos and --test."
         ) from error
     named = NAMED[name]
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from rag_windows.errors import MissingExtraError
 from rag_windows.evaluation.report.palette import GRID, GROUND, INK, SOFT, Look
 from rag_windows.evaluation.report.svg import inline
+from rag_windows.hints import missing
 from rag_windows.visible_text import one_line
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _settings(salt: str) -> Iterator[None]:
         import matplotlib as mpl
     except ImportError as error:
         raise MissingExtraError(
-            'The charts of a report need matplotlib; run: pip install "rag-windows[eval]"'
+            missing("The report with its charts", "matplotlib", "eval")
         ) from error
     with mpl.rc_context(
         {

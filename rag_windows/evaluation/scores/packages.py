@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from rag_windows.errors import MissingExtraError
+from rag_windows.hints import install
 
 
 def check_packages(*names: str) -> None:
@@ -13,8 +14,7 @@ def check_packages(*names: str) -> None:
     Raises:
         MissingExtraError: one is not installed.
     """
-    if missing := [name for name in names if find_spec(name) is None]:
+    if absent := [name for name in names if find_spec(name) is None]:
         raise MissingExtraError(
-            f"Scoring needs what is not installed: {', '.join(missing)}; "
-            'run: pip install "rag-windows[eval]"'
+            f"Scoring needs what is not installed: {', '.join(absent)}; run: {install('eval')}"
         )

@@ -88,5 +88,5 @@ def test_matplotlib_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return imported(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtraError, match=r'pip install "rag-windows\[figures\]"'):
+    with pytest.raises(MissingExtraError, match=r'pip install "\.\[figures\]"'):
         profile().plot(tmp_path / "heat.png")

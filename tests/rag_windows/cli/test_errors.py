@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rag_windows.cli import app as entry
 from tests.rag_windows.cli.conftest import Run
 
 
@@ -134,19 +132,3 @@ def test_interruption(run: Run, docs: Path, model: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(WindowedLM, "generate", interrupted)
     result = run("ask", "bridge", "--docs", "docs", "--model", model, "--json")
     assert result.exit_code == 130
-
-
-@pytest.mark.parametrize("missing", ["typer", "rich", "bm25s"])
-def test_a_missing_package_is_one_line(
-    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.setattr(sys, "argv", ["rag-windows", "methods"])
-    with pytest.raises(SystemExit) as ended:
-        entry.main()
-    assert ended.value.code == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    (line,) = output.err.splitlines()
-    assert f"needs {missing}, not installed" in line
-    assert 'pip install "rag-windows[cli]"' in line

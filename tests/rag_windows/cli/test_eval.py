@@ -245,5 +245,5 @@ def test_a_missing_package_is_told_before_the_work(
     )
     result = inscit("--out", "out")
     assert result.exit_code == EXIT_ERROR
-    assert 'spacy; run: pip install "rag-windows[eval]"' in one_line(result.stderr)
+    assert 'spacy; run: pip install ".[eval]"' in one_line(result.stderr)
     assert not (tmp_path / "out").exists()

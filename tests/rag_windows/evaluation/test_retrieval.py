@@ -186,6 +186,6 @@ def test_what_can_not_be_served_is_refused_before_the_work(
 
 def test_a_missing_package_is_told_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"sentence-transformers.*rag-windows\[retrievers"):
+    with pytest.raises(MissingExtraError, match=r"sentence-transformers.*\.\[retrievers"):
         Ranker(Searched(), "dense", 2, embedder="all-MiniLM-L6-v2")
     Ranker(Searched(), "dense", 2, embedder=Letters())

@@ -75,5 +75,5 @@ def test_the_rules_are_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPa
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
     monkeypatch.setattr(english, "_loaded", [])
-    with pytest.raises(MissingExtraError, match=r'spacy; run: pip install "rag-windows\[eval\]"'):
+    with pytest.raises(MissingExtraError, match=r'spacy; run: pip install "\.\[eval\]"'):
         spaced("x")

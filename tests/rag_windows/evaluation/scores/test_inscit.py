@@ -199,7 +199,7 @@ def test_a_missing_package_is_named_with_its_extra(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf'{package}; run: pip install "rag-windows\[eval'):
+    with pytest.raises(MissingExtraError, match=rf'{package}; run: pip install "\.\[eval'):
         inscit_scores([example("x")], ["x"], [[]])
 
 
