@@ -16,7 +16,7 @@ from rag_windows.cache.digest import DIGESTS
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.entry_key import check_key
 from rag_windows.cache.fetching import Fetcher, Outcome, expired
-from rag_windows.cache.files import Files
+from rag_windows.cache.files import Files, require_locks
 from rag_windows.cache.folders import Folders, open_folders
 from rag_windows.cache.format import Note, draw_up
 from rag_windows.cache.listing import list_entries
@@ -56,7 +56,8 @@ class DiskTier:
 
     Raises:
         InputError: for a name that doesn't exist or a negative limit.
-        CacheError: if `path` is no folder, or other users can write in it.
+        CacheError: if `path` is no folder, or other users can write in it, or the system has no
+            file locks.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class DiskTier:
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        require_locks()
         if digest not in DIGESTS:
             raise InputError(f"no digest is called {digest!r}; use one of {', '.join(DIGESTS)}.")
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))

@@ -6,11 +6,31 @@ fail, or end the process there, without touching ``os``.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from dataclasses import dataclass
 
-_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
+from rag_windows.errors import CacheError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    LOCKS_WORK = False
+else:
+    LOCKS_WORK = True
+    _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def require_locks() -> None:
+    """Refuse to keep windows on disk where the system has no POSIX file locks.
+
+    Raises:
+        CacheError: saying so, and what works instead.
+    """
+    if not LOCKS_WORK:
+        raise CacheError(
+            "Keeping windows on disk needs POSIX file locks (Python's fcntl), which this system "
+            "does not have; keep them in memory instead: leave path= and disk= out."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,13 +63,17 @@ class Lock:
 
 
 def lock_writes(folders: Folders, wait_s: float) -> Lock | None:
-    """Take the lock around changes; None if others held it for `wait_s` seconds.
+    """Take the lock around changes; see `wait_for_lock`."""
+    return wait_for_lock(folders.files, WRITES, folders.locks, wait_s)
+
+
+def wait_for_lock(files: Files, name: str, folder: int, wait_s: float) -> Lock | None:
+    """Take the lock of a file, made if it is missing; None if others held it for `wait_s` seconds.
 
     Raises:
         OSError: if the lock file can't be opened or locked.
     """
-    files = folders.files
-    descriptor = files.open_lock(WRITES, folders.locks, True)
+    descriptor = files.open_lock(name, folder, True)
     deadline = time.monotonic() + wait_s
     nap = 0.0002
     try:

@@ -13,6 +13,7 @@ import torch
 
 from rag_windows.cache.counters import prometheus_text
 from rag_windows.cache.entry import Entry
+from rag_windows.cache.files import LOCKS_WORK
 from rag_windows.cache.fingerprint import PROBE_BYTES
 from rag_windows.cache.flight import Flights
 from rag_windows.cache.keys import salt_key
@@ -105,10 +106,14 @@ class PassageCache:
         """What ``cache=True`` means.
 
         A quarter of the free host memory, and of the disk a fifth of what is free, 50 GiB at most.
+        Memory alone where the system has no file locks and no `path` is given.
         """
         folder = Path(path) if path is not None else default_folder()
         disk = min(MOST_DISK, int(free_disk(folder) * DISK_SHARE))
         options.setdefault("memory", max(1, int(free_memory() * MEMORY_SHARE)))
+        if path is None and options["memory"] is not None and not LOCKS_WORK:
+            options.pop("disk", None)
+            return cls(**options)
         options.setdefault("disk", max(1, disk))
         return cls(path=folder, **options)
 

@@ -55,6 +55,7 @@ class PassageBook:
         path: Path | None,
         prefix: str | None,
         conversation: Messages | None,
+        wait_s: float,
         on_loaded: OnPrepared | None = None,
     ) -> None:
         codebook = codebook_of(method)
@@ -69,7 +70,7 @@ class PassageBook:
         self._preparer = Preparer(
             lm, cache, method, codebook.search, prefix=prefix, conversation=conversation
         )
-        index = None if path is None else Index(path)
+        index = None if path is None else Index(path, wait_s)
         self._holdings = Holdings(self._preparer, cache, index, on_loaded)
 
     def __len__(self) -> int:

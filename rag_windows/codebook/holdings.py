@@ -67,14 +67,17 @@ class Holdings:
     def now(self) -> State:
         """What the book holds now, changes of other processes included."""
         if self._index is not None and self._index.stamp() != self._stamp:
-            with self.changing():
-                return self._state
+            # Without the lock of all processes: the index is replaced as a whole, and a question
+            # must not wait for somebody's change.
+            with self._lock:
+                self._refresh()
         return self._state
 
     @contextmanager
     def changing(self) -> Iterator[State]:
         """Be the only one that changes the book; gives what it holds."""
-        with self._lock, nullcontext() if self._index is None else self._index.locked():
+        # In this order: threads that ask need this process's lock, and must not wait for others.
+        with nullcontext() if self._index is None else self._index.locked(), self._lock:
             self._refresh()
             yield self._state
 

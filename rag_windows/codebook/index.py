@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_windows.cache.files import Files
+from rag_windows.cache.files import Files, require_locks
+from rag_windows.cache.locks import wait_for_lock
 from rag_windows.codebook.record import Record
 from rag_windows.errors import CacheError
 
@@ -47,13 +47,16 @@ class Index:
 
     Args:
         path: the book's folder, made for this user only if it is missing.
+        wait_s: longest wait for the change of another process, in seconds.
 
     Raises:
         CacheError: it can't be used.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wait_s: float) -> None:
+        require_locks()
         self.path = path
+        self._wait_s = wait_s
         self._files = Files()
         try:
             with contextlib.suppress(FileExistsError):
@@ -70,14 +73,24 @@ class Index:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that changes this book."""
-        with contextlib.ExitStack() as stack:
-            try:
-                descriptor = self._files.open_lock(LOCK, self._folder, create=True)
-                stack.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError as error:
-                raise CacheError(f"The book can't be changed: {error}.") from error
+        """Be the only process that changes this book.
+
+        Raises:
+            CacheError: another one did not end its change in time; the message names it.
+        """
+        try:
+            lock = wait_for_lock(self._files, LOCK, self._folder, self._wait_s)
+            if lock is None:
+                raise CacheError(
+                    f"The book in {str(self.path)!r} is being changed by {self._holder()}, which "
+                    f"has not finished within {self._wait_s:g} s. If that process was stopped or "
+                    "hangs, continue it or end it; else try again later, or with a larger wait_s."
+                )
+        except OSError as error:
+            raise CacheError(f"The book can't be changed: {error}.") from error
+        with lock:
+            with contextlib.suppress(OSError):  # a full disk: then it has no name
+                self._files.write_at(lock.descriptor, f"{os.getpid():<20}".encode(), 0)
             yield
 
     def stamp(self) -> Stamp | None:
@@ -152,6 +165,14 @@ class Index:
                 self._files.remove(name, self._folder)
             raise CacheError(f"The book's index can't be written: {error}.") from error
         return self.stamp()
+
+    def _holder(self) -> str:
+        """Who has the lock, as it has written there."""
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = self._files.open_reading(LOCK, self._folder)
+            with os.fdopen(descriptor, "rb") as file:
+                return f"process {int(file.read(20))}"
+        return "another process"
 
     def _drop_unfinished(self) -> None:
         """Remove what a process that was killed while writing has left."""

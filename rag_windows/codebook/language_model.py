@@ -33,6 +33,7 @@ class KeepingLM(TextLM):
         memory: Size | None = "4GiB",
         disk: Size | None = None,
         salt: str | bytes | None = None,
+        wait_s: float = 60.0,
         on_loaded: OnPrepared | None = None,
     ) -> PassageBook:
         """Make a store of encoded passages, or open the one in a folder.
@@ -52,6 +53,8 @@ class KeepingLM(TextLM):
             memory: host memory for windows, beside the keys that are searched.
             disk: disk space for windows, with a path; 50 GiB by default.
             salt: secret of a tenant; see `PassageCache`.
+            wait_s: how long a change waits for one of another process on the same folder, in
+                seconds; then it is a CacheError that names that process.
             on_loaded: called while a book is opened, with the passages done and all of them.
 
         Raises:
@@ -75,5 +78,6 @@ class KeepingLM(TextLM):
             path=folder,
             prefix=prefix,
             conversation=conversation,
+            wait_s=wait_s,
             on_loaded=on_loaded,
         )
