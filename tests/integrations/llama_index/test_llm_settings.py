@@ -21,7 +21,6 @@ from llama_index.llms.rag_windows.serializing import as_plain, read_method
 from llama_index.llms.rag_windows.settings import ADVERTISED_WINDOWS
 from rag_windows import APE, PCW, Passage
 from rag_windows.errors import (
-    GenerationError,
     InputError,
     MethodError,
     ModelLoadError,
@@ -236,5 +235,6 @@ def test_it_serves_as_the_llm_of_settings() -> None:
 
 def test_options_that_no_model_knows_are_errors_of_ours() -> None:
     for name in ("complete", "stream_complete"):
-        with pytest.raises(GenerationError, match="temprature"):
+        with pytest.raises(TypeError, match="temprature") as caught:
             list(getattr(llm(), name)("Who?", temprature=1.0))
+        assert isinstance(caught.value, RagWindowsError)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from llama_index.llms.rag_windows.base import RagWindowsLLM
+from rag_windows.hints import missing
+
+try:
+    from llama_index.llms.rag_windows.base import RagWindowsLLM
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("llama_index"):
+        raise
+    needs = missing("The LlamaIndex adapter", "llama-index-core", "llama-index")
+    raise ModuleNotFoundError(needs, name=error.name) from None
 
 if TYPE_CHECKING:
     from llama_index.llms.rag_windows.chat_engines import (

@@ -37,8 +37,9 @@ class RagWindowsLLM(TemplateCalls):
     (`Passage`, strings or mappings), `CitableBlock` in a message, or by `WindowPromptHelper` from
     LlamaIndex's own synthesizers and engines. Without any it is an ordinary chat model. Calls that
     are made at once, by tasks or by threads, share forward passes (``batch_rows``). Options of
-    a call (``method``, ``max_new_tokens``, ``stop``, ``seed``, ``on_encoded``, any option of
-    transformers' ``generate``) go before those of the constructor.
+    a call (``method``, ``temperature``, ``top_p``, ``max_tokens``, ``stop``, ``seed``,
+    ``on_encoded``, any option of transformers' ``generate``) go before those of the constructor; a
+    name that nobody knows is a ``TypeError``.
 
     A chat answer holds a `CitationBlock` for each passage that carried it. ``raw`` of an answer,
     and of a stream's last piece, is JSON, see `responses.as_raw`. The weights are loaded at the
@@ -130,12 +131,14 @@ class RagWindowsLLM(TemplateCalls):
         return self._apieces(question, self._completion_piece(question))
 
     def _read_chat(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> Question:
+        chosen = self._options(options)
         with surfacing():
-            return read_chat(messages, self.system_prompt, self._options(options))
+            return read_chat(messages, self.system_prompt, chosen)
 
     def _read_prompt(self, prompt: str, options: dict[str, Any]) -> Question:
+        chosen = self._options(options)
         with surfacing():
-            return read_prompt(prompt, self.system_prompt, self._options(options))
+            return read_prompt(prompt, self.system_prompt, chosen)
 
     def _generate(self, question: Question) -> Generation:
         crowd = self._source.crowd

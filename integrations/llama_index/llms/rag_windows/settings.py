@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serialize
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.llm import default_completion_to_prompt as default_completion
+from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria
+from transformers.utils import TransformersKwargs
 
 from llama_index.llms.rag_windows.serializing import (
     as_plain,
@@ -28,6 +32,8 @@ from rag_windows.errors import InputError
 from rag_windows.guard.settings import FallbackOption, Guard
 from rag_windows.headers import Header
 from rag_windows.linking.plan import Choose, LinkPlan, LinkTokens
+from rag_windows.refused_options import OURS
+from rag_windows.sampling import sampling_options
 
 ADVERTISED_WINDOWS = 64
 """Windows that ``metadata.context_window`` counts on; more can be read, memory permitting."""
@@ -38,6 +44,23 @@ _SHOWN_BY_TEMPLATE = {
     "query_wrapper_prompt": (None, "{query_str}"),
 }
 """Arguments of HuggingFaceLLM that write a prompt by hand, and values that ask for nothing."""
+
+CALL_OPTIONS = frozenset(
+    {
+        *(set(inspect.signature(WindowedLM.generate).parameters) - {"self", "query"}),
+        *(set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}),
+        *(name for name in vars(GenerationConfig()) if not name.startswith("_")),
+        *TransformersKwargs.__optional_keys__,
+        *OURS,  # refused by the engine, which says why
+        *("assistant_tokenizer", "tokenizer"),
+        *("max_tokens", "nodes"),
+    }
+) - {"generate_kwargs"}
+"""What a call may be given by name, beside its messages."""
+
+
+class UnknownArgumentError(InputError, TypeError):
+    """A constructor or a call was given an argument that it does not have."""
 
 
 class Settings(CustomLLM):
@@ -54,7 +77,10 @@ class Settings(CustomLLM):
         model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, quantization_config, ...
         generate_kwargs: for transformers' ``generate``, and ``stop`` and ``seed``; those of a call
             go before.
-        max_new_tokens: at most so many are generated.
+        max_new_tokens: at most so many are generated (256).
+        max_tokens: the same by its other name.
+        temperature: 0 takes the likeliest token, more samples; None leaves it to the model.
+        top_p: nucleus sampling.
         context_window: what ``metadata`` says; by default the positions of `ADVERTISED_WINDOWS`
             windows. One window, with the instruction and the conversation, has `position_limit`.
         system_prompt: the instruction, where a conversation brings none.
@@ -83,6 +109,7 @@ class Settings(CustomLLM):
 
     Raises:
         InputError: no model or two, or an argument that writes prompts by hand.
+        TypeError: an unknown argument, or an unknown option in ``generate_kwargs``.
     """
 
     model_name: str = Field(description="Name or folder of the model.")
@@ -92,6 +119,8 @@ class Settings(CustomLLM):
     model_kwargs: dict[str, Any] = Field(description="For loading the model.")
     generate_kwargs: dict[str, Any] = Field(description="For generating.")
     max_new_tokens: int = Field(gt=0, description="At most so many tokens are generated.")
+    temperature: float | None = Field(default=None, ge=0, description="Of sampling; 0 is greedy.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Of nucleus sampling.")
     context_window: int | None = Field(default=None, gt=0, description="Advertised capacity.")
     is_chat_model: bool = Field(default=True, description="Whether templates are chats.")
     stopping_ids: list[int] = Field(description="Further tokens that end an answer.")
@@ -121,7 +150,10 @@ class Settings(CustomLLM):
         device_map: Any = None,
         model_kwargs: Mapping[str, Any] | None = None,
         generate_kwargs: Mapping[str, Any] | None = None,
-        max_new_tokens: int = DEFAULT_NUM_OUTPUTS,
+        max_new_tokens: int | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
         context_window: int | None = None,
         system_prompt: str | None = None,
         is_chat_model: bool = True,
@@ -148,6 +180,10 @@ class Settings(CustomLLM):
                     "instruction into system_prompt."
                 )
             kwargs.pop(name, None)
+        _refuse_unknown(kwargs, type(self).model_fields, "RagWindowsLLM")
+        options = _named(generate_kwargs or {})
+        if None not in (max_tokens, max_new_tokens):
+            raise UnknownArgumentError(_TWICE)
         if model is not None and model_name is not None:
             raise InputError("Give model_name= or model=, not both.")
         profile = read_profile(profile)
@@ -170,8 +206,14 @@ class Settings(CustomLLM):
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             device_map=device_map,
             model_kwargs=dict(model_kwargs or {}),
-            generate_kwargs=dict(generate_kwargs or {}),
-            max_new_tokens=max_new_tokens,
+            generate_kwargs=options,
+            max_new_tokens=next(
+                given
+                for given in (max_new_tokens, max_tokens, DEFAULT_NUM_OUTPUTS)
+                if given is not None
+            ),
+            temperature=temperature,
+            top_p=top_p,
             context_window=context_window,
             system_prompt=system_prompt,
             is_chat_model=is_chat_model,
@@ -238,7 +280,16 @@ class Settings(CustomLLM):
         return as_plain(value)
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of one call over those of the constructor."""
+        """Options of one call over those of the constructor.
+
+        Raises:
+            TypeError: one of them is unknown.
+        """
+        given = _named(_set(**options))
+        sampling = {name: given.pop(name) for name in ("temperature", "top_p") if name in given}
+        if sampling:
+            own = {"temperature": self.temperature, "top_p": self.top_p}
+            given = {**sampling_options(**{**own, **sampling}), **given}
         merged: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
             "citations": self.citations,
@@ -249,13 +300,48 @@ class Settings(CustomLLM):
                 link_tokens=self.link_tokens,
                 fallback=self.fallback,
             ),
+            **sampling_options(self.temperature, self.top_p),
             **self.generate_kwargs,
-            **_set(**options),
+            **given,
         }
+        if sampling.get("temperature") == 0:
+            # Those of the constructor, which transformers warns of beside do_sample=False.
+            for name in ("temperature", "top_p"):
+                merged.pop(name, None)
         if self.stopping_ids:
             criteria = merged.get("stopping_criteria") or []
             merged["stopping_criteria"] = [*criteria, EosTokenCriteria(self.stopping_ids)]
         return merged
+
+
+_TWICE = "max_tokens and max_new_tokens are one argument; give only one of them."
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a call under the engine's names.
+
+    Raises:
+        UnknownArgumentError: one has a name that nobody knows, or two names.
+    """
+    _refuse_unknown(options, CALL_OPTIONS, "A call of RagWindowsLLM")
+    named = dict(options)
+    if "max_tokens" in named:
+        if "max_new_tokens" in named:
+            raise UnknownArgumentError(_TWICE)
+        named["max_new_tokens"] = named.pop("max_tokens")
+    return named
+
+
+def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    names = set(known)
+    for name in given:
+        if name in names:
+            continue
+        near = get_close_matches(name, names, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else "leave it out."
+        if name in CALL_OPTIONS:
+            advice = f"give it as generate_kwargs={{{name!r}: ...}}, or in a call."
+        raise UnknownArgumentError(f"{where} takes no argument {name!r}; {advice}")
 
 
 def _set(**values: Any) -> dict[str, Any]:

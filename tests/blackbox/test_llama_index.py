@@ -1,0 +1,80 @@
+"""LlamaIndex's users: what they write for other LLMs, written for ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llama_index.llms.rag_windows import RagWindowsLLM
+from rag_windows import WindowedLM
+from tests.blackbox.conftest import ANSWER, QUESTION, Process
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"temprature": 0.5}, "'temprature'; did you mean 'temperature'"),
+        ({"max_new_token": 5}, "'max_new_token'; did you mean 'max_new_tokens'"),
+        ({"sed": 1}, "'sed'"),
+        ({"zzzz": 1}, "'zzzz'; leave it out"),
+        ({"seed": 1}, "generate_kwargs={'seed': ...}"),
+        ({"generate_kwargs": {"do_smaple": True}}, "did you mean 'do_sample'"),
+        ({"max_tokens": 3, "max_new_tokens": 3}, "one argument"),
+    ],
+)
+def test_the_constructor_refuses_what_it_does_not_know(
+    arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        RagWindowsLLM("tiny-reader", **arguments)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["chat", "complete", "stream_chat", "stream_complete"])
+def test_calls_refuse_what_they_do_not_know(reader: WindowedLM, name: str) -> None:
+    call: Any = getattr(RagWindowsLLM(lm=reader), name)
+    with pytest.raises(TypeError, match=r"'temprature'; did you mean 'temperature'"):
+        list(call([] if "chat" in name else "Who?", temprature=1.0))
+
+
+def test_max_tokens_is_max_new_tokens(small_lm: WindowedLM) -> None:
+    model = RagWindowsLLM(lm=small_lm, max_tokens=3)
+    assert model.metadata.num_output == 3
+    assert model.complete("Who?").raw["usage"]["completion_tokens"] == 3
+    assert model.complete("Who?", max_tokens=5).raw["usage"]["completion_tokens"] == 5
+    with pytest.raises(TypeError, match="one argument"):
+        model.complete("Who?", max_tokens=5, max_new_tokens=5)
+
+
+def test_a_temperature_samples_and_zero_does_not(small_lm: WindowedLM) -> None:
+    def answers(model: RagWindowsLLM, **options: Any) -> set[str]:
+        return {model.complete("Who?", seed=seed, **options).text for seed in range(4)}
+
+    plain = RagWindowsLLM(lm=small_lm, max_tokens=8)
+    warm = RagWindowsLLM(lm=small_lm, max_tokens=8, temperature=1.5)
+    greedy = answers(plain)
+    assert len(greedy) == 1
+    assert len(answers(warm)) > 1
+    assert len(answers(plain, temperature=1.5)) > 1
+    assert answers(warm, temperature=0) == answers(warm, do_sample=False) == greedy
+    assert answers(RagWindowsLLM(lm=small_lm, max_tokens=8, temperature=0)) == greedy
+    again = RagWindowsLLM.from_dict({**warm.to_dict(), "model_name": "tiny-reader"})
+    assert again.temperature == 1.5
+
+
+def test_the_reader_answers_as_before(reader: WindowedLM, passages: list[Any]) -> None:
+    model = RagWindowsLLM(lm=reader, max_tokens=16, temperature=0)
+    assert model.complete(QUESTION, passages=passages).text == ANSWER
+
+
+@pytest.mark.parametrize("package", ["llms", "retrievers"])
+def test_a_missing_framework_is_named_with_its_remedy(python: Process, package: str) -> None:
+    ended = python(
+        "import sys; sys.modules['llama_index.core'] = None\n"
+        f"import llama_index.{package}.rag_windows"
+    )
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "needs llama-index-core, which is not installed" in last
+    assert 'pip install ".[llama-index]"' in last
+    assert "halted" not in ended.stderr
