@@ -14,10 +14,6 @@ from rag_windows.errors import GenerationError, LimitError, RagWindowsError
 from tests.integrations.llama_index.cases import reader
 
 WRONG: dict[str, tuple[Callable[[], RagWindowsLLM], type[RagWindowsError]]] = {
-    "an unknown option": (
-        lambda: RagWindowsLLM(lm=reader(), generate_kwargs={"temprature": 1.0}),
-        GenerationError,
-    ),
     "an option of the wrong type": (
         lambda: RagWindowsLLM(lm=reader(), generate_kwargs={"num_beams": "two"}),
         GenerationError,
