@@ -1,9 +1,47 @@
-"""Where a model wants its inputs."""
+"""Where models go, and where a model wants its inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
+
+from rag_windows.errors import InputError
+
+
+def best_device() -> str:
+    """What ``device_map`` is unless it is given: "cpu", "cuda", or "auto" for several of them."""
+    count = _cuda_devices()
+    return "cpu" if count == 0 else "cuda" if count == 1 else "auto"
+
+
+def check_device(asked: Any, argument: str = "device_map=") -> None:
+    """Refuse a CUDA device that is not there.
+
+    Args:
+        asked: a ``device_map``: a name, a number, a device, or a mapping to these.
+        argument: how the message calls it.
+
+    Raises:
+        InputError: saying how many devices there are.
+    """
+    for device in asked.values() if isinstance(asked, Mapping) else [asked]:
+        name = f"cuda:{device}" if isinstance(device, int) else str(device)
+        if name.partition(":")[0] != "cuda":
+            continue
+        number = name.partition(":")[2]
+        count = _cuda_devices()
+        if (number and not number.isdecimal()) or int(number or 0) >= count:
+            there = f"PyTorch sees {count} CUDA devices" if count else "PyTorch sees no CUDA device"
+            raise InputError(
+                f"{argument}{asked}: {there}; use cpu, or leave it out for the best device."
+            )
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def input_device(model: PreTrainedModel) -> torch.device:

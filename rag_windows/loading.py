@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,11 +19,26 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 
-from rag_windows.errors import InputError, ModelLoadError
+from rag_windows.device import best_device, check_device
+from rag_windows.errors import (
+    InputError,
+    MissingExtraError,
+    ModelLoadError,
+    RagWindowsError,
+    UnsupportedModelError,
+)
+from rag_windows.hints import missing
 
 EMBEDDED = ("tiny-reader", "tiny-learner")
 """Models that are shipped with the package."""
+
+SEVERAL = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Values of ``device_map`` by which accelerate spreads a model."""
+
+_QUANTIZATION = ("load_in_", "bnb_4bit_", "llm_int8_")
+"""How arguments of BitsAndBytesConfig begin."""
 
 
 def embedded_path(name: str) -> Path:
@@ -39,8 +58,11 @@ def resolve(
 
     Raises:
         InputError: options of loading for a loaded model, or no model at all.
+        UnsupportedModelError: a PEFT model that is more than a model with other modules.
         ModelLoadError: see `load`.
     """
+    if not isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
+        model = _adapted(model)
     if isinstance(model, PreTrainedModel):
         if model_kwargs or device_map is not None or dtype != "auto":
             raise InputError(
@@ -51,31 +73,52 @@ def resolve(
     if not isinstance(model, str | Path):
         raise InputError(
             f"model must be a name, a folder or a transformers PreTrainedModel, not "
-            f"{type(model).__name__}. Give a compiled model uncompiled, and a PEFT model as "
-            "its get_base_model()."
+            f"{type(model).__name__}. Give a model that torch.compile() made uncompiled."
         )
-    if device_map is not None:
-        model_kwargs["device_map"] = device_map
-    loaded, tokenizer = load(model, tokenizer, dtype=dtype, **model_kwargs)
+    loaded, tokenizer = load(model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs)
     return loaded.eval(), tokenizer
+
+
+def _adapted(model: Any) -> PreTrainedModel:
+    """The transformers model inside a PEFT model, with the adapters' modules in it."""
+    for config in model.peft_config.values():
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        if (
+            config.is_prompt_learning
+            or kind in ("XLORA", "ADAPTION_PROMPT")
+            or getattr(config, "alora_invocation_tokens", None)
+        ):
+            raise UnsupportedModelError(
+                f"A PEFT adapter of type {kind} changes prompts or single tokens, so windows can't "
+                "be encoded by themselves. Use one that changes weights, such as LoRA, or "
+                "load the model without it."
+            )
+    return model.get_base_model()
 
 
 def load(
     model: str | Path,
     tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    device_map: Any = None,
     **kwargs: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load by shipped name, local folder or Hub name.
+    """Load by shipped name, local folder, GGUF file or Hub name.
 
-    Weights come from safetensors only, and no code of a repository is run.
+    Weights come from safetensors or GGUF only, and no code of a repository is run. The folder of
+    a PEFT adapter brings its base model and, if it has none of its own, the base's tokenizer.
 
     Args:
-        model: name or folder.
+        model: name or folder, or the path of a GGUF file.
         tokenizer: to use instead of the model's own.
-        kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, device_map,
-            quantization_config, revision, attn_implementation, ...
+        device_map: where the weights go; None for the best device, see `best_device`.
+        kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, quantization_config, revision,
+            gguf_file, attn_implementation, ...; arguments of ``BitsAndBytesConfig`` such as
+            ``load_in_4bit`` go into the ``quantization_config``.
 
     Raises:
+        InputError: a device that is not there.
+        MissingExtraError: what is asked for needs a package that is not installed.
         ModelLoadError: saying what was not found or could not be loaded, and what to do.
     """
     if kwargs.get("trust_remote_code"):
@@ -83,27 +126,34 @@ def load(
             "trust_remote_code=True is refused: it runs code from the model's repository. Load the "
             "model yourself if you trust it, and pass the object to from_pretrained."
         )
-    source = str(embedded_path(model) if model in EMBEDDED else model)
-    _check_path(str(model), source)
-    hub = _hub(kwargs)
+    source, kwargs = _located(model, kwargs)
+    place, moved = _placed(device_map)
     if isinstance(kwargs.get("dtype"), str) and kwargs["dtype"] != "auto":
         kwargs["dtype"] = _dtype(kwargs["dtype"])
     try:
+        base = _base_of(source, kwargs)
         if tokenizer is None:
-            tokenizer = AutoTokenizer.from_pretrained(source, **hub)
-        loaded = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, **kwargs)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+            tokenizer = _tokenizer(source, base, _hub(kwargs))
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source, use_safetensors=True, **place, **_quantized(kwargs)
+        )
+        if moved is not None:
+            loaded = loaded.to(moved)
+    except RagWindowsError:
+        raise
+    except _LOADING as error:
         raise ModelLoadError(_explain(str(model), error)) from error
     return loaded, tokenizer
 
 
 def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:
     """Only a model's configuration, no weights; arguments and errors as in `load`."""
-    source = str(embedded_path(model) if model in EMBEDDED else model)
-    _check_path(str(model), source)
+    source, kwargs = _located(model, kwargs)
     try:
-        return AutoConfig.from_pretrained(source, **_hub(kwargs))
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        return AutoConfig.from_pretrained(_base_of(source, kwargs) or source, **_hub(kwargs))
+    except RagWindowsError:
+        raise
+    except _LOADING as error:
         raise ModelLoadError(_explain(str(model), error)) from error
 
 
@@ -117,23 +167,127 @@ def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     source = str(embedded_path(name) if name in EMBEDDED else name)
     try:
         return AutoTokenizer.from_pretrained(source, **kwargs)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+    except _LOADING as error:
         raise ModelLoadError(_explain(str(name), error)) from error
 
 
-def _hub(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {key: kwargs[key] for key in ("revision", "token", "cache_dir") if key in kwargs}
+_LOADING = (
+    OSError,
+    ValueError,
+    KeyError,
+    ImportError,
+    RuntimeError,
+    TypeError,
+    AssertionError,
+)
+"""What transformers and PyTorch raise for a model that can't be loaded."""
 
 
-def _check_path(name: str, source: str) -> None:
-    path = Path(source)
-    if path.is_dir() and not (path / "config.json").is_file():
+def _hub(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("revision", "token", "cache_dir", "gguf_file")
+    return {key: kwargs[key] for key in names if kwargs.get(key) is not None}
+
+
+def _located(model: str | Path, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where transformers looks, and the options with which it finds a GGUF file there."""
+    source = Path(embedded_path(str(model)) if model in EMBEDDED else model)
+    if source.suffix == ".gguf" and source.is_file():
+        kwargs = {**kwargs, "gguf_file": source.name}
+        source = source.parent
+    if kwargs.get("gguf_file") is None:
+        _check_path(str(model), source)
+    elif not _installed("gguf"):
+        raise MissingExtraError(missing("Loading a GGUF file", "gguf", "gguf"))
+    return str(source) if source.exists() else str(model), kwargs
+
+
+def _base_of(source: str, kwargs: Mapping[str, Any]) -> str | None:
+    """Name or folder of the base model, if the source is a PEFT adapter.
+
+    Raises:
+        MissingExtraError: it is one, and peft is not installed.
+        ModelLoadError: its weights are pickled.
+    """
+    if kwargs.get("gguf_file") is not None or os.path.isfile(os.path.join(source, "config.json")):
+        return None
+    place = {key: value for key, value in _hub(kwargs).items() if value is not None}
+    # Whatever keeps these from being read is told by the load itself.
+    quiet = {
+        f"_raise_exceptions_for_{what}": False
+        for what in ("gated_repo", "missing_entries", "connection_errors")
+    }
+    found = cached_file(source, "adapter_config.json", **place, **quiet)
+    if found is None or cached_file(source, "config.json", **place, **quiet) is not None:
+        return None
+    if not _installed("peft"):
+        raise MissingExtraError(missing(f"The adapter {source!r}", "peft", "peft"))
+    if cached_file(source, "adapter_model.safetensors", **place, **quiet) is None:
         raise ModelLoadError(
-            f"The folder {name!r} holds no config.json; give the folder that save_pretrained made."
+            f"The adapter {source!r} has no safetensors weights. Save it again with "
+            "save_pretrained, which writes them; pickled weights are never loaded."
+        )
+    return str(json.loads(Path(found).read_text(encoding="utf-8"))["base_model_name_or_path"])
+
+
+def _tokenizer(source: str, base: str | None, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
+    """An adapter's own tokenizer, or its base model's; any other model's own."""
+    if base is None:
+        return AutoTokenizer.from_pretrained(source, **hub)
+    try:
+        return AutoTokenizer.from_pretrained(source, **hub)
+    except (OSError, ValueError, KeyError):
+        # The revision is the adapter's.
+        return AutoTokenizer.from_pretrained(
+            base, **{key: value for key, value in hub.items() if key != "revision"}
+        )
+
+
+def _placed(device_map: Any) -> tuple[dict[str, Any], Any]:
+    """The argument that places the weights, and the device to move them to after loading.
+
+    Without accelerate, transformers takes no ``device_map``; one device is reached all the same.
+    """
+    best = best_device()
+    asked = best if device_map is None else device_map
+    check_device(asked)
+    if str(asked) == best == "cpu":
+        return {}, None
+    if _installed("accelerate"):
+        return {"device_map": asked}, None
+    if isinstance(device_map, Mapping) or (isinstance(device_map, str) and device_map in SEVERAL):
+        raise MissingExtraError(missing(f"device_map={device_map!r}", "accelerate", "cuda"))
+    # Without accelerate there is one device only, so the best is the first.
+    return {}, "cuda" if device_map is None else device_map
+
+
+def _quantized(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, those of BitsAndBytesConfig gathered where transformers takes them."""
+    gathered = {key: kwargs[key] for key in kwargs if key.startswith(_QUANTIZATION)}
+    if not gathered:
+        return kwargs
+    if kwargs.get("quantization_config") is not None:
+        raise InputError(
+            f"{', '.join(sorted(gathered))} and quantization_config can't both be given; put "
+            "everything into quantization_config."
+        )
+    rest = {key: value for key, value in kwargs.items() if key not in gathered}
+    return {**rest, "quantization_config": {"quant_method": "bitsandbytes", **gathered}}
+
+
+def _check_path(name: str, path: Path) -> None:
+    known = ("config.json", "adapter_config.json")
+    if path.is_dir() and not any((path / file).is_file() for file in known):
+        raise ModelLoadError(
+            f"The folder {name!r} holds no config.json; give the folder that save_pretrained made, "
+            "or name a GGUF file in it with gguf_file=."
         )
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
     if looks_local and not path.exists():
         raise ModelLoadError(f"There is no model folder {name!r}; check the path.")
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -149,6 +303,11 @@ def _explain(name: str, error: Exception) -> str:
     text = str(error)
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     lowered = text.lower()
+    if "gated repo" in lowered:
+        return (
+            f"Model {name!r} is gated: {' '.join(text.split())} Ask for access on that page, then "
+            "log in with `hf auth login`, or pass token=."
+        )
     if "safetensors" in lowered and isinstance(error, OSError):
         return (
             f"Model {name!r} has no safetensors weights ({first}). Convert it with "
@@ -159,7 +318,8 @@ def _explain(name: str, error: Exception) -> str:
         return (
             f"Model {name!r} is neither a folder here nor in the local cache, and the model hub "
             f"can't be reached or does not know it. Check the name and the network, or give a "
-            f"local folder; the shipped models are {' and '.join(EMBEDDED)}."
+            f"local folder; the shipped models are {' and '.join(EMBEDDED)}. For a private model "
+            "log in with `hf auth login`, or pass token=."
         )
     if "Unrecognized configuration class" in text:
         return (

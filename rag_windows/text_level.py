@@ -105,7 +105,8 @@ class TextLM(TokenLM):
         """Load a model and make it read windows.
 
         Args:
-            model: Hub name, local folder, "tiny-reader" (shipped), or a loaded model.
+            model: Hub name, local folder, "tiny-reader" (shipped), a GGUF file, a PEFT adapter's
+                folder or Hub name (needs the extra ``peft``), or a loaded model.
             tokenizer: instead of the model's own; a loaded model needs one for text.
             method: default method, by name ("ape", "pcw", "sequential") or as an object; None takes
                 the profile's, and "ape" without one.
@@ -118,10 +119,15 @@ class TextLM(TokenLM):
             profile: of a calibration, or the path of one: brings the method and the guard's
                 threshold; a warning tells if it was made for another model.
             dtype: of the weights, for a model loaded here.
-            device_map: where they go: "cuda", "auto", ... (needs accelerate).
-            model_kwargs: for ``AutoModelForCausalLM.from_pretrained``, quantization included.
+            device_map: where they go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
+                (needs accelerate). None for the best device: CUDA where there is one.
+            model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: revision,
+                quantization_config, gguf_file (needs the extra ``gguf``), ...; arguments of
+                ``BitsAndBytesConfig`` such as ``load_in_4bit`` are taken as well.
 
         Raises:
+            InputError: a device that is not there.
+            MissingExtraError: what is asked for needs a package that is not installed.
             ModelLoadError: not found, or can't be loaded.
             UnsupportedModelError: its attention can't be split into windows.
             ProfileError: the profile can't be used.

@@ -45,7 +45,8 @@ class EngineOptions(BaseModel):
         lm: an engine that is loaded already, instead of ``model``.
         tokenizer: instead of the model's own.
         revision: of the Hub repository: a branch, a tag or a commit.
-        device_map: where the weights go: "cuda", "auto", ... (needs accelerate).
+        device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
+            (needs accelerate). None for the best device: CUDA where there is one.
         dtype: of the weights.
         model_kwargs: further ones for ``AutoModelForCausalLM.from_pretrained``.
         method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`; None takes

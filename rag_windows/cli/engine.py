@@ -9,7 +9,6 @@ import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -82,7 +81,7 @@ def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:
     if profile is None or options.method is not None:
         chosen = options.method or DEFAULT_METHOD
         method = build_method(chosen, options.temperature, options.scale)
-    device = choose_device(options.device)
+    device = None if options.device == "auto" else choose_device(options.device)
     shown = f"Loading {options.model}"
     shipped = options.model == DEFAULT_MODEL
     local = shipped or os.path.exists(options.model)
@@ -126,7 +125,7 @@ def _load(
     options: ModelOptions,
     method: Method | None,
     profile: Profile | None,
-    device: str,
+    device: str | None,
     *,
     bars: bool,
 ) -> WindowedLM:
@@ -134,7 +133,6 @@ def _load(
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
-    from rag_windows import loading
     from rag_windows.model import WindowedLM
 
     if not options.verbose:
@@ -154,16 +152,9 @@ def _load(
         settings["cache"] = PassageCache(memory=options.cache_memory)
     elif options.cache:
         settings["cache"] = open_cache(options.cache_dir)
-    if device == "cpu":
-        return WindowedLM.from_pretrained(options.model, dtype=options.dtype, **settings)
-    if find_spec("accelerate"):
-        return WindowedLM.from_pretrained(
-            options.model, dtype=options.dtype, device_map=device, **settings
-        )
-    model, tokenizer = loading.load(options.model, None, dtype=options.dtype)
-    # Without accelerate there is one device only, so "auto" means the first.
-    placed = model.to("cuda" if device == "auto" else device).eval()
-    return WindowedLM.from_pretrained(placed, tokenizer=tokenizer, **settings)
+    return WindowedLM.from_pretrained(
+        options.model, dtype=options.dtype, device_map=device, **settings
+    )
 
 
 def open_cache(folder: str | None) -> PassageCache | None:
@@ -196,17 +187,16 @@ def closing_cache(lm: WindowedLM) -> Iterator[None]:
 
 
 def choose_device(asked: str) -> str:
-    """Where the model goes: "cpu", "cuda", "cuda:N", or "auto" for several accelerators."""
-    import torch
+    """Where the model goes: "cpu", "cuda", "cuda:N", or "auto" for several accelerators.
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    Raises:
+        InputError: a CUDA device that is not there.
+    """
+    from rag_windows.device import best_device, check_device
+
     if asked == "auto":
-        return "cpu" if count == 0 else "cuda" if count == 1 else "auto"
-    if asked.startswith("cuda"):
-        index = int(asked.partition(":")[2] or 0)
-        if index >= count:
-            there = f"PyTorch sees {count} CUDA devices" if count else "PyTorch sees no CUDA device"
-            raise InputError(f"--device {asked}: {there}; use --device cpu or auto.")
+        return best_device()
+    check_device(asked, "--device ")
     return asked
 
 

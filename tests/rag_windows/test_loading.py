@@ -85,7 +85,7 @@ def test_a_broken_config(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(InputError, match=r"not Linear.*get_base_model"):
+    with pytest.raises(InputError, match="not Linear"):
         WindowedLM.from_pretrained(torch.nn.Linear(2, 2))
 
 

@@ -73,7 +73,8 @@ class Settings(CustomLLM):
         tokenizer_name: instead of the model's own tokenizer.
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
         tokenizer_kwargs: for loading the tokenizer.
-        device_map: where the weights go: "cuda", "auto", ... (needs accelerate).
+        device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
+            (needs accelerate). None for the best device: CUDA where there is one.
         model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, quantization_config, ...
         generate_kwargs: for transformers' ``generate``, and ``stop`` and ``seed``; those of a call
             go before.
