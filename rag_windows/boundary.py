@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -85,9 +86,10 @@ class Boundary:
     def encode_pieces(self, pieces: Sequence[Piece], at: At = "start") -> list[int]:
         """Ids of a prompt made of trusted and untrusted stretches.
 
-        Where only the template's own control tokens are in it, the ids are those of the whole text
-        in one go, merges over the borders included. Otherwise the prompt is cut at the template's
-        control tokens, and what stands between them is encoded as untrusted text.
+        Where the control tokens in it are the template's own, each in the place where the template
+        wrote it, the ids are those of the whole text in one go, merges over the borders included.
+        Otherwise, and with a Python tokenizer (it tells no places), the prompt is cut at the
+        template's control tokens, and what stands between them is encoded as untrusted text.
 
         Args:
             pieces: the prompt in order; their texts are joined without anything between.
@@ -97,18 +99,16 @@ class Boundary:
             PromptError: as ``encode``.
         """
         found = [self._control_spans(piece.text) if piece.trusted else [] for piece in pieces]
-        expected = [id_ for spans in found for _, _, id_ in spans]
         text = "".join(piece.text for piece in pieces)
         if not text:
             return []
         _check_characters(text)
-        # The stage that reads a whole text cannot leave the dummy prefix out of its beginning only.
-        one_go = at != "text" or not self._text.prefixes_after_control
-        if one_go and not self._touched(pieces):
-            ids = self._text.whole(text, at)
+        reader = self._text
+        if isinstance(reader, FastText) and reader.reads_on(at) and not self._touched(pieces):
+            ids, places = reader.placed(text, at)
             unknown = self.controls.unknown is not None and self.controls.unknown[1] in ids
             # An unknown token may stand for an unknown character or for its own name: cut, to know.
-            if not unknown and [i for i in ids if i in self.controls.ids] == expected:
+            if not unknown and self._in_place(ids, places, pieces, found):
                 return ids
         ids, stretch = [], ""
         for piece, spans in zip(pieces, found, strict=True):
@@ -134,6 +134,35 @@ class Boundary:
                 spans.append((max(start, spans[-1][1] if spans else 0), end, id_))
         return spans
 
+    def _in_place(
+        self,
+        ids: Sequence[int],
+        places: Sequence[tuple[int, int]],
+        pieces: Sequence[Piece],
+        found: Sequence[Sequence[tuple[int, int, int]]],
+    ) -> bool:
+        """Whether the control tokens among ``ids`` are those found in trusted text, and stand there.
+
+        Their list alone says too little: a normalizer may join the template's own token with the
+        first character of a message, and make the same token out of other characters behind it.
+        """
+        text = "".join(piece.text for piece in pieces)
+        begins = accumulate((len(piece.text) for piece in pieces), initial=0)
+        wanted = [
+            (begin + start, begin + end, id_)
+            for begin, spans in zip(begins, found, strict=False)
+            for start, end, id_ in spans
+        ]
+        got = [
+            (*place, id_)
+            for place, id_ in zip(places, ids, strict=True)
+            if id_ in self.controls.ids
+        ]
+        return len(got) == len(wanted) and all(
+            one == other and _same_place(text, (a, b), (c, d))
+            for (a, b, one), (c, d, other) in zip(got, wanted, strict=True)
+        )
+
     def _touched(self, pieces: Sequence[Piece]) -> bool:
         """Whether a control token's spelling lies in, or reaches into, untrusted text."""
         text = "".join(piece.text for piece in pieces)
@@ -151,6 +180,13 @@ class Boundary:
     @cached_property
     def _overlapping(self) -> re.Pattern[str]:
         return re.compile(f"(?=({self.controls.spelled.pattern}))")
+
+
+def _same_place(text: str, one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether two spans meet and differ only by white space, which a control token may eat."""
+    (a, b), (c, d) = one, other
+    apart = text[min(a, c) : max(a, c)] + text[min(b, d) : max(b, d)]
+    return a < d and c < b and not apart.strip()
 
 
 def _check_characters(text: str) -> None:

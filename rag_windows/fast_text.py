@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Literal
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
 
 from rag_windows.control_tokens import ControlTokens, any_of
 
@@ -41,16 +41,27 @@ class FastText:
         self._stages["control"] = self._stages["text" if first_only else "start"]
         self._made: dict[tuple[str, bool], tuple[Tokenizer, dict[int, int]]] = {}
 
-    @property
-    def prefixes_after_control(self) -> bool:
-        """Whether the dummy prefix is also put behind each control token."""
-        return self._stages["control"] != self._stages["text"]
+    def reads_on(self, at: At) -> bool:
+        """Whether a whole prompt can be read behind what stands there.
+
+        The dummy prefix can't be left out of its beginning alone where it is also put behind each
+        control token.
+        """
+        return at != "text" or self._stages["control"] == self._stages["text"]
 
     def whole(self, text: str, at: At) -> list[int]:
         """Ids with control tokens read, as the original tokenizer reads a rendered prompt."""
-        if at == "start" or self._stages["text"] == self._stages["start"]:
-            return self._whole.encode(text, add_special_tokens=False).ids
-        return self._whole_continued.encode(text, add_special_tokens=False).ids
+        return self._read(text, at).ids
+
+    def placed(self, text: str, at: At) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same, and for each id the characters that made it: the first one and the next."""
+        encoding = self._read(text, at)
+        return encoding.ids, encoding.offsets
+
+    def _read(self, text: str, at: At) -> Encoding:
+        ordinary = at == "start" or self._stages["text"] == self._stages["start"]
+        tokenizer = self._whole if ordinary else self._whole_continued
+        return tokenizer.encode(text, add_special_tokens=False)
 
     def plain(self, text: str, at: At) -> list[int]:
         """Ids of plain text; the caller checks that no control token is among them."""

@@ -28,11 +28,6 @@ class PythonText:
         self._tokenizer = tokenizer
         self._controls = controls
 
-    @property
-    def prefixes_after_control(self) -> bool:
-        """Whether a dummy prefix may be put behind each control token."""
-        return self._continued is not self._tokenizer
-
     def whole(self, text: str, at: At) -> list[int]:
         """Ids with control tokens read, as the original tokenizer reads a rendered prompt."""
         tokenizer = self._continued if at == "text" else self._tokenizer
