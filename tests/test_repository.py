@@ -157,7 +157,7 @@ EXTRAS_OF = {
     "rag_windows/calibration": ("figures",),
     "rag_windows/attention/kernels": ("cuda",),
     "rag_windows/evaluation": ("eval", "eval-hub"),
-    "retrievers/rag_windows_retrievers": ("retrievers",),
+    "retrievers/rag_windows_retrievers": ("pdf", "retrievers"),
     "integrations/langchain_rag_windows": ("langchain", "retrievers"),
     "integrations/llama_index": ("llama-index", "retrievers"),
     "integrations/lm_eval_rag_windows": ("lm-eval",),

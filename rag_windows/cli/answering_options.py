@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rag_windows.cli import options
 
 if TYPE_CHECKING:
-    from rag_windows.cli.ask import AnswerOptions, SearchOptions
+    from rag_windows.cli.ask import AnswerOptions
+    from rag_windows.cli.corpus import SearchOptions
     from rag_windows.cli.engine import ModelOptions
 
 
@@ -27,7 +28,8 @@ class Answering:
     """What `ask` and `chat` are told; each field is the option of its name."""
 
     docs: options.Docs = None
-    model: options.Model = "tiny-reader"
+    strict: options.Strict = False
+    model: options.ReaderModel = None
     method: options.MethodName = None
     profile: options.ProfilePath = None
     top_k: options.TopK = 8
@@ -47,11 +49,12 @@ class Answering:
 
     def parts(self) -> tuple[SearchOptions, AnswerOptions, ModelOptions]:
         """Where passages come from, how an answer is written, and what is loaded."""
-        from rag_windows.cli.ask import AnswerOptions, SearchOptions
-        from rag_windows.cli.engine import ModelOptions
+        from rag_windows.cli.ask import AnswerOptions
+        from rag_windows.cli.corpus import SearchOptions
+        from rag_windows.cli.engine import ModelOptions, reader_model
 
         return (
-            SearchOptions(self.docs, self.top_k, self.passage_words),
+            SearchOptions(self.docs, self.top_k, self.passage_words, self.strict),
             AnswerOptions(
                 self.system,
                 self.max_new_tokens,
@@ -62,7 +65,7 @@ class Answering:
                 self.fallback,
             ),
             ModelOptions(
-                self.model,
+                reader_model(self.model, self.docs),
                 self.method,
                 self.temperature,
                 self.scale,

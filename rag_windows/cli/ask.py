@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rag_windows.cli import render
-from rag_windows.cli.corpus import open_corpus
+from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
     from rag_windows.model import WindowedLM
 
 NO_HITS = "No passage shares a word with the question, so the model answered without any."
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """Where passages come from."""
-
-    docs: Sequence[str] | None = None
-    top_k: int = 8
-    words: int = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +63,28 @@ def ask(
     question = encodable(question)
     if not question.strip():
         raise InputError("The question is empty; write one, in quotes.")
+    _check_not_a_file(question)
     progress = Progress()
-    corpus = open_corpus(search.docs, search.words, progress)
+    corpus = open_corpus(search, progress)
     passages = corpus.retriever.retrieve(question, search.top_k)
     lm = load_model(model, progress)
     # Notes wait for the answer: where there is none, the error alone is told.
     notes = corpus.notes if passages else (*corpus.notes, NO_HITS)
     with closing_cache(lm):
         reply(lm, question, passages, answering, model.model, progress, notes)
+
+
+def _check_not_a_file(question: str) -> None:
+    """A path that lost its --docs must not be answered as a question."""
+    from rag_windows_retrievers.files import KINDS
+
+    if question.split() != [question]:
+        return
+    if Path(question).suffix.lower() in KINDS or ("/" in question and Path(question).exists()):
+        raise InputError(
+            f"The question {question!r} is the name of a file; give each file a --docs of its own, "
+            "and the question in quotes."
+        )
 
 
 def reply(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rag_windows.cli import render
-from rag_windows.cli.corpus import open_corpus
+from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model, quieten
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
@@ -33,8 +32,7 @@ def show_stats(folder: str | None, *, as_json: bool) -> None:
 
 
 def warm(
-    docs: Sequence[str] | None,
-    words: int,
+    search: SearchOptions,
     system: str | None,
     model: ModelOptions,
     *,
@@ -46,7 +44,7 @@ def warm(
         RagWindowsError: see `open_corpus`, `load_model` and `WindowedLM.warm`.
     """
     progress = Progress()
-    corpus = open_corpus(docs, words, progress)
+    corpus = open_corpus(search, progress)
     lm = load_model(model, progress)
     for note in corpus.notes:
         tell(f"Note: {note}")

@@ -33,10 +33,11 @@ def stats(cache_dir: options.CacheDir = None, json: options.Json = False) -> Non
     run(cache_dir, as_json=json)
 
 
-@cache.command(cls=options.DocsCommand)
+@cache.command()
 def warm(
     docs: options.Docs = None,
-    model: options.Model = "tiny-reader",
+    strict: options.Strict = False,
+    model: options.ReaderModel = None,
     cache_dir: options.CacheDir = None,
     system: options.System = None,
     device: options.Device = "auto",
@@ -51,14 +52,14 @@ def warm(
     Give the model, the instruction (--system) and the lengths that the questions will have.
     """
     from rag_windows.cli.cache import warm as run
-    from rag_windows.cli.engine import ModelOptions
+    from rag_windows.cli.corpus import SearchOptions
+    from rag_windows.cli.engine import ModelOptions, reader_model
 
     run(
-        docs,
-        passage_words,
+        SearchOptions(docs, words=passage_words, strict=strict),
         system,
         ModelOptions(
-            model,
+            reader_model(model, docs),
             device=device,
             dtype=dtype,
             max_window_tokens=max_window_tokens,

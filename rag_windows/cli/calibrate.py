@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rag_windows.cli import render
-from rag_windows.cli.ask import SearchOptions
-from rag_windows.cli.corpus import open_corpus
+from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
@@ -124,7 +123,7 @@ def load_examples(
             f"Example {bare[0] + 1} of {options.examples!r} has no passages: give it some, or the "
             "documents to retrieve them from, with --docs."
         )
-    corpus = open_corpus(search.docs, search.words, progress)
+    corpus = open_corpus(search, progress)
     for place in bare:
         one = examples[place]
         found = corpus.retriever.retrieve(_search_text(one), search.top_k)

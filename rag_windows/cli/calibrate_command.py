@@ -57,7 +57,8 @@ def calibrate(
     *,
     examples: Examples = None,
     docs: options.Docs = None,
-    model: options.Model = "tiny-reader",
+    strict: options.Strict = False,
+    model: options.ReaderModel = None,
     method: Calibrated = "ape",
     out: Out = None,
     plot: Plot = None,
@@ -77,13 +78,13 @@ def calibrate(
 
     Give the instruction (--system) and the lengths that the questions will have.
     """
-    from rag_windows.cli.ask import SearchOptions
     from rag_windows.cli.calibrate import CalibrateOptions
     from rag_windows.cli.calibrate import calibrate as run
-    from rag_windows.cli.engine import ModelOptions
+    from rag_windows.cli.corpus import SearchOptions
+    from rag_windows.cli.engine import ModelOptions, reader_model
 
     run(
-        SearchOptions(docs, top_k, passage_words),
+        SearchOptions(docs, top_k, passage_words, strict),
         CalibrateOptions(
             examples=examples,
             method=method,
@@ -97,7 +98,7 @@ def calibrate(
             as_json=kept.json,
         ),
         ModelOptions(
-            model,
+            reader_model(model, docs),
             device=device,
             dtype=dtype,
             max_window_tokens=max_window_tokens,

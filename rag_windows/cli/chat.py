@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rag_windows.cli.ask import NO_HITS, AnswerOptions, SearchOptions, reply
-from rag_windows.cli.corpus import Corpus, open_corpus
+from rag_windows.cli.ask import NO_HITS, AnswerOptions, reply
+from rag_windows.cli.corpus import Corpus, SearchOptions, open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
@@ -33,7 +33,7 @@ def chat(search: SearchOptions, answering: AnswerOptions, model: ModelOptions) -
         RagWindowsError: see `rag_windows.cli.ask.ask`.
     """
     progress = Progress()
-    corpus = open_corpus(search.docs, search.words, progress)
+    corpus = open_corpus(search, progress)
     lm = load_model(model, progress)
     # A process may be started without any standard input.
     interactive = sys.stdin is not None and sys.stdin.isatty()

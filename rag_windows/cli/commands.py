@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(cache, name="cache")
 app.add_typer(evaluation, name="eval")
-app.command(cls=options.DocsCommand)(calibrate)
+app.command()(calibrate)
 app.command()(classify)
 app.command()(bench)
 
@@ -50,7 +50,7 @@ def rag_windows(
     """Answer questions over documents; each retrieved passage is read in a window of its own."""
 
 
-@app.command(cls=options.DocsCommand)
+@app.command()
 @spreading()
 def ask(
     *,
@@ -65,7 +65,7 @@ def ask(
     run(question, *answering.parts())
 
 
-@app.command(cls=options.DocsCommand)
+@app.command()
 @spreading()
 def chat(*, answering: Answering) -> None:
     """The same as a conversation: one question a line, follow-ups welcome, /exit leaves."""

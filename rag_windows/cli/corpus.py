@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
+from rag_windows.errors import DocumentError
 from rag_windows.sample_files import samples_path
 
 if TYPE_CHECKING:
     from rag_windows_retrievers import BM25Retriever, Skipped
+
+
+_TOLD = 50
+"""Problems that are told one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Where passages come from.
+
+    Attributes:
+        docs: files, folders and patterns; None for the shipped sample corpus.
+        top_k: passages to retrieve.
+        words: aimed-at length of a passage.
+        strict: whether a file or line that can't be read stops the command.
+    """
+
+    docs: Sequence[str] | None = None
+    top_k: int = 8
+    words: int = 120
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +45,55 @@ class Corpus:
     notes: tuple[str, ...]
 
 
-def open_corpus(docs: Sequence[str] | None, words: int, progress: Progress) -> Corpus:
-    """Read documents, split them into passages and index these.
+def open_corpus(search: SearchOptions, progress: Progress) -> Corpus:
+    """Read documents, tell which can't be read, split the rest into passages and index these.
 
     Args:
-        docs: files, folders and patterns; None for the shipped sample corpus.
-        words: aimed-at length of a passage.
+        search: what to read.
         progress: shows what goes on.
 
     Raises:
-        DocumentError: nothing to read; see `rag_windows_retrievers.load_documents`.
+        DocumentError: nothing to read, see `rag_windows_retrievers.load_documents`; or, where the
+            options are strict, something that can't be read.
         RetrievalError: no passage holds a word.
     """
     from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
+    # It warns of oddities inside files that it reads all the same.
+    logging.getLogger("pypdf").setLevel(logging.ERROR)
     with progress.waiting("Reading documents"):
-        if docs:
-            loaded = load_documents(docs)
+        if search.docs:
+            loaded = load_documents(search.docs, strict=False)
         else:
             sample = samples_path() / "corpus"
             loaded = load_documents([sample], root=sample)
-        retriever = BM25Retriever(split_documents(loaded.documents, words=words))
-    return Corpus(retriever, (_left_out(loaded.skipped),) if loaded.skipped else ())
+        problems = [one for one in loaded.skipped if one.problem]
+        if problems and search.strict:
+            raise _refused(problems)
+        retriever = BM25Retriever(split_documents(loaded.documents, words=search.words))
+    if problems:
+        tell(f"Not read: {len(problems)} of the documents' files and lines (--strict stops there).")
+        for line in _listed(problems):
+            tell(line)
+    others = [one for one in loaded.skipped if not one.problem]
+    return Corpus(retriever, (_left_out(others),) if others else ())
+
+
+def _refused(problems: Sequence[Skipped]) -> DocumentError:
+    if len(problems) == 1:
+        return DocumentError(f"{problems[0].label}: {problems[0].reason}")
+    error = DocumentError(
+        f"{len(problems)} of the documents' files and lines can't be read; mend them, or leave "
+        "--strict out to read the others."
+    )
+    for line in _listed(problems):
+        error.add_note(line)
+    return error
+
+
+def _listed(problems: Sequence[Skipped]) -> list[str]:
+    lines = [f"- {one.label}: {one.reason}" for one in problems[:_TOLD]]
+    return [*lines, f"- and {len(problems) - _TOLD} more"] if len(problems) > _TOLD else lines
 
 
 def _left_out(skipped: Sequence[Skipped]) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rag_windows.cli import render
-from rag_windows.cli.corpus import open_corpus
+from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.engine import DEFAULT_METHOD, ModelOptions, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.passage import Passage
@@ -60,7 +60,7 @@ def demo(device: str, *, as_json: bool, verbose: bool) -> None:
         RagWindowsError: the samples or the shipped model are missing, or the device.
     """
     progress = Progress()
-    retriever = open_corpus(None, _WORDS, progress).retriever
+    retriever = open_corpus(SearchOptions(words=_WORDS), progress).retriever
     tasks = load_tasks()
     lm = load_model(ModelOptions(device=device, verbose=verbose), progress)
     with progress.waiting("Answering"):

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -45,6 +45,30 @@ class ModelOptions:
     profile: str | None = None
     cache_memory: str | None = None
     """Size of a cache in memory alone, in place of the one on disk."""
+
+
+def reader_model(named: str | None, docs: Sequence[str] | None) -> str:
+    """The model that reads documents: the shipped one reads its own sample corpus and no other.
+
+    Args:
+        named: on the command line or by RAG_WINDOWS_MODEL, or None.
+        docs: as given on the command line.
+
+    Raises:
+        InputError: documents, and no model named to read them.
+    """
+    if named is None and docs:
+        error = InputError(
+            "--docs needs a model that can read them: name one with --model or in "
+            "RAG_WINDOWS_MODEL, a local folder or a name on the Hub such as "
+            "Qwen/Qwen2.5-1.5B-Instruct or meta-llama/Llama-3.1-8B-Instruct."
+        )
+        error.add_note(
+            f"The shipped {DEFAULT_MODEL} knows only the sample corpus; --model {DEFAULT_MODEL} "
+            "forces it."
+        )
+        raise error
+    return named or DEFAULT_MODEL
 
 
 def build_method(name: str, temperature: float | None, scale: float | None) -> Method:

@@ -72,6 +72,8 @@ class OneLineErrors(Group):
             code = EXIT_INTERRUPTED
         except (typer.TyperException, RagWindowsError) as error:
             tell(f"Error: {_message(error)}")
+            for note in getattr(error, "__notes__", ()):
+                tell(note)
             code = EXIT_ERROR
         except RuntimeError as error:
             # torch need not be imported to name its class.
@@ -90,4 +92,9 @@ class OneLineErrors(Group):
 def _message(error: typer.TyperException | RagWindowsError) -> str:
     if isinstance(error, RagWindowsError):
         return str(error)
-    return f"{error.format_message().rstrip('.')}; see rag-windows --help."
+    message = error.format_message().rstrip(".")
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    takes_docs = any(one.name == "docs" for one in getattr(command, "params", ()))
+    if takes_docs and "extra argument" in message:
+        return f"{message}; each file of --docs needs a --docs of its own, patterns need quotes."
+    return f"{message}; see rag-windows --help."

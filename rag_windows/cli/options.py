@@ -1,14 +1,11 @@
-"""The options that commands share, and how --docs takes several paths."""
+"""The options that commands share."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -37,9 +34,24 @@ Docs = Annotated[
     list[str] | None,
     typer.Option(
         "--docs",
-        metavar="PATH...",
-        help="Files, folders or quoted patterns: .txt, .md, or .jsonl with id, title, text. "
-        "Takes several paths and may be repeated. Default: the sample corpus.",
+        metavar="PATH",
+        help="A file, a folder or a quoted pattern, repeated for each: .txt, .md, .pdf, or .jsonl "
+        "with id, title, text. Default: the sample corpus.",
+        show_default=False,
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Stop where a file or a line of --docs can't be read."),
+]
+ReaderModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        envvar="RAG_WINDOWS_MODEL",
+        help="A local folder or a name on the Hub. Default, without --docs: the shipped "
+        "tiny-reader, which knows the sample corpus alone.",
         show_default=False,
     ),
 ]
@@ -154,58 +166,3 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="A Markdown table.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show the libraries' warnings, logs and progress bars.")
 ]
-
-
-class DocsCommand(TyperCommand):
-    """A command whose --docs takes every path up to the next option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Spread --docs, then parse as usual."""
-        options = [one for one in self.params if one.param_type_name == "option"]
-        valued = {opt for one in options if not getattr(one, "is_flag", False) for opt in one.opts}
-        asks = any(one.param_type_name == "argument" for one in self.params)
-        return super().parse_args(ctx, spread_docs(args, valued, asks=asks))
-
-
-def spread_docs(args: list[str], valued: Collection[str], *, asks: bool) -> list[str]:
-    """Turn ``--docs a b`` into ``--docs a --docs b``.
-
-    Where the command asks for a question and none stands elsewhere, the last of several paths after
-    --docs is the question, unless a file of that name exists.
-
-    Args:
-        args: the command line behind the command's name.
-        valued: options that take a value.
-        asks: whether the command takes a question.
-
-    Raises:
-        typer.BadParameter: no path follows --docs.
-    """
-    spread: list[str] = []
-    paths: list[int] = []
-    question = not asks
-    rest = list(args)
-    while rest:
-        word = rest.pop(0)
-        if word == "--":
-            question |= bool(rest)
-            spread += [word, *rest]
-            break
-        spread.append(word)
-        if word == "--docs":
-            group = 0
-            while rest and (not rest[0].startswith("-") or rest[0] == "-"):
-                spread += ["--docs"] * (group > 0) + [rest.pop(0)]
-                group += 1
-            if not group:
-                raise typer.BadParameter("--docs needs at least one path behind it")
-            if group > 1:
-                paths.append(len(spread) - 1)
-        elif word in valued:
-            spread += [rest.pop(0)] if rest else []
-        elif not word.startswith("-"):
-            question = True
-    if not question and paths and not os.path.exists(spread[paths[-1]]):
-        # Without its --docs in front, the word is the command's argument.
-        del spread[paths[-1] - 1]
-    return spread

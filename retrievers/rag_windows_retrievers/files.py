@@ -7,22 +7,30 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from rag_windows.errors import DocumentError
+from rag_windows.hints import missing
 
-Kind = Literal["text", "markdown", "jsonl"]
+Kind = Literal["text", "markdown", "jsonl", "pdf"]
 
 KINDS: dict[str, Kind] = {
     ".txt": "text",
     ".md": "markdown",
     ".markdown": "markdown",
     ".jsonl": "jsonl",
+    ".pdf": "pdf",
 }
+PDF_MARK = b"%PDF-"
 MAX_BYTES = 256 * 2**20
 _HEAD = 8192
+_BINARY = "binary, not text"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+_CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\f\r\x1b"))
+_TEXT_CONTROLS = 0.05
+"""Share of control characters above which bytes are no text; random ones have a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +51,34 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file, folder or line that was left out, and why."""
+    """A file, folder or line that was left out, and why.
+
+    Attributes:
+        label: how it is called; a line is ``label:number``.
+        reason: why it was left out, and for a problem what to do.
+        problem: whether it should have been read and could not be: damaged, in another encoding,
+            or in need of a package. The others were never meant, such as hidden files.
+    """
 
     label: str
     reason: str
+    problem: bool = False
+
+
+class UnreadableError(DocumentError):
+    """A file or line that should be read and can't be."""
+
+    def __init__(self, label: str, reason: str) -> None:
+        super().__init__(f"{label}: {reason}")
+        self.skipped = Skipped(label, reason, problem=True)
 
 
 def find_files(
-    paths: Iterable[str | Path], *, max_bytes: int = MAX_BYTES, root: Path | None = None
+    paths: Iterable[str | Path],
+    *,
+    max_bytes: int = MAX_BYTES,
+    root: Path | None = None,
+    strict: bool = True,
 ) -> tuple[list[Found], list[Skipped]]:
     """List the files behind files, folders (with everything below) and patterns, each file once.
 
@@ -62,6 +90,8 @@ def find_files(
         paths: for example ``"notes.md"``, ``"docs/"`` or ``"docs/**/*.txt"``; ``~`` is understood.
         max_bytes: size above which a file is not read.
         root: folder that labels are relative to; None is the working directory.
+        strict: whether a named file that can't be read, or any unreadable folder, is an error; else
+            it is left out as a problem.
 
     Returns:
         The files, in the order given and sorted by name below a folder, and what was left out.
@@ -69,18 +99,19 @@ def find_files(
     Raises:
         DocumentError: a path does not exist, matches nothing, or names something unreadable.
     """
-    search = _Search(max_bytes, Path.cwd() if root is None else Path(os.path.abspath(root)))
+    search = _Search(max_bytes, Path.cwd() if root is None else Path(os.path.abspath(root)), strict)
     for path in paths:
         search.add(os.fspath(path))
-    return search.found, [Skipped(*one) for one in search.skipped.items()]
+    return search.found, list(search.skipped.values())
 
 
 class _Search:
-    def __init__(self, max_bytes: int, root: Path) -> None:
+    def __init__(self, max_bytes: int, root: Path, strict: bool) -> None:
         self.max_bytes = max_bytes
         self.root = root
+        self.strict = strict
         self.found: list[Found] = []
-        self.skipped: dict[str, str] = {}
+        self.skipped: dict[str, Skipped] = {}
         self._files: set[tuple[int, int]] = set()
         self._folders: set[tuple[int, int]] = set()
         self._labels: set[str] = set()
@@ -128,7 +159,8 @@ class _Search:
                 here = folder.stat()
                 entries = sorted(folder.iterdir())
             except OSError as error:
-                raise DocumentError(f"{folder}: {_problem(error)}.") from error
+                self._unreadable(folder, base, _problem(error), error)
+                continue
             if (here.st_dev, here.st_ino) in self._folders:
                 if folder.is_symlink():
                     self._skip(folder, base, "a link to a folder that is read already")
@@ -151,20 +183,26 @@ class _Search:
             if not path.exists() and not named:
                 self._skip(path, base, "a broken link")
                 return
-            raise DocumentError(f"{path}: {_problem(error)}.") from error
+            self._unreadable(path, base, _problem(error), error)
+            return
         if reason is None:
             here = path.stat()
             if (here.st_dev, here.st_ino) not in self._files:
                 self._files.add((here.st_dev, here.st_ino))
-                kind = KINDS.get(path.suffix.lower(), "text")
-                self.found.append(Found(path, self._label(path, base), kind))
+                self.found.append(Found(path, self._label(path, base), _kind(path)))
         elif named and reason != "empty":
-            raise DocumentError(
-                f"{path}: {reason}; name .txt, .md or .jsonl files, or a folder, "
-                "where such files are left out."
-            )
+            advice = "; name .txt, .md, .jsonl or .pdf files" if reason == _BINARY else ""
+            self._unreadable(path, base, f"{reason}{advice}")
         else:
-            self._skip(path, base, reason)
+            wanted = path.suffix.lower() in KINDS and reason != "empty"
+            self._skip(path, base, reason, problem=wanted)
+
+    def _unreadable(
+        self, path: Path, base: Path, reason: str, cause: Exception | None = None
+    ) -> None:
+        if self.strict:
+            raise UnreadableError(_printable(str(path)), f"{reason}.") from cause
+        self._skip(path, base, reason, problem=True)
 
     def _objection(self, path: Path, *, named: bool) -> str | None:
         here = path.stat()
@@ -172,22 +210,24 @@ class _Search:
         if not stat.S_ISREG(here.st_mode):
             return "not a regular file"
         if suffix not in KINDS and not named:
-            return "not .txt, .md or .jsonl"
+            return "not .txt, .md, .jsonl or .pdf"
         if suffix == ".json":
             return "JSON in one piece is not read (write one object a line, as .jsonl)"
         if here.st_size > self.max_bytes:
             limit = f"{self.max_bytes / 1e6:g} MB"
             return f"{here.st_size / 1e6:g} MB, more than the {limit} that are read"
-        with path.open("rb") as stream:
-            head = stream.read(_HEAD)
+        head = _head(path)
         if not head:
             return "empty"
-        if b"\x00" in head and not head.startswith(_WIDE_MARKS):
-            return "binary, not text"
-        return None
+        if suffix == ".pdf" or head.startswith(PDF_MARK):
+            return None if find_spec("pypdf") else missing("Reading PDF files", "pypdf", "pdf")
+        controls = len(head) - len(head.translate(None, _CONTROLS))
+        few = b"\x00" not in head and controls <= _TEXT_CONTROLS * len(head)
+        return None if few or head.startswith(_WIDE_MARKS) else _BINARY
 
-    def _skip(self, path: Path, base: Path, reason: str) -> None:
-        self.skipped.setdefault(self._relative(path, base), reason)
+    def _skip(self, path: Path, base: Path, reason: str, *, problem: bool = False) -> None:
+        label = self._relative(path, base)
+        self.skipped.setdefault(label, Skipped(label, reason, problem))
 
     def _label(self, path: Path, base: Path) -> str:
         label = self._relative(path, base)
@@ -202,6 +242,16 @@ class _Search:
             if full.is_relative_to(root):
                 return _printable(full.relative_to(root).as_posix())
         return _printable(full.name)
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(_HEAD)
+
+
+def _kind(path: Path) -> Kind:
+    kind = KINDS.get(path.suffix.lower(), "text")
+    return "pdf" if kind == "text" and _head(path).startswith(PDF_MARK) else kind
 
 
 def _printable(name: str) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from rag_windows.errors import DocumentError
+from rag_windows_retrievers import load_documents
 from tests.blackbox.conftest import ROOT, Process, Run
+
+SHORT = ("--max-new-tokens", "2", "--json", "--no-cache", "--device", "cpu")
 
 
 def test_the_base_install_brings_the_command_line() -> None:
@@ -41,3 +48,162 @@ def test_flags_take_no_value(run: Run, command: str) -> None:
     shown = run(*command.split(), "--help").stdout
     assert "<bool>" not in shown
     assert "--verbose" in shown
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with two documents in ./notes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAG_WINDOWS_MODEL", raising=False)
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "bridge.txt").write_text("The bridge at Halden was built in 1931 by Mara Olsen.")
+    (folder / "lamps.md").write_text("# Lamps\n\nThe lamps of Halden burn oil.")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", [("ask", "Who built the bridge?"), ("chat",), ("cache", "warm")]
+)
+def test_own_documents_are_not_answered_by_the_toy_model(
+    run: Run, notes: Path, command: tuple[str, ...]
+) -> None:
+    refused = run(*command, "--docs", "notes", stdin="Who built the bridge?\n")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    name, why = refused.stderr.splitlines()
+    assert name.startswith("Error: --docs needs a model")
+    assert all(word in name for word in ("--model", "RAG_WINDOWS_MODEL", "Hub"))
+    assert "only the sample corpus" in why
+    assert "--model tiny-reader" in why
+
+
+def test_the_toy_model_can_be_forced(run: Run, notes: Path) -> None:
+    forced = run(
+        "ask", "Who built the bridge?", "--docs", "notes", "--model", "tiny-reader", *SHORT
+    )
+    assert json.loads(forced.stdout)["model"] == "tiny-reader"
+
+
+def test_the_environment_names_a_default_model(
+    run: Run, notes: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAG_WINDOWS_MODEL", str(small_folder))
+    asked = run("ask", "Who built the bridge?", "--docs", "notes", *SHORT)
+    assert json.loads(asked.stdout)["model"] == str(small_folder)
+    talked = run("chat", "--docs", "notes", *SHORT, stdin="Who built the bridge?\n")
+    assert json.loads(talked.stdout)["model"] == str(small_folder)
+    named = run("ask", "Bridge?", "--docs", "notes", "--model", "tiny-reader", *SHORT)
+    assert json.loads(named.stdout)["model"] == "tiny-reader"
+
+
+@pytest.mark.parametrize("word", ["typo.md", "notes/bridge.txt", "notes/", "manual.pdf"])
+def test_a_file_is_never_the_question(run: Run, notes: Path, word: str) -> None:
+    refused = run("ask", "--docs", "notes", word, "--model", "tiny-reader", *SHORT)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert repr(word) in line
+    assert "--docs" in line
+
+
+def test_files_are_repeated_options(run: Run, notes: Path) -> None:
+    both = ("--docs", "notes/bridge.txt", "--docs", "notes/lamps.md")
+    asked = run("ask", *both, "Who built Halden?", "--model", "tiny-reader", *SHORT)
+    found = {one["id"] for one in json.loads(asked.stdout)["passages"]}
+    assert found == {"notes/bridge.txt#1", "notes/lamps.md#1"}
+    listed = run(
+        *("ask", "Who built Halden?", "--docs", "notes/bridge.txt", "notes/lamps.md"),
+        *("--model", "tiny-reader", *SHORT),
+    )
+    assert (listed.exit_code, listed.stdout) == (2, "")
+    assert "(notes/lamps.md); each file of --docs needs a --docs of its own" in listed.stderr
+
+
+@pytest.fixture
+def bad(notes: Path) -> Path:
+    """Beside the good ones, three files that can't be read and one whose second line can't."""
+    (notes / "latin.txt").write_bytes("Das Café in Halden.".encode("latin-1"))
+    (notes / "noise.txt").write_bytes(bytes(range(1, 256)) * 4)
+    (notes / "rows.jsonl").write_text('{"text": "Boats of Halden."}\n{"title": "x"}\n')
+    (notes / "broken.pdf").write_bytes(b"%PDF-1.4\nnothing behind it")
+    return notes
+
+
+def test_bad_files_are_listed_and_the_rest_is_read(run: Run, bad: Path) -> None:
+    ask = ("ask", "What of Halden?", "--docs", "notes", "--model", "tiny-reader", *SHORT)
+    asked = run(*ask)
+    assert asked.exit_code == 0, asked.stderr
+    found = {one["id"] for one in json.loads(asked.stdout)["passages"]}
+    assert found == {"notes/bridge.txt#1", "notes/lamps.md#1", "notes/rows.jsonl:1#1"}
+    head, *listed = asked.stderr.splitlines()[:5]
+    assert head.startswith("Not read: 4 ")
+    for label, reason in (
+        ("notes/broken.pdf", "not a PDF file"),
+        ("notes/latin.txt:1", "not valid UTF-8"),
+        ("notes/noise.txt", "binary"),
+        ("notes/rows.jsonl:2", 'needs a "text"'),
+    ):
+        assert any(line.startswith(f"- {label}: ") and reason in line for line in listed), listed
+    stopped = run(*ask, "--strict")
+    assert (stopped.exit_code, stopped.stdout) == (2, "")
+    assert stopped.stderr.startswith("Error: 4 of the documents' files and lines can't be read")
+    assert set(stopped.stderr.splitlines()[1:]) == set(listed)
+
+
+def test_python_tells_what_it_left_out(bad: Path) -> None:
+    loaded = load_documents([bad], strict=False)
+    assert len(loaded.documents) == 3
+    assert sorted(one.label.rpartition("/")[2] for one in loaded.skipped if one.problem) == [
+        "broken.pdf",
+        "latin.txt:1",
+        "noise.txt",
+        "rows.jsonl:2",
+    ]
+    with pytest.raises(DocumentError):
+        load_documents([bad])
+
+
+def pdf_file(text: str) -> bytes:
+    """A whole PDF file of one page with a line of text, all of it ASCII."""
+    drawn = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET"
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        "/Resources << /Font << /F1 5 0 R >> >> >>",
+        f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    body, places = "%PDF-1.4\n", []
+    for number, one in enumerate(objects, start=1):
+        places.append(len(body))
+        body += f"{number} 0 obj\n{one}\nendobj\n"
+    rows = "".join(f"{place:010} 00000 n \n" for place in places)
+    table = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{rows}"
+    end = f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(body)}\n%%EOF\n"
+    return f"{body}{table}{end}".encode("ascii")
+
+
+@pytest.mark.parametrize("docs", ["notes", "notes/tower.pdf"])
+def test_the_text_of_a_pdf_is_read(run: Run, notes: Path, docs: str) -> None:
+    (notes / "tower.pdf").write_bytes(pdf_file("The tower of Rovholm has nine bells."))
+    ask = ("ask", "How many bells in Rovholm?", "--docs", docs, "--model", "tiny-reader", *SHORT)
+    (passage,) = json.loads(run(*ask).stdout)["passages"]
+    assert passage["id"] == "notes/tower.pdf#1"
+    assert passage["text"] == "The tower of Rovholm has nine bells."
+
+
+def test_without_pypdf_a_line_says_so(
+    run: Run, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    (notes / "tower.pdf").write_bytes(pdf_file("The tower of Rovholm has nine bells."))
+    reader = ("--model", "tiny-reader", *SHORT)
+    folder = run("ask", "Halden?", "--docs", "notes", *reader)
+    assert folder.exit_code == 0, folder.stderr
+    assert "- notes/tower.pdf: Reading PDF files needs pypdf" in folder.stderr
+    assert 'pip install ".[pdf]"' in folder.stderr
+    alone = run("ask", "Halden?", "--docs", "notes/tower.pdf", *reader)
+    assert (alone.exit_code, alone.stdout) == (2, "")
+    (line,) = alone.stderr.splitlines()
+    assert 'pip install ".[pdf]"' in line
+    assert "iconv" not in line

@@ -61,7 +61,7 @@ def test_what_a_folder_leaves_out_is_told(here: Path) -> None:
     assert {one.label: one.reason for one in skipped} == {
         "docs/.hidden.md": "hidden",
         "docs/.git": "hidden",
-        "docs/logo.png": "not .txt, .md or .jsonl",
+        "docs/logo.png": "not .txt, .md, .jsonl or .pdf",
         "docs/empty.md": "empty",
         "docs/binary.txt": "binary, not text",
         "docs/huge.txt": "0.002 MB, more than the 0.001 MB that are read",

@@ -8,7 +8,7 @@ import pytest
 
 from rag_windows.calibration import Profile
 from rag_windows.cli import calibrate as command
-from rag_windows.cli.ask import SearchOptions
+from rag_windows.cli.corpus import SearchOptions
 from rag_windows.cli.progress import Progress
 from rag_windows.rescaling import MateICL
 from tests.rag_windows.cli.conftest import Run

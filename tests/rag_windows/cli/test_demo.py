@@ -6,7 +6,7 @@ import pytest
 
 from rag_windows import WindowedLM
 from rag_windows.cli import demo
-from rag_windows.cli.corpus import open_corpus
+from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.progress import Progress
 from tests.rag_windows import small
 from tests.rag_windows.cli.conftest import Run
@@ -16,7 +16,7 @@ TASKS = [demo.Task("Who lives in Rovholm?", "Allin Everfield", 2), demo.Task("xy
 
 @pytest.fixture(scope="module")
 def rows() -> list[demo.Row]:
-    retriever = open_corpus(None, 120, Progress()).retriever
+    retriever = open_corpus(SearchOptions(), Progress()).retriever
     return demo.run(small.lm(), retriever, TASKS)
 
 
@@ -32,7 +32,7 @@ def test_every_task_is_answered_both_ways(rows: list[demo.Row]) -> None:
 
 
 def test_passages_are_the_best_and_then_any_others() -> None:
-    retriever = open_corpus(None, 120, Progress()).retriever
+    retriever = open_corpus(SearchOptions(), Progress()).retriever
     best = retriever.retrieve(TASKS[0].question, 2)
     assert demo.passages_for(retriever, TASKS[0]) == best
     filled = demo.passages_for(retriever, demo.Task("Who lives in Rovholm?", "", 60))
@@ -59,7 +59,7 @@ def test_the_shipped_tasks() -> None:
     tasks = demo.load_tasks()
     assert len(tasks) == 3
     assert max(task.top_k for task in tasks) == 32
-    retriever = open_corpus(None, 120, Progress()).retriever
+    retriever = open_corpus(SearchOptions(), Progress()).retriever
     for task in tasks:
         passages = demo.passages_for(retriever, task)
         assert len(passages) == task.top_k
