@@ -11,14 +11,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from langchain_classic.chains import create_retrieval_chain
-from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 
 from langchain_rag_windows import ChatRagWindows, WindowDocumentPrompt
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
+
+try:
+    from langchain_classic.chains import create_retrieval_chain
+    from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+except ImportError:
+    raise SystemExit(
+        "The stock chains are not installed; run: pip install langchain-classic"
+    ) from None
 
 SAMPLES = Path(str(files("rag_windows"))) / "samples"
 FIRST = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[0]

@@ -48,7 +48,7 @@ def embedded_path(name: str) -> Path:
 
 def resolve(
     model: str | Path | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None,
     *,
     dtype: str | torch.dtype,
     device_map: Any,
@@ -63,6 +63,8 @@ def resolve(
     """
     if not isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
         model = _adapted(model)
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(tokenizer)
     if isinstance(model, PreTrainedModel):
         if model_kwargs or device_map is not None or dtype != "auto":
             raise InputError(

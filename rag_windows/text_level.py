@@ -89,7 +89,7 @@ class TextLM(TokenLM):
         cls,
         model: str | Path | PreTrainedModel,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
         method: str | Method | None = None,
         max_window_tokens: int | None = None,
         header: Header = "title",
@@ -107,7 +107,8 @@ class TextLM(TokenLM):
         Args:
             model: Hub name, local folder, "tiny-reader" (shipped), a GGUF file, a PEFT adapter's
                 folder or Hub name (needs the extra ``peft``), or a loaded model.
-            tokenizer: instead of the model's own; a loaded model needs one for text.
+            tokenizer: instead of the model's own, or the name or folder of one; a loaded model
+                needs one for text.
             method: default method, by name ("ape", "pcw", "sequential") or as an object; None takes
                 the profile's, and "ape" without one.
             max_window_tokens: a longer passage becomes several; default: half the positions.
@@ -135,12 +136,12 @@ class TextLM(TokenLM):
         if profile is not None:
             # A profile that can't be used is told before gigabytes are loaded.
             profile = Profile.of(profile)
-        loaded, tokenizer = loading.resolve(
+        loaded, own_tokenizer = loading.resolve(
             model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
         )
         return cls(
             loaded,
-            tokenizer,
+            own_tokenizer,
             method=method,
             max_window_tokens=max_window_tokens,
             header=header,

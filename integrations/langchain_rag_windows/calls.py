@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,11 +22,33 @@ from rag_windows.batch.awaiting import submitted
 from rag_windows.batch.crowd import Crowd
 from rag_windows.batch.scheduled import Scheduled
 from rag_windows.batch.ticket import OnText
+from rag_windows.hints import LONG_PROMPT_TOKENS, warn_without_windows
 from rag_windows.rescaling import linked, resolve
 from rag_windows.sampling import sampling_options
 
 _NOT_FOR_THE_ENGINE = ("stream", "timeout")
 """Keywords by which LangChain steers itself, and that of the watch."""
+
+_INSTEAD = (
+    "llm.invoke(question, documents=docs); for create_stuff_documents_chain(llm, prompt) write"
+    " create_windows_chain(llm, prompt)."
+)
+
+_BETWEEN = frozenset(
+    (
+        "asyncio",
+        "concurrent",
+        "contextlib",
+        "langchain",
+        "langchain_classic",
+        "langchain_core",
+        "langchain_rag_windows",
+        "langgraph",
+        "tenacity",
+        "threading",
+    )
+)
+"""Packages whose frames stand between a user's line and a call of the engine."""
 
 
 def engine_options(
@@ -156,6 +179,8 @@ def prepare(
         lm = model.windowed_lm()
         reader = AnswerReader.of(lm, bound, choice)
         query = reader.query(read.messages)
+    if not read.passages:
+        _warn_of_a_long_prompt(model, read.messages)
     fallback = given.pop("fallback", model.fallback)
     options = {**engine_options(model, stop, given), "method": method, "fallback": fallback}
     return Call(
@@ -170,3 +195,17 @@ def prepare(
         model.rows,
         model.crowd,
     )
+
+
+def _warn_of_a_long_prompt(model: EngineOptions, messages: Sequence[Mapping[str, Any]]) -> None:
+    text = "\n".join(str(message["content"]) for message in messages)
+    if len(text) < LONG_PROMPT_TOKENS:
+        return
+    level, frame = 1, sys._getframe()
+    # In a thread of a pool no line of the user's is found, and the last frame has to do.
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN
+    ):
+        level, frame = level + 1, frame.f_back
+    warn_without_windows(len(model._token_ids(text)), 0, _INSTEAD, stacklevel=level)

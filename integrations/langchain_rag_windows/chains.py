@@ -11,17 +11,19 @@ from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
 from langchain_core.prompts import BasePromptTemplate, format_document
 from langchain_core.runnables import (
     Runnable,
-    RunnableBinding,
     RunnableLambda,
     RunnablePassthrough,
     RunnableSequence,
     RunnableWithFallbacks,
 )
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_rag_windows.chat_models import ChatRagWindows
 from langchain_rag_windows.documents import as_passages
 from langchain_rag_windows.errors import RequestError
 from langchain_rag_windows.llms import RagWindows
+from langchain_rag_windows.structured import StructuredModel
 from rag_windows import Passage
 
 
@@ -41,9 +43,10 @@ def create_windows_chain(
     written: the model reads the documents before the first user message.
 
     Args:
-        llm: `ChatRagWindows` or `RagWindows`, also bound, configured or with fallbacks.
+        llm: `ChatRagWindows` or `RagWindows`, also bound, configured, with fallbacks, or with
+            structured output.
         prompt: with the documents' variable among its input variables.
-        output_parser: `StrOutputParser` unless given.
+        output_parser: `StrOutputParser` unless given; none for a model with structured output.
         document_prompt: makes the whole text of a window, from ``page_content`` and metadata; no
             title is put above it then. Without, a window is the title, if any, and the content.
         document_separator: taken for the signature's sake; windows need no separator.
@@ -60,13 +63,22 @@ def create_windows_chain(
             f"The prompt must have {document_variable_name!r} among its variables; it has "
             f"{prompt.input_variables}. Put it in, or name yours with document_variable_name."
         )
-    for model in _models(llm):
-        if not isinstance(model, ChatRagWindows | RagWindows):
+    for asked in _asked(llm):
+        if isinstance(asked, BaseLanguageModel):
+            if not isinstance(asked, ChatRagWindows | RagWindows):
+                raise RequestError(
+                    f"{type(asked).__name__} would not get the documents. Use ChatRagWindows or "
+                    "RagWindows, or create_stuff_documents_chain for this model."
+                )
+        elif not isinstance(asked, RunnableLambda):
             raise RequestError(
-                f"{type(model).__name__} would not get the documents. Use ChatRagWindows or "
-                "RagWindows, or create_stuff_documents_chain for this model."
+                f"A {type(asked).__name__} hands no documents on to the model in it. Give the "
+                "model itself, also bound, configured or with fallbacks, or what its "
+                "with_structured_output returns."
             )
-    parser = output_parser or StrOutputParser()
+    parser: Runnable[Any, Any] = output_parser or (
+        RunnablePassthrough() if _structured(llm) else StrOutputParser()
+    )
 
     def ask(inputs: dict[str, Any]) -> Runnable[dict[str, Any], Any]:
         passages = as_passages(inputs[document_variable_name])
@@ -84,15 +96,22 @@ def _shaped(passage: Passage, document_prompt: BasePromptTemplate[Any]) -> Passa
     return Passage(text, id=passage.id, score=passage.score, metadata=passage.metadata)
 
 
-def _models(llm: object) -> Iterator[BaseLanguageModel[Any]]:
-    """The language models behind bindings, fallbacks and sequences, as far as they can be seen."""
-    if isinstance(llm, BaseLanguageModel):
-        yield llm
-    elif isinstance(llm, RunnableBinding):
-        yield from _models(llm.bound)
+def _structured(llm: object) -> bool:
+    while isinstance(llm, RunnableBindingBase):
+        llm = llm.bound
+    return isinstance(llm, StructuredModel)
+
+
+def _asked(llm: object) -> Iterator[object]:
+    """What gets the keywords of a call, behind bindings, fallbacks and sequences."""
+    if isinstance(llm, RunnableBindingBase):
+        yield from _asked(llm.bound)
+    elif isinstance(llm, DynamicRunnable):
+        yield from _asked(llm.default)
     elif isinstance(llm, RunnableWithFallbacks):
         for runnable in llm.runnables:
-            yield from _models(runnable)
+            yield from _asked(runnable)
     elif isinstance(llm, RunnableSequence):
-        for step in llm.steps:
-            yield from _models(step)
+        yield from _asked(llm.first)
+    else:
+        yield llm

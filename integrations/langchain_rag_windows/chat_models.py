@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LangSmithParams, LanguageModelInput
+from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.tools import BaseTool
-from pydantic import ConfigDict
+from pydantic import ConfigDict, field_validator
+from transformers import AutoConfig, AutoTokenizer
 
 from langchain_rag_windows import structured
 from langchain_rag_windows import tools as _tools
 from langchain_rag_windows.calls import Call, prepare, watch_of
+from langchain_rag_windows.errors import RequestError
 from langchain_rag_windows.options import EngineOptions
 from langchain_rag_windows.results import answer, last_chunk
 from langchain_rag_windows.running import finished, streamed
-from rag_windows import Chunk, Generation
+from rag_windows import Chunk, Generation, WindowedLM
+from rag_windows.calibration.profile import Profile
+from rag_windows.errors import ToolsUnsupportedError
+from rag_windows.limits import position_limit
+from rag_windows.loading import EMBEDDED, embedded_path
+from rag_windows.sharing import folder_state
+from rag_windows.tool_format import ToolFormat
+
+
+class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
+    """A chat model with keywords, which stay when tools or a schema are bound to it later.
+
+    A plain binding binds those to the model behind it, without ``documents=`` and the rest.
+    """
+
+    @classmethod
+    def lc_id(cls) -> list[str]:
+        """LangChain's name for a binding, under which it is written down."""
+        return [*cls.get_lc_namespace(), "RunnableBinding"]
+
+    def bind_tools(
+        self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """See `ChatRagWindows.bind_tools`."""
+        made = self.bound.bind_tools(tools, tool_choice=tool_choice, **self._kept(), **kwargs)  # type: ignore[attr-defined]  # a ChatRagWindows
+        return self._configured(made)
+
+    def with_structured_output(self, schema: Any = None, **kwargs: Any) -> Runnable[Any, Any]:
+        """See `ChatRagWindows.with_structured_output`."""
+        made = self.bound.with_structured_output(schema, **{**self._kept(), **kwargs})  # type: ignore[attr-defined]  # a ChatRagWindows
+        return self._configured(made)
+
+    def _kept(self) -> dict[str, Any]:
+        # New tools take the place of those bound before, as with LangChain's own models.
+        return {k: v for k, v in self.kwargs.items() if k not in ("tools", "tool_choice")}
+
+    def _configured(self, made: Runnable[Any, Any]) -> Runnable[Any, Any]:
+        return made.with_config(self.config) if self.config else made
 
 
 class ChatRagWindows(EngineOptions, BaseChatModel):
@@ -52,6 +93,50 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         return self._identity()
+
+    @field_validator("profile", mode="before")
+    @classmethod
+    def _check_profile(cls, profile: Any) -> Any:
+        if isinstance(profile, str | Path | Profile):
+            raise RequestError(
+                "profile= is LangChain's description of what a model can do; give the profile of "
+                "a calibration as calibration=."
+            )
+        return profile
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        # Only files that are here already: nothing is downloaded before the first call.
+        if self.lm is not None:
+            return model_profile(self.lm.model.config, self.lm.tokenizer, self.template_kwargs)
+        named = isinstance(self.tokenizer, str | Path)
+        config, tokenizer = _local(
+            str(self.model),
+            str(self.tokenizer) if named else None,
+            self.revision,
+            self.model_kwargs.get("cache_dir"),
+            folder_state(str(self.model)),
+        )
+        if self.tokenizer is not None and not named:
+            tokenizer = self.tokenizer
+        return model_profile(config, tokenizer, self.template_kwargs)
+
+    def windowed_lm(self) -> WindowedLM:
+        """See `EngineOptions.windowed_lm`; fills ``profile`` if that waited for the files."""
+        lm = super().windowed_lm()
+        if self.profile is None:
+            self.profile = model_profile(lm.model.config, lm.tokenizer, lm.template_kwargs)
+        return lm
+
+    def bind(self, **kwargs: Any) -> BoundModel:  # type: ignore[override]  # theirs is private
+        """See `Runnable.bind`; tools or a schema that are bound later leave these keywords."""
+        return BoundModel(bound=self, kwargs=kwargs, config={})
+
+    def with_config(
+        self, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """See `Runnable.with_config`."""
+        merged: Any = {**(config or {}), **kwargs}
+        return BoundModel(bound=self, kwargs={}, config=merged)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return self._tracing_params("chat", stop, kwargs)
@@ -139,6 +224,55 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(piece.text, chunk=piece)
                 yield piece
+
+
+def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ModelProfile:
+    """What a model can do, in LangChain's words.
+
+    ``max_input_tokens`` are the model's positions: one prompt has to fit them. Documents do not
+    count together, each stands in a window of its own.
+    """
+    try:
+        tools: ToolFormat | None = ToolFormat.of(tokenizer, template_kwargs)
+    except ToolsUnsupportedError:
+        tools = None
+    limit = position_limit(config)
+    return ModelProfile(
+        **({} if limit is None else {"max_input_tokens": limit}),
+        text_inputs=True,
+        image_inputs=False,
+        pdf_inputs=False,
+        audio_inputs=False,
+        video_inputs=False,
+        text_outputs=True,
+        image_outputs=False,
+        audio_outputs=False,
+        video_outputs=False,
+        reasoning_output="<think>" in str(getattr(tokenizer, "chat_template", "")),
+        tool_calling=tools is not None,
+        tool_choice=tools is not None and tools.opening is not None,
+        tool_call_streaming=False,
+        structured_output=False,
+        attachment=False,
+        temperature=True,
+    )
+
+
+@lru_cache(maxsize=4)
+def _local(
+    model: str,
+    tokenizer: str | None,
+    revision: str | None,
+    cache_dir: str | None,
+    files: tuple[tuple[str, int, int], ...],
+) -> tuple[Any, Any]:
+    """Configuration and tokenizer, from files that are here; ``files`` tells changes of them."""
+    source = str(embedded_path(model)) if model in EMBEDDED else model
+    here: dict[str, Any] = {"local_files_only": True, "cache_dir": cache_dir}
+    config = AutoConfig.from_pretrained(source, revision=revision or "main", **here)
+    if tokenizer is not None:
+        return config, AutoTokenizer.from_pretrained(tokenizer, **here)
+    return config, AutoTokenizer.from_pretrained(source, revision=revision or "main", **here)
 
 
 def _result(call: Call, best: Generation) -> ChatResult:

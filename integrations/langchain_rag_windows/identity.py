@@ -36,7 +36,7 @@ def identity(options: EngineOptions) -> dict[str, Any]:
         "device_map": options.device_map,
         "model_kwargs": {k: v for k, v in options.model_kwargs.items() if k not in SECRETS},
         "method": repr(options.reading()),
-        "guard": repr(None if options.profile is None else options.profile.guard),
+        "guard": repr(None if options.calibration is None else options.calibration.guard),
         "fallback": repr(guard_of(options.fallback)),
         "max_window_tokens": options.max_window_tokens,
         "header": options.header if isinstance(options.header, str) else name_of(options.header),

@@ -18,9 +18,11 @@ _naming = threading.Lock()
 
 
 def name_of(value: object) -> str | None:
-    """A name that no other object has had or will have, in no process; None for None."""
-    if value is None:
-        return None
+    """A name that no other object has had or will have, in no process; strings are their own."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
     with _naming:
         return _names.setdefault(value, f"{type(value).__name__}-{uuid4().hex}")
 

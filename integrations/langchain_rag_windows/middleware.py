@@ -12,6 +12,7 @@ from langchain_core.runnables import Runnable
 from langchain_rag_windows.chat_models import ChatRagWindows
 from langchain_rag_windows.errors import RequestError
 from rag_windows.errors import MissingExtraError
+from rag_windows.hints import missing
 
 try:
     from langchain.agents import AgentState
@@ -23,10 +24,7 @@ try:
     )
     from langchain.agents.middleware.types import OmitFromInput
 except ImportError as error:
-    raise MissingExtraError(
-        "RagWindowsMiddleware is for LangChain's agents, which are not installed: "
-        "pip install langchain."
-    ) from error
+    raise MissingExtraError(missing("RagWindowsMiddleware", "langchain", "langchain")) from error
 
 
 class RetrievedState(AgentState[Any]):

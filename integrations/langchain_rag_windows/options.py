@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, Literal
 
 from langchain_core.language_models import LangSmithParams
@@ -43,16 +44,17 @@ class EngineOptions(BaseModel):
     Attributes:
         model: Hub name, local folder, or "tiny-reader"; also as ``model_name`` or ``model_id``.
         lm: an engine that is loaded already, instead of ``model``.
-        tokenizer: instead of the model's own.
+        tokenizer: instead of the model's own: a tokenizer, a Hub name or a folder.
         revision: of the Hub repository: a branch, a tag or a commit.
         device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
             (needs accelerate). None for the best device: CUDA where there is one.
         dtype: of the weights.
         model_kwargs: further ones for ``AutoModelForCausalLM.from_pretrained``.
         method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`; None takes
-            the profile's, that of ``lm``, or "ape".
-        profile: of a calibration, or the path of one: brings the method (where ``method`` gives
-            none) and the guard's threshold.
+            that of the ``calibration``, that of ``lm``, or "ape".
+        calibration: the profile that one saved, or its path: brings the method (where ``method``
+            gives none) and the guard's threshold. (``profile`` is LangChain's own, of what a chat
+            model can do.)
         link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
             a share (float), or "all"; see `rag_windows.Linked`.
         link_choose: which ones: "first", or those of largest "deviation".
@@ -93,7 +95,7 @@ class EngineOptions(BaseModel):
     dtype: Any = "auto"
     model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
     method: str | Method | None = None
-    profile: Any = Field(default=None, repr=False)
+    calibration: Any = Field(default=None, repr=False)
     link_tokens: Any = None
     link_choose: Choose = "first"
     fallback: Any = None
@@ -127,10 +129,10 @@ class EngineOptions(BaseModel):
     def _check_source(self) -> EngineOptions:
         if (self.model is None) == (self.lm is None):
             raise RequestError("Give either model= (a name or a folder) or lm= (a WindowedLM).")
-        if self.lm is not None and self.profile is not None:
+        if self.lm is not None and self.calibration is not None:
             raise RequestError(
-                "profile= applies to a model that is loaded here; give it to the WindowedLM that "
-                "you give as lm=."
+                "calibration= applies to a model that is loaded here; give it as profile= to the "
+                "WindowedLM that you give as lm=."
             )
         return self
 
@@ -142,12 +144,12 @@ class EngineOptions(BaseModel):
                 resolve(method)
         return method
 
-    @field_validator("profile")
+    @field_validator("calibration")
     @classmethod
-    def _check_profile(cls, profile: Any) -> Profile | None:
+    def _check_calibration(cls, calibration: Any) -> Profile | None:
         # Read now: one that can't be used is told before gigabytes are loaded.
         with in_langchain_terms():
-            return None if profile is None else Profile.of(profile)
+            return None if calibration is None else Profile.of(calibration)
 
     @field_validator("fallback")
     @classmethod
@@ -168,7 +170,7 @@ class EngineOptions(BaseModel):
             return resolve(self.method)
         if self.lm is not None:
             return self.lm.method
-        return resolve("ape") if self.profile is None else self.profile.method
+        return resolve("ape") if self.calibration is None else self.calibration.method
 
     def reading(self) -> Method:
         """How windows are read unless a call says otherwise."""
@@ -200,11 +202,20 @@ class EngineOptions(BaseModel):
             "text_tokens": self.text_tokens or None,
             "max_batch_tokens": self.max_batch_tokens,
             "cache": self.passage_cache,
-            "profile": self.profile,
+            "profile": self.calibration,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         with in_langchain_terms():
             return self._loaded.lm(str(self.model), {**arguments, **self.model_kwargs})
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.lm is not None:
+            raise PicklingError(
+                f"{type(self).__name__}(lm=...) can't be pickled: it holds loaded weights. Make it "
+                "with model=, a name or a folder; such a model is pickled without them and loads "
+                "or shares them where it is used."
+            )
+        return super().__getstate__()
 
     def _identity(self) -> dict[str, Any]:
         return identity(self)

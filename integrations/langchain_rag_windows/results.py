@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
+from datetime import date, time
+from enum import Enum
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from pydantic import BaseModel
 
 from langchain_rag_windows.options import PROVIDER
 from langchain_rag_windows.tools import ParsedAnswer
@@ -27,6 +31,44 @@ def usage_metadata(generation: Generation) -> UsageMetadata:
     )
 
 
+def plain(value: object, _inside: tuple[int, ...] = ()) -> Any:
+    """A value as JSON holds it, whatever a document's metadata hold.
+
+    Dates and times are written in ISO 8601, sets become sorted lists, arrays lists, and what JSON
+    has no form for (paths, UUIDs, infinity, objects) its string.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value, _inside)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if id(value) in _inside:
+        return str(value)
+    inside = (*_inside, id(value))
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump(), inside)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {name: plain(entry, inside) for name, entry in named}
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry, inside) for key, entry in value.items()}
+    if isinstance(value, Set):
+        return sorted((plain(entry, inside) for entry in value), key=repr)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [plain(entry, inside) for entry in value]
+    listed = getattr(value, "tolist", None)  # numpy's scalars and arrays, tensors
+    if callable(listed) and not isinstance(value, type):
+        return plain(listed(), inside)
+    return str(value)
+
+
 def method_metadata(method: Method) -> dict[str, Any]:
     """A method's name and numbers."""
     return describe(method)
@@ -35,7 +77,7 @@ def method_metadata(method: Method) -> dict[str, Any]:
 def response_metadata(
     generation: Generation, passages: Sequence[Passage], model_name: str, method: Method
 ) -> dict[str, Any]:
-    """What else is known of an answer.
+    """What else is known of an answer, in values that JSON holds.
 
     ``citations`` has one entry a document, in the order given: its place (``index``), ``id``,
     ``title`` and ``metadata``, its share of the attention (``mass``), and whether it carried the
@@ -57,7 +99,7 @@ def response_metadata(
                 "index": citation.passage,
                 "id": citation.id,
                 "title": passages[citation.passage].title,
-                "metadata": dict(passages[citation.passage].metadata),
+                "metadata": plain(passages[citation.passage].metadata),
                 "mass": citation.mass,
                 "cited": citation.passage in cited,
                 **({"text": passages[citation.passage].text} if citation.passage in cited else {}),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from operator import itemgetter
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from langchain_core.exceptions import OutputParserException
@@ -14,12 +13,53 @@ from langchain_core.output_parsers.openai_tools import (
     JsonOutputKeyToolsParser,
     PydanticToolsParser,
 )
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableSequence,
+)
+from langchain_core.runnables.utils import AddableDict
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from langchain_rag_windows.errors import RequestError
 from rag_windows.errors import ToolsUnsupportedError
+
+
+class StructuredModel(RunnableSequence[LanguageModelInput, Any]):
+    """A model and what reads its answers; keywords of a call, ``documents=`` too, reach the model.
+
+    A plain sequence hands them to its first step only, but when streaming to every step, which
+    then fails.
+    """
+
+    def transform(
+        self,
+        input: Iterator[LanguageModelInput],
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """See `Runnable.transform`; ``stream`` comes here, too."""
+        yield from RunnableSequence.transform(self._asked(kwargs), input, config)
+
+    async def atransform(
+        self,
+        input: AsyncIterator[LanguageModelInput],
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        """Like `transform`."""
+        async for piece in RunnableSequence.atransform(self._asked(kwargs), input, config):
+            yield piece
+
+    def _asked(self, kwargs: Mapping[str, Any]) -> StructuredModel:
+        if not kwargs:
+            return self
+        return StructuredModel(
+            first=self.first.bind(**kwargs), middle=self.middle, last=self.last, name=self.name
+        )
 
 
 def with_structured_output(
@@ -70,26 +110,54 @@ def with_structured_output(
     parser: Any
     if method == "function_calling":
         name = convert_to_openai_tool(schema)["function"]["name"]  # type: ignore[arg-type]  # not None, see above
-        asked = model.bind_tools(
-            [schema],  # type: ignore[list-item]  # not None, see above
-            tool_choice=name,
-            ls_structured_output_format=told,
-            **kwargs,
-        )
+        try:
+            asked = model.bind_tools(
+                [schema],  # type: ignore[list-item]  # not None, see above
+                tool_choice=name,
+                ls_structured_output_format=told,
+                **kwargs,
+            )
+        except ToolsUnsupportedError as error:
+            raise ToolsUnsupportedError(
+                f"method='function_calling' needs a chat template with tools. {error} Without "
+                "tools, use method='json_mode', and ask for JSON with these fields in the prompt."
+            ) from error
         tools = PydanticToolsParser(tools=[schema], first_tool_only=True)  # type: ignore[list-item]  # a pydantic class where it is used
         keyed = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
-        parser = RunnableLambda(_called) | (tools if pydantic else keyed)
+        parser = RunnableLambda(_called) | RunnableLambda((tools if pydantic else keyed).invoke)
     else:
         asked = model.bind(ls_structured_output_format=told, **kwargs)
         read = PydanticOutputParser(pydantic_object=schema) if pydantic else JsonOutputParser()  # type: ignore[arg-type]  # a pydantic class
-        parser = RunnableLambda(_complete) | read
+        parser = RunnableLambda(_complete) | RunnableLambda(read.invoke)
     if not include_raw:
-        return asked | parser
-    parsed = RunnablePassthrough.assign(
-        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
-    )
-    failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=asked) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+        return StructuredModel(first=asked, last=parser)
+    return StructuredModel(first=asked, last=_with_raw(parser))
+
+
+def _with_raw(parser: Runnable[AIMessage, Any]) -> RunnableGenerator[Any, Any]:
+    """Hands messages on as they come, then what the parser makes of them all."""
+
+    def read(message: Any) -> dict[str, Any]:
+        try:
+            return AddableDict(parsed=parser.invoke(message), parsing_error=None)
+        except Exception as error:  # noqa: BLE001 - handed to the one who asked for it
+            return AddableDict(parsed=None, parsing_error=error)
+
+    def whole(messages: Iterator[AIMessage]) -> Iterator[dict[str, Any]]:
+        seen: Any = None
+        for message in messages:
+            seen = message if seen is None else seen + message
+            yield AddableDict(raw=message)
+        yield read(seen)
+
+    async def whole_async(messages: AsyncIterator[AIMessage]) -> AsyncIterator[dict[str, Any]]:
+        seen: Any = None
+        async for message in messages:
+            seen = message if seen is None else seen + message
+            yield AddableDict(raw=message)
+        yield read(seen)
+
+    return RunnableGenerator(whole, whole_async)
 
 
 def _complete(message: AIMessage) -> AIMessage:

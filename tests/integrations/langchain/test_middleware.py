@@ -125,5 +125,7 @@ def test_without_a_question_nothing_is_retrieved() -> None:
 def test_without_langchain_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langchain.agents", None)
     monkeypatch.delitem(sys.modules, "langchain_rag_windows.middleware")
-    with pytest.raises(MissingExtraError, match="pip install langchain"):
+    with pytest.raises(
+        MissingExtraError, match=r"langchain, which is not installed; run: pip install"
+    ):
         importlib.import_module("langchain_rag_windows.middleware")

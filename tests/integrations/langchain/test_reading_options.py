@@ -86,32 +86,40 @@ def test_a_profile_brings_the_method_and_the_threshold(tmp_path: Path) -> None:
     profile.save(path)
     of: dict[str, Any] = {"model": folder, "max_tokens": 8, "temperature": 0}
     for given in (path, str(path), profile):
-        made = ChatRagWindows(**of, profile=given)
+        made = ChatRagWindows(**of, calibration=given)
         assert ask(made).response_metadata["method"] == describe(PROFILED)
         assert made.windowed_lm().profile == profile
         # One engine for equal profiles, whichever way they came, so that calls share batches.
-        assert made.windowed_lm() is ChatRagWindows(**of, profile=path).windowed_lm()
+        assert made.windowed_lm() is ChatRagWindows(**of, calibration=path).windowed_lm()
     # As in from_pretrained a method beside it counts, and a call's before both.
-    beside = ChatRagWindows(**of, profile=path, method="pcw")
+    beside = ChatRagWindows(**of, calibration=path, method="pcw")
     assert ask(beside).response_metadata["method"] == {"name": "pcw"}
     assert beside.windowed_lm().profile == profile
-    assert ask(ChatRagWindows(**of, profile=path), method="pcw").content == ask(beside).content
-    text = RagWindows(**of, profile=path)
-    assert text.invoke("What?", documents=DOCUMENTS) == ask(ChatRagWindows(**of, profile=path)).text
+    assert ask(ChatRagWindows(**of, calibration=path), method="pcw").content == ask(beside).content
+    text = RagWindows(**of, calibration=path)
+    assert (
+        text.invoke("What?", documents=DOCUMENTS)
+        == ask(ChatRagWindows(**of, calibration=path)).text
+    )
     keys = {
         repr(ChatRagWindows(**of, **options)._identifying_params)
-        for options in ({}, {"profile": path}, {"profile": stamped(folder)}, {"method": PROFILED})
+        for options in (
+            {},
+            {"calibration": path},
+            {"calibration": stamped(folder)},
+            {"method": PROFILED},
+        )
     }
     assert len(keys) == 4 - 1, "a profile without a threshold is its method, and no more"
 
 
 def test_a_profile_that_cannot_be_used_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="can't be read"):
-        ChatRagWindows(model="no/such-model", profile=tmp_path / "none.json")
+        ChatRagWindows(model="no/such-model", calibration=tmp_path / "none.json")
     with pytest.raises(ValidationError, match="must be a Profile or the path"):
-        ChatRagWindows(model="no/such-model", profile=3)
-    with pytest.raises(ValidationError, match="give it to the WindowedLM"):
-        model(profile=stamped(saved(tmp_path)))
+        ChatRagWindows(model="no/such-model", calibration=3)
+    with pytest.raises(ValidationError, match="give it as profile= to the"):
+        model(calibration=stamped(saved(tmp_path)))
 
 
 def test_an_engine_that_is_given_keeps_its_method() -> None:

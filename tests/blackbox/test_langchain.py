@@ -1,0 +1,370 @@
+"""The LangChain adapter as its users meet it: stock parts, their caches, agents and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import pickle
+import runpy
+import sqlite3
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain.agents.middleware import SummarizationMiddleware
+from langchain_core.caches import BaseCache
+from langchain_core.documents import Document
+from langchain_core.exceptions import OutputParserException
+from langchain_core.globals import set_llm_cache
+from langchain_core.load import dumps, loads
+from langchain_core.messages import HumanMessage
+from langchain_core.outputs import Generation
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableParallel
+from pydantic import BaseModel
+
+from langchain_rag_windows import ChatRagWindows, RagWindows, create_windows_chain
+from rag_windows import WindowedLM
+from tests.blackbox.conftest import ANSWER, QUESTION, ROOT, Process
+
+DOCUMENT = Document(
+    "Vara Zelmont plays the harp. Vara Zelmont was born in Sulava.",
+    id="zelmont",
+    metadata={"title": "Zelmont"},
+)
+
+
+class Birth(BaseModel):
+    """Where somebody was born."""
+
+    town: str
+
+
+@pytest.fixture
+def chat(reader: WindowedLM) -> ChatRagWindows:
+    return ChatRagWindows(lm=reader, max_tokens=16, temperature=0)
+
+
+class JSONCache(BaseCache):
+    """As LangChain's SQLiteCache does it: what `dumps` writes stands in a table."""
+
+    def __init__(self) -> None:
+        self.table = sqlite3.connect(":memory:", check_same_thread=False)
+        self.table.execute("create table answers (key text primary key, value text)")
+        self.hits = 0
+
+    def lookup(self, prompt: str, llm_string: str) -> Sequence[Generation] | None:
+        row = self.table.execute(
+            "select value from answers where key = ?", [prompt + llm_string]
+        ).fetchone()
+        if row is None:
+            return None
+        self.hits += 1
+        return [loads(one, allowed_objects="core") for one in json.loads(row[0])]
+
+    def update(self, prompt: str, llm_string: str, return_val: Sequence[Generation]) -> None:
+        written = json.dumps([dumps(one) for one in return_val])
+        self.table.execute("insert into answers values (?, ?)", [prompt + llm_string, written])
+
+    def clear(self, **kwargs: Any) -> None:
+        self.table.execute("delete from answers")
+
+
+@pytest.fixture
+def answers() -> Iterator[JSONCache]:
+    made = JSONCache()
+    set_llm_cache(made)
+    yield made
+    set_llm_cache(None)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@enum.unique
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=4),
+    st.binary(max_size=4),
+    st.datetimes(timezones=st.just(UTC)),
+    st.dates(),
+    st.times(),
+    st.timedeltas(),
+    st.uuids(),
+    st.decimals(),
+    st.complex_numbers(),
+    st.sampled_from([Path("a/b"), Colour.RED, Level.LOW, Birth(town="Sulava"), object(), Birth]),
+    st.floats(width=32).map(np.float32),
+    st.integers(0, 255).map(np.uint8),
+    st.booleans().map(np.bool_),
+    st.just(np.arange(4).reshape(2, 2)),
+    st.just(np.datetime64("2020-01-01")),
+)
+hashable = st.one_of(st.text(max_size=3), st.integers(), st.uuids(), st.dates())
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.sets(hashable, max_size=3),
+        st.frozensets(hashable, max_size=3),
+        st.dictionaries(hashable, inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(held=values)
+def test_citations_are_plain_json_whatever_documents_hold(reader: WindowedLM, held: object) -> None:
+    chat = ChatRagWindows(lm=reader, max_tokens=2)
+    document = DOCUMENT.model_copy(update={"metadata": {"title": "Zelmont", "held": held}})
+    metadata = chat.invoke(QUESTION, documents=[document]).response_metadata
+    written = json.dumps(metadata, allow_nan=False)
+    assert json.loads(written) == metadata
+
+
+def test_values_of_metadata_are_told_as_people_write_them(chat: ChatRagWindows) -> None:
+    looped: list[Any] = []
+    looped.append(looped)
+    told = {
+        "when": (datetime(2020, 5, 6, 7, 8), "2020-05-06T07:08:00"),
+        "path": (Path("notes/a.md"), str(Path("notes/a.md"))),
+        "tags": ({"b", "a"}, ["a", "b"]),
+        "id": (uuid.UUID(int=7), str(uuid.UUID(int=7))),
+        "share": (np.float32(0.5), 0.5),
+        "vector": (np.arange(3), [0, 1, 2]),
+        "price": (Decimal("1.50"), "1.50"),
+        "level": (Level.LOW, 1),
+        "loop": (looped, ["[[...]]"]),
+        "plain": ({"a": [1, None, True, "x"]}, {"a": [1, None, True, "x"]}),
+    }
+    held = {name: value for name, (value, _) in told.items()}
+    document = DOCUMENT.model_copy(update={"metadata": held})
+    (cited,) = chat.invoke(QUESTION, documents=[document]).response_metadata["citations"]
+    assert cited["metadata"] == {name: expected for name, (_, expected) in told.items()}
+
+
+@pytest.mark.parametrize("model", [ChatRagWindows, RagWindows])
+def test_an_answer_comes_back_from_a_cache_that_keeps_json(
+    model: type, reader: WindowedLM, answers: JSONCache
+) -> None:
+    llm = model(lm=reader, max_tokens=16, temperature=0)
+    held = {"when": datetime(2020, 1, 1), "tags": {"a"}, "id": uuid.UUID(int=1), "n": np.int64(3)}
+    document = DOCUMENT.model_copy(update={"metadata": held})
+    first, again = (llm.invoke(QUESTION, documents=[document]) for _ in range(2))
+    assert answers.hits == 1
+    if model is RagWindows:
+        assert first == again == ANSWER
+    else:
+        assert first.text == again.text == ANSWER
+        assert first.response_metadata == again.response_metadata
+
+
+Asked = Callable[[ChatRagWindows], Any]
+
+
+def asked_by_invoke(chat: ChatRagWindows) -> Any:
+    made = chat.with_structured_output(Birth, method="json_mode", include_raw=True)
+    return made.invoke(QUESTION, documents=[DOCUMENT])
+
+
+def asked_by_ainvoke(chat: ChatRagWindows) -> Any:
+    made = chat.with_structured_output(Birth, method="json_mode", include_raw=True)
+    return asyncio.run(made.ainvoke(QUESTION, documents=[DOCUMENT]))
+
+
+def asked_by_batch(chat: ChatRagWindows) -> Any:
+    made = chat.with_structured_output(Birth, method="json_mode", include_raw=True)
+    return made.batch([QUESTION], documents=[DOCUMENT])[0]
+
+
+def asked_by_stream(chat: ChatRagWindows) -> Any:
+    made = chat.with_structured_output(Birth, method="json_mode", include_raw=True)
+    pieces = list(made.stream(QUESTION, documents=[DOCUMENT]))
+    whole = pieces[0]
+    for piece in pieces[1:]:
+        whole = whole + piece
+    return whole
+
+
+def asked_by_astream(chat: ChatRagWindows) -> Any:
+    made = chat.with_structured_output(Birth, method="json_mode", include_raw=True)
+
+    async def pieces() -> Any:
+        whole: Any = None
+        async for piece in made.astream(QUESTION, documents=[DOCUMENT]):
+            whole = piece if whole is None else whole + piece
+        return whole
+
+    return asyncio.run(pieces())
+
+
+def asked_bound_before(chat: ChatRagWindows) -> Any:
+    bound: Any = chat.bind(documents=[DOCUMENT])
+    made = bound.with_structured_output(Birth, method="json_mode", include_raw=True)
+    return made.invoke(QUESTION)
+
+
+def asked_configured_and_bound_before(chat: ChatRagWindows) -> Any:
+    bound: Any = chat.with_config(tags=["a"]).bind(documents=[DOCUMENT])
+    made = bound.with_structured_output(Birth, method="json_mode", include_raw=True)
+    return made.invoke(QUESTION)
+
+
+def asked_bound_behind(chat: ChatRagWindows) -> Any:
+    made = chat.with_structured_output(Birth, method="json_mode", include_raw=True)
+    return made.bind(documents=[DOCUMENT]).invoke(QUESTION)
+
+
+def asked_by_a_chain(chat: ChatRagWindows) -> Any:
+    made = chat.with_structured_output(Birth, method="json_mode", include_raw=True)
+    prompt = ChatPromptTemplate.from_messages([("human", "{context}{input}")])
+    return create_windows_chain(made, prompt).invoke({"context": [DOCUMENT], "input": QUESTION})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        asked_by_invoke,
+        asked_by_ainvoke,
+        asked_by_batch,
+        asked_by_stream,
+        asked_by_astream,
+        asked_bound_before,
+        asked_configured_and_bound_before,
+        asked_bound_behind,
+        asked_by_a_chain,
+    ],
+)
+def test_documents_reach_a_model_with_structured_output(asked: Asked, chat: ChatRagWindows) -> None:
+    result = asked(chat)
+    assert result["raw"].text == ANSWER
+    assert [one["id"] for one in result["raw"].response_metadata["citations"]] == ["zelmont"]
+    assert result["parsed"] is None
+    assert isinstance(result["parsing_error"], OutputParserException)
+
+
+def test_a_stream_of_structured_output_without_the_raw_message_takes_documents_too(
+    chat: ChatRagWindows,
+) -> None:
+    made = chat.with_structured_output(Birth, method="json_mode")
+    with pytest.raises(OutputParserException, match=ANSWER):
+        list(made.stream(QUESTION, documents=[DOCUMENT]))
+
+
+def test_a_chain_refuses_what_hands_no_documents_on(chat: ChatRagWindows) -> None:
+    prompt = ChatPromptTemplate.from_messages([("human", "{context}{input}")])
+    losing: list[Any] = [RunnableParallel(raw=chat), prompt | chat]
+    for lost in losing:
+        with pytest.raises(ValueError, match="hands no documents on to the model in it"):
+            create_windows_chain(lost, prompt)
+
+
+def test_a_long_prompt_without_documents_is_told_once_with_the_line_to_write(
+    python: Process, tmp_path: Path
+) -> None:
+    script = tmp_path / "users_own.py"
+    script.write_text(
+        "from langchain_classic.chains.combine_documents import create_stuff_documents_chain\n"
+        "from langchain_core.documents import Document\n"
+        "from langchain_core.prompts import ChatPromptTemplate\n"
+        "from langchain_rag_windows import ChatRagWindows\n"
+        "LONG = 'word ' * 700\n"
+        "prompt = ChatPromptTemplate.from_messages([('human', '{context}')])\n"
+        "llm = ChatRagWindows(model='tiny-reader', max_tokens=2)\n"
+        "llm.invoke(LONG, documents=['A text.']); llm.invoke('word')\n"
+        "create_stuff_documents_chain(llm, prompt).invoke({'context': [Document(LONG)]})\n"
+        "list((prompt | llm).stream({'context': LONG}))\n",
+        encoding="utf-8",
+    )
+    done = python(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    assert done.returncode == 0, done.stderr
+    (told,) = [row for row in done.stderr.splitlines() if "no passages" in row]
+    assert told.startswith(f"{script}:9: UserWarning: This prompt has 70")
+    assert "llm.invoke(question, documents=docs)" in told
+    assert "create_windows_chain(llm, prompt)" in told
+
+
+def test_the_adapter_without_langchain_says_what_to_install(python: Process) -> None:
+    done = python("import sys; sys.modules['langchain_core'] = None; import langchain_rag_windows")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: The LangChain adapter needs langchain-core, which is not installed; "
+        'run: pip install ".[langchain]"'
+    )
+
+
+def test_an_example_without_the_stock_chains_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "langchain_classic.chains", None)
+    with pytest.raises(SystemExit, match="not installed; run: pip install langchain-classic"):
+        runpy.run_path(str(ROOT / "examples/langchain_stuff_chain.py"))
+
+
+def test_langchain_s_profile_tells_what_the_model_can_do(
+    chat: ChatRagWindows, small_folder: Path
+) -> None:
+    for model, limit in ((chat, 8192), (ChatRagWindows(model=small_folder), 1024)):
+        assert model.profile is not None
+        assert model.profile["max_input_tokens"] == limit
+        assert model.profile["tool_calling"] is False
+        assert model.profile["text_inputs"] is True
+        assert model.profile["image_inputs"] is False
+    assert ChatRagWindows(model="no/such-model").profile is None
+    own = ChatRagWindows(model="tiny-reader", profile={"max_input_tokens": 5})
+    assert own.profile == {"max_input_tokens": 5}
+    with pytest.raises(ValueError, match="calibration="):
+        ChatRagWindows(model="tiny-reader", profile="profile.json")  # type: ignore[arg-type]  # what is refused
+
+
+def test_summarization_is_configured_by_the_profile(chat: ChatRagWindows) -> None:
+    middleware = SummarizationMiddleware(chat, trigger=("fraction", 0.5), keep=("messages", 2))
+    agent = create_agent(chat, middleware=[middleware])
+    said = agent.invoke({"messages": [HumanMessage("Hello?")]})["messages"]
+    assert [message.type for message in said] == ["human", "ai"]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_tokenizer_is_given_by_its_folder(kind: type, small_folder: Path) -> None:
+    expected = ChatRagWindows(model=small_folder, max_tokens=2).invoke("Hello?").text
+    options: dict[str, Any] = {"model": small_folder, "tokenizer": kind(small_folder)}
+    assert ChatRagWindows(**options, max_tokens=2).invoke("Hello?").text == expected
+    assert RagWindows(**options, max_tokens=2).invoke("Hello?") == expected
+    with pytest.raises(ValueError, match="none"):
+        ChatRagWindows(model=small_folder, tokenizer=kind(small_folder / "none")).invoke("Hello?")
+
+
+def test_structured_output_without_tools_names_what_works_instead(chat: ChatRagWindows) -> None:
+    with pytest.raises(NotImplementedError, match="use method='json_mode'"):
+        chat.with_structured_output(Birth)
+
+
+def test_a_model_around_loaded_weights_says_how_to_make_one_that_can_be_pickled(
+    chat: ChatRagWindows, reader: WindowedLM
+) -> None:
+    for model in (chat, RagWindows(lm=reader)):
+        with pytest.raises(pickle.PicklingError, match=r"Make it with model=, a name or a folder"):
+            pickle.dumps(model)
+    named = ChatRagWindows(model="tiny-reader", max_tokens=16)
+    again = pickle.loads(pickle.dumps(named))  # noqa: S301 - our own
+    assert again.invoke(QUESTION, documents=[DOCUMENT]).text == ANSWER
