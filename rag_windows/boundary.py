@@ -141,7 +141,7 @@ class Boundary:
         pieces: Sequence[Piece],
         found: Sequence[Sequence[tuple[int, int, int]]],
     ) -> bool:
-        """Whether the control tokens among ``ids`` are those found in trusted text, and stand there.
+        """Whether the control tokens among ``ids`` are those found in trusted text, in place.
 
         Their list alone says too little: a normalizer may join the template's own token with the
         first character of a message, and make the same token out of other characters behind it.
