@@ -17,9 +17,10 @@ from langchain_core.messages import AIMessage, HumanMessage
 from pydantic import SecretStr, ValidationError
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
-from langchain_rag_windows.calls import engine_options, sampling
+from langchain_rag_windows.calls import engine_options
 from rag_windows import PCW
 from rag_windows.errors import LimitError, MethodError, PromptError, RagWindowsError
+from rag_windows.sampling import sampling_options
 from tests.integrations.langchain.drawn import reader
 
 BORN = "Where was Alra Ashden born?"
@@ -105,7 +106,7 @@ def test_standard_arguments_are_tolerated() -> None:
 def test_temperature_and_top_p(
     temperature: float | None, top_p: float | None, options: dict[str, Any]
 ) -> None:
-    assert sampling(temperature, top_p) == options
+    assert sampling_options(temperature, top_p) == options
 
 
 def test_options_of_a_call_stand_above_the_constructor_s() -> None:
