@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -141,7 +141,9 @@ class CachedRun:
         computed = {fresh.key for fresh in self._fresh}
         hits = tuple(index for index, key in enumerate(keys) if key not in computed)
         cached = sum(lengths[index] for index in hits) + self._prefix_hit(prefix_key)
-        return Encoded(prefix, [moved[key] for key in keys], cached, hits)
+        # What was on disk does not know its ids.
+        made = [replace(moved[key], ids=tuple(ids)) for key, ids in zip(keys, windows, strict=True)]
+        return Encoded(prefix, made, cached, hits)
 
     def _prefix(self, key: str | None, found: dict[str, Entry], misses: Misses) -> Window | None:
         if key is None:
@@ -155,7 +157,7 @@ class CachedRun:
             raise NonFiniteError(_bad(self._bad))
         moved = self._mover.start(found[key].window)
         self._mover.finish()
-        return moved
+        return replace(moved, ids=self._prefix_ids)
 
     def _compute(
         self,
@@ -182,7 +184,7 @@ class CachedRun:
                 entry = Entry(
                     window=self._settled(compact(window)),
                     cost_s=seconds * len(window.ids) / tokens,
-                    labels=one.source.labels,
+                    labels=self._cache.digests(one.source.labels),
                     created=now,
                     expires=None if self._ttl is None else now + self._ttl,
                 )

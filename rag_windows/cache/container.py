@@ -25,7 +25,7 @@ import torch
 
 from rag_windows.errors import CacheError
 
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 20
@@ -47,13 +47,19 @@ DTYPES = {
 """Storable dtypes by their safetensors names."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_MAGIC = b'{"__metadata__":{"format":"rag-windows window %d","seal":"' % VERSION
+_START = b'{"__metadata__":{"format":"rag-windows window %d","seal":"'
+_MAGIC = _START % VERSION
+_OLDER = tuple(_START % version for version in range(1, VERSION))
 _SEAL = slice(LENGTH_BYTES + len(_MAGIC), LENGTH_BYTES + len(_MAGIC) + 64)
 _NO_SEAL = b"0" * 64
 
 
 class FormatError(CacheError):
     """A file isn't what it should be; the disk tier turns this into a miss."""
+
+
+class OutdatedError(FormatError):
+    """An older version wrote the file; the disk tier drops it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,8 @@ def header_bytes(note: Mapping[str, Any], slots: Sequence[Slot]) -> bytes:
         for slot in slots
     }
     tensors = json.dumps(described, separators=(",", ":"))[1:]
-    body = _MAGIC + _NO_SEAL + f'","note":{text}}},{tensors}'.encode("ascii")
+    comma = "," if described else ""
+    body = _MAGIC + _NO_SEAL + f'","note":{text}}}{comma}{tensors}'.encode("ascii")
     body += b" " * (-(LENGTH_BYTES + len(body)) % ALIGNMENT)
     if len(body) > MAX_HEADER_BYTES:
         raise FormatError(f"the header takes {len(body)} bytes, more than {MAX_HEADER_BYTES}.")
@@ -148,8 +155,11 @@ def parse_header(data: bytes) -> tuple[dict[str, Any], list[Slot]]:
         The note, and the slots, which lie one behind the other from offset 0.
 
     Raises:
-        FormatError: if anything about it is wrong.
+        OutdatedError: if an older version wrote it.
+        FormatError: if anything else about it is wrong.
     """
+    if data.startswith(_OLDER, LENGTH_BYTES):
+        raise OutdatedError("an older version wrote the file.")
     if not data.startswith(_MAGIC, LENGTH_BYTES):
         raise FormatError("the file is no window of this format and version.")
     unsealed = data[: _SEAL.start] + _NO_SEAL + data[_SEAL.stop :]

@@ -15,7 +15,7 @@ from rag_windows.cache.container import FormatError
 from rag_windows.cache.digest import DIGESTS
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.entry_key import check_key
-from rag_windows.cache.fetching import Fetcher, Outcome, expired
+from rag_windows.cache.fetching import Fetcher, Outcome
 from rag_windows.cache.files import Files, require_locks
 from rag_windows.cache.folders import Folders, open_folders
 from rag_windows.cache.format import Note, draw_up
@@ -173,14 +173,21 @@ class DiskTier:
         return [key for key, note in self._notes() if not wanted.isdisjoint(note.labels)]
 
     def prune(self, now: float) -> int:
-        """Drop what has expired at unix time `now`, what dead writers left, and what is too much.
+        """Drop what has expired at unix time `now`, and what is too much.
+
+        What older versions of this package and dead writers left goes, too.
 
         Returns:
-            Entries that had expired.
+            Entries that had expired or were of an older version.
         """
-        dropped = self._drop([key for key, note in self._notes() if expired(note, now)])
-        self._count(expired=dropped)
         folders = self._folders
+        late = [
+            key
+            for key in self._keys()
+            if folders is not None and self._fetcher.late(folders, key, now)
+        ]
+        dropped = self._drop(late)
+        self._count(expired=dropped)
         with self._trouble:
             if folders is not None:
                 self._changes.sync(folders)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rag_windows.cache.codec import Codec
-from rag_windows.cache.container import FormatError
+from rag_windows.cache.container import FormatError, OutdatedError
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.folders import Folders
 from rag_windows.cache.format import Note, decode
@@ -30,7 +30,7 @@ class Outcome:
 
     Attributes:
         entry: the entry, proven right.
-        expired: whether it was there, but its time is up.
+        expired: whether it was there, but its time is up, or an older version wrote it.
         wrong: why it can't be proved right.
         error: why it can't be read, though it may be right.
     """
@@ -80,6 +80,8 @@ class Fetcher:
                 return Outcome(entry=self._entry(folders, file, count_use, room))
         except FileNotFoundError:
             return Outcome()
+        except OutdatedError:
+            return Outcome(expired=True)
         except WrongFileError as error:
             return Outcome(wrong=error)
         except OSError as error:
@@ -92,6 +94,16 @@ class Fetcher:
                 return file.note
         except (OSError, FormatError):
             return None
+
+    def late(self, folders: Folders, key: str, now: float) -> bool:
+        """Whether an entry's time is up at unix time `now`, or an older version wrote it."""
+        try:
+            with opened(folders, key) as file:
+                return expired(file.note, now)
+        except OutdatedError:
+            return True
+        except (OSError, FormatError):
+            return False
 
     def exists(self, folders: Folders, key: str) -> bool:
         """Whether a file of the entry's name is there."""

@@ -22,7 +22,6 @@ from rag_windows.cache.entry import Entry
 
 T = TypeVar("T")
 
-IDS = "ids"
 CHUNK_BYTES = 1 << 20
 """Bytes digested at a time: few enough to be in a cache still when they were just read."""
 
@@ -52,12 +51,12 @@ class Note:
         expires: unix time in seconds, or None.
         cost_s: seconds that encoding took.
         start: position of the first token.
+        tokens: how many there are.
         codec: name of the stored form.
         description: what that form needs for decoding.
-        runs: for each tensor of the payload after the ids: which of the stored form's tensors are
-            stacked in it.
+        runs: for each tensor of the payload: which of the stored form's tensors are stacked in it.
         digest: name and value of the payload's digest.
-        slots: the payload's tensors; the first one is the ids.
+        slots: the payload's tensors.
         header_nbytes: where the payload begins.
     """
 
@@ -66,6 +65,7 @@ class Note:
     expires: float | None
     cost_s: float
     start: int
+    tokens: int
     codec: str
     description: dict[str, Any]
     runs: tuple[tuple[int, ...], ...]
@@ -76,11 +76,13 @@ class Note:
     @property
     def payload_nbytes(self) -> int:
         """Size of the payload."""
-        return self.slots[-1].begin + self.slots[-1].nbytes
+        return self.slots[-1].begin + self.slots[-1].nbytes if self.slots else 0
 
 
 def draw_up(key: str, entry: Entry, codec: Codec, digest: str) -> Image:
     """Lay an entry out as a file.
+
+    Token ids are left out, as anybody with the tokenizer can read them.
 
     Tensors of one dtype and shape are stacked as one, so that reading makes few of them: the layers
     of most models take a single one.
@@ -92,21 +94,19 @@ def draw_up(key: str, entry: Entry, codec: Codec, digest: str) -> Image:
         digest: a name in `DIGESTS`.
 
     Raises:
-        FormatError: for a dtype that can't be stored, or labels that are too long together.
+        FormatError: for a dtype that can't be stored, or a header that gets too long.
         CacheError: what the codec raises.
     """
     window = entry.window
     stored = codec.encode(window)
     runs = _stacked(stored.tensors)
-    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        IDS: (torch.int64, (len(window.ids),))
-    }
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for number, run in enumerate(runs):
         first = stored.tensors[run[0]]
         shapes[f"run{number}"] = (first.dtype, (len(run), *first.shape))
     slots = lay_out(shapes)
     order = [index for run in runs for index in run]
-    tensors = [torch.tensor(window.ids, dtype=torch.int64), *(stored.tensors[i] for i in order)]
+    tensors = [stored.tensors[index] for index in order]
     payload = tuple(_bytes_of(tensor) for tensor in tensors if tensor.numel())
     running = DIGESTS[digest]()
     for part in payload:
@@ -118,6 +118,7 @@ def draw_up(key: str, entry: Entry, codec: Codec, digest: str) -> Image:
         "expires": None if entry.expires is None else _finite(entry.expires),
         "cost_s": _finite(entry.cost_s),
         "start": window.start,
+        "tokens": len(window.ids),
         "codec": codec.name,
         "description": stored.description,
         "runs": runs,
@@ -144,6 +145,7 @@ def read_note(header: bytes, key: str) -> Note:
             expires=None if note["expires"] is None else float(note["expires"]),
             cost_s=float(note["cost_s"]),
             start=_typed(note["start"], int),
+            tokens=_typed(note["tokens"], int),
             codec=_typed(note["codec"], str),
             description=_typed(note["description"], dict),
             runs=tuple(tuple(_typed(i, int) for i in run) for run in note["runs"]),
@@ -165,6 +167,9 @@ def decode(note: Note, payload: torch.Tensor, codec: Codec) -> Entry:
         payload: (n,) uint8 in owned memory; the entry's tensors are views of it.
         codec: what the note names.
 
+    Returns:
+        The entry; all ids of its window are 0, since the file does not hold them.
+
     Raises:
         FormatError: if tensors and header don't fit.
         CacheError: what the codec raises.
@@ -174,20 +179,17 @@ def decode(note: Note, payload: torch.Tensor, codec: Codec) -> Entry:
         for slot in note.slots
     ]
     tensors: dict[int, torch.Tensor] = {}
-    for run, stack in zip(note.runs, shaped[1:], strict=True):
+    for run, stack in zip(note.runs, shaped, strict=True):
         tensors.update(zip(run, stack.unbind(0), strict=True))
     stored = Stored(tuple(tensors[i] for i in range(len(tensors))), note.description)
-    window = codec.decode(stored, tuple(shaped[0].tolist()), note.start)
+    window = codec.decode(stored, (0,) * note.tokens, note.start)
     return Entry(window, note.cost_s, note.labels, note.created, note.expires)
 
 
 def _check_runs(note: Note) -> None:
-    slots = note.slots
-    if not slots or slots[0].name != IDS or slots[0].dtype is not torch.int64:
-        raise FormatError("the file names no token ids.")
-    if len(slots[0].shape) != 1 or len(note.runs) != len(slots) - 1:
+    if len(note.runs) != len(note.slots) or not 0 <= note.tokens <= note.payload_nbytes:
         raise FormatError("header and tensors don't fit.")
-    for run, slot in zip(note.runs, slots[1:], strict=True):
+    for run, slot in zip(note.runs, note.slots, strict=True):
         if not slot.shape or slot.shape[0] != len(run):
             raise FormatError("header and tensors don't fit.")
     held = sorted(index for run in note.runs for index in run)

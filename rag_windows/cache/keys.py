@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from rag_windows.errors import InputError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when what an entry means changes; older entries are then never found again."""
 
 
@@ -39,6 +39,17 @@ def salt_key(salt: str | bytes | None) -> bytes:
         raise InputError("salt must be a text or bytes, and not empty; None means no salt.")
     raw = salt.encode() if isinstance(salt, str) else salt
     return hashlib.sha256(fields(b"rag-windows passage cache, salt", raw)).digest()
+
+
+def label_digest(salt: bytes, label: str) -> str:
+    """What an entry's file holds in place of a label: 32 lowercase hexadecimal digits.
+
+    Args:
+        salt: from `salt_key`.
+        label: a passage's or document's id.
+    """
+    named = fields(b"label", label.encode("utf-8", "surrogatepass"))
+    return hmac.digest(salt, named, "sha256").hex()[:32]
 
 
 class KeyScope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,11 @@ import torch
 
 from rag_windows.cache.counters import prometheus_text
 from rag_windows.cache.entry import Entry
+from rag_windows.cache.entry_key import is_key
 from rag_windows.cache.files import LOCKS_WORK
 from rag_windows.cache.fingerprint import PROBE_BYTES
 from rag_windows.cache.flight import Flights
-from rag_windows.cache.keys import salt_key
+from rag_windows.cache.keys import label_digest, salt_key
 from rag_windows.cache.sizes import (
     DISK_SHARE,
     MEMORY_SHARE,
@@ -138,7 +140,8 @@ class PassageCache:
     def tenant(self, salt: str | bytes) -> PassageCache:
         """The same tiers and limits for another tenant: neither finds what the other stored.
 
-        Counters, `clear` and `invalidate` are those of all of them together.
+        `invalidate` acts on its own tenant. Counters, `remove`, `clear`, `prune` and `verify` are
+        those of all of them together.
         """
         other = copy.copy(self)
         other.salt_key = salt_key(salt)
@@ -212,7 +215,7 @@ class PassageCache:
 
     def relabel(self, key: str, entry: Entry, labels: Collection[str], epoch: Epoch) -> None:
         """Note further ids of an entry that was found, so that `invalidate` knows them."""
-        missing = [label for label in labels if label not in entry.labels]
+        missing = [one for one in self.digests(labels) if one not in entry.labels]
         if missing and len(entry.labels) < MOST_LABELS:
             merged = (*entry.labels, *missing)[:MOST_LABELS]
             self.keep(key, replace(entry, labels=merged), epoch)
@@ -231,17 +234,39 @@ class PassageCache:
         """`stats` in Prometheus' text format; `labels` go with every line."""
         return prometheus_text(self.stats(), labels or {})
 
-    def invalidate(self, ids: Collection[str] | str) -> int:
-        """Forget the windows of these passage or document ids, in this process and on disk.
+    def digests(self, ids: Collection[str] | str) -> tuple[str, ...]:
+        """What entries hold in place of passage or document ids, under this tenant's salt.
+
+        32 hexadecimal digits for each id, in the order given; for an operator's `invalidate`.
+        """
+        given = [ids] if isinstance(ids, str) else ids
+        return tuple(label_digest(self.salt_key, one) for one in given)
+
+    def invalidate(self, ids: Collection[str] | str, *, every_tenant: bool = False) -> int:
+        """Forget this tenant's windows of passage or document ids, in this process and on disk.
 
         Windows that are being encoded meanwhile are not kept either. What other processes hold in
         memory stays there until they end or evict it.
 
+        Args:
+            ids: as passages had them.
+            every_tenant: for operators, who know no salts: `ids` are digests (see `digests`) or
+                entries (names of their files, without the ending), whosever they are.
+
         Returns:
             How many windows were forgotten.
         """
-        labels = {ids} if isinstance(ids, str) else set(ids)
-        return self._shared.forget(labels)
+        if not every_tenant:
+            return self._shared.forget(self.digests(ids))
+        given = [ids] if isinstance(ids, str) else list(ids)
+        for one in given:
+            if not is_key(one) and not re.fullmatch("[0-9a-f]{32}", one):
+                raise InputError(
+                    f"{one!r:.80} is neither a digest (32 hexadecimal digits, as from digests()) "
+                    "nor an entry (64, the name of its file); an id has to be invalidated under "
+                    "its tenant's salt."
+                )
+        return self._shared.forget(given)
 
     def remove(self, keys: Collection[str]) -> None:
         """Forget entries by their keys, in this process and on disk."""

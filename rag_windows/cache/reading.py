@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from rag_windows.cache.container import LENGTH_BYTES, FormatError, header_length
+from rag_windows.cache.container import (
+    LENGTH_BYTES,
+    FormatError,
+    OutdatedError,
+    header_length,
+)
 from rag_windows.cache.digest import DIGESTS
 from rag_windows.cache.files import Files, FileState
 from rag_windows.cache.folders import Folders, closing
@@ -53,6 +58,7 @@ def opened(folders: Folders, key: str) -> Iterator[OpenFile]:
 
     Raises:
         FileNotFoundError: if there is none.
+        OutdatedError: if an older version wrote it.
         WrongFileError: if it isn't what its name says.
         OSError: if it can't be read.
     """
@@ -68,6 +74,8 @@ def opened(folders: Folders, key: str) -> Iterator[OpenFile]:
         try:
             note = _note(files, descriptor, state, key)
             yield OpenFile(descriptor, state, note)
+        except OutdatedError:
+            raise
         except FormatError as error:
             raise WrongFileError(str(error), state.inode) from error
         except OSError as error:

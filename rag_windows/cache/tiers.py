@@ -14,6 +14,7 @@ import torch
 
 from rag_windows.cache.device import to_host
 from rag_windows.cache.entry import Entry
+from rag_windows.cache.entry_key import is_key
 from rag_windows.cache.flight import Flights
 from rag_windows.cache.memory import MemoryTier
 from rag_windows.cache.sizes import Size, free_disk, free_memory, parse_size
@@ -147,11 +148,12 @@ class Tiers:
             for tier in tiers:
                 tier.remove([key])
 
-    def forget(self, labels: Collection[str]) -> int:
-        """See `PassageCache.invalidate`."""
+    def forget(self, named: Collection[str]) -> int:
+        """Forget entries that are named by their keys or by a label; see `PassageCache`."""
 
         def drop(tier: Any) -> set[str]:
-            keys = set(tier.keys_with(labels))
+            keys = set(tier.keys_with(named))
+            keys |= {one for one in named if is_key(one) and one in tier}
             tier.remove(keys)
             return keys
 

@@ -96,6 +96,20 @@ def clear(folder: str | None, *, as_json: bool) -> None:
     _tell({"removed": before}, f"{before} windows forgotten.", as_json=as_json)
 
 
+def invalidate(
+    ids: Sequence[str], folder: str | None, *, every_tenant: bool, as_json: bool
+) -> None:
+    """Forget the windows of some passages or documents.
+
+    Raises:
+        CacheError: the folder can't be used.
+        InputError: what is named can't be looked for in every tenant's windows.
+    """
+    with _open(folder) as cache:
+        removed = cache.invalidate(ids, every_tenant=every_tenant)
+    _tell({"removed": removed}, f"{removed} windows forgotten.", as_json=as_json)
+
+
 def prune(folder: str | None, disk: str | None, *, as_json: bool) -> None:
     """Drop what is outdated, and what does not fit.
 

@@ -88,10 +88,30 @@ def clear(cache_dir: options.CacheDir = None, json: options.Json = False) -> Non
 
 
 @cache.command()
+def invalidate(
+    ids: Annotated[list[str], typer.Argument(help="Ids of passages or documents.")],
+    every_tenant: Annotated[
+        bool,
+        typer.Option(
+            "--every-tenant",
+            help="What is named are digests of ids or names of entries' files, of any tenant; "
+            "without this, ids of windows that were stored without a salt.",
+        ),
+    ] = False,
+    cache_dir: options.CacheDir = None,
+    json: options.Json = False,
+) -> None:
+    """Forget the windows of some passages or documents."""
+    from rag_windows.cli.cache import invalidate as run
+
+    run(ids, cache_dir, every_tenant=every_tenant, as_json=json)
+
+
+@cache.command()
 def prune(
     cache_dir: options.CacheDir = None, disk: Limit = None, json: options.Json = False
 ) -> None:
-    """Drop windows whose time is up, and with --disk those that do not fit."""
+    """Drop windows that are outdated, and with --disk those that do not fit."""
     from rag_windows.cli.cache import prune as run
 
     run(cache_dir, disk, as_json=json)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from array import array
 from pathlib import Path
 
-from tests.blackbox.conftest import ANSWER, Process
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rag_windows import Passage, PassageCache, WindowedLM
+from rag_windows.errors import InputError
+from tests.blackbox.conftest import ANSWER, Process, Run
 
 WITHOUT_LOCKS = """
 import os, sys
@@ -104,3 +112,113 @@ print(len(book) in (2, 3))
     assert timely == "True True", message
     assert "wait_s" in message
     assert last == "True"
+
+
+SECRET = "The patient of bed nine has the grey fever."
+CASES = [
+    Passage(SECRET, id="case-4711#2", title="Grey fever", metadata={"source": "ward/nine.txt"}),
+    Passage("The harvest of Merrin was late.", id="harvest"),
+]
+
+
+def hits(lm: WindowedLM, passages: list[Passage] = CASES) -> int:
+    """How many of the passages were encoded already; now all are."""
+    return lm.warm(passages).present
+
+
+@pytest.fixture
+def tenants(small_lm: WindowedLM, tmp_path: Path) -> tuple[WindowedLM, WindowedLM]:
+    """Two tenants that have encoded CASES, on one folder."""
+    ours = PassageCache("100MB", path=tmp_path / "windows", salt="ours")
+    both = small_lm.with_cache(ours), small_lm.with_cache(ours.tenant("theirs"))
+    for lm in both:
+        assert [hits(lm), hits(lm)] == [0, 2]
+    return both
+
+
+def test_a_tenant_forgets_its_own_windows_and_no_others(
+    tenants: tuple[WindowedLM, WindowedLM],
+) -> None:
+    ours, theirs = tenants
+    assert ours.cache is not None
+    assert theirs.cache is not None
+    assert theirs.cache.invalidate(["case-4711"]) == 1
+    assert theirs.cache.invalidate(["case-4711"]) == 0, "ours does not count"
+    assert hits(ours) == 2
+    assert hits(theirs) == 1
+    assert theirs.cache.tenant("nobody").invalidate(["case-4711", "harvest", "ward/nine.txt"]) == 0
+    assert ours.cache.invalidate("ward/nine.txt") == 1
+    assert [hits(ours), hits(theirs)] == [1, 2]
+
+
+def test_an_operator_forgets_by_entry_and_by_digest(
+    tenants: tuple[WindowedLM, WindowedLM], run: Run, tmp_path: Path
+) -> None:
+    ours, theirs = tenants
+    assert ours.cache is not None
+    assert theirs.cache is not None
+    mine, other = (lm.cache.digests(["case-4711"])[0] for lm in tenants if lm.cache is not None)
+    assert mine != other
+    assert theirs.cache.invalidate([mine], every_tenant=True) == 1
+    assert [hits(ours), hits(theirs)] == [1, 2]
+
+    folder = tmp_path / "windows"
+    before = len(list((folder / "entries").iterdir()))
+
+    def told(*arguments: str) -> int:
+        result = run("cache", "invalidate", *arguments, "--cache-dir", folder, "--json")
+        assert result.exit_code == 0, result.stderr
+        return int(json.loads(result.stdout)["removed"])
+
+    assert told("case-4711") == 0, "nobody's without a salt"
+    assert told(mine, other, "--every-tenant") == 2
+    entry = next((folder / "entries").iterdir())
+    assert told(entry.stem, "--every-tenant") == 1
+    assert len(list((folder / "entries").iterdir())) == before - 3
+    refused = run("cache", "invalidate", "case-4711", "--every-tenant", "--cache-dir", folder)
+    assert refused.exit_code != 0
+    assert "digest" in refused.stderr
+    with pytest.raises(InputError, match="salt"):
+        ours.cache.invalidate("case-4711", every_tenant=True)
+
+
+def test_files_hold_no_ids_labels_or_text(
+    tenants: tuple[WindowedLM, WindowedLM], tmp_path: Path
+) -> None:
+    lm = tenants[0]
+    assert lm.tokenizer is not None
+    ids = lm.tokenizer("grey fever", add_special_tokens=False)["input_ids"]
+    told = [
+        part.encode()
+        for part in ("case-4711", "Grey fever", "grey fever", "nine", "harvest", "Merrin", "ours")
+    ]
+    told += [array(size, ids).tobytes() for size in "qihH"]
+    files = [path for path in (tmp_path / "windows").rglob("*") if path.is_file()]
+    assert len(files) >= 6
+    for path in files:
+        held = str(path.relative_to(tmp_path)).encode() + path.read_bytes()
+        for part in told:
+            assert part not in held, (path.name, part)
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+@settings(max_examples=15, deadline=None)
+def test_any_id_is_found_again(small_lm: WindowedLM, one: str, two: str) -> None:
+    lm = small_lm.with_cache(PassageCache("10MB", salt="ours"))
+    assert lm.cache is not None
+    passages = [Passage("The first.", id=one), Passage("The second.", metadata={"source": two})]
+    hits(lm, passages)
+    assert lm.cache.invalidate([one, two]) == 2
+    assert hits(lm, passages) == 0
+
+
+def test_linked_windows_from_disk_are_those_that_were_encoded(
+    small_lm: WindowedLM, tmp_path: Path
+) -> None:
+    """Linking reads token ids, which the files do not hold."""
+    answers = [
+        small_lm.with_cache(cache).generate("Who?", CASES, method="linked", max_new_tokens=8)
+        for cache in (None, *(PassageCache(None, path=tmp_path / "windows") for _ in range(2)))
+    ]
+    assert answers[2].usage.cached_tokens > answers[1].usage.cached_tokens
+    assert len({answer.text for answer in answers}) == 1

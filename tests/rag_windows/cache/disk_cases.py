@@ -46,9 +46,9 @@ def entry_of(number: int, tokens: int = 5, dtype: torch.dtype = torch.bfloat16) 
 
 
 def same_window(found: Window, wanted: Window) -> bool:
-    """Whether two windows are the same to the bit."""
+    """Whether two windows are the same to the bit; files hold no token ids, only their number."""
     pairs = zip((*found.keys, *found.values), (*wanted.keys, *wanted.values), strict=True)
-    return (found.ids, found.start) == (wanted.ids, wanted.start) and all(
+    return (len(found.ids), found.start) == (len(wanted.ids), wanted.start) and all(
         a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs
     )
 

@@ -121,7 +121,7 @@ def test_what_is_read_from_disk_while_it_is_forgotten_does_not_stay(
     with PassageCache("1MB", path=tmp_path / "w") as cache:
         ask(model(cache), PASSAGES[:1])
         assert cache.disk is not None
-        keys = cache.disk.keys_with(["one"])
+        keys = cache.disk.keys_with(cache.digests("one"))
         assert len(keys) == 1
         name = "clear" if how == "clear" else "remove"
         original = getattr(cache.disk, name)
@@ -140,6 +140,29 @@ def test_what_is_read_from_disk_while_it_is_forgotten_does_not_stay(
         }[how]()
         assert read[0] == 1
         assert keys[0] not in cache
+
+
+@pytest.mark.parametrize("how", ["read", "prune", "verify"])
+def test_files_of_older_versions_are_dropped(how: str, tmp_path: Path) -> None:
+    with PassageCache(None, path=tmp_path / "w") as cache:
+        lm = model(cache)
+        ask(lm)
+        cache.flush()
+        files = sorted((tmp_path / "w" / "entries").iterdir())
+        for file in files:
+            held = file.read_bytes()
+            assert held.count(b"rag-windows window 2") == 1
+            file.write_bytes(held.replace(b"rag-windows window 2", b"rag-windows window 1"))
+        if how == "prune":
+            assert cache.prune() == 4
+        elif how == "verify":
+            assert cache.verify() == (4, 0)
+        if how != "read":
+            assert not [*(tmp_path / "w" / "entries").iterdir()]
+        assert ask(lm) == (0, 4)
+        assert ask(lm) == (4, 0)
+        disk = cache.stats().tiers["disk"]
+        assert (disk.expired, disk.quarantined, disk.failed) == (4, 0, 0)
 
 
 def test_clearing_and_pruning(tmp_path: Path) -> None:
