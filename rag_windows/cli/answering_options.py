@@ -34,15 +34,15 @@ class Answering:
     profile: options.ProfilePath = None
     top_k: options.TopK = 8
     temperature: options.Temperature = None
-    scale: options.Scale = None
+    seed: options.Seed = None
+    rag_temperature: options.RagTemperature = None
+    rag_scale: options.RagScale = None
     device: options.Device = "auto"
     dtype: options.Dtype = "auto"
     max_new_tokens: options.MaxNewTokens = 128
     link_tokens: options.LinkTokens = None
     fallback: options.Fallback = None
     system: options.System = None
-    sample_temperature: options.SampleTemperature = None
-    seed: options.Seed = None
     passage_words: options.PassageWords = 120
     max_window_tokens: options.MaxWindowTokens = None
     kept: Kept = Kept()
@@ -58,7 +58,7 @@ class Answering:
             AnswerOptions(
                 self.system,
                 self.max_new_tokens,
-                self.sample_temperature,
+                self.temperature,
                 self.seed,
                 self.kept.json,
                 self.link_tokens,
@@ -67,8 +67,8 @@ class Answering:
             ModelOptions(
                 reader_model(self.model, self.docs),
                 self.method,
-                self.temperature,
-                self.scale,
+                self.rag_temperature,
+                self.rag_scale,
                 self.device,
                 self.dtype,
                 self.max_window_tokens,

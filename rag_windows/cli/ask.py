@@ -30,7 +30,7 @@ class AnswerOptions:
 
     system: str | None = None
     max_new_tokens: int = 128
-    sample_temperature: float | None = None
+    temperature: float | None = None
     seed: int | None = None
     as_json: bool = False
     link_tokens: Any = None
@@ -45,11 +45,9 @@ class AnswerOptions:
             "link_tokens": self.link_tokens,
             "fallback": self.fallback,
         }
-        if self.sample_temperature == 0:
-            options["do_sample"] = False
-        elif self.sample_temperature is not None:
-            options |= {"do_sample": True, "temperature": self.sample_temperature}
-        return options
+        from rag_windows.sampling import sampling_options  # with the model, torch is loaded already
+
+        return options | sampling_options(self.temperature)
 
 
 def ask(

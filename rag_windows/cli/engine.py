@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import socket
 import warnings
 from collections.abc import Iterator, Sequence
@@ -87,8 +88,11 @@ def build_method(name: str, temperature: float | None, scale: float | None) -> M
         if key not in known_parameters(method):
             owners = [other for other, one in METHODS.items() if key in parameters(one)]
             raise MethodError(
-                f"--{key} is not a parameter of {name}, only of {', '.join(owners)}; leave it out."
+                f"--rag-{key} is not a parameter of {name}, only of {', '.join(owners)}; leave it "
+                "out."
             )
+        if re.search(rf"\b{key}\s*=", name):
+            raise MethodError(f"--rag-{key} and --method {name} both set it; leave one out.")
     return with_known(method, chosen)
 
 
@@ -127,8 +131,8 @@ def _profile(options: ModelOptions) -> Profile | None:
     numbers = options.temperature, options.scale
     if options.method is None and any(number is not None for number in numbers):
         raise InputError(
-            "--profile brings the numbers of the method: leave --temperature and --scale out, or "
-            "give --method too, which then counts instead of the profile's."
+            "--profile brings the numbers of the method: leave --rag-temperature and --rag-scale "
+            "out, or give --method too, which then counts instead of the profile's."
         )
     return Profile.load(options.profile)
 

@@ -66,7 +66,8 @@ MethodName = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="How windows are read; see rag-windows methods. Default: the profile's, else ape.",
+        help="How windows are read, with numbers as in ape:temperature=0.9,scale=0.9; see "
+        "rag-windows methods. Default: the profile's, else ape.",
         show_default=False,
     ),
 ]
@@ -79,12 +80,21 @@ ProfilePath = Annotated[
         show_default=False,
     ),
 ]
-Temperature = Annotated[
+RagTemperature = Annotated[
     float | None,
-    typer.Option("--temperature", help="APE's temperature T inside the windows.", metavar="T"),
+    typer.Option(
+        "--rag-temperature",
+        help="APE's temperature T inside the windows; the same as --method ape:temperature=T.",
+        metavar="T",
+    ),
 ]
-Scale = Annotated[
-    float | None, typer.Option("--scale", help="APE's scale S of the windows' mass.", metavar="S")
+RagScale = Annotated[
+    float | None,
+    typer.Option(
+        "--rag-scale",
+        help="APE's scale S of the windows' weight; the same as --method ape:scale=S.",
+        metavar="S",
+    ),
 ]
 LinkTokens = Annotated[
     Any,
@@ -128,13 +138,14 @@ MaxWindowTokens = Annotated[
         show_default=False,
     ),
 ]
-SampleTemperature = Annotated[
+Temperature = Annotated[
     float | None,
     typer.Option(
-        "--sample-temperature",
+        "--temperature",
         min=0.0,
         metavar="T",
-        help="Sample the answer; 0 takes the likeliest token. Default: the model's own setting.",
+        help="Sampling: above 0, tokens are drawn at random; 0 takes the likeliest. Default: the "
+        "model's own setting.",
         show_default=False,
     ),
 ]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rag_windows.errors import DocumentError
+from rag_windows import APE, DeepThinking, Passage, WindowedLM
+from rag_windows.errors import DocumentError, MethodError
 from rag_windows_retrievers import load_documents
-from tests.blackbox.conftest import ROOT, Process, Run
+from tests.blackbox.conftest import QUESTION, ROOT, Process, Run
 
 SHORT = ("--max-new-tokens", "2", "--json", "--no-cache", "--device", "cpu")
 
@@ -207,3 +208,75 @@ def test_without_pypdf_a_line_says_so(
     (line,) = alone.stderr.splitlines()
     assert 'pip install ".[pdf]"' in line
     assert "iconv" not in line
+
+
+def answer(run: Run, *args: str | Path) -> str:
+    asked = run("ask", "Who built the bridge?", "--docs", "notes", *args, *SHORT)
+    assert asked.exit_code == 0, asked.stderr
+    return str(json.loads(asked.stdout)["answer"])
+
+
+def test_temperature_is_that_of_sampling(run: Run, notes: Path, small_folder: Path) -> None:
+    model = ("--model", small_folder, "--max-new-tokens", "12")
+    greedy = answer(run, *model)
+    assert answer(run, *model, "--temperature", "0") == greedy
+    drawn = {answer(run, *model, "--temperature", "5", "--seed", seed) for seed in "0123"}
+    assert len(drawn) > 1
+    assert answer(run, *model, "--temperature", "5", "--seed", "0") in drawn
+
+
+def test_a_methods_numbers_stand_behind_its_name(run: Run, notes: Path, small_folder: Path) -> None:
+    model = ("--model", small_folder, "--max-new-tokens", "12")
+    numbers = answer(run, *model, "--method", "ape:temperature=0.2,scale=0.3")
+    assert numbers == answer(run, *model, "--rag-temperature", "0.2", "--rag-scale", "0.3")
+    assert numbers != answer(run, *model)
+    assert answer(run, *model, "--method", "ape:scale=1,temperature=1") == answer(
+        run, *model, "--method", "pcw"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("ape:temperature=0", "above 0"),
+        ("ape:heat=1", "'heat=1'"),
+        ("ape:0.9", "'0.9'"),
+        ("ape:", "it has temperature, scale, form"),
+        ("pcw:scale=1", "it has none"),
+        ("ape:scale=1,scale=2", "written once"),
+        ("ape:scale=warm", "'warm'"),
+        ("deep-thinking:reader=ape", "'reader=ape'"),
+    ],
+)
+def test_wrong_numbers_of_a_method_are_one_line(
+    run: Run, notes: Path, method: str, message: str
+) -> None:
+    refused = run("ask", "Who?", "--docs", "notes", "--model", "tiny-reader", "--method", method)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert message in line
+
+
+def test_python_takes_the_same_names(reader: WindowedLM, passages: list[Passage]) -> None:
+    by_name = reader.generate(QUESTION, passages, method="ape:temperature=0.5,scale=0.7")
+    by_object = reader.generate(QUESTION, passages, method=APE(temperature=0.5, scale=0.7))
+    assert by_name.citations == by_object.citations
+    composed = WindowedLM.from_pretrained(
+        "tiny-reader", method="deep-thinking:steps=2,eta=1e-2+ape:form=fixed ratio"
+    )
+    assert composed.method == DeepThinking(reader=APE(form="fixed ratio"), steps=2, eta=0.01)
+    with pytest.raises(MethodError, match="sets no parameter of ape"):
+        reader.generate(QUESTION, passages, method="ape:steps=3")
+
+
+def test_evaluations_name_numbers_the_same_way(run: Run, tmp_path: Path) -> None:
+    ran = run(
+        *("eval", "long", "--model", "tiny-reader", "--passages", "2", "--questions", "1"),
+        *("--methods", "pcw,ape:temperature=0.5,scale=0.7", "--out", tmp_path / "run"),
+        *("--device", "cpu", "--json"),
+    )
+    assert ran.exit_code == 0, ran.stderr
+    assert "ape:temperature=0.5,scale=0.7" in ran.stdout
+    unknown = run("eval", "long", "--temperature", "0.9")
+    assert unknown.exit_code == 2
+    assert "--rag-temperature" in unknown.stderr

@@ -32,8 +32,8 @@ class Asking:
 class Reading:
     """How the model reads and how the run is shown; each field is the option of its name."""
 
-    temperature: own.Temperature = None
-    scale: own.Scale = None
+    rag_temperature: own.RagTemperature = None
+    rag_scale: own.RagScale = None
     link_tokens: options.LinkTokens = None
     profile: own.Profile = None
     device: options.Device = "auto"
@@ -53,7 +53,7 @@ class Reading:
         """
         from rag_windows.cli.evaluation.compared import Compared
 
-        numbers = (self.temperature, self.scale, self.link_tokens, self.profile)
+        numbers = (self.rag_temperature, self.rag_scale, self.link_tokens, self.profile)
         return Compared(",".join(methods), depths, *numbers)
 
     def loading(self, model: str) -> ModelOptions:

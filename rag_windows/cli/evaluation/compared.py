@@ -17,9 +17,9 @@ class Compared:
     """What is compared, as given on the command line.
 
     Attributes:
-        methods: names with commas between them.
+        methods: names with commas between them, perhaps with parameters; see `resolve`.
         depths: numbers of passages; (None,) for all that an example brings.
-        temperature: APE's, or None.
+        temperature: APE's, for each method whose name sets none; or None.
         scale: likewise.
         link_tokens: for each method with windows, or None.
         profile: path of a calibration, whose method's numbers replace the defaults; or None.
@@ -43,8 +43,9 @@ def arms_of(compared: Compared) -> tuple[Arm, ...]:
     """
     from rag_windows.evaluation.arm import arms
     from rag_windows.rescaling import linked, resolve
+    from rag_windows.rescaling.registry import names_in
 
-    names = [name.strip() for name in compared.methods.split(",")]
+    names = names_in(compared.methods)
     if "" in names:
         raise InputError(
             f"--methods {compared.methods!r} has an empty name; write names with commas between "
@@ -62,13 +63,18 @@ def _profiled(methods: list[tuple[str, Method]], compared: Compared) -> list[tup
     from rag_windows.calibration.profile import Profile
 
     if compared.temperature is not None or compared.scale is not None:
-        raise InputError("--profile brings its method's numbers: leave --temperature and --scale.")
+        raise InputError(
+            "--profile brings its method's numbers: leave --rag-temperature and --rag-scale out."
+        )
     found = Profile.load(str(compared.profile)).method
     if not any(method.name == found.name for _, method in methods):
         raise InputError(
             f"--profile holds numbers of {found.name}, which is not among --methods; add it."
         )
-    return [(name, found if method.name == found.name else method) for name, method in methods]
+    return [
+        (name, found if method.name == found.name and ":" not in name else method)
+        for name, method in methods
+    ]
 
 
 def _numbered(methods: list[tuple[str, Method]], compared: Compared) -> list[tuple[str, Method]]:
@@ -78,5 +84,9 @@ def _numbered(methods: list[tuple[str, Method]], compared: Compared) -> list[tup
     numbers = {key: value for key, value in given.items() if value is not None}
     for key in numbers:
         if not any(key in known_parameters(method) for _, method in methods):
-            raise MethodError(f"--{key} is a parameter of none of --methods; leave it out.")
-    return [(name, with_known(method, numbers)) for name, method in methods]
+            raise MethodError(f"--rag-{key} is a parameter of none of --methods; leave it out.")
+
+    def free(name: str) -> dict[str, float]:
+        return {key: value for key, value in numbers.items() if f"{key}=" not in name}
+
+    return [(name, with_known(method, free(name))) for name, method in methods]

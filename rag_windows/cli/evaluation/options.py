@@ -63,7 +63,8 @@ Methods = Annotated[
     typer.Option(
         "--methods",
         metavar="NAME,...",
-        help="What to compare, such as sequential,ape,deep-thinking+ape; see rag-windows methods.",
+        help="What to compare, such as sequential,ape:temperature=0.8,deep-thinking+ape; see "
+        "rag-windows methods.",
     ),
 ]
 METHODS = ["sequential,pcw,ape"]
@@ -166,19 +167,19 @@ CacheMemory = Annotated[
         "kept on disk.",
     ),
 ]
-Temperature = Annotated[
+RagTemperature = Annotated[
     float | None,
     typer.Option(
-        "--temperature",
+        "--rag-temperature",
         metavar="T",
         help="APE's temperature, for each method that has one.",
         show_default=False,
     ),
 ]
-Scale = Annotated[
+RagScale = Annotated[
     float | None,
     typer.Option(
-        "--scale",
+        "--rag-scale",
         metavar="S",
         help="APE's scale, for each method that has one.",
         show_default=False,

@@ -142,21 +142,19 @@ def test_options_reach_the_engine(run: Run, docs: Path, model: str) -> None:
     for changed in (
         ("--method", "sequential"),
         ("--method", "PCW"),
-        ("--temperature", "0.2"),
-        ("--scale", "0.2"),
+        ("--rag-temperature", "0.2"),
+        ("--rag-scale", "0.2"),
         ("--system", "Answer in one word."),
-        ("--sample-temperature", "5", "--seed", "1"),
+        ("--temperature", "5", "--seed", "1"),
         ("--top-k", "1"),
     ):
         assert ask_json(run, "--model", model, *SHORT, *changed)["answer"] != base["answer"], (
             changed
         )
-    greedy = ask_json(run, "--model", model, *SHORT, "--sample-temperature", "0", "--device", "cpu")
+    greedy = ask_json(run, "--model", model, *SHORT, "--temperature", "0", "--device", "cpu")
     assert greedy["answer"] == base["answer"]
     sampled = [
-        ask_json(run, "--model", model, *SHORT, "--sample-temperature", "1", "--seed", "3")[
-            "answer"
-        ]
+        ask_json(run, "--model", model, *SHORT, "--temperature", "1", "--seed", "3")["answer"]
         for _ in range(2)
     ]
     assert sampled[0] == sampled[1]

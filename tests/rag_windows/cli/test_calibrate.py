@@ -121,7 +121,7 @@ def test_a_profile_and_numbers_are_refused_together(run: Run, docs: Path, model:
 
     profile().save("profile.json")
     for args, message in (
-        (("--profile", "profile.json", "--scale", "0.5"), "--profile brings the numbers"),
+        (("--profile", "profile.json", "--rag-scale", "0.5"), "--profile brings the numbers"),
         (("--profile", "none.json"), "can't be read"),
     ):
         result = run("ask", "Who?", "--docs", "docs", "--model", model, *args)

@@ -26,11 +26,11 @@ class TestMethod:
         built = engine.build_method("deep-thinking+ape", 0.5, None)
         assert built == DeepThinking(reader=APE(temperature=0.5))
         assert engine.build_method("deep-thinking+ape", None, None) == DeepThinking(reader=APE())
-        with pytest.raises(MethodError, match=r"--scale is not a parameter of deep-thinking\+pcw"):
+        with pytest.raises(MethodError, match=r"not a parameter of deep-thinking\+pcw"):
             engine.build_method("deep-thinking+pcw", None, 0.5)
 
     def test_parameters_of_another_method(self) -> None:
-        with pytest.raises(MethodError, match="--temperature is not a parameter of sequential"):
+        with pytest.raises(MethodError, match="--rag-temperature is not a parameter of sequential"):
             engine.build_method("sequential", 1.0, None)
 
 

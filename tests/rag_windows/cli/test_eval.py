@@ -180,7 +180,7 @@ def test_questions_without_an_answer_are_told_and_asked_again(
         (("--corpus", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--data", "nowhere.json"), "nowhere.json"),
         (("--out", "dev.json"), "--out 'dev.json' can't be made"),
-        (("--scale", "0.5", "--methods", "pcw"), "--scale"),
+        (("--rag-scale", "0.5", "--methods", "pcw"), "--rag-scale"),
         (("--cache-memory", "much"), "memory='much' is no size"),
         (("--limit", "0"), "--limit"),
     ],

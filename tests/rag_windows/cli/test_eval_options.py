@@ -62,7 +62,7 @@ def test_a_profile_gives_its_numbers_to_its_method(
     assert (pcw.method, ape.method) == (PCW(), calibrated.method)
     with pytest.raises(InputError, match="holds numbers of ape"):
         arms_of(Compared("pcw", (4,), profile="p.json"))
-    with pytest.raises(InputError, match="leave --temperature"):
+    with pytest.raises(InputError, match="leave --rag-temperature"):
         arms_of(Compared("ape", (4,), temperature=0.5, profile="p.json"))
 
 
@@ -73,7 +73,7 @@ def test_a_profile_gives_its_numbers_to_its_method(
         ({"methods": "ape,,pcw"}, InputError, "empty name"),
         ({"methods": ""}, InputError, "empty name"),
         ({"methods": "ape, ape"}, InputError, "ape@4 stands twice"),
-        ({"methods": "pcw", "scale": 2.0}, MethodError, "--scale is a parameter of none"),
+        ({"methods": "pcw", "scale": 2.0}, MethodError, "--rag-scale is a parameter of none"),
         ({"methods": "ape", "temperature": -1.0}, MethodError, "temperature"),
         ({"methods": "linked+ape", "link_tokens": 4}, MethodError, "itself"),
     ],

@@ -84,7 +84,7 @@ def test_help_and_errors_of_use_do_not_wait_for_torch(args: list[str], tmp_path:
 def json_is_all_that_is_printed(model: str, folder: Path) -> None:
     code, out, err = finish(
         *("ask", QUESTION, "--docs", "docs", "--model", model, "--json"),
-        *("--sample-temperature", "0.5", "--seed", "0", "--max-new-tokens", "100"),
+        *("--temperature", "0.5", "--seed", "0", "--max-new-tokens", "100"),
         cwd=folder,
     )
     assert code == 0, err
