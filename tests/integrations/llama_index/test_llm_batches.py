@@ -108,7 +108,7 @@ def test_an_error_in_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> N
     async def all_at_once() -> list[Any]:
         broken: dict[int, dict[str, Any]] = {
             5: {"logits_processor": [Broken()]},
-            9: {"no_such_option": 1},
+            9: {"num_beams": "two"},
         }
         asked = [
             llm.achat(user(question(i)), passages=documents(i), **broken.get(i, {}))

@@ -41,7 +41,7 @@ async def generate(source: ModelSource, question: Question, rows: int) -> Genera
         lm = await _load(source)
 
         def by_itself() -> Generation:
-            return lm.generate(question.messages, question.passages, **options)
+            return lm.generate(question.query, question.passages, **options)
 
         def asked() -> tuple[Scheduled, Callable[[Generation], Generation]]:
             request = question.request(options)
@@ -68,7 +68,7 @@ async def stream(source: ModelSource, question: Question, rows: int) -> AsyncGen
         lm = await _load(source)
 
         def by_itself() -> Generator[Chunk, None, None]:
-            chunks = lm.stream(question.messages, question.passages, **options)
+            chunks = lm.stream(question.query, question.passages, **options)
             return cast("Generator[Chunk, None, None]", chunks)
 
         def asked(on_text: OnText) -> tuple[Scheduled, Callable[[Chunk], tuple[Chunk]]]:

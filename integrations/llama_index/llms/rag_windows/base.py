@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
@@ -16,16 +17,21 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
 )
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.tools.types import BaseTool
 
 from llama_index.llms.rag_windows import async_bridge
 from llama_index.llms.rag_windows.questions import Question, read_chat, read_prompt, surfacing
-from llama_index.llms.rag_windows.responses import as_raw, chat_piece, chat_response
+from llama_index.llms.rag_windows.responses import as_raw, chat_piece, chat_response, shown
 from llama_index.llms.rag_windows.serializing import read_method
 from llama_index.llms.rag_windows.settings import Settings
 from llama_index.llms.rag_windows.streams import areported, reported
 from llama_index.llms.rag_windows.template_calls import TemplateCalls
+from llama_index.llms.rag_windows.tools import definitions, selections
 from rag_windows import Chunk, Generation
+from rag_windows.errors import InputError
 from rag_windows.rescaling import linked
+from rag_windows.tool_answers import AnswerReader, ToolAnswer
 
 T = TypeVar("T")
 
@@ -41,7 +47,13 @@ class RagWindowsLLM(TemplateCalls):
     ``on_encoded``, any option of transformers' ``generate``) go before those of the constructor; a
     name that nobody knows is a ``TypeError``.
 
-    A chat answer holds a `CitationBlock` for each passage that carried it. ``raw`` of an answer,
+    Tools are shown, called and answered by the model's own chat template, where it knows tools
+    (``metadata.is_function_calling_model``): ``chat_with_tools``, ``predict_and_call`` and their
+    asynchronous and streaming forms, `FunctionAgent` and `AgentWorkflow`. ``chat`` takes them as
+    ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
+
+    A chat answer holds a `CitationBlock` for each passage that carried it, and a `ToolCallBlock`
+    for each call. ``raw`` of an answer,
     and of a stream's last piece, is JSON, see `responses.as_raw`. The weights are loaded at the
     first call, and shared by all LLMs with equal arguments.
 
@@ -110,6 +122,42 @@ class RagWindowsLLM(TemplateCalls):
         make = type(self)._acompletion_pieces
         return await areported(llm_completion_callback(), make, self, prompt, **kwargs)
 
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls in an answer.
+
+        Raises:
+            GenerationError: there is none, and ``error_on_no_tool_call``.
+        """
+        return selections(response, required=error_on_no_tool_call)
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        messages = list(chat_history or [])
+        if user_msg is not None:
+            if isinstance(user_msg, str):
+                user_msg = ChatMessage(role="user", content=user_msg)
+            messages.append(user_msg)
+        if tool_choice is None and tool_required:
+            tool_choice = "required"
+        return {
+            "messages": messages,
+            "tools": tools,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": allow_parallel_tool_calls,
+            **kwargs,
+        }
+
     def _chat_pieces(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         question = self._read_chat(messages, kwargs)
         return self._pieces(question, self._chat_piece(question))
@@ -132,11 +180,20 @@ class RagWindowsLLM(TemplateCalls):
 
     def _read_chat(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> Question:
         chosen = self._options(options)
+        tools, choice = chosen.pop("tools", None), chosen.pop("tool_choice", None)
+        reader = None
         with surfacing():
-            return read_chat(messages, self.system_prompt, chosen)
+            if tools:
+                source, known = self._source, definitions(tools)
+                reader = AnswerReader.of(source.tokenizer(), source.template_kwargs, known, choice)
+            return read_chat(messages, self.system_prompt, chosen, reader)
 
     def _read_prompt(self, prompt: str, options: dict[str, Any]) -> Question:
         chosen = self._options(options)
+        if chosen.get("tools"):
+            raise InputError("A completion calls no tools; use chat, or chat_with_tools.")
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            chosen.pop(name, None)
         with surfacing():
             return read_prompt(prompt, self.system_prompt, chosen)
 
@@ -146,7 +203,7 @@ class RagWindowsLLM(TemplateCalls):
             lm = self._source.lm()
             with surfacing():
                 if self.batch_rows == 1:
-                    return lm.generate(question.messages, question.passages, **question.options)
+                    return lm.generate(question.query, question.passages, **question.options)
                 scheduler = lm.shared_scheduler(max_rows=self.batch_rows)
                 return scheduler.answer(question.request(question.options), lone=crowd.lone)
 
@@ -156,7 +213,7 @@ class RagWindowsLLM(TemplateCalls):
     def _pieces(self, question: Question, piece: Callable[[Chunk], T]) -> Generator[T, None, None]:
         lm = self._source.lm()
         with surfacing():
-            stream = lm.stream(question.messages, question.passages, **question.options)
+            stream = lm.stream(question.query, question.passages, **question.options)
         chunks = cast("Generator[Chunk, None, None]", stream)
 
         def pieces() -> Generator[T, None, None]:
@@ -174,8 +231,13 @@ class RagWindowsLLM(TemplateCalls):
             async for chunk in chunks:
                 yield piece(chunk)
 
-    def _chat_response(self, generation: Generation, question: Question) -> ChatResponse:
-        return chat_response(generation, question.passages, self._raw(generation, question))
+    def _chat_response(
+        self, generation: Generation, question: Question, answer: ToolAnswer | None = None
+    ) -> ChatResponse:
+        if answer is None:
+            answer = shown(question.reader.whole(generation), parallel=question.parallel)
+        raw = self._raw(generation, question)
+        return chat_response(generation, answer, question.passages, raw)
 
     def _raw(self, generation: Generation, question: Question) -> dict[str, Any]:
         options = question.options
@@ -192,11 +254,14 @@ class RagWindowsLLM(TemplateCalls):
 
         def piece(chunk: Chunk) -> ChatResponse:
             nonlocal text
-            text += chunk.text
+            delta = question.reader.feed(chunk.text)
+            text += delta
             if chunk.generation is None:
-                return chat_piece(text, chunk.text)
-            response = self._chat_response(chunk.generation, question)
-            response.delta = chunk.text
+                return chat_piece(text, delta)
+            rest = shown(question.reader.last(chunk.generation), parallel=question.parallel)
+            answer = replace(rest, text=text + rest.text)
+            response = self._chat_response(chunk.generation, question, answer)
+            response.delta = delta + rest.text
             return response
 
         return piece

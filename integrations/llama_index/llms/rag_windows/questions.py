@@ -13,7 +13,9 @@ from llama_index.llms.rag_windows.blocks import read_messages
 from llama_index.llms.rag_windows.parts import Parts, WindowedPrompt
 from llama_index.llms.rag_windows.passages import passages_of_nodes
 from rag_windows import Passage
+from rag_windows.conversation import Conversation
 from rag_windows.errors import GenerationError, InputError
+from rag_windows.tool_answers import AnswerReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +23,29 @@ class Question:
     """What is asked, over what, and how.
 
     Attributes:
-        messages: with ``role`` and ``content``.
+        query: the conversation, with the tools that the model may call.
         passages: each read in a window of its own.
         options: further arguments of `WindowedLM.generate`.
+        reader: of the answer; finds calls of tools.
+        parallel: whether an answer may call several tools; else its first call counts.
     """
 
-    messages: list[dict[str, str]]
+    query: Conversation
     passages: list[Passage]
     options: dict[str, Any] = field(default_factory=dict)
+    reader: AnswerReader = field(default_factory=AnswerReader)
+    parallel: bool = True
 
     def request(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The keyword arguments of `WindowedLM.generate`, with these options."""
-        return {"query": self.messages, "passages": self.passages, **options}
+        return {"query": self.query, "passages": self.passages, **options}
 
 
 def read_chat(
-    messages: Sequence[ChatMessage], system: str | None, options: Mapping[str, Any]
+    messages: Sequence[ChatMessage],
+    system: str | None,
+    options: Mapping[str, Any],
+    reader: AnswerReader | None = None,
 ) -> Question:
     """A chat call.
 
@@ -45,6 +54,7 @@ def read_chat(
         system: the instruction, where ``messages`` begin with none.
         options: of the call; ``passages`` or ``nodes`` among them are the other ways to give
             passages. Only one way can be used in a call.
+        reader: of the answer, with the tools of the call; None without tools.
 
     Raises:
         InputError: passages by two ways, or what can't be shown to a text model.
@@ -52,7 +62,7 @@ def read_chat(
     read, in_blocks = read_messages(messages)
     if system and (not read or read[0]["role"] != "system"):
         read.insert(0, {"role": "system", "content": system})
-    return _question(read, in_blocks, options)
+    return _question(read, in_blocks, options, reader or AnswerReader())
 
 
 def read_prompt(prompt: str, system: str | None, options: Mapping[str, Any]) -> Question:
@@ -71,7 +81,8 @@ def read_prompt(prompt: str, system: str | None, options: Mapping[str, Any]) -> 
     if not isinstance(prompt, str):
         raise InputError(f"The prompt must be a string, not {type(prompt).__name__}.")
     messages = [{"role": "system", "content": system}] if system else []
-    return _question([*messages, {"role": "user", "content": prompt}], [], options)
+    asked = [*messages, {"role": "user", "content": prompt}]
+    return _question(asked, [], options, AnswerReader())
 
 
 @contextmanager
@@ -91,19 +102,24 @@ def surfacing() -> Iterator[None]:
 
 
 def _question(
-    messages: list[dict[str, str]], in_blocks: list[Passage], options: Mapping[str, Any]
+    messages: Sequence[Mapping[str, Any]],
+    in_blocks: list[Passage],
+    options: Mapping[str, Any],
+    reader: AnswerReader,
 ) -> Question:
-    rest = dict(options)
+    query, rest = reader.query(messages), dict(options)
+    parallel = bool(rest.pop("parallel_tool_calls", True))
     passages, nodes = rest.pop("passages", None), rest.pop("nodes", None)
     ways = {"citable blocks": in_blocks, "passages=": passages, "nodes=": nodes}
     used = [name for name, given in ways.items() if given is not None and len(given)]
     if len(used) > 1:
         raise InputError(f"Passages come by {' and by '.join(used)}; give all of them one way.")
     if nodes is not None and len(nodes):
-        return Question(messages, passages_of_nodes(nodes), rest)
+        return Question(query, passages_of_nodes(nodes), rest, reader, parallel)
     if passages is not None and len(passages):
         if isinstance(passages, str | Passage | Mapping) and not isinstance(passages, Parts):
             raise InputError("passages must be a list, not a single passage; wrap it in [].")
         given = passages.passages if isinstance(passages, Parts) else passages
-        return Question(messages, [Passage.of(passage) for passage in given], rest)
-    return Question(messages, in_blocks, rest)
+        kept = [Passage.of(passage) for passage in given]
+        return Question(query, kept, rest, reader, parallel)
+    return Question(query, in_blocks, rest, reader, parallel)

@@ -12,7 +12,7 @@ from llama_index.core.base.llms.generic_utils import messages_to_prompt as defau
 from llama_index.core.base.llms.types import LLMMetadata
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
-from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import default_completion_to_prompt as default_completion
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria
@@ -53,7 +53,7 @@ CALL_OPTIONS = frozenset(
         *TransformersKwargs.__optional_keys__,
         *OURS,  # refused by the engine, which says why
         *("assistant_tokenizer", "tokenizer"),
-        *("max_tokens", "nodes"),
+        *("max_tokens", "nodes", "parallel_tool_calls", "tool_choice", "tools"),
     }
 ) - {"generate_kwargs"}
 """What a call may be given by name, beside its messages."""
@@ -63,7 +63,7 @@ class UnknownArgumentError(InputError, TypeError):
     """A constructor or a call was given an argument that it does not have."""
 
 
-class Settings(CustomLLM):
+class Settings(FunctionCallingLLM):
     """The constructor; nothing of it loads weights.
 
     Args:
@@ -236,7 +236,7 @@ class Settings(CustomLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex plans with; reads the model's configuration, not its weights."""
+        """What LlamaIndex plans with; reads configuration and tokenizer, not the weights."""
         window = self.context_window
         if window is None:
             window = (self.position_limit or DEFAULT_CONTEXT_WINDOW) * ADVERTISED_WINDOWS
@@ -244,6 +244,7 @@ class Settings(CustomLLM):
             context_window=window,
             num_output=self.max_new_tokens,
             is_chat_model=self.is_chat_model,
+            is_function_calling_model=self._source.tool_format() is not None,
             model_name=self.model_name,
         )
 
@@ -289,8 +290,11 @@ class Settings(CustomLLM):
         given = _named(_set(**options))
         sampling = {name: given.pop(name) for name in ("temperature", "top_p") if name in given}
         if sampling:
-            own = {"temperature": self.temperature, "top_p": self.top_p}
-            given = {**sampling_options(**{**own, **sampling}), **given}
+            temperature = sampling.get("temperature", self.temperature)
+            given = {
+                **sampling_options(temperature, sampling.get("top_p", self.top_p)),
+                **given,
+            }
         merged: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
             "citations": self.citations,

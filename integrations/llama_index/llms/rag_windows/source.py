@@ -11,10 +11,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import WindowedLM
 from rag_windows.batch.crowd import Crowd
-from rag_windows.errors import InputError, ModelLoadError
+from rag_windows.errors import InputError, ModelLoadError, ToolsUnsupportedError
 from rag_windows.limits import position_limit
 from rag_windows.loading import load_config, load_tokenizer
 from rag_windows.sharing import load_shared
+from rag_windows.tool_format import ToolFormat
+
+_HUB = ("revision", "token", "cache_dir")
+"""Loading options that say which files, not how; those for the tokenizer, too."""
 
 
 class ModelSource:
@@ -69,6 +73,8 @@ class ModelSource:
         self._lock = threading.Lock()
         self.crowd = Crowd()
         self._limit: tuple[int | None] | None = None
+        self._read_tokenizer: PreTrainedTokenizerBase | None = None
+        self._tools: tuple[ToolFormat | None] | None = None
 
     def __copy__(self) -> ModelSource:
         return self
@@ -133,6 +139,43 @@ class ModelSource:
                 config = load_config(str(self._model), **self._model_kwargs)
             self._limit = (position_limit(config),)
         return self._limit[0]
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, read without the weights where these are not loaded yet.
+
+        Raises:
+            ModelLoadError: not found, or the engine was given none.
+        """
+        if self._lm is not None:
+            if self._lm.tokenizer is None:
+                raise ModelLoadError("The WindowedLM has no tokenizer; make it with tokenizer=.")
+            return self._lm.tokenizer
+        if self._read_tokenizer is None:
+            self._read_tokenizer = self._load_tokenizer() or load_tokenizer(
+                str(self._model),
+                **{key: self._model_kwargs[key] for key in _HUB if key in self._model_kwargs},
+            )
+        return self._read_tokenizer
+
+    @property
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """Further variables of the chat template."""
+        if self._lm is not None:
+            return self._lm.template_kwargs
+        return dict(self._view.get("template_kwargs") or {})
+
+    def tool_format(self) -> ToolFormat | None:
+        """How the chat template writes calls of tools; None where it has none that can be read.
+
+        Raises:
+            ModelLoadError: no tokenizer was found.
+        """
+        if self._tools is None:
+            try:
+                self._tools = (ToolFormat.of(self.tokenizer(), self.template_kwargs),)
+            except ToolsUnsupportedError:
+                self._tools = (None,)
+        return self._tools[0]
 
     def _load_tokenizer(self) -> PreTrainedTokenizerBase | None:
         tokenizer = self._tokenizer

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from typing import Any
+from typing import Any, Self
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import PydanticProgramMode
 
 from llama_index.llms.rag_windows.parts import WindowedPrompt
 from llama_index.llms.rag_windows.programs import WindowTemplate, plain
@@ -22,6 +23,10 @@ class TemplateCalls(Settings):
     A template variable that holds `Parts` becomes windows. ``predict``, ``apredict``, ``stream``
     and ``astream`` are LlamaIndex's own over `_get_messages`; a structured answer that can't be
     parsed is a `GenerationError`, which synthesizers don't take for an empty response.
+
+    Unless ``pydantic_program_mode`` says otherwise, a structured answer is one forced call of a
+    tool where the chat template lets a call be begun, and JSON in the text elsewhere and in
+    streams, whose calls would come whole with the last piece.
     """
 
     def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
@@ -38,6 +43,15 @@ class TemplateCalls(Settings):
         # The system prompt stands where the chat template has it, never inside the question.
         return formatted_prompt
 
+    def _structuring(self, *, streaming: bool = False) -> Self:
+        """This LLM, told how it is to give a structured answer."""
+        if self.pydantic_program_mode != PydanticProgramMode.DEFAULT:
+            return self
+        form = self._source.tool_format()
+        if form is None or (form.opening is not None and not streaming):
+            return self
+        return self.model_copy(update={"pydantic_program_mode": PydanticProgramMode.LLM})
+
     def structured_predict(
         self,
         output_cls: type[BaseModel],
@@ -49,7 +63,7 @@ class TemplateCalls(Settings):
         template = WindowTemplate.of(prompt, prompt_args, self)
         with surfacing():
             return plain(LLM.structured_predict)(
-                self, output_cls, template, llm_kwargs, **prompt_args
+                self._structuring(), output_cls, template, llm_kwargs, **prompt_args
             )
 
     async def astructured_predict(
@@ -63,7 +77,7 @@ class TemplateCalls(Settings):
         template = WindowTemplate.of(prompt, prompt_args, self)
         with surfacing():
             return await plain(LLM.astructured_predict)(
-                self, output_cls, template, llm_kwargs, **prompt_args
+                self._structuring(), output_cls, template, llm_kwargs, **prompt_args
             )
 
     def stream_structured_predict(
@@ -77,7 +91,7 @@ class TemplateCalls(Settings):
         template = WindowTemplate.of(prompt, prompt_args, self)
         with surfacing():
             yield from plain(LLM.stream_structured_predict)(
-                self, output_cls, template, llm_kwargs, **prompt_args
+                self._structuring(streaming=True), output_cls, template, llm_kwargs, **prompt_args
             )
 
     async def astream_structured_predict(
@@ -90,7 +104,7 @@ class TemplateCalls(Settings):
         """`stream_structured_predict` beside the event loop."""
         template = WindowTemplate.of(prompt, prompt_args, self)
         objects = await plain(LLM.astream_structured_predict)(
-            self, output_cls, template, llm_kwargs, **prompt_args
+            self._structuring(streaming=True), output_cls, template, llm_kwargs, **prompt_args
         )
 
         async def surfaced() -> AsyncGenerator[Any, None]:

@@ -1,0 +1,297 @@
+"""Tools in LlamaIndex: a model whose answers are written beforehand calls them by its template."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent
+from llama_index.core.base.llms.types import CitableBlock, TextBlock, ThinkingBlock
+from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel
+from transformers import LogitsProcessor
+
+from llama_index.llms.rag_windows import Parts, RagWindowsLLM
+from rag_windows import WindowedLM
+from tests.tool_models import model, tokenizer
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+ADD = FunctionTool.from_defaults(add)
+
+
+class Script(LogitsProcessor):
+    """Lets the model say one answer after the other; keeps what it was asked."""
+
+    def __init__(self, kind: str, *answers: str) -> None:
+        self._tokenizer = tokenizer(kind)
+        self._ids = [
+            self._tokenizer(f"{answer}</s>", add_special_tokens=False)["input_ids"]
+            for answer in answers
+        ]
+        self._said = 0
+        self.asked: list[str] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._said == 0:
+            self.asked.append(self._tokenizer.decode(input_ids[0]))
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self._ids[0][self._said]] = 0.0
+        self._said += 1
+        if self._said == len(self._ids[0]):
+            self._said = 0
+            del self._ids[0]
+        return forced
+
+
+def saying(*answers: str, kind: str = "hermes", **options: Any) -> tuple[RagWindowsLLM, Script]:
+    """A model with this kind of chat template that gives these answers."""
+    script = Script(kind, *answers)
+    given = {"logits_processor": [script]}
+    lm = WindowedLM(model(), tokenizer(kind))
+    return RagWindowsLLM(lm=lm, max_tokens=400, generate_kwargs=given, **options), script
+
+
+def chat(llm: RagWindowsLLM, **given: Any) -> Any:
+    return llm.chat_with_tools([ADD], user_msg="2 + 3?", **given)
+
+
+def stream(llm: RagWindowsLLM, **given: Any) -> Any:
+    return list(llm.stream_chat_with_tools([ADD], user_msg="2 + 3?", **given))[-1]
+
+
+def achat(llm: RagWindowsLLM, **given: Any) -> Any:
+    return asyncio.run(llm.achat_with_tools([ADD], user_msg="2 + 3?", **given))
+
+
+def astream(llm: RagWindowsLLM, **given: Any) -> Any:
+    async def last() -> Any:
+        pieces = await llm.astream_chat_with_tools([ADD], user_msg="2 + 3?", **given)
+        return [piece async for piece in pieces][-1]
+
+    return asyncio.run(last())
+
+
+WAYS: list[Callable[..., Any]] = [chat, stream, achat, astream]
+
+
+@pytest.mark.parametrize("ask", WAYS)
+@pytest.mark.parametrize("kind", ["hermes", "mistral", "coder", "llama"])
+def test_a_call_comes_back_with_its_arguments(ask: Callable[..., Any], kind: str) -> None:
+    written = {
+        "hermes": f"So.\n{CALL}",
+        "llama": '{"name": "add", "parameters": {"a": 2, "b": 3}}',
+        "mistral": '[CALLS] [{"name": "add", "arguments": {"a": 2, "b": 3}, "id": "abc123def"}]',
+        "coder": "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n"
+        "</parameter>\n</function>\n</tool_call>",
+    }
+    llm, script = saying(written[kind], kind=kind)
+    response = ask(llm)
+    (call,) = llm.get_tool_calls_from_response(response)
+    assert (call.tool_name, call.tool_kwargs) == ("add", {"a": 2, "b": 3})
+    assert call.tool_id
+    assert (response.message.content or "") == ("So." if kind == "hermes" else "")
+    assert response.raw["finish_reason"] == "tool_calls"
+    assert "Add two numbers." in script.asked[0]
+
+
+@pytest.mark.parametrize("ask", WAYS)
+def test_text_without_a_call_is_text(ask: Callable[..., Any]) -> None:
+    llm, _ = saying("Five.")
+    response = ask(llm)
+    assert response.message.content == "Five."
+    assert llm.get_tool_calls_from_response(response, error_on_no_tool_call=False) == []
+    with pytest.raises(RuntimeError, match=r"was to call a tool and answered 'Five\.'"):
+        llm.get_tool_calls_from_response(response)
+
+
+def test_text_streams_before_the_call() -> None:
+    llm, _ = saying(f"So.\n{CALL}")
+    pieces = list(llm.stream_chat_with_tools([ADD], user_msg="2 + 3?"))
+    assert [piece.delta for piece in pieces[:3]] == ["S", "o", "."]
+    assert "".join(piece.delta or "" for piece in pieces) == "So."
+
+
+@pytest.mark.parametrize("ask", WAYS)
+def test_one_call_or_several_as_asked(ask: Callable[..., Any]) -> None:
+    for parallel in (True, False):
+        llm, _ = saying(f"{CALL}\n{CALL}")
+        response = ask(llm, allow_parallel_tool_calls=parallel)
+        assert len(llm.get_tool_calls_from_response(response)) == 1 + parallel
+
+
+@pytest.mark.parametrize(
+    "forced", [{"tool_required": True}, {"tool_choice": "add"}, {"tool_choice": "required"}]
+)
+def test_a_call_can_be_forced(forced: dict[str, Any]) -> None:
+    llm, script = saying(' {"a": 2, "b": 3}}\n</tool_call>')
+    answer = llm.predict_and_call([ADD], user_msg="2 + 3?", **forced)
+    assert str(answer) == "5"
+    assert script.asked[0].endswith('{"name": "add", "arguments":')
+
+
+def test_calls_are_made_and_their_results_read() -> None:
+    llm, _ = saying(CALL)
+    assert str(llm.predict_and_call([ADD], user_msg="2 + 3?")) == "5"
+    llm, _ = saying(CALL)
+    assert str(asyncio.run(llm.apredict_and_call([ADD], user_msg="2 + 3?"))) == "5"
+
+
+def test_a_call_that_can_not_be_read_is_told() -> None:
+    llm, _ = saying("<tool_call>{</tool_call>")
+    response = chat(llm)
+    assert response.message.content == "{"
+    assert "no JSON" in response.raw["broken_calls"][0]["error"]
+    with pytest.raises(RuntimeError, match="no JSON"):
+        llm.get_tool_calls_from_response(response)
+
+
+def test_reasoning_stays_out_of_the_text() -> None:
+    llm, _ = saying("Two and three.</think>Five.", kind="thinking")
+    response = chat(llm)
+    assert response.message.content == "Five."
+    assert isinstance(response.message.blocks[0], ThinkingBlock)
+    assert response.message.blocks[0].content == "Two and three."
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_function_agent_calls_its_tool_and_answers(streaming: bool) -> None:
+    llm, script = saying(CALL, "It is 5.")
+    agent = FunctionAgent(tools=[add], llm=llm, system_prompt="Add.", streaming=streaming)
+    memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
+
+    async def run() -> tuple[str, list[str]]:
+        handler = agent.run("2 + 3?", memory=memory)
+        texts = [
+            event.delta async for event in handler.stream_events() if isinstance(event, AgentStream)
+        ]
+        return str(await handler), texts
+
+    answer, texts = asyncio.run(run())
+    assert answer == "It is 5."
+    assert "".join(texts) == ("It is 5." if streaming else "")
+    assert "<tool_response>\n5\n</tool_response>" in script.asked[1]
+    assert [message.role.value for message in memory.get_all()] == [
+        *("user", "assistant", "tool", "assistant")
+    ]
+    again = [ChatMessage.model_validate_json(m.model_dump_json()) for m in memory.get_all()]
+    other, _ = saying("Yes.")
+    assert other.chat([*again, ChatMessage(content="Sure?")]).message.content == "Yes."
+
+
+def test_a_workflow_of_agents_hands_over() -> None:
+    over = (
+        '<tool_call>\n{"name": "handoff", "arguments": {"to_agent": "adder", "reason": "sums"}}\n'
+        "</tool_call>"
+    )
+    llm, script = saying(over, CALL, "It is 5.")
+    workflow = AgentWorkflow(
+        agents=[
+            FunctionAgent(name="host", description="Greets.", llm=llm, can_handoff_to=["adder"]),
+            FunctionAgent(name="adder", description="Adds.", llm=llm, tools=[ADD]),
+        ],
+        root_agent="host",
+    )
+
+    async def run() -> str:
+        return str(await workflow.run(user_msg="2 + 3?"))
+
+    assert asyncio.run(run()) == "It is 5."
+    assert len(script.asked) == 3
+
+
+def test_a_workflow_of_functions_takes_the_function_agent() -> None:
+    llm, _ = saying(CALL, "It is 5.")
+
+    async def run() -> str:
+        return str(await AgentWorkflow.from_tools_or_functions([add], llm=llm).run("2 + 3?"))
+
+    assert asyncio.run(run()) == "It is 5."
+
+
+def test_citable_blocks_of_a_tool_are_windows() -> None:
+    def look_up(query: str) -> list[CitableBlock]:
+        """Look things up."""
+        texts = ("The wall is white.", "The door is red.")
+        return [
+            CitableBlock(title=text[4:8], source=text[4:8], content=[TextBlock(text=text)])
+            for text in texts
+        ]
+
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"query": "wall"}}\n</tool_call>'
+    llm, script = saying(call, "White.")
+
+    async def run() -> Any:
+        return await FunctionAgent(tools=[look_up], llm=llm).run("Which colour?")
+
+    output = asyncio.run(run())
+    assert str(output) == "White."
+    assert [entry["passage"] for entry in output.raw["windows"]] == [0, 1]
+    assert [entry["id"] for entry in output.raw["citations"]] == ["wall", "door"]
+    assert "2 passages" in script.asked[1]
+
+
+class Sum(BaseModel):
+    """A sum."""
+
+    result: int
+
+
+ADDING = PromptTemplate("Add {what}")
+ASK = PromptTemplate("{context_str}\nAdd {query_str}")
+
+
+def test_a_structured_answer_is_a_forced_call() -> None:
+    llm, script = saying(' {"result": 5}}\n</tool_call>')
+    assert llm.structured_predict(Sum, ADDING, what="2 and 3") == Sum(result=5)
+    assert script.asked[0].endswith('{"name": "Sum", "arguments":')
+    llm, _ = saying(' {"result": 5}}\n</tool_call>')
+    made = llm.astructured_predict(Sum, ADDING, what="2 and 3")
+    assert asyncio.run(made) == Sum(result=5)
+    llm, _ = saying(' {"result": "many"}}\n</tool_call>')
+    with pytest.raises(RuntimeError, match="Sum"):
+        llm.structured_predict(Sum, ADDING, what="2 and 3")
+
+
+def test_a_structured_answer_reads_windows() -> None:
+    llm, script = saying(' {"result": 5}}\n</tool_call>')
+    parts = Parts.of(["Two is even.", "Three is odd."])
+    made = llm.structured_predict(Sum, ASK, context_str=parts, query_str="2 and 3")
+    assert made == Sum(result=5)
+    assert "Two is even." not in script.asked[0]
+
+
+def test_structured_answers_stay_text_where_no_call_can_be_begun() -> None:
+    llm, _ = saying('Hm.</think>{"result": 5}', kind="thinking")
+    assert llm.structured_predict(Sum, ADDING, what="2 and 3") == Sum(result=5)
+
+
+def test_a_structured_answer_still_streams() -> None:
+    llm, _ = saying('{"result": 5}')
+    made = list(llm.stream_structured_predict(Sum, ADDING, what="2 and 3"))
+    assert made[-1] == Sum(result=5)
+
+
+def test_a_template_without_tools_says_so(reader: WindowedLM) -> None:
+    llm = RagWindowsLLM(lm=reader)
+    assert not llm.metadata.is_function_calling_model
+    with pytest.raises(NotImplementedError, match="does not show the tools"):
+        llm.chat_with_tools([ADD], user_msg="2 + 3?")
+    with pytest.raises(RuntimeError, match="can't be forced"):
+        saying(kind="thinking")[0].chat_with_tools([ADD], user_msg="2?", tool_required=True)
+    with pytest.raises(RuntimeError, match="names no tool"):
+        saying()[0].chat_with_tools([ADD], user_msg="2?", tool_choice="divide")
+    with pytest.raises(RuntimeError, match="use chat"):
+        saying()[0].complete("2 + 3?", tools=[ADD])
