@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
 
 from rag_windows.device import best_device, check_device
 from rag_windows.errors import (
@@ -30,6 +34,9 @@ from rag_windows.errors import (
     UnsupportedModelError,
 )
 from rag_windows.hints import missing
+
+OnLoaded = Callable[[int, int], None]
+"""Told how many tensors of a model are loaded, of how many."""
 
 EMBEDDED = ("tiny-reader", "tiny-learner")
 """Models that are shipped with the package."""
@@ -52,6 +59,7 @@ def resolve(
     *,
     dtype: str | torch.dtype,
     device_map: Any,
+    on_loaded: OnLoaded | None = None,
     **model_kwargs: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A loaded model as it is, or one loaded by name, in evaluation mode.
@@ -77,7 +85,9 @@ def resolve(
             f"model must be a name, a folder or a transformers PreTrainedModel, not "
             f"{type(model).__name__}. Give a model that torch.compile() made uncompiled."
         )
-    loaded, tokenizer = load(model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs)
+    loaded, tokenizer = load(
+        model, tokenizer, dtype=dtype, device_map=device_map, on_loaded=on_loaded, **model_kwargs
+    )
     return loaded.eval(), tokenizer
 
 
@@ -103,6 +113,7 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     device_map: Any = None,
+    on_loaded: OnLoaded | None = None,
     **kwargs: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load by shipped name, local folder, GGUF file or Hub name.
@@ -114,6 +125,7 @@ def load(
         model: name or folder, or the path of a GGUF file.
         tokenizer: to use instead of the model's own.
         device_map: where the weights go; None for the best device, see `best_device`.
+        on_loaded: called while the weights are loaded, with the tensors done and all of them.
         kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, quantization_config, revision,
             gguf_file, attn_implementation, ...; arguments of ``BitsAndBytesConfig`` such as
             ``load_in_4bit`` go into the ``quantization_config``.
@@ -136,9 +148,10 @@ def load(
         base = _base_of(source, kwargs)
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, _hub(kwargs))
-        loaded = AutoModelForCausalLM.from_pretrained(
-            source, use_safetensors=True, **place, **_quantized(kwargs)
-        )
+        with _counting(on_loaded):
+            loaded = AutoModelForCausalLM.from_pretrained(
+                source, use_safetensors=True, **place, **_quantized(kwargs)
+            )
         if moved is not None:
             loaded = loaded.to(moved)
     except RagWindowsError:
@@ -146,6 +159,46 @@ def load(
     except _LOADING as error:
         raise ModelLoadError(_explain(str(model), error)) from error
     return loaded, tokenizer
+
+
+_WEIGHTS = "Loading weights"
+"""How transformers names the bar that counts tensors."""
+
+_thread = threading.local()
+
+
+@contextmanager
+def _counting(on_loaded: OnLoaded | None) -> Iterator[None]:
+    """Tell a function of the tensors that this thread loads."""
+    if on_loaded is not None:
+        _follow_bars()
+    _thread.on_loaded = on_loaded
+    try:
+        yield
+    finally:
+        _thread.on_loaded = None
+
+
+@functools.cache
+def _follow_bars() -> None:
+    """See every bar of transformers, once for the process: its hook is one for all threads."""
+    before = transformers_logging.set_tqdm_hook(None)
+
+    def made(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bar = factory(*args, **kwargs) if before is None else before(factory, args, kwargs)
+        told: OnLoaded | None = getattr(_thread, "on_loaded", None)
+        if told is None or not args or kwargs.get("desc") != _WEIGHTS:
+            return bar
+        return _counted(bar, len(args[0]), told)
+
+    transformers_logging.set_tqdm_hook(made)
+
+
+def _counted(bar: Iterable[Any], whole: int, told: OnLoaded) -> Iterator[Any]:
+    told(0, whole)
+    for done, one in enumerate(bar, start=1):
+        yield one
+        told(done, whole)
 
 
 def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:

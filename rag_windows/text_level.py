@@ -21,6 +21,7 @@ from rag_windows.guard.settings import FallbackOption, guard_of
 from rag_windows.headers import Header
 from rag_windows.limits import position_limit
 from rag_windows.linking.plan import Choose, LinkTokens
+from rag_windows.loading import OnLoaded
 from rag_windows.prompt import Prompt
 from rag_windows.request import Messages, PassageLike, Request, check_request
 from rag_windows.rescaling import Method, Sequential, linked
@@ -100,6 +101,7 @@ class TextLM(TokenLM):
         profile: Profile | str | Path | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
+        on_loaded: OnLoaded | None = None,
         **model_kwargs: Any,
     ) -> Self:
         """Load a model and make it read windows.
@@ -122,6 +124,7 @@ class TextLM(TokenLM):
             dtype: of the weights, for a model loaded here.
             device_map: where they go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
                 (needs accelerate). None for the best device: CUDA where there is one.
+            on_loaded: called while weights are loaded here, with the tensors done and all of them.
             model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: revision,
                 quantization_config, gguf_file (needs the extra ``gguf``), ...; arguments of
                 ``BitsAndBytesConfig`` such as ``load_in_4bit`` are taken as well.
@@ -137,7 +140,12 @@ class TextLM(TokenLM):
             # A profile that can't be used is told before gigabytes are loaded.
             profile = Profile.of(profile)
         loaded, own_tokenizer = loading.resolve(
-            model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
+            model,
+            tokenizer,
+            dtype=dtype,
+            device_map=device_map,
+            on_loaded=on_loaded,
+            **model_kwargs,
         )
         return cls(
             loaded,

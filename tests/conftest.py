@@ -13,11 +13,13 @@ from typing import Any
 # These are read when the libraries are imported, so they are set before anything else. A home of
 # its own keeps the tests from finding models that the user happens to have.
 _home = tempfile.TemporaryDirectory(prefix="rag-windows-hf-")
-# The command line keeps a passage cache by default: not the user's own in tests.
+# The command line keeps a passage cache by default: not the user's own in tests. Its lines about
+# work that takes long would come and go with the machine's load.
 _windows = tempfile.TemporaryDirectory(prefix="rag-windows-cache-")
 os.environ.update(
     HF_HOME=_home.name,
     RAG_WINDOWS_CACHE_DIR=_windows.name,
+    RAG_WINDOWS_PROGRESS_S="0",
     HF_HUB_OFFLINE="1",
     TRANSFORMERS_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from rag_windows.cli.errors import tell
-from rag_windows.cli.progress import Progress
+from rag_windows.cli.progress import Progress, Waiting
 from rag_windows.errors import CacheError, InputError, MethodError
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:
     shipped = options.model == DEFAULT_MODEL
     local = shipped or os.path.exists(options.model)
     # transformers draws bars of its own, of downloads and of the weights as they are loaded.
-    with progress.waiting(shown, draws_bars=not shipped) as bars:
+    with progress.waiting(shown, draws_bars=not shipped) as waiting:
         if not local:
             notice_missing_network()
-        lm = _load(options, method, profile, device, bars=bars or options.verbose)
+        lm = _load(options, method, profile, device, waiting)
     if profile is not None and (told := profile.model.mismatch(lm.model)):
         tell(f"Note: {told}")
     return lm
@@ -154,8 +154,7 @@ def _load(
     method: Method | None,
     profile: Profile | None,
     device: str | None,
-    *,
-    bars: bool,
+    waiting: Waiting,
 ) -> WindowedLM:
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -166,7 +165,7 @@ def _load(
     if not options.verbose:
         transformers_logging.set_verbosity_error()
         hub_logging.set_verbosity_error()
-    if not bars:
+    if not (waiting.bars or options.verbose):
         transformers_logging.disable_progress_bar()
         disable_progress_bars()
     settings: dict[str, Any] = {
@@ -181,7 +180,11 @@ def _load(
     elif options.cache:
         settings["cache"] = open_cache(options.cache_dir)
     return WindowedLM.from_pretrained(
-        options.model, dtype=options.dtype, device_map=device, **settings
+        options.model,
+        dtype=options.dtype,
+        device_map=device,
+        on_loaded=waiting.counted,
+        **settings,
     )
 
 

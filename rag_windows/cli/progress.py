@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,30 +24,50 @@ Timed = Callable[[int, int, float], None]
 What was done when the work began, as by an earlier run, is told at once, and took no time.
 """
 
+Counted = Callable[[int, int], None]
+"""Told how much is done, and how much there is."""
+
 _LINE_S = 60.0
+_BEAT_S = 10.0
+"""Seconds between lines where stderr is no terminal; RAG_WINDOWS_PROGRESS_S says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the work may do while it is waited for.
+
+    Attributes:
+        bars: whether it may draw bars of its own.
+        counted: to be called as it goes on, if it can be counted.
+    """
+
+    bars: bool
+    counted: Counted
 
 
 class Progress:
-    """Bars and spinners on stderr; nothing where stderr is no terminal, but for hours of work."""
+    """Bars and spinners on stderr; where it is no terminal, a line now and then."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, emoji=False)
 
     @contextmanager
-    def counting(self, what: str) -> Iterator[Callable[[int, int], None]]:
+    def counting(self, what: str) -> Iterator[Counted]:
         """A bar for work that is counted; it goes away when the work is done.
 
         Yields:
             To be called with how much is done, and how much there is.
         """
         if not self._console.is_terminal:
-            yield lambda done, whole: None
+            with _beating(what) as counted:
+                yield counted
             return
         columns = (
             SpinnerColumn(),
             TextColumn("[dim]{task.description}"),
             BarColumn(),
             MofNColumn(),
+            TimeElapsedColumn(),
         )
         with Bars(*columns, console=self._console, transient=True) as bars:
             task = bars.add_task(escape(one_line(what)), total=None)
@@ -91,24 +114,55 @@ class Progress:
             yield update
 
     @contextmanager
-    def waiting(self, what: str, *, draws_bars: bool = False) -> Iterator[bool]:
+    def waiting(self, what: str, *, draws_bars: bool = False) -> Iterator[Waiting]:
         """Show that `what` is going on.
 
         Args:
             what: for example "Loading tiny-reader".
             draws_bars: whether the work may draw bars of its own, which a spinner would garble.
-
-        Yields:
-            Whether others may draw bars.
         """
+        shown = f"{escape(one_line(what))} ..."
         if not self._console.is_terminal:
-            yield False
+            with _beating(what) as counted:
+                yield Waiting(False, counted)
         elif draws_bars:
-            self._console.print(f"{escape(one_line(what))} ...", style="dim")
-            yield True
+            self._console.print(shown, style="dim")
+            yield Waiting(True, lambda done, whole: None)
         else:
-            with self._console.status(f"[dim]{escape(one_line(what))} ...[/dim]"):
-                yield False
+            with self._console.status(f"[dim]{shown}[/dim]") as status:
+                yield Waiting(
+                    False,
+                    lambda done, whole: status.update(f"[dim]{shown} {done} of {whole}[/dim]"),
+                )
+
+
+@contextmanager
+def _beating(what: str) -> Iterator[Counted]:
+    """Tell by lines how long `what` has taken, and how far it is: also while nothing is counted."""
+    try:
+        every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or _BEAT_S)
+    except ValueError:
+        every_s = _BEAT_S
+    begun, over = time.monotonic(), threading.Event()
+    far = ""
+
+    def counted(done: int, whole: int) -> None:
+        nonlocal far
+        far = f"{done} of {whole}, "
+
+    def beat() -> None:
+        while not over.wait(every_s):
+            tell(f"{one_line(what)}: {far}{time_shown(time.monotonic() - begun)} so far.")
+
+    thread = threading.Thread(target=beat, name="rag-windows-progress", daemon=True)
+    if every_s > 0:
+        thread.start()
+    try:
+        yield counted
+    finally:
+        over.set()
+        if every_s > 0:
+            thread.join()
 
 
 class _Left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -280,3 +281,62 @@ def test_evaluations_name_numbers_the_same_way(run: Run, tmp_path: Path) -> None
     unknown = run("eval", "long", "--temperature", "0.9")
     assert unknown.exit_code == 2
     assert "--rag-temperature" in unknown.stderr
+
+
+def test_long_work_is_told_on_standard_error(
+    run: Run, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.01")
+    words = " ".join(f"Person {number} of Halden lives in Sulava." for number in range(600))
+    (notes / "long.txt").write_text(words)
+    asked = run(
+        *("ask", "Who of Halden lives in Sulava?", "--docs", "notes/long.txt", *SHORT),
+        *("--model", "tiny-reader", "--passage-words", "100000", "--max-window-tokens", "500"),
+    )
+    assert asked.exit_code == 0, asked.stderr
+    assert len(json.loads(asked.stdout)["passages"]) == 1
+    lines = asked.stderr.splitlines()
+    for work in ("Loading tiny-reader: ", "Encoding the passages: "):
+        told = [line for line in lines if line.startswith(work)]
+        assert all(line.endswith(" s so far.") for line in told)
+        assert any(" of " in line for line in told), lines
+
+
+def test_no_line_about_progress_if_nobody_wants_it(
+    run: Run, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0")
+    asked = run("ask", "Halden?", "--docs", "notes", "--model", "tiny-reader", *SHORT)
+    assert "so far" not in asked.stderr
+
+
+def test_loading_tells_how_far_it_is(small_folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+    WindowedLM.from_pretrained(small_folder, on_loaded=lambda *far: told.append(far))
+    whole = told[0][1]
+    assert told == [(done, whole) for done in range(whole + 1)]
+    assert whole > 5
+    WindowedLM.from_pretrained(small_folder)
+    assert len(told) == whole + 1
+
+
+def test_threads_are_told_of_their_own_loading(small_folder: Path) -> None:
+    def load(_: int) -> list[tuple[int, int]]:
+        told: list[tuple[int, int]] = []
+        WindowedLM.from_pretrained(small_folder, on_loaded=lambda *far: told.append(far))
+        return told
+
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(load, range(4))
+    assert first == [(done, first[0][1]) for done in range(len(first))]
+    assert others == [first] * 3
+
+
+def test_one_long_passage_tells_how_far_it_is(small_lm: WindowedLM) -> None:
+    told: list[tuple[int, int]] = []
+    long = Passage(" ".join(f"Word {number}." for number in range(400)))
+    small_lm.generate("Which?", [long], max_new_tokens=1, on_encoded=lambda *far: told.append(far))
+    whole = told[-1][1]
+    assert whole > 4
+    assert told[-1] == (whole, whole)
+    assert len({done for done, _ in told}) > 2
