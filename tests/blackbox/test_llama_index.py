@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llama_index.core import Document, SummaryIndex
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
+from pydantic import Field
 
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows import WindowedLM
 from tests.blackbox.conftest import ANSWER, QUESTION, Process
+from tests.tool_models import model as wide_model
+from tests.tool_models import tokenizer as byte_tokenizer
+
+TEXT = (
+    "The ferry was run by Zelmont & Daughters until 1984; 23,450 people crossed in its last year, "
+    "mostly on Sundays. Vara Zelmont, who plays the harp, kept the accounts. "
+)
 
 
 @pytest.mark.parametrize(
@@ -78,3 +93,51 @@ def test_a_missing_framework_is_named_with_its_remedy(python: Process, package: 
     assert "needs llama-index-core, which is not installed" in last
     assert 'pip install ".[llama-index]"' in last
     assert "halted" not in ended.stderr
+
+
+class Sizes(BaseEventHandler):
+    """Keeps how many tokens each prompt had."""
+
+    prompts: list[int] = Field(default_factory=list)
+
+    def handle(self, event: Any, **_: Any) -> None:
+        if isinstance(event, LLMChatEndEvent) and event.response is not None:
+            self.prompts.append(event.response.raw["usage"]["prompt_tokens"])
+
+
+@pytest.fixture
+def sizes() -> Iterator[list[int]]:
+    """The tokens of every prompt that LlamaIndex made in the test."""
+    handler, dispatcher = Sizes(), get_dispatcher()
+    dispatcher.add_event_handler(handler)
+    yield handler.prompts
+    dispatcher.event_handlers.remove(handler)
+
+
+@pytest.mark.parametrize(
+    "mode", ["compact", "refine", "tree_summarize", "compact_accumulate", "simple_summarize"]
+)
+def test_what_stock_engines_pack_into_one_prompt_fits_it(mode: str, sizes: list[int]) -> None:
+    llm = RagWindowsLLM(lm=WindowedLM(wide_model(), byte_tokenizer("hermes")), max_tokens=8)
+    documents = [Document(text=f"{i}. {TEXT * (9 * i)}") for i in range(5)]
+    engine = SummaryIndex.from_documents(documents).as_query_engine(llm=llm, response_mode=mode)
+    engine.query("Who kept the accounts?")
+    limit = llm.position_limit
+    assert limit == 8192
+    assert len(sizes) > 1 or mode == "simple_summarize"
+    assert limit / 4 < max(sizes) <= limit - 8
+
+
+@pytest.mark.parametrize("max_tokens", [8, 500])
+def test_the_memory_of_a_stock_chat_engine_fits_a_prompt(
+    reader: WindowedLM, sizes: list[int], max_tokens: int
+) -> None:
+    narrow = copy.deepcopy(reader.model)
+    narrow.config.max_position_embeddings = 1536
+    lm = WindowedLM(narrow, reader.tokenizer)
+    llm = RagWindowsLLM(lm=lm, max_tokens=max_tokens, system_prompt="Be kind. " * 9)
+    engine = SimpleChatEngine.from_defaults(llm=llm)
+    for turn in range(12):
+        engine.chat(f"{turn}. {TEXT}")
+    assert max(sizes) <= 1536 - max_tokens
+    assert max(sizes) > 200

@@ -236,4 +236,4 @@ def test_a_long_conversation_is_cut_to_what_a_prompt_holds(engine_class: Any) ->
     for _ in range(9):
         engine.chat("Where was Alra Ashden born? " * 20)
     assert [len(generation.windows) for generation in lm.generations] == [2] * 9
-    assert max(generation.usage.prompt_tokens for generation in lm.generations) > 400
+    assert max(generation.usage.prompt_tokens for generation in lm.generations) > 300

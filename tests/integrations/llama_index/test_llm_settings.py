@@ -12,13 +12,11 @@ import pytest
 import torch
 from llama_index.core import Settings
 from llama_index.core.bridge.pydantic import ValidationError
-from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import PromptTemplate
 from transformers import AutoTokenizer
 
 from llama_index.llms.rag_windows import RagWindowsLLM
 from llama_index.llms.rag_windows.serializing import as_plain, read_method
-from llama_index.llms.rag_windows.settings import ADVERTISED_WINDOWS
 from rag_windows import APE, PCW, Passage
 from rag_windows.errors import (
     InputError,
@@ -61,17 +59,23 @@ def test_weights_are_loaded_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -
     assert asked == ["tiny-reader"]
 
 
-def test_context_window_is_the_capacity_of_many_windows() -> None:
+def test_context_window_is_what_one_prompt_holds() -> None:
     model = RagWindowsLLM("tiny-reader")
     limit = reader().model.config.max_position_embeddings
     assert model.position_limit == limit
-    assert model.metadata.context_window == limit * ADVERTISED_WINDOWS
+    assert limit / 4 < model.metadata.context_window < limit
     assert RagWindowsLLM("tiny-reader", context_window=99).metadata.context_window == 99
-    assert RagWindowsLLM(lm=reader()).metadata.context_window == limit * ADVERTISED_WINDOWS
-    helper = PromptHelper.from_llm_metadata(model.metadata)
-    chunks = ["word " * (limit // 2)] * 8
-    packed = helper.repack(PromptTemplate("{context_str}"), chunks)
-    assert len(packed) == 1  # more than one prompt of the model holds
+    loaded = RagWindowsLLM(lm=reader())
+    assert loaded.metadata.context_window == model.metadata.context_window
+    longer = RagWindowsLLM("tiny-reader", max_tokens=2000, system_prompt="Be brief. " * 50)
+    assert longer.metadata.context_window < model.metadata.context_window - 500
+
+
+def test_a_tokenizer_of_settings_is_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RagWindowsLLM("tiny-reader")
+    before = model.metadata.context_window
+    monkeypatch.setattr("llama_index.core.global_tokenizer", model.lm.tokenizer.encode)
+    assert before < 0.9 * model.metadata.context_window < model.position_limit
 
 
 def test_equal_arguments_share_their_weights() -> None:

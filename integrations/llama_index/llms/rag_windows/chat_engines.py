@@ -84,15 +84,15 @@ def _with_memory(
 ) -> dict[str, Any]:
     """Arguments of ``from_defaults`` with a memory, where none is given.
 
-    The base class makes one as large as all windows together; a conversation stands in one prompt.
+    The base class makes one that fills a prompt; instruction and longest window stand there, too.
     """
     arguments = dict(inspect.signature(make).bind(*args, **kwargs).arguments)
     arguments |= arguments.pop("kwargs", {})
     llm = _checked(arguments.get("llm") or Settings.llm)
-    limit = llm.position_limit
-    if arguments.get("memory") is None and limit is not None:
+    if arguments.get("memory") is None:
         arguments["memory"] = Memory.from_defaults(
-            chat_history=arguments.get("chat_history") or [], token_limit=limit // 2
+            chat_history=arguments.get("chat_history") or [],
+            token_limit=llm.metadata.context_window // 2,
         )
     return {**arguments, "llm": llm}
 

@@ -35,8 +35,8 @@ from rag_windows.linking.plan import Choose, LinkPlan, LinkTokens
 from rag_windows.refused_options import OURS
 from rag_windows.sampling import sampling_options
 
-ADVERTISED_WINDOWS = 64
-"""Windows that ``metadata.context_window`` counts on; more can be read, memory permitting."""
+MEMORY_SPARES = 256
+"""Tokens of ``context_window`` that LlamaIndex's chat engines leave to the answer."""
 
 _SHOWN_BY_TEMPLATE = {
     "messages_to_prompt": (None, default_messages),
@@ -82,8 +82,9 @@ class Settings(FunctionCallingLLM):
         max_tokens: the same by its other name.
         temperature: 0 takes the likeliest token, more samples; None leaves it to the model.
         top_p: nucleus sampling.
-        context_window: what ``metadata`` says; by default the positions of `ADVERTISED_WINDOWS`
-            windows. One window, with the instruction and the conversation, has `position_limit`.
+        context_window: what ``metadata`` says, by which LlamaIndex packs texts into one prompt and
+            cuts conversations: by default what one prompt holds, in tokens as LlamaIndex counts
+            them, see `metadata`. Windows are not bound by it.
         system_prompt: the instruction, where a conversation brings none.
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
@@ -236,10 +237,17 @@ class Settings(FunctionCallingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex plans with; reads configuration and tokenizer, not the weights."""
+        """What LlamaIndex plans with; reads configuration and tokenizer, not the weights.
+
+        LlamaIndex counts tokens by ``Settings.tokenizer``, which is OpenAI's unless one is set, and
+        does not count role markers. So ``context_window`` is how many of its tokens fit into the
+        model's positions, measured on the conversations of `counting.SAMPLES`, with room for
+        ``system_prompt``, and for an answer longer than chat engines expect. With
+        ``Settings.tokenizer = llm.lm.tokenizer.encode`` it is the positions, less the markers.
+        """
         window = self.context_window
         if window is None:
-            window = (self.position_limit or DEFAULT_CONTEXT_WINDOW) * ADVERTISED_WINDOWS
+            window = self._prompt_window()
         return LLMMetadata(
             context_window=window,
             num_output=self.max_new_tokens,
@@ -250,18 +258,20 @@ class Settings(FunctionCallingLLM):
 
     @property
     def position_limit(self) -> int | None:
-        """Positions for instruction, one window, conversation and answer; None without a limit.
-
-        A chat engine's memory should stay well below, for example
-        ``Memory.from_defaults(token_limit=llm.position_limit // 2)``: by itself it goes by
-        ``metadata.context_window``, which counts many windows.
-        """
+        """Positions for instruction, one window, conversation and answer; None without a limit."""
         return self._source.position_limit()
 
     @property
     def lm(self) -> WindowedLM:
         """The engine, loaded if it is not yet."""
         return self._source.lm()
+
+    def _prompt_window(self) -> int:
+        limit = self.position_limit
+        if limit is None:
+            return DEFAULT_CONTEXT_WINDOW
+        limit -= max(0, self.max_new_tokens - MEMORY_SPARES)
+        return self._source.counting().fitting(limit, self.system_prompt)
 
     def __getstate__(self) -> dict[str, Any]:
         if not self._source.by_name:

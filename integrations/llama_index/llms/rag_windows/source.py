@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from llama_index.llms.rag_windows.counting import Counting
 from rag_windows import WindowedLM
 from rag_windows.batch.crowd import Crowd
 from rag_windows.errors import InputError, ModelLoadError, ToolsUnsupportedError
@@ -75,6 +76,7 @@ class ModelSource:
         self._limit: tuple[int | None] | None = None
         self._read_tokenizer: PreTrainedTokenizerBase | None = None
         self._tools: tuple[ToolFormat | None] | None = None
+        self._counting: Counting | None = None
 
     def __copy__(self) -> ModelSource:
         return self
@@ -163,6 +165,16 @@ class ModelSource:
         if self._lm is not None:
             return self._lm.template_kwargs
         return dict(self._view.get("template_kwargs") or {})
+
+    def counting(self) -> Counting:
+        """How the model's tokens compare with LlamaIndex's.
+
+        Raises:
+            ModelLoadError: no tokenizer was found.
+        """
+        if self._counting is None:
+            self._counting = Counting(self.tokenizer(), self.template_kwargs)
+        return self._counting
 
     def tool_format(self) -> ToolFormat | None:
         """How the chat template writes calls of tools; None where it has none that can be read.

@@ -1,0 +1,96 @@
+"""How many of LlamaIndex's tokens one prompt of a model holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from llama_index.core.utils import get_tokenizer
+
+SAMPLES = (
+    (
+        "Where did the old ferry land before the bridge was built, and who kept it running through "
+        "the winter months when nobody else dared to cross?",
+        "It landed a little below the mill, where the bank is flat. The miller's eldest daughter "
+        "kept it going; she knew every current by heart, and people said that she could smell the "
+        "fog coming in from the estuary long before anyone else noticed. After the bridge had "
+        "opened she sold the boat and never spoke of it again.",
+        "Did anybody write that down while she was still alive?",
+    ),
+    (
+        "Which invoices of Zielinski & Brandt GmbH, Wroclaw, were still open on 31 March 2019?",
+        "Nos. 20418-A (EUR 13,870.55, due 2019-02-28), 20431 (EUR 902.10) and 20577-C "
+        "(EUR 148,066.00, 30 days net). Contact: Dr. Agnieszka Wojciechowska, +48 71 555 01 92, "
+        "a.wojciechowska@zielinski-brandt.example; reference WRO/2019/0331/7.",
+        "And how much of that, in per cent, was paid by the 15th of May?",
+    ),
+    (
+        "Why does `retry(max_attempts=5)` raise TimeoutError although the handler isn't called?",
+        "Because `_deadline_ns` is computed once, in `Client.__init__()`; see "
+        "https://docs.example.org/v2/retries#deadlines. Pass `deadline=None`, or subclass "
+        "BackoffPolicy:\n\n    class Patient(BackoffPolicy):\n        base_delay_ms = 250\n"
+        "        jitter = (0.8, 1.25)\n\nEigenvalue-like re-initialization isn't thread-safe.",
+        "Is asyncio.wait_for() an alternative for the HTTP/2 multiplexer?",
+    ),
+)
+"""Conversations (user, assistant, user) of prose, of names and figures, and of code."""
+
+_ROLES = ("user", "assistant", "user")
+
+
+class Counting:
+    """Compares the tokens of a model's prompts with LlamaIndex's count of their texts.
+
+    Args:
+        tokenizer: of the model.
+        template_kwargs: further variables of its chat template.
+    """
+
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._template_kwargs = dict(template_kwargs)
+        self._ratio: tuple[Any, float] | None = None
+
+    def fitting(self, positions: int, system: str | None) -> int:
+        """How many of LlamaIndex's tokens fit, at least 1.
+
+        Args:
+            positions: of the model, for prompt and answer.
+            system: the instruction that every prompt begins with.
+        """
+        return max(1, int((positions - self._tokens(["."], system)) / self._tokens_each()))
+
+    def _tokens_each(self) -> float:
+        """Tokens of the model for one of LlamaIndex's, role markers included; at least 1."""
+        count = get_tokenizer()
+        if self._ratio is None or self._ratio[0] is not count:
+            fixed = self._tokens(["."], None)
+            ratios = (
+                (self._tokens(texts, None) - fixed) / sum(len(count(text)) for text in texts)
+                for texts in SAMPLES
+            )
+            self._ratio = (count, max(1.0, *ratios))
+        return self._ratio[1]
+
+    def _tokens(self, texts: Sequence[str], system: str | None) -> int:
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [
+            {"role": role, "content": text} for role, text in zip(_ROLES, texts, strict=False)
+        ]
+        return len(self._tokenizer(self._written(messages), add_special_tokens=False)["input_ids"])
+
+    def _written(self, messages: Sequence[Mapping[str, str]]) -> str:
+        if getattr(self._tokenizer, "chat_template", None):
+            try:
+                return str(
+                    self._tokenizer.apply_chat_template(
+                        list(messages),
+                        tokenize=False,
+                        add_generation_prompt=True,
+                        **self._template_kwargs,
+                    )
+                )
+            except TemplateError:  # one that knows no system message, for example
+                pass
+        return "\n\n".join(f"{each['role']}: {each['content']}" for each in messages)
