@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{p}b": 1000**n for n, p in enumerate("kmgt", start=1)}
 _UNITS |= {f"{p}ib": 1024**n for n, p in enumerate("kmgt", start=1)}
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[a-z]*)\s*", re.ASCII | re.IGNORECASE)
+_TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[a-z]*)", re.ASCII | re.IGNORECASE)
 _UNKNOWN_MEMORY = 4 << 30
 
 
@@ -41,13 +42,13 @@ def parse_size(size: Size, name: str, free: int | None = None) -> int:
     value: float = -1
     if isinstance(size, int) and not isinstance(size, bool):
         value = size
-    elif isinstance(size, str) and (match := _TEXT.fullmatch(size)):
+    elif isinstance(size, str) and (match := _TEXT.fullmatch(size.strip())):
         number, unit = float(match[1]), match[2].lower()
         if unit == "%" and free is not None and number <= 100:
             value = free * number / 100
         elif unit in _UNITS:
             value = number * _UNITS[unit]
-    if value < 1:
+    if not 1 <= value < math.inf:
         raise InputError(
             f"{name}={size!r} is no size; give bytes, a text such as '4GiB' or '500MB', or a share "
             "of what is free, such as '25%'."

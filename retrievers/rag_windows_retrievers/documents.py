@@ -29,7 +29,7 @@ _ENCODINGS = (
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
-_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.+?)(?:[ \t]+#+)?[ \t]*$")
+_HEADING = re.compile(r" {0,3}#{1,6}[ \t](.*)")
 _UNDERLINE = re.compile(r" {0,3}(=+|-{2,})[ \t]*$")
 
 
@@ -172,8 +172,8 @@ def _first_heading(text: str) -> tuple[str | None, str]:
         if fence is not None:
             continue
         above = lines[number - 1].strip() if number else ""
-        if heading := _HEADING.match(line):
-            title, first, after = heading[1].strip(), number, number + 1
+        if heading := _heading(line):
+            title, first, after = heading, number, number + 1
         elif above and _UNDERLINE.match(line) and (number < 2 or not lines[number - 2].strip()):
             title, first, after = above, number - 1, number + 1
         else:
@@ -206,6 +206,17 @@ def _pdf(data: bytes, label: str) -> Document:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _heading(line: str) -> str | None:
+    """What a line of the form ``## Title ##`` names; None for other lines, and without a name."""
+    match = _HEADING.match(line)
+    if match is None:
+        return None
+    text = match[1].strip()
+    open_end = text.rstrip("#")
+    closed = open_end != text and (not open_end or open_end[-1] in " \t")
+    return (open_end.rstrip() if closed else text) or None
 
 
 def _lines(text: str, label: str, unreadable: _Unreadable) -> Iterator[Document]:

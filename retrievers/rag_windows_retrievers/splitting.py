@@ -15,7 +15,7 @@ DEFAULT_WORDS = 120
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 _SENTENCE = re.compile(r"[.!?…][\"”’')\]]*\s+(?=[^\sa-z])|[。！？][”’」』]*")
 _LINE = re.compile(r"\n")
-_HEADING = re.compile(r"#{1,6}[ \t]+[^\n]*\Z")
+_HEADING = re.compile(r"#{1,6}[ \t][^\n]*\Z")
 
 
 def split_documents(

@@ -22,7 +22,7 @@ TITLES = " - "
 _MARK = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _HEADER = ("id", "text", "title")
-_SECTION = re.compile(r"\s*\[SEP\]\s*")
+_SECTION = "[SEP]"
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 
@@ -127,7 +127,14 @@ def _from_row(line: str, place: Place) -> Passage | None:
     name, text, title = (_unquoted(one) for one in (*columns, "")[:3])
     if (name, text, title) in (_HEADER, (*_HEADER[:2], "")):
         return None
-    return Passage(text, _named(name, place), _SECTION.sub(TITLES, title) or None)
+    return Passage(text, _named(name, place), _sections(title) or None)
+
+
+def _sections(title: str) -> str:
+    first, *rest = title.split(_SECTION)
+    if not rest:
+        return title
+    return TITLES.join([first.rstrip(), *(one.strip() for one in rest[:-1]), rest[-1].lstrip()])
 
 
 def _named(name: str, place: Place) -> str:

@@ -23,7 +23,7 @@ from rag_windows.errors import InputError
 QUERY = "query_str"
 """The template variable that LlamaIndex gives the question."""
 
-_LABEL = re.compile(r"[\W_]*\w+(?: \w+)?\s*:[\W_]*")
+_LABEL = re.compile(r"[\W_]*+\w++(?: \w++)?\s*+:[\W_]*+")
 """A line such as "Query:" or "Refined Answer:", left over without what it announced."""
 
 
@@ -74,7 +74,7 @@ def window_messages(
         raise InputError("No template variable holds Parts; make them with Parts.of(passages).")
     chosen = _chosen(prompt, llm)
     values = {**chosen.kwargs, **arguments}
-    context, query = f"⟦{secrets.token_hex(16)}⟧", f"⟦{secrets.token_hex(16)}⟧"
+    context, query = _mark(), _mark()
     marked = {**values, found[0]: context, **({QUERY: query} if QUERY in values else {})}
     messages = [message.model_copy(deep=True) for message in chosen.format_messages(llm, **marked)]
     texts = [_text(message) for message in messages]
@@ -83,18 +83,50 @@ def window_messages(
             f"The prompt template does not show {found[0]!r}, or a function mapping of it changes "
             f"that text, so the passages would be lost. Put {{{found[0]}}} into the template."
         )
+    others = {name for name, value in marked.items() if isinstance(value, str) and value}
+    marks = {name: _mark() for name in others - {found[0], QUERY}}
+
+    def filled(text: str) -> str:
+        for name, mark in marks.items():
+            text = text.replace(mark, marked[name])
+        return text
+
+    own = _own_words(chosen, llm, {**marked, **marks})
+    if [filled(text) for text in own] != texts:
+        guard = marks[""] = _mark()
+        marked[""] = ""
+        own = [_guarded(text, (context, query), guard) for text in texts]
     question = str(values.get(QUERY, ""))
     instruction = ""
-    for index, text in enumerate(texts):
+    for index, (text, words) in enumerate(zip(texts, own, strict=True)):
         if context not in text:
             rest = text.replace(query, question)
         elif index == len(texts) - 1 and query in text:
-            instruction, rest = without(text, (context, query)), question
+            instruction, rest = filled(without(words, (context, query))), question
         else:
-            rest = without(text, (context,)).replace(query, question)
+            rest = filled(without(words, (context,))).replace(query, question)
         if rest != text:
             messages[index].blocks = [TextBlock(text=rest)]
     return _instructed(messages, instruction)
+
+
+def _own_words(prompt: BasePromptTemplate, llm: LLM, values: Mapping[str, Any]) -> list[str]:
+    """A template's texts with marks in place of its variables; none if it can't take marks.
+
+    A line that frames the passages is the template's; one like it in a value is somebody's words.
+    """
+    try:
+        return [_text(message) for message in prompt.format_messages(llm, **values)]
+    except Exception:  # noqa: BLE001 - a template's own function may ask anything of a value
+        return []
+
+
+def _guarded(text: str, marks: Sequence[str], guard: str) -> str:
+    """A text none of whose lines looks like a label or ruler, those with a mark alone left out."""
+    return "\n".join(
+        f"{guard}{line}" if line.strip() and line.strip() not in marks else line
+        for line in text.split("\n")
+    )
 
 
 def without(text: str, marks: Sequence[str]) -> str:
@@ -119,6 +151,10 @@ def without(text: str, marks: Sequence[str]) -> str:
     while rest and (not rest[-1].strip() or _LABEL.fullmatch(rest[-1].strip())):
         rest.pop()
     return re.sub(r"\n{3,}", "\n\n", "\n".join(rest)).strip()
+
+
+def _mark() -> str:
+    return f"⟦{secrets.token_hex(16)}⟧"
 
 
 def _drop_ruler(lines: list[str | None], index: int, step: int) -> None:
