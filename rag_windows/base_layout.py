@@ -6,7 +6,9 @@ question::
 
     {bos}{system}\n\n | passages | Question: {q}\nAnswer: {a}\n\nQuestion: {question}\nAnswer:
 
-A conversation that is ``plain`` ends with its last turn as it stands::
+A conversation that ends with the assistant ends behind ``Answer: {a}``; a later instruction
+stands in its place, with its blank line. One that is ``plain`` ends with its last turn as it
+stands::
 
     {bos}{system}\n\n | passages | {turn}
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from rag_windows.boundary import Piece
-from rag_windows.conversation import Conversation
+from rag_windows.conversation import Conversation, Message
 from rag_windows.errors import PromptError
 
 
@@ -48,19 +50,23 @@ class BaseLayout:
                 "a model with one, or set tokenizer.chat_template."
             )
         system = [Piece(f"{conversation.system}\n\n")] if conversation.system else []
-        turns = [
-            Piece(f"Question: {turn.content}\n")
-            if turn.role == "user"
-            else Piece(f"Answer: {turn.content}\n\n")
-            for turn in conversation.turns
-        ]
+        turns = [Piece(_written(turn)) for turn in conversation.turns]
         if conversation.plain:
             turns[-1:] = [Piece(conversation.turns[-1].content)]
+        elif conversation.continued:
+            begun = conversation.turns[-1].content
+            turns[-1:] = [Piece(f"Answer: {begun}" if begun else "Answer:")]
         else:
             turns.append(Piece("Answer:"))
         if conversation.opening:
             turns.append(Piece(conversation.opening, trusted=True))
         return (system, turns) if slot else ([], system + turns)
+
+
+def _written(turn: Message) -> str:
+    if turn.role == "system":
+        return f"{turn.content}\n\n"
+    return f"Question: {turn.content}\n" if turn.role == "user" else f"Answer: {turn.content}\n\n"
 
 
 def _leading(tokenizer: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A question, or a conversation that ends in one."""
+"""A question, or a conversation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Message:
     """One turn.
 
     Attributes:
-        role: ``user``, ``assistant`` or ``tool`` (what a tool gave back).
+        role: ``user``, ``assistant``, ``tool`` (what a tool gave back), or ``system`` (behind the
+            first message).
         content: its text.
         calls: the assistant's calls of tools.
         call_id: the id of the call that a tool answers.
@@ -37,7 +38,7 @@ class Conversation:
 
     Attributes:
         system: the instruction, or an empty string.
-        turns: messages in order; the last one is the user's or a tool's.
+        turns: messages in order.
         tools: definitions of the tools that the model may call.
         opening: how the answer begins, written for the model; trusted like the template itself.
         plain: whether a model without a chat template reads the last turn as it stands, with
@@ -49,6 +50,16 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
     opening: str = ""
     plain: bool = False
+
+    @property
+    def continued(self) -> bool:
+        """Whether the answer goes on with what the assistant said last."""
+        return bool(self.turns) and self.turns[-1].role == "assistant"
+
+    @property
+    def asked(self) -> bool:
+        """Whether the user says anything in it."""
+        return any(turn.role == "user" for turn in self.turns)
 
     @classmethod
     def of(
@@ -63,17 +74,17 @@ class Conversation:
 
         Args:
             query: a question, messages ``{"role": ..., "content": ...}``, or a conversation. A
-                leading system message is the instruction. An assistant's message may have
-                ``tool_calls``, and ``tool`` messages that follow have ``tool_call_id`` and may
-                have ``name``, as in OpenAI's chat API.
+                leading system message is the instruction; later ones stand where they are. An
+                assistant's message may have ``tool_calls``, and ``tool`` messages that follow have
+                ``tool_call_id`` and may have ``name``, as in OpenAI's chat API. Where the
+                assistant's message is the last one, the answer goes on with it.
             prefix: the instruction; put before a leading system message, with a blank line between.
             tools: what the model may call, see `check_tools`.
             opening: how the answer begins. Never put a user's or a passage's text here.
 
         Raises:
-            PromptError: no messages, a wrong role or content, a system message that is not the
-                first, a tool's message that answers no call, or a last message that is neither the
-                user's nor a tool's.
+            PromptError: no messages, a wrong role or content, a tool's message that answers no
+                call, or calls in the last message, whose answers are missing.
         """
         if prefix is not None and not isinstance(prefix, str):
             raise PromptError(f"prefix must be a string or None, not {type(prefix).__name__}.")
@@ -90,32 +101,34 @@ class Conversation:
             )
         messages = [_message(entry, i) for i, entry in enumerate(query)]
         instructions = [prefix] if prefix else []
-        if messages[0].role == "system":
-            instructions += [messages[0].content] if messages[0].content else []
-            messages = messages[1:]
-        if any(message.role == "system" for message in messages):
+        while messages and messages[0].role == "system":
+            instruction = messages.pop(0).content
+            if instruction:
+                instructions.append(instruction)
+                break
+        if not messages and not instructions:
             raise PromptError(
-                "Only the first message may have the role 'system'; move its text there, or give "
-                "it as prefix=."
+                "The messages hold no text; append the question as "
+                '{"role": "user", "content": "..."}.'
             )
-        _check_order(messages)
+        _check_calls(messages)
         return cls("\n\n".join(instructions), _named(messages), checked, opening)
 
 
-def _check_order(messages: Sequence[Message]) -> None:
-    roles = [message.role for message in messages]
-    for index, role in enumerate(roles):
-        caller = next((m for m in reversed(messages[:index]) if m.role != "tool"), None)
-        if role == "tool" and (caller is None or not caller.calls):
+def _check_calls(messages: Sequence[Message]) -> None:
+    caller: Message | None = None
+    for message in messages:
+        if message.role == "tool" and (caller is None or not caller.calls):
             raise PromptError(
                 "A message with the role 'tool' must follow the assistant's message whose "
                 "tool_calls it answers; keep that one, or give the tool's text as the user's."
             )
-    if not roles or roles[-1] not in ("user", "tool") or "user" not in roles:
+        if message.role in ("user", "assistant"):
+            caller = message
+    if messages and messages[-1].calls:
         raise PromptError(
-            "The last message must be the user's: it is the question to answer. Append "
-            '{"role": "user", "content": ...}. A tool\'s answer may come last, too, where an '
-            "earlier message is the user's."
+            "The last message calls tools, and nothing answers it. Append a message with the role "
+            "'tool' for each call, or leave the calls out."
         )
 
 
@@ -139,8 +152,7 @@ def _message(entry: object, index: int) -> Message:
     role, content = entry["role"], entry["content"]
     if role not in ("system", "user", "assistant", "tool"):
         raise PromptError(
-            f"Message {index} has the role {role!r}; use 'system' (first message only), 'user', "
-            "'assistant' or 'tool'."
+            f"Message {index} has the role {role!r}; use 'system', 'user', 'assistant' or 'tool'."
         )
     if not isinstance(content, str):
         raise PromptError(

@@ -19,6 +19,7 @@ class Filling:
 
     Attributes:
         turns: the messages.
+        continued: whether the answer goes on with the last one.
         tools: definitions of tools, for the template.
         slot: whether the passages' placeholder stands in the first user message.
         texts: the untrusted texts, empty ones left out: contents, and strings of tool calls.
@@ -41,6 +42,7 @@ class Filling:
     ) -> None:
         self.turns = [Message("system", system)] if system is not None else []
         self.turns += conversation.turns
+        self.continued = conversation.continued
         self.tools = conversation.tools
         self.slot = slot
         self.texts: list[str] = []
@@ -49,7 +51,7 @@ class Filling:
         self.optional: set[int] = set()
         self._contents: list[list[int]] = []
         self._calls: list[list[Any]] = []
-        first_user = next(i for i, turn in enumerate(self.turns) if turn.role == "user")
+        first_user = next((i for i, turn in enumerate(self.turns) if turn.role == "user"), None)
         for i, turn in enumerate(self.turns):
             layout = self._add(folded, i) if i == first_user else []
             if slot and i == first_user:

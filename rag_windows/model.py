@@ -70,8 +70,9 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
         Without passages this is the model's own ``generate``, bit for bit.
 
         Args:
-            query: a question, or a conversation as ``[{"role": ..., "content": ...}, ...]`` that
-                ends with the user, or a `Conversation`.
+            query: a question, or a conversation as ``[{"role": ..., "content": ...}, ...]``, in any
+                order that the chat template takes, or a `Conversation`. Where it ends with the
+                assistant, the answer goes on with that message, and its text is what was added.
             passages: in any order; blank and duplicate ones are left out and told in ``notes``.
                 Or a book of them, made by `codebook`, that chooses those which are read.
             prefix: system prompt, read by every window and by the query.

@@ -153,8 +153,8 @@ class Prompt:
         """Tokenize a question with its passages.
 
         Args:
-            query: the question, or messages with ``role`` and ``content`` of which the last one is
-                the user's and the first one may be a system message, or a `Conversation`.
+            query: the question, or messages with ``role`` and ``content``, see `Conversation.of`,
+                or a `Conversation`.
             passages: in any number; blank and repeated ones make no window and are noted.
             prefix: the instruction (system prompt); goes before a leading system message.
             max_window_tokens: greatest length of a window; a longer passage becomes several

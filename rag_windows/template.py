@@ -45,7 +45,8 @@ class ChatTemplate:
     JSON string (tool calls and their results), or an assistant's earlier reasoning left out, is
     followed; any other change of a text, or of the template's own because of one, is refused. What
     an assistant says beside its tool calls may be left out. A system message that the template
-    refuses or leaves out is put before the passages in the first user message.
+    refuses or leaves out is put before the passages in the first user message; later ones are not.
+    What the assistant said last is left open, as ``continue_final_message`` has it.
 
     Attributes:
         leading: no ids: a template writes its own beginning.
@@ -83,6 +84,12 @@ class ChatTemplate:
             PromptError: the template refuses the conversation, or treats a message in a way that
                 can't be followed.
         """
+        if slot and not conversation.asked:
+            raise PromptError(
+                "Passages stand at the start of the first user message, and this conversation has "
+                'none. Append the question as {"role": "user", "content": "..."}, or leave the '
+                "passages out."
+            )
         before, after = self._cut_with_system(conversation, slot)
         opening = [Piece(conversation.opening, trusted=True)] if conversation.opening else []
         return before, after + opening
@@ -94,7 +101,7 @@ class ChatTemplate:
         try:
             return self._cut(Filling(conversation, system=system or None, folded="", slot=slot))
         except _RefusedError as refusal:
-            if not system:
+            if not system or not conversation.asked:
                 raise
             try:
                 folded = system + "\n\n"
@@ -169,16 +176,19 @@ class ChatTemplate:
     def _render(self, filling: Filling, real: set[int]) -> str:
         messages = filling.messages(real)
         tools = {"tools": deepcopy(list(filling.tools))} if filling.tools else {}
+        ending = "continue_final_message" if filling.continued else "add_generation_prompt"
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **tools, **self._kwargs
+                    messages, tokenize=False, **{ending: True}, **tools, **self._kwargs
                 )
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             roles = ", ".join(message["role"] for message in messages)
+            # transformers shows the whole prompt where a template leaves the last message out.
+            told = str(error).partition("Final message to continue:")[0].rstrip(". ")
             raise _RefusedError(
-                f"The chat template refuses this conversation (roles: {roles}): {error}. Bring the "
+                f"The chat template refuses this conversation (roles: {roles}): {told}. Bring the "
                 "messages into the form it asks for; most want user and assistant in turn, "
                 "beginning with the user."
             ) from error

@@ -61,6 +61,8 @@ class AnswerParser:
         format_: how the model writes calls.
         tools: their definitions; arguments written as plain text get the types declared there.
         opening: the beginning of the answer that was written for the model.
+        continued: whether the answer goes on with the assistant's last message, so that no
+            generation prompt has opened anything, such as reasoning.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class AnswerParser:
         format_: ToolFormat,
         tools: Sequence[Mapping[str, Any]] = (),
         opening: str = "",
+        *,
+        continued: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._format = format_
         self._tools = [dict(tool) for tool in tools]
-        self._prefix = format_.prefix + opening
+        self._prefix = ("" if continued else format_.prefix) + opening
         self._forced = bool(opening)
         self._parser = tokenizer.get_response_parser(
             dict(format_.template), prefix=self._prefix, tools=self._tools
@@ -203,7 +207,7 @@ class AnswerReader:
         self,
         tools: Sequence[Mapping[str, Any]] = (),
         opening: str = "",
-        parser: Callable[[], AnswerParser] | None = None,
+        parser: Callable[..., AnswerParser] | None = None,
     ) -> None:
         self._tools = tools
         self._opening = opening
@@ -240,7 +244,11 @@ class AnswerReader:
 
     def query(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         """The query for the engine; messages as `Conversation.of` takes them."""
-        return Conversation.of(messages, tools=self._tools, opening=self._opening)
+        query = Conversation.of(messages, tools=self._tools, opening=self._opening)
+        if query.continued and self._make is not None:
+            self._make = partial(self._make, continued=True)
+            self._parser = self._make()
+        return query
 
     def feed(self, text: str) -> str:
         """Take a chunk of a stream; give what of it is text and no call, nor may become one."""

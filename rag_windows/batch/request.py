@@ -22,7 +22,7 @@ class BatchRequest:
     """The arguments of `WindowedLM.generate`, which tells more of them.
 
     Attributes:
-        query: a question, or a conversation that ends with the user.
+        query: a question, or a conversation.
         passages: in any order, or a book of them that chooses those which are read.
         prefix: system prompt, or None.
         method: how windows are read; None for the model's default.

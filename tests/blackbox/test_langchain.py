@@ -27,7 +27,7 @@ from langchain_core.documents import Document
 from langchain_core.exceptions import OutputParserException
 from langchain_core.globals import set_llm_cache
 from langchain_core.load import dumps, loads
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import Generation
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableParallel
@@ -368,3 +368,33 @@ def test_a_model_around_loaded_weights_says_how_to_make_one_that_can_be_pickled(
     named = ChatRagWindows(model="tiny-reader", max_tokens=16)
     again = pickle.loads(pickle.dumps(named))  # noqa: S301 - our own
     assert again.invoke(QUESTION, documents=[DOCUMENT]).text == ANSWER
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [SystemMessage("Answer in one word.")],
+        [AIMessage("It was")],
+        [SystemMessage("Answer in one word."), AIMessage("It was")],
+        [AIMessage("In Oslo."), SystemMessage("That was wrong."), HumanMessage("Where, then?")],
+    ],
+)
+def test_later_system_messages_and_answers_begun_are_read(
+    small_lm: WindowedLM, more: list[AnyMessage]
+) -> None:
+    roles = {"system": "system", "human": "user", "ai": "assistant"}
+    messages = [SystemMessage("Be brief."), HumanMessage("Where was Ada born?"), *more]
+    written = [{"role": roles[m.type], "content": str(m.text)} for m in messages]
+    chat = ChatRagWindows(lm=small_lm, max_tokens=4, temperature=0)
+    for documents in ([], [DOCUMENT]):
+        given = [{"text": d.page_content, **d.metadata} for d in documents]
+        expected = small_lm.generate(written, given, max_new_tokens=4)
+        answer = chat.invoke(messages, documents=documents)
+        assert answer.text == expected.text
+        assert answer.usage_metadata is not None
+        assert answer.usage_metadata["input_tokens"] == expected.usage.prompt_tokens
+        streamed = list(chat.stream(messages, documents=documents))
+        assert "".join(str(chunk.text) for chunk in streamed) == expected.text
+    agent: Any = create_agent(chat, tools=[], system_prompt="Be brief.")
+    state = agent.invoke({"messages": messages[1:]})
+    assert state["messages"][-1].text == small_lm.generate(written, max_new_tokens=4).text

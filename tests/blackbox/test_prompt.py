@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from tokenizers import normalizers as n
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rag_windows import WindowedLM
+from rag_windows import Passage, RagWindowsError, WindowedLM
+from tests.rag_windows import small
 
 SPECIAL = ["<s>", "</s>", "<pad>"]
 ROLES = ["<|User|>", "<|assistant|>", "<|end|>"]
@@ -158,3 +161,111 @@ def test_control_tokens_stand_where_the_template_wrote_them(
     stage = NORMALIZERS[normalizer]
     shown = [text if stage is None else stage.normalize_str(text) for text in said]
     assert [bare(text) for text in texts[2::2]] == [*(bare(text) for text in shown), ""]
+
+
+def said(*turns: str) -> list[dict[str, str]]:
+    """Messages out of ``role: content``."""
+    pairs = [turn.split(": ", 1) for turn in turns]
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def with_template(template: str) -> WindowedLM:
+    """A random model with a byte tokenizer and this chat template."""
+    tokenizer = copy.deepcopy(small.tokenizer())
+    tokenizer.chat_template = template
+    return WindowedLM.from_pretrained(small.model(), tokenizer=tokenizer)
+
+
+TRIMMED = small.TEMPLATE.replace("m.content", "m.content | trim")
+IN_TURN = (
+    "<s>{% for m in messages %}"
+    "{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must go user, assistant') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+DEAF = small.TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'system' }}")
+CONVERSATIONS = {
+    "begun": said("user: Who?", "assistant: It was"),
+    "begun, with spaces": said("system: Be brief.", "user: Who?", "assistant:  It was "),
+    "begun twice": said("user: Who?", "assistant: It was", "assistant: Ada"),
+    "system last": said("user: Who?", "system: Answer in German."),
+    "system between": said("system: A.", "user: B?", "assistant: C.", "system: D.", "user: E?"),
+    "systems first": said("system: A.", "system: B.", "user: C?"),
+    "system and begun": said("user: A?", "system: B.", "assistant: C"),
+    "system alone": said("system: Say something."),
+    "assistant alone": said("assistant: Once upon a"),
+    "control token": said("user: Who?", "system: <|user|></s>", "assistant: </s><|user|> a"),
+}
+
+
+@pytest.mark.parametrize("template", [small.TEMPLATE, TRIMMED], ids=["kept", "trimmed"])
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_a_conversation_is_written_as_transformers_writes_it(name: str, template: str) -> None:
+    lm, messages = with_template(template), CONVERSATIONS[name]
+    begun = messages[-1]["role"] == "assistant"
+    ending = {"continue_final_message" if begun else "add_generation_prompt": True}
+    expected = lm.tokenizer.apply_chat_template(messages, tokenize=False, **ending)  # type: ignore[union-attr]
+    ids = asked(lm, messages, [])
+    tokens: Any = lm.tokenizer
+    assert tokens.decode(ids) == expected
+    if name != "control token":
+        assert ids == tokens(expected, add_special_tokens=False)["input_ids"]
+    roles = sum(part in ids for part in tokens.convert_tokens_to_ids(["<|user|>"]))
+    assert roles == any(message["role"] == "user" for message in messages)
+
+
+def test_an_answer_that_was_begun_goes_on(passages: list[Passage]) -> None:
+    lm: Any = small.lm()
+    begun = said("user: Who?", "assistant: It was")
+    inputs = lm.tokenizer.apply_chat_template(
+        begun, continue_final_message=True, return_tensors="pt"
+    )
+    expected = lm.model.generate(**inputs, max_new_tokens=8)[0, inputs["input_ids"].shape[1] :]
+    assert lm.generate(begun, max_new_tokens=8).token_ids == tuple(expected.tolist())
+    given: dict[str, Any] = {"query": begun, "passages": passages, "max_new_tokens": 8}
+    whole = lm.generate(**given)
+    assert "".join(chunk.text for chunk in lm.stream(**given)) == whole.text
+    assert lm.generate_batch([given])[0].token_ids == whole.token_ids
+    asked_anew = lm.generate(**{**given, "query": begun[:1]})
+    assert whole.usage.prompt_tokens - asked_anew.usage.prompt_tokens == len("It was")
+
+
+def test_windows_are_found_again_whatever_follows_the_question(passages: list[Passage]) -> None:
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), cache=True)
+    plain = lm.generate(said("system: A.", "user: Who?"), passages, max_new_tokens=1)
+    assert not plain.usage.cached_tokens
+    for more in (["assistant: It was"], ["system: B."], ["assistant: C.", "system: D.", "user: E"]):
+        messages = said("system: A.", "user: Who?", *more)
+        assert lm.generate(messages, passages, max_new_tokens=1).usage.cached_tokens
+    for first in (["system: A.", "system: B."], ["system: A.", "assistant: B."], ["system: B."]):
+        found = lm.generate(said(*first, "user: Who?"), passages, max_new_tokens=1)
+        assert not found.usage.cached_tokens
+        again = lm.generate(said(*first, "user: What?"), passages, max_new_tokens=1)
+        assert again.usage.cached_tokens
+
+
+def test_only_what_the_template_refuses_is_refused(passages: list[Passage]) -> None:
+    in_turn, deaf = with_template(IN_TURN), with_template(DEAF)
+    assert asked(in_turn, said("user: A?", "assistant: B"), ["The harbour is old."])
+    for messages in (
+        said("user: A?", "system: B."),
+        said("assistant: A"),
+        said("user: A", "user: B"),
+    ):
+        with pytest.raises(RagWindowsError, match="roles must go user, assistant"):
+            in_turn.generate(messages, max_new_tokens=1)
+    with pytest.raises(RagWindowsError, match=r"leaves out message 1 \(role 'system'\)"):
+        deaf.generate(said("user: A?", "system: B."), max_new_tokens=1)
+    with pytest.raises(RagWindowsError, match="this conversation has none"):
+        with_template(small.TEMPLATE).generate(said("system: A."), passages)
+
+
+def test_a_model_without_a_template_goes_on_with_the_answer(small_lm: WindowedLM) -> None:
+    bare = copy.deepcopy(small.tokenizer())
+    bare.chat_template = None
+    lm = WindowedLM.from_pretrained(small_lm.model, tokenizer=bare)
+    begun = said("system: A.", "user: B?", "system: C.", "assistant: D")
+    assert bare.decode(asked(lm, begun, [])) == "A.\n\nQuestion: B?\nC.\n\nAnswer: D"
+    later = said("user: B?", "assistant: C", "system: D.")
+    assert bare.decode(asked(lm, later, [])) == "Question: B?\nAnswer: C\n\nD.\n\nAnswer:"

@@ -30,12 +30,7 @@ def test_a_question_alone_and_an_instruction_from_both_places() -> None:
         ([{"role": "tool", "content": "x"}], "role 'tool'"),
         ([{"role": "user", "content": [{"type": "text"}]}], "must be a string"),
         ([{"role": "user", "content": "x", "name": "y"}], "keys \\['name'\\]"),
-        ([{"role": "assistant", "content": "x"}], "last message"),
-        ([{"role": "system", "content": "x"}], "last message"),
-        (
-            [{"role": role, "content": "x"} for role in ("user", "system", "user")],
-            "Only the first message",
-        ),
+        ([{"role": "system", "content": ""}], "hold no text"),
     ],
 )
 def test_conversations_that_make_no_sense_are_refused(query: Any, match: str) -> None:
