@@ -56,9 +56,18 @@ class Decoder:
         self.model = model
         self.runner = runner
         self._twin = runner.model
+        self._derive()
+
+    def follow(self) -> None:
+        """Take over what was edited in the model since the last call; see `Encoder.follow`."""
+        self.runner.follow()
+        if self._version != self.runner.twin.version:
+            self._derive()
+
+    def _derive(self) -> None:
+        self._version = self.runner.twin.version
         self._view = make_view(self._twin)
-        self._reach = runner.reach
-        self._table_limit = table_limit(model.config.get_text_config(decoder=True))
+        self._table_limit = table_limit(self.model.config.get_text_config(decoder=True))
 
     @property
     def vocabulary(self) -> int:
@@ -74,7 +83,7 @@ class Decoder:
         return Layout(
             prefix_length=len(context.prefix_ids),
             query_start=context.query_start,
-            reach=self._reach,
+            reach=self.runner.reach,
             windows=None if isinstance(windows, Members) else windows,
             method=context.method,
             beside=None if members is None else members.rows,
@@ -121,6 +130,8 @@ class Decoder:
         Returns:
             (rows, tokens or ``last``, vocabulary) in the model's dtype.
         """
+        if past == 0:
+            self.follow()
         rows, tokens = ids.shape
         if rows == 1 and past == 0 and context.method.selection is not None:
             context = self.narrowed(context, ids[0].tolist())
@@ -171,6 +182,7 @@ class Decoder:
         """
         if not query_ids:
             raise InputError("The query has no tokens; ask something.")
+        self.follow()
         context = self.narrowed(context, query_ids)
         refuse_ours(options)
         if context.windows is not None:

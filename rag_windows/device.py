@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +39,21 @@ def check_device(asked: Any, argument: str = "device_map=") -> None:
             raise InputError(
                 f"{argument}{asked}: {there}; use cpu, or leave it out for the best device."
             )
+
+
+def autocast_here() -> Callable[[], AbstractContextManager[None]]:
+    """What switches autocast on in another thread as it is in this one, now."""
+    kinds = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.is_autocast_enabled(kind)]
+    modes = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+
+    @contextmanager
+    def there() -> Iterator[None]:
+        with ExitStack() as scope:
+            for kind, dtype in modes:
+                scope.enter_context(torch.autocast(kind, dtype=dtype))
+            yield
+
+    return there
 
 
 def _cuda_devices() -> int:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from rag_windows.attention.capture import Capture
 from rag_windows.attention.reach import layer_reach
 from rag_windows.attention.rope import table_limit
+from rag_windows.attention.twin import Twin
 from rag_windows.batching import bucket_by_length, chunks
 from rag_windows.device import input_device
 from rag_windows.limits import position_limit
@@ -84,18 +85,33 @@ class Encoder:
     It holds no state of a call, so threads may share one.
 
     Args:
-        twin: the model with our attention.
+        twin: the model with our attention. What is edited in the model is taken over by the next
+            `follow`.
         max_batch_tokens: bound on one forward pass, padding included where there is any; a single
             longer window still runs alone. None for `PASS_TOKENS`.
     """
 
-    def __init__(self, twin: PreTrainedModel, max_batch_tokens: int | None = None) -> None:
-        self._twin = twin
+    def __init__(self, twin: Twin, max_batch_tokens: int | None = None) -> None:
+        self.twin = twin
         self._max_batch_tokens = max_batch_tokens
-        config = twin.config.get_text_config(decoder=True)
+        self._derive()
+
+    def follow(self) -> None:
+        """Take over what was edited in the model since the last call.
+
+        Raises:
+            UnsupportedModelError: what it became can't be split into windows.
+        """
+        self.twin.follow()
+        if self._version != self.twin.version:
+            self._derive()
+
+    def _derive(self) -> None:
+        self._version = self.twin.version
+        config = self.model.config.get_text_config(decoder=True)
         self.reach = layer_reach(config)
-        self._passes = Passes(twin, self.reach, table_limit(config))
-        self._position_limit = position_limit(twin.config)
+        self._passes = Passes(self.model, self.reach, table_limit(config))
+        self._position_limit = position_limit(self.model.config)
 
     @property
     def runner(self) -> Encoder:
@@ -105,7 +121,7 @@ class Encoder:
     @property
     def model(self) -> PreTrainedModel:
         """The model that encodes."""
-        return self._twin
+        return self.twin.model
 
     def encode(
         self,
@@ -124,6 +140,7 @@ class Encoder:
             sources: of each window, for who stores them.
             on_encoded: see `encode_windows`.
         """
+        self.follow()
         prefix = self.encode_prefix(prefix_ids)
         starts = window_starts(method.alignment, len(prefix_ids), [len(ids) for ids in windows])
         made = self.encode_windows(prefix, windows, on_encoded, starts, method.refinement)
@@ -181,7 +198,7 @@ class Encoder:
         group = chunks if refinement is None else bucket_by_length
         most = self._max_batch_tokens
         if most is None:
-            most = PASS_TOKENS[input_device(self._twin).type != "cpu"]
+            most = PASS_TOKENS[input_device(self.model).type != "cpu"]
         for chunk in group(lengths, most):
             made = self.run([windows[i] for i in chunk], [starts[i] for i in chunk], prefix)
             if refinement is not None:

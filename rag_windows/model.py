@@ -20,6 +20,7 @@ from rag_windows.codebook.book import PassageBook
 from rag_windows.codebook.language_model import KeepingLM
 from rag_windows.codebook.opening import opened
 from rag_windows.decoding import BATCHING
+from rag_windows.device import autocast_here
 from rag_windows.encoding import OnEncoded
 from rag_windows.generation import Chunk, Generation
 from rag_windows.guard.settings import FallbackOption
@@ -36,7 +37,8 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
     """A local causal LM that reads each passage in a window of its own.
 
     Make one with `from_pretrained`. It is safe to call from many threads at once, with different
-    passages and methods; the wrapped model itself stays as it is for everybody else.
+    passages and methods; the wrapped model itself stays as it is for everybody else. Who edits it
+    (adapters, weights, modules, attributes) edits what reads the windows: the next call sees it.
 
     Attributes:
         model: the plain model, untouched.
@@ -160,9 +162,12 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             self._decoder.option(generate_kwargs, name) in (None, 1) for name in BATCHING
         )
 
+        autocast = autocast_here()
+
         def work(streamer: BaseStreamer | None, cancelled: threading.Event) -> Generation:
             encoder = reading.lm._encoder
-            return answer(encoder, self._decoder, detokenizer, request, streamer, cancelled)
+            with autocast():
+                return answer(encoder, self._decoder, detokenizer, request, streamer, cancelled)
 
         return stream(work, detokenizer, request.stop, by_token)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from rag_windows.attention.hook import register
 from rag_windows.attention.support import check_attention, check_config
-from rag_windows.attention.twin import make_twin
+from rag_windows.attention.twin import Twin
 from rag_windows.cache.fingerprint import ModelIdentity
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tokenizer_print import TokenizerIdentity
@@ -50,8 +51,9 @@ class TokenLM:
         self.method = resolve(method)
         register()
         check_config(model)
-        twin = make_twin(model)
+        twin = Twin(model)
         check_attention(model, twin)
+        twin.check = functools.partial(_check, model, twin)
         self._plain_encoder = Encoder(twin, max_batch_tokens)
         self._decoder = Decoder(model, self._plain_encoder)
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
@@ -70,7 +72,7 @@ class TokenLM:
         self._encoder: WindowEncoder = plain
         if cache is not None:
             identity = ModelIdentity(
-                self.model, plain.model, self._revision, probe_bytes=cache.probe_bytes
+                self.model, plain.twin, self._revision, probe_bytes=cache.probe_bytes
             )
             self._encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
 
@@ -128,3 +130,9 @@ class TokenLM:
 
     def _method(self, method: str | Method | None) -> Method:
         return self.method if method is None else resolve(method)
+
+
+def _check(model: PreTrainedModel, twin: Twin) -> None:
+    """Refuse a model as when it was wrapped."""
+    check_config(model)
+    check_attention(model, twin)

@@ -42,8 +42,8 @@ def attend_beside(
         folded = query.unflatten(0, (queries, windows)).permute(1, 2, 0, 3, 4).flatten(2, 3)
     request = Request(
         folded,
-        beside.keys[layer],
-        beside.values[layer],
+        beside.keys[layer].to(query.dtype),
+        beside.values[layer].to(query.dtype),
         scale,
         softcap=softcap,
         mask=_mask(layout, beside, layer, rows, queries, length, query.device),

@@ -58,6 +58,26 @@ def windowed_attention(
     Returns:
         (batch, rows, heads, value dim) in the query's dtype, and None for the weights.
     """
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        # As autocast does it with PyTorch's attention; the arithmetic inside chooses its own types.
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (
+            tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
+            for tensor in (query, key, value)
+        )
+        with torch.autocast(kind, enabled=False):
+            return windowed_attention(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                scaling=scaling,
+                softcap=softcap,
+                s_aux=s_aux,
+                position_bias=position_bias,
+            )
     if attention_mask is not None or position_bias is not None:
         raise UnsupportedModelError(
             f"{type(module).__name__} adds a mask or position bias of its own to the attention, so "
@@ -173,8 +193,9 @@ def _context_request(
         mask = seen.repeat_interleave(heads // kv_heads, dim=0).flatten(0, 1)
     return Request(
         folded,
-        windows.keys[layer].unsqueeze(0),
-        windows.values[layer].unsqueeze(0),
+        # Of another type only where one of both was computed under autocast.
+        windows.keys[layer].unsqueeze(0).to(query.dtype),
+        windows.values[layer].unsqueeze(0).to(query.dtype),
         scale,
         temperature=layout.method.temperature,
         softcap=softcap,

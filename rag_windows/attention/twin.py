@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 import types
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rag_windows.attention.hook import NAME
+from rag_windows.errors import UnsupportedModelError
 
 
-def make_twin(model: PreTrainedModel) -> PreTrainedModel:
-    """Build a module tree that shares every tensor with ``model`` but uses our attention.
+class Twin:
+    """A module tree that shares every tensor with a model but uses our attention.
 
     Which attention a transformers model runs stands in its config, which all its modules share.
     Switching it there would change the model for everybody else who holds it, also in other
@@ -23,31 +26,173 @@ def make_twin(model: PreTrainedModel) -> PreTrainedModel:
     moves the twin), with its own config and its own children, in evaluation mode. No weight is
     copied; the cost is a few kilobytes a module.
 
+    What is edited elsewhere (modules that are replaced, added or taken out, as PEFT and
+    quantization do it; attributes, configs, classes) is taken over by `follow`, which every request
+    calls before it reads the model.
+
+    Attributes:
+        model: the root of the tree; it stays the same object.
+        version: counts what `follow` took over.
+        check: run when classes came that were not there before, or whose code changed.
+
     Args:
-        model: any transformers model, dispatched or quantized or not.
+        source: any transformers model, dispatched or quantized or not.
     """
-    twins = {id(module): _shell(module) for module in model.modules()}
-    configs: dict[int, Any] = {}
-    for module in model.modules():
-        twin = twins[id(module)]
-        for name, value in module.__dict__.items():
-            twin.__dict__[name] = _rebind(value, twins, configs)
-        if _rewrites_its_tables(module):
-            # Both views remember how far their tables have grown, so each needs its own.
-            twin.__dict__["_buffers"] = dict(module._buffers)
-        children = module._modules.items()
-        twin.__dict__["_modules"] = {
-            name: None if child is None else twins[id(child)] for name, child in children
+
+    def __init__(self, source: PreTrainedModel) -> None:
+        self.version = 0
+        self.check: Callable[[], None] | None = None
+        self._source = source
+        self._lock = threading.RLock()
+        self._twins: dict[int, tuple[torch.nn.Module, torch.nn.Module]] = {}
+        self._refusal: UnsupportedModelError | None = None
+        self._seen = _Seen(source)
+        self._build()
+        self.model = cast(PreTrainedModel, self._twins[id(source)][1])
+
+    def follow(self) -> None:
+        """Take over what changed in the model since the last call.
+
+        Raises:
+            UnsupportedModelError: what it became can't be split into windows.
+        """
+        if not self._seen.same():
+            with self._lock:
+                if not self._seen.same():
+                    self._take_over()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _take_over(self) -> None:
+        before, seen = self._seen, _Seen(self._source)
+        self._build()
+        self.version += 1
+        self._seen = seen
+        known = self._refusal is None and self._seen.code_is_of(before)
+        self._refusal = None
+        if self.check is not None and not known:
+            try:
+                self.check()
+            except UnsupportedModelError as error:
+                self._refusal = error
+
+    def _build(self) -> None:
+        modules = list(self._source.modules())
+        self._twins = {
+            id(module): self._twins.get(id(module)) or (module, _shell(module))
+            for module in modules
         }
-        twin.__dict__["training"] = False
-    twin = cast(PreTrainedModel, twins[id(model)])
-    # The setter also reaches the configs of sub-models, such as a text decoder's.
-    twin.config._attn_implementation = NAME
-    for module in twin.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            config._attn_implementation = NAME
-    return twin
+        twins = {place: twin for place, (_, twin) in self._twins.items()}
+        configs: dict[int, Any] = {}
+        for module in modules:
+            twin = twins[id(module)]
+            twin.__class__ = type(module)
+            made = {
+                name: _rebind(value, twins, configs)
+                for name, value in module.__dict__.items()
+                # Compiled code has the original's attention in it.
+                if name != "_compiled_call_impl"
+            }
+            if _rewrites_its_tables(module):
+                # Both views remember how far their tables have grown, so each needs its own.
+                made["_buffers"] = dict(module._buffers)
+            children = module._modules.items()
+            made["_modules"] = {
+                name: None if child is None else twins[id(child)] for name, child in children
+            }
+            made["training"] = False
+            # Another thread may be reading: no attribute is gone for a moment.
+            twin.__dict__.update(made)
+            for name in twin.__dict__.keys() - made.keys():
+                del twin.__dict__[name]
+        # The setter also reaches the configs of sub-models, such as a text decoder's.
+        root = cast(PreTrainedModel, twins[id(self._source)])
+        root.config._attn_implementation = NAME
+        for config in configs.values():
+            if isinstance(config, PreTrainedConfig):
+                config._attn_implementation = NAME
+
+
+class _Seen:
+    """What a model was made of when it was looked at, but for its tensors."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # Values are kept as they are: one that is edited in place is the twin's as well.
+        self._modules = [
+            (module, type(module), _attributes(module), dict(module._modules))
+            for module in model.modules()
+        ]
+        kinds = {kind for _, kind, _, _ in self._modules}
+        everywhere = {base for kind in kinds for base in kind.__mro__ if base is not object}
+        self._classes = [(kind, dict(kind.__dict__)) for kind in everywhere]
+        configs: dict[int, PreTrainedConfig] = {}
+        for module, *_ in self._modules:
+            _collect(module.__dict__.get("config"), configs)
+        self._configs = [(config, _copied(config.__dict__)) for config in configs.values()]
+
+    def same(self) -> bool:
+        """Whether the model is still made of the same."""
+        try:
+            return (
+                all(
+                    type(module) is kind
+                    and module._modules == children
+                    and (
+                        module.__dict__ == attributes
+                        or (type(attributes) is _Few and _attributes(module) == attributes)
+                    )
+                    for module, kind, attributes, children in self._modules
+                )
+                and all(kind.__dict__ == known for kind, known in self._classes)
+                and all(config.__dict__ == known for config, known in self._configs)
+            )
+        except (RuntimeError, ValueError, TypeError):
+            # Tensors and arrays that are others than before don't compare to one truth value.
+            return False
+
+    def code_is_of(self, other: _Seen) -> bool:
+        """Whether all code that runs here ran there too."""
+        known = dict(other._classes)
+        if any(known.get(kind) != code for kind, code in self._classes):
+            return False
+        patched = [
+            {id(module): attributes.get("forward") for module, _, attributes, _ in seen._modules}
+            for seen in (other, self)
+        ]
+        return all(patched[0].get(place) is own for place, own in patched[1].items() if own)
+
+
+class _Few(dict[str, Any]):
+    """Some attributes of a module whose others change as it is used."""
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """What an edit of the module would change: all attributes, where using it changes none."""
+    few: tuple[str, ...]
+    if isinstance(module, PreTrainedModel):
+        few = ("config", "forward")
+    elif _rewrites_its_tables(module):
+        few = ("config", "forward", "rope_type")
+    else:
+        return dict(module.__dict__)
+    return _Few({name: module.__dict__.get(name) for name in few})
+
+
+def _collect(config: Any, found: dict[int, PreTrainedConfig]) -> None:
+    """Add a config and those in it."""
+    if isinstance(config, PreTrainedConfig) and id(config) not in found:
+        found[id(config)] = config
+        for value in config.__dict__.values():
+            _collect(value, found)
+
+
+def _copied(value: Any) -> Any:
+    """Plain containers copied all the way down, everything else as it is."""
+    if type(value) is dict:
+        return {key: _copied(entry) for key, entry in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(_copied(entry) for entry in value)
+    return value
 
 
 def _shell(module: torch.nn.Module) -> torch.nn.Module:

@@ -79,6 +79,7 @@ class BatchLoop:
         """
         if not asked.query_ids:
             raise InputError("The query has no tokens; ask something.")
+        self._decoder.follow()
         context = asked.context
         chooser = Chooser(
             self._decoder,

@@ -50,6 +50,7 @@ class SharedEncoder:
         self._encoder = encoder
         self._slots: dict[Key, Slot] = {}
         self._by_window: dict[int, Slot] = {}
+        self._version = encoder.runner.twin.version
 
     @property
     def runner(self) -> Encoder:
@@ -68,6 +69,11 @@ class SharedEncoder:
         on_encoded: OnEncoded | None = None,
     ) -> Encoded:
         """See `Encoder.encode`; what other rows read counts as cached."""
+        self.runner.follow()
+        if self._version != self.runner.twin.version:
+            # What rows read that were there before the edit is theirs alone.
+            self._version = self.runner.twin.version
+            self._slots, self._by_window = {}, {}
         if self._encoder is not self.runner:
             # A cache counts its hits and knows what it may hand out, so it is asked each time.
             encoded = self._encoder.encode(prefix_ids, windows, method, sources, on_encoded)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import threading
+import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,32 +15,178 @@ import transformers
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
+from rag_windows.attention.twin import Twin
 from rag_windows.cache.description import canonical, counts, describe, is_plain
 from rag_windows.cache.keys import fields
 from rag_windows.cache.weights import (
-    Digest,
-    State,
+    STRETCH,
     digests,
     plain_tensors,
-    same,
-    state_of,
+    samples,
+    stretches,
+    version_of,
 )
 from rag_windows.device import input_device
 
-PROBE_BYTES = 256 << 20
+PROBE_BYTES = 2 << 20
 """Weights that one check reads again; see `ModelIdentity`."""
 
 _HARMLESS_HOOKS = "transformers.utils.output_capturing"
 """transformers installs these on first use; they only take notes."""
 
+_DEEPEST = 4
+"""Functions around functions that are read."""
 
-@dataclass(frozen=True, slots=True)
+
+class _Look:
+    """A model's modules, and what of them one check looks at; made anew when they change."""
+
+    def __init__(self, twin: Twin) -> None:
+        self.version = twin.version
+        modules = list(twin.model.named_modules())
+        places = [
+            (f"{name}.{kind}", getattr(module, kind))
+            for name, module in modules
+            for kind in ("_parameters", "_buffers")
+        ]
+        self._places = places
+        self._homes = [home for _, home in places]
+        self._hooks = [
+            hooks
+            for _, module in modules
+            for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self._loose = [(name, module) for name, module in modules if _has_tensors(module)]
+        self.offloaded = _offloaded(modules)
+        self.switches = [
+            value
+            for _, module in modules
+            if not isinstance(module, PreTrainedModel)
+            for key, value in module.__dict__.items()
+            if isinstance(value, dict | list) and value and counts(key) and is_plain(value)
+        ]
+        self.readable = not any(_is_unreadable(module) for _, module in modules)
+        code = sorted({kind for _, module in modules for kind in _code(type(module))})
+        self.structure = hashlib.sha256(
+            fields(
+                canonical(twin.model.config.to_dict()),
+                canonical(code),
+                canonical([_functions(module) for _, module in modules]),
+                *(describe(name, module) for name, module in modules),
+            )
+        ).digest()
+
+    def held(self) -> list[Any]:
+        """Parameters and buffers as they stand, None among them."""
+        return list(itertools.chain.from_iterable(map(dict.values, self._homes)))
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The ordinary tensors that the model computes with, by name."""
+        found: list[tuple[str, torch.Tensor]] = []
+        for home, values in self._places:
+            for own, value in values.items():
+                name = f"{home}.{own}"
+                if value is not None and name not in self.offloaded:
+                    found += plain_tensors(name, value)
+        for name, module in self._loose:
+            found += plain_tensors(name, _Loose(module))
+        return found
+
+    @property
+    def hooked(self) -> bool:
+        """Whether hooks that may change what is computed are installed."""
+        everywhere = (
+            torch_module._global_forward_hooks,
+            torch_module._global_forward_pre_hooks,
+        )
+        return any(
+            getattr(hook, "__module__", None) != _HARMLESS_HOOKS
+            for hooks in (*everywhere, *self._hooks)
+            if hooks
+            for hook in hooks.values()
+        )
+
+
 class _Read:
-    """The model as it was when it was read whole."""
+    """What a model's weights held when they were read."""
 
-    states: tuple[State, ...]
-    known: tuple[Digest, ...]
-    contents: bytes
+    def __init__(self, look: _Look, before: _Read | None, *, trusted: bool) -> None:
+        self.version = look.version
+        held = look.held()
+        named = look.tensors()
+        self.tensors = [tensor for _, tensor in named]
+        self.held = [id(value) for value in held]
+        # Parts of quantized weights and loose tensors can be replaced under the same parameter.
+        self._made_of_parts = {id(t) for t in held if t is not None} != {
+            id(t) for t in self.tensors
+        }
+        self.states = self._states(self.tensors)
+        tied: dict[tuple[Any, ...], int] = {}
+        unique: list[torch.Tensor] = []
+        places: list[int] = []
+        for tensor in self.tensors:
+            layout = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            key = layout if tensor.data_ptr() else (id(tensor),)
+            if key not in tied:
+                tied[key] = len(unique)
+                unique.append(tensor)
+            places.append(tied[key])
+        known = digests(unique, trusted=trusted)
+        described = [
+            fields(name.encode(), tensor.device.type.encode(), known[place].sha256)
+            for (name, tensor), place in zip(named, places, strict=True)
+        ]
+        for name, (kept, own) in look.offloaded.items():
+            described.append(fields(name.encode(), digests([kept[own]])[0].sha256))
+        self.contents = hashlib.sha256(fields(*described)).digest()
+        self._sums = [total for digest in known for total in digest.sums]
+        self._stretches = [read for tensor in unique for read in stretches(tensor)]
+        self._lengths = [
+            min(STRETCH, tensor.nbytes - start)
+            for tensor in unique
+            for start in range(0, tensor.nbytes, STRETCH)
+        ]
+        self._turn: int = 0 if before is None else before._turn % max(1, len(self._sums))
+        self._samples = samples(unique)
+        self._sampled = b"".join(read() for read in self._samples)
+
+    @staticmethod
+    def _states(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        try:
+            return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+        except RuntimeError:  # tensors of inference mode count no changes
+            return [(version_of(tensor), tensor.data_ptr()) for tensor in tensors]
+
+    def counted(self, look: _Look) -> bool:
+        """Whether all tensors are the same by PyTorch's own count."""
+        if self.version != look.version or self.held != [id(value) for value in look.held()]:
+            return False
+        tensors = self.tensors
+        if self._made_of_parts:
+            now = [tensor for _, tensor in look.tensors()]
+            if [id(tensor) for tensor in now] != [id(tensor) for tensor in tensors]:
+                return False
+        return self._states(tensors) == self.states
+
+    @torch.no_grad()
+    def holds(self, most: int) -> bool:
+        """Whether what is looked at of the contents is what it was.
+
+        Args:
+            most: bytes to sum.
+        """
+        if b"".join([read() for read in self._samples]) != self._sampled:
+            return False
+        count, summed = len(self._sums), 0
+        for _ in range(count):
+            place = self._turn
+            if self._stretches[place]() != self._sums[place]:
+                return False
+            self._turn = (place + 1) % count
+            summed += self._lengths[place]
+            if summed >= most:
+                break
+        return True
 
 
 class ModelIdentity:
@@ -49,17 +197,17 @@ class ModelIdentity:
     (rope, windows, softcaps, quantization), the classes and plain attributes of all modules
     (adapters' scales and switches too), the revision, and the versions of torch and transformers.
 
-    Weights are read whole once. Each later call checks again:
+    Weights are read whole once. Each later call checks again, in about a millisecond:
 
+    - the modules, their attributes, configs and classes, see `Twin.follow`;
     - that every tensor is the same object at the same address with the same count of in-place
       changes: this catches optimizer steps, ``load_state_dict``, ``copy_`` and new tensors;
-    - the contents, for what PyTorch does not count (``tensor.data``, numpy, foreign kernels): a
-      model of up to `probe_bytes` is summed whole in every call. Of a larger one every tensor is
-      sampled at about a thousand places, which catches edits of whole tensors, and `probe_bytes`
-      more of them are summed in turn, so that an edit of single elements is caught after
-      ``size / probe_bytes`` calls at the latest.
-    - Not caught: an edit behind PyTorch's back that leaves all these sums as they were, and one of
-      weights that accelerate keeps off the device, which are read once.
+    - the contents, for what PyTorch does not count (``tensor.data``, numpy, foreign kernels): 16
+      bytes of every tensor, spread evenly, which catches edits of whole tensors, and `probe_bytes`
+      in turn, so that any edit is caught after ``size / probe_bytes`` calls at the latest, and in
+      models of up to `probe_bytes` at once.
+    - Not caught: an edit of weights that accelerate keeps off the device, which are read once, and
+      of what only code holds: variables of modules, closures.
 
     Args:
         model: the plain model.
@@ -71,7 +219,7 @@ class ModelIdentity:
     def __init__(
         self,
         model: PreTrainedModel,
-        twin: PreTrainedModel,
+        twin: Twin,
         revision: str | None = None,
         probe_bytes: int = PROBE_BYTES,
     ) -> None:
@@ -80,131 +228,42 @@ class ModelIdentity:
         self._revision = revision
         self._probe_bytes = probe_bytes
         self._lock = threading.Lock()
+        self._look = _Look(twin)
         self._read: _Read | None = None
-        self._turn = 0
-        modules = list(twin.named_modules())
-        self._homes = [
-            (f"{name}.{kind}", getattr(module, kind))
-            for name, module in modules
-            for kind in ("_parameters", "_buffers")
-        ]
-        self._hooks = [
-            hooks
-            for _, module in modules
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
-        self._loose = [(name, module) for name, module in modules if _has_tensors(module)]
-        self._offloaded = _offloaded(modules)
-        described = [describe(name, module) for name, module in modules]
-        self._switches = [
-            value
-            for _, module in modules
-            if not isinstance(module, PreTrainedModel)
-            for key, value in module.__dict__.items()
-            if isinstance(value, dict | list) and value and counts(key) and is_plain(value)
-        ]
-        self._patched = any(_is_patched(module) for _, module in modules)
-        self._structure = hashlib.sha256(
-            fields(canonical(twin.config.to_dict()), *described)
-        ).digest()
 
     def fingerprint(self) -> bytes | None:
         """32 bytes that only an equal model has; None if nothing can be said about this one.
 
-        That is so while foreign forward hooks, which may change what is computed, are installed.
+        That is so while foreign forward hooks, which may change what is computed, are installed,
+        where a single module has a forward of its own, and where weights can't be read, as those
+        that PyTorch's ``quantize_dynamic`` packs.
+
+        Raises:
+            UnsupportedModelError: what the model became can't be split into windows.
         """
-        if self._patched or self._has_foreign_hooks():
-            return None
-        read = self._read
-        if read is None or not self._unchanged(read):
-            read = self._read_again(read)
-        device = input_device(self._twin)
+        self._twin.follow()
+        with self._lock:
+            if self._look.version != self._twin.version:
+                self._look = _Look(self._twin)
+            look, read = self._look, self._read
+            if not look.readable or look.hooked:
+                return None
+            if read is None:
+                read = _Read(look, None, trusted=False)
+            elif not read.counted(look):
+                read = _Read(look, read, trusted=True)
+            elif not read.holds(self._probe_bytes):
+                read = _Read(look, read, trusted=False)
+            self._read = read
+        device = input_device(self._twin.model)
         commit = getattr(self._model.config, "_commit_hash", None)
         return hashlib.sha256(
             fields(
-                self._structure,
+                look.structure,
                 read.contents,
-                canonical([self._revision, commit, self._switches, _arithmetic(device)]),
+                canonical([self._revision, commit, look.switches, _arithmetic(device)]),
             )
         ).digest()
-
-    def _read_again(self, outdated: _Read | None) -> _Read:
-        with self._lock:
-            if self._read is outdated or self._read is None:
-                self._read = self._read_whole()
-            return self._read
-
-    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
-        found: list[tuple[str, torch.Tensor]] = []
-        for home, values in self._homes:
-            for own, value in values.items():
-                name = f"{home}.{own}"
-                if value is not None and name not in self._offloaded:
-                    found += plain_tensors(name, value)
-        for name, module in self._loose:
-            found += plain_tensors(name, _Loose(module))
-        return found
-
-    def _read_whole(self) -> _Read:
-        named = self._tensors()
-        tied: dict[tuple[Any, ...], int] = {}
-        unique: list[torch.Tensor] = []
-        places: list[int] = []
-        for _, tensor in named:
-            layout = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-            key = layout if tensor.data_ptr() else (id(tensor),)
-            if key not in tied:
-                tied[key] = len(unique)
-                unique.append(tensor)
-            places.append(tied[key])
-        known = digests(unique)
-        described = [
-            fields(name.encode(), tensor.device.type.encode(), known[place].sha256)
-            for (name, tensor), place in zip(named, places, strict=True)
-        ]
-        for name, (kept, own) in self._offloaded.items():
-            described.append(fields(name.encode(), digests([kept[own]])[0].sha256))
-        states = tuple(state_of(tensor) for _, tensor in named)
-        contents = hashlib.sha256(fields(*described)).digest()
-        return _Read(states, tuple(known[place] for place in places), contents)
-
-    def _unchanged(self, read: _Read) -> bool:
-        tensors = [tensor for _, tensor in self._tensors()]
-        if tuple(state_of(tensor) for tensor in tensors) != read.states:
-            return False
-        once = {id(known): (t, known) for t, known in zip(tensors, read.known, strict=True)}
-        pairs = list(once.values())
-        whole = self._in_turn([tensor.nbytes for tensor, _ in pairs])
-        equal: dict[torch.device, list[torch.Tensor]] = {}
-        with torch.no_grad():
-            for index, (tensor, known) in enumerate(pairs):
-                verdict = same(tensor, known, whole=index in whole)
-                equal.setdefault(tensor.device, []).append(verdict)
-            return all(bool(torch.cat(verdicts).all()) for verdicts in equal.values())
-
-    def _in_turn(self, sizes: Sequence[int]) -> set[int]:
-        """Indices of the tensors that this check sums whole: all of them, or the next few."""
-        if sum(sizes) <= self._probe_bytes:
-            return set(range(len(sizes)))
-        chosen: set[int] = set()
-        room = self._probe_bytes
-        while room > 0 and len(chosen) < len(sizes):
-            self._turn = (self._turn + 1) % len(sizes)
-            chosen.add(self._turn)
-            room -= sizes[self._turn]
-        return chosen
-
-    def _has_foreign_hooks(self) -> bool:
-        everywhere = (
-            torch_module._global_forward_hooks,
-            torch_module._global_forward_pre_hooks,
-        )
-        return any(
-            getattr(hook, "__module__", None) != _HARMLESS_HOOKS
-            for hooks in (*everywhere, *self._hooks)
-            if hooks
-            for hook in hooks.values()
-        )
 
 
 class _Loose:
@@ -220,9 +279,82 @@ def _has_tensors(module: torch.nn.Module) -> bool:
     return any(isinstance(value, torch.Tensor) for value in module.__dict__.values())
 
 
-def _is_patched(module: torch.nn.Module) -> bool:
-    """Whether somebody put another forward on this one module; accelerate does, rightly."""
-    return "forward" in module.__dict__ and getattr(module, "_hf_hook", None) is None
+def _is_unreadable(module: torch.nn.Module) -> bool:
+    """Whether what a module computes is hidden from us.
+
+    Somebody put another forward on this one module (accelerate does, rightly), or it holds objects
+    of TorchScript, such as packed weights.
+    """
+    own = module.__dict__
+    if "forward" in own and getattr(module, "_hf_hook", None) is None:
+        return True
+    return any(isinstance(value, torch.ScriptObject) for value in own.values())
+
+
+def _functions(module: torch.nn.Module) -> list[str]:
+    """Functions that a module keeps as attributes, such as its activation."""
+    return [
+        f"{name}={_called(value)}"
+        for name, value in sorted(module.__dict__.items())
+        if counts(name) and name != "forward" and callable(value)
+    ]
+
+
+def _called(value: Any) -> str:
+    """What a callable is, as far as it can be said."""
+    if isinstance(value, functools.partial):
+        given = [value.args, sorted(value.keywords.items())]
+        return f"{_called(value.func)} of {_written(given) if is_plain(given) else ''}"
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        return _instructions(value)
+    return f"{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _code(kind: type) -> list[str]:
+    """The methods of a class that others have put there: by name, module and instructions.
+
+    A class's own code is known by its name, and by the versions of torch and transformers.
+    """
+    return [
+        f"{base.__module__}.{base.__qualname__}.{name}={_instructions(value)}"
+        for base in kind.__mro__
+        for name, value in base.__dict__.items()
+        if isinstance(value, types.FunctionType)
+        and (name == "forward" or value.__module__ != base.__module__)
+    ]
+
+
+def _instructions(function: types.FunctionType, depth: int = 0) -> str:
+    """What a function is, as far as it can be said: its name, its code, and what it closes over."""
+    parts = [function.__module__, function.__qualname__, _digest_of(function.__code__)]
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if isinstance(value, types.FunctionType) and depth < _DEEPEST:
+            parts.append(_instructions(value, depth + 1))
+        else:
+            parts.append(_written(value) if is_plain(value) else type(value).__qualname__)
+    return f"({' '.join(parts)})"
+
+
+def _digest_of(code: types.CodeType) -> str:
+    digest = hashlib.sha256(code.co_code)
+    for constant in code.co_consts:
+        inner = isinstance(constant, types.CodeType)
+        digest.update((_digest_of(constant) if inner else _written(constant)).encode())
+    digest.update(repr(code.co_names).encode())
+    return digest.hexdigest()
+
+
+def _written(value: Any) -> str:
+    """Plain data, the same in every process."""
+    if isinstance(value, set | frozenset):
+        return str(sorted(map(_written, value)))
+    return repr(value)
 
 
 def _offloaded(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rag_windows.cache.keys import fields
@@ -18,11 +20,11 @@ from rag_windows.cache.keys import fields
 State = tuple[int, int, int]
 """Of a tensor: the object, where its memory is, and PyTorch's count of in-place changes."""
 
-_ROW = 512
-"""64-bit words in one partial sum of a checksum."""
+STRETCH = 256 << 10
+"""Bytes that are summed together."""
 
-_SAMPLES = 1024
-"""64-bit words of a large tensor that every check reads."""
+_SAMPLES = 16
+"""Bytes of a tensor that every check reads."""
 
 _CHUNK = 64 << 20
 _DEEPEST = 3
@@ -35,14 +37,14 @@ class Digest:
 
     Attributes:
         state: of the tensor then.
-        sums: checksum of its bytes: sums of consecutive stretches, int64.
-        sample: sum over words spread evenly over it.
+        sums: checksum of each `STRETCH` of its bytes; order counts.
+        sample: some of its bytes, see `samples`.
         sha256: of its bytes.
     """
 
     state: State
-    sums: torch.Tensor
-    sample: torch.Tensor
+    sums: tuple[int, ...]
+    sample: bytes
     sha256: bytes
 
 
@@ -86,62 +88,84 @@ def plain_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, 
                 yield from plain_tensors(f"{name}.{key}", part, depth + 1)
 
 
-def words(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor's bytes as int64 words and the bytes that are left over; no copy if contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    whole = flat.numel() // 8 * 8
-    aligned = flat[:whole]
-    if aligned.storage_offset() % 8:
-        aligned = aligned.clone()
-    return aligned.view(torch.int64), flat[whole:]
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes in row-major order, uint8 (bytes,); no copy if it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def checksum(numbers: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """Sums of stretches of `_ROW` words, one of what is left, and one of the left-over bytes."""
-    rows = numbers.numel() // _ROW
-    return torch.cat(
-        [
-            numbers[: rows * _ROW].view(rows, _ROW).sum(dim=1),
-            numbers[rows * _ROW :].sum().view(1),
-            rest.sum(dtype=torch.int64).view(1),
-        ]
-    )
+def stretches(tensor: torch.Tensor) -> list[Callable[[], int]]:
+    """What sums each `STRETCH` of a tensor's bytes, as they are when it is called."""
+
+    def elsewhere(start: int) -> int:
+        stretch = flat(tensor)[start : start + STRETCH]
+        return xxhash.xxh3_64_intdigest(stretch.cpu().numpy().data)
+
+    starts = range(0, tensor.nbytes, STRETCH)
+    if not _is_in_reach(tensor):
+        return [functools.partial(elsewhere, start) for start in starts]
+    numbers = flat(tensor).numpy()
+    return [
+        functools.partial(xxhash.xxh3_64_intdigest, numbers[start : start + STRETCH].data)
+        for start in starts
+    ]
 
 
-def sample(numbers: torch.Tensor) -> torch.Tensor:
-    """Sum over at most about `_SAMPLES` words spread evenly."""
-    step = max(1, numbers.numel() // _SAMPLES)
-    return numbers[::step].sum().view(1)
+def samples(tensors: Sequence[torch.Tensor]) -> list[Callable[[], bytes]]:
+    """What reads about `_SAMPLES` bytes, spread evenly, of each tensor that stands in one piece."""
+    read: list[Callable[[], bytes]] = []
+    elsewhere: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_contiguous() and tensor.device.type != "meta":
+            numbers = flat(tensor)
+            # An odd step meets all bytes of a number in turn.
+            some = numbers[:: max(1, numbers.numel() // _SAMPLES) | 1]
+            if _is_in_reach(tensor):
+                read.append(some.numpy().tobytes)
+            else:
+                elsewhere.setdefault(tensor.device, []).append(some)
+    read.extend(functools.partial(_together, some) for some in elsewhere.values())
+    return read
 
 
-def digests(tensors: Sequence[torch.Tensor]) -> list[Digest]:
-    """Read tensors whole; one that was read before and is unchanged is only summed again."""
+def _together(some: list[torch.Tensor]) -> bytes:
+    return torch.cat(some).cpu().numpy().tobytes()
+
+
+def _is_in_reach(tensor: torch.Tensor) -> bool:
+    """Whether its bytes can be read where they stand."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def digests(tensors: Sequence[torch.Tensor], *, trusted: bool = False) -> list[Digest]:
+    """Read tensors whole; one that was read before and is unchanged is only summed again.
+
+    Args:
+        tensors: of any device and layout.
+        trusted: of those that were read before and are unchanged by PyTorch's count, look only at
+            its `samples`.
+    """
+    read = functools.partial(_digest, trusted=trusted)
     workers = min(_HASHERS, os.cpu_count() or 1, max(1, len(tensors)))
     if sum(tensor.nbytes for tensor in tensors) < _CHUNK:
-        return [_digest(tensor) for tensor in tensors]
+        return [read(tensor) for tensor in tensors]
     with ThreadPoolExecutor(workers, thread_name_prefix="rag-windows-hash") as pool:
-        return list(pool.map(_digest, tensors))
+        return list(pool.map(read, tensors))
 
 
-def same(tensor: torch.Tensor, known: Digest, *, whole: bool) -> torch.Tensor:
-    """Whether a tensor still holds what it held: a boolean on its device, shape (1,)."""
-    numbers, rest = words(tensor)
-    if not whole:
-        return sample(numbers) == known.sample
-    sums = checksum(numbers, rest)
-    return (sums == known.sums).all().view(1)
-
-
-def _digest(tensor: torch.Tensor) -> Digest:
+def _digest(tensor: torch.Tensor, *, trusted: bool) -> Digest:
     state = state_of(tensor)
+    with _lock:
+        known: Digest | None = _digests.get(tensor)
+    if known is not None and known.state != state:
+        known = None
     with torch.no_grad():
-        numbers, rest = words(tensor)
-        sums = checksum(numbers, rest)
-        with _lock:
-            known: Digest | None = _digests.get(tensor)
-        if known is not None and known.state == state and torch.equal(known.sums, sums):
+        some = b"".join(read() for read in samples([tensor]))
+        if known is not None and trusted and known.sample == some:
             return known
-        made = Digest(state, sums, sample(numbers), _sha256(tensor))
+        sums = tuple(read() for read in stretches(tensor))
+        if known is not None and known.sums == sums:
+            return known
+        made = Digest(state, sums, some, _sha256(tensor))
     with _lock:
         _digests[tensor] = made
     return made
@@ -151,7 +175,7 @@ def _sha256(tensor: torch.Tensor) -> bytes:
     """Of the dtype, the shape, and the bytes in row-major order."""
     described = fields(str(tensor.dtype).encode(), str(tuple(tensor.shape)).encode())
     digest = hashlib.sha256(described)
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    for start in range(0, flat.numel(), _CHUNK):
-        digest.update(flat[start : start + _CHUNK].cpu().numpy().data)
+    numbers = flat(tensor)
+    for start in range(0, numbers.numel(), _CHUNK):
+        digest.update(numbers[start : start + _CHUNK].cpu().numpy().data)
     return digest.digest()

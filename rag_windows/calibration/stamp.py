@@ -11,11 +11,15 @@ from transformers import PreTrainedModel
 
 from rag_windows.cache.description import canonical
 from rag_windows.cache.keys import fields
-from rag_windows.cache.weights import plain_tensors, sample, words
+from rag_windows.cache.weights import flat, plain_tensors
 
 _NAMES = ("dtype", "torch_dtype", "quantization_config", "transformers_version")
 """Of a config: how weights are held, which the sampled weights themselves show, and with what the
 config was read, which says nothing about the model."""
+
+
+_SAMPLES = 1024
+"""64-bit words of a tensor that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class ModelStamp:
             for part, tensor in plain_tensors(parameter, value.data):
                 described.append(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
                 if tensor.device.type != "meta" and tensor.numel():
-                    sums.append(sample(words(tensor)[0]).cpu())
+                    sums.append(_sample(_words(tensor)).cpu())
         if sums:
             described.append(torch.cat(sums).numpy().tobytes())
         digest = hashlib.sha256(fields(*described)).hexdigest()
@@ -60,3 +64,18 @@ class ModelStamp:
             f"{own.name!r} ({own.fingerprint[:12]}): other weights, or another precision. Its "
             "numbers may not suit; calibrate again to be sure."
         )
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes as int64 words, without those left over."""
+    numbers = flat(tensor)
+    aligned = numbers[: numbers.numel() // 8 * 8]
+    if aligned.storage_offset() % 8:
+        aligned = aligned.clone()
+    return aligned.view(torch.int64)
+
+
+def _sample(numbers: torch.Tensor) -> torch.Tensor:
+    """Sum over at most about `_SAMPLES` words spread evenly."""
+    step = max(1, numbers.numel() // _SAMPLES)
+    return numbers[::step].sum().view(1)

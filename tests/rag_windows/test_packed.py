@@ -63,7 +63,7 @@ def test_windows_on_a_shelf_are_packed_without_a_copy() -> None:
 
 
 def test_encoding_in_several_passes_fills_one_shelf() -> None:
-    made = Encoder(small.lm()._plain_encoder.model, max_batch_tokens=10)
+    made = Encoder(small.lm()._plain_encoder.twin, max_batch_tokens=10)
     windows = made.encode_windows(None, [[1] * 4, [2] * 9, [3] * 6, [4] * 2])
     rooms = {tensor.untyped_storage().data_ptr() for w in windows for tensor in (w.keys[0],)}
     assert len(rooms) == 1

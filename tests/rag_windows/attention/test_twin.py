@@ -5,7 +5,7 @@ import copy
 import torch
 
 from rag_windows import PCW, WindowedLM
-from rag_windows.attention.twin import make_twin
+from rag_windows.attention.twin import Twin
 from tests.rag_windows import small
 
 WINDOWS, QUERY = [[80, 81, 82, 83], [90, 91]], [99, 65, 5]
@@ -13,7 +13,7 @@ WINDOWS, QUERY = [[80, 81, 82, 83], [90, 91]], [99, 65, 5]
 
 def test_a_twin_shares_every_weight_and_no_config() -> None:
     model = small.model()
-    twin = make_twin(model)
+    twin = Twin(model).model
     names = dict(twin.named_parameters())
     assert names.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
@@ -29,7 +29,7 @@ def test_a_twin_shares_every_weight_and_no_config() -> None:
 
 def test_a_twin_of_a_training_model_is_in_evaluation_mode() -> None:
     model = copy.deepcopy(small.model()).train()
-    twin = make_twin(model)
+    twin = Twin(model).model
     assert not any(module.training for module in twin.modules())
     assert all(module.training for module in model.modules())
 

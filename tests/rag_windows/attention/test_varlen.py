@@ -109,7 +109,7 @@ def test_one_call_for_texts_of_unlike_length(kernel: Kernel, reach: int | None) 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding"])
 def test_windows_are_the_same_through_both(name: str, request: pytest.FixtureRequest) -> None:
-    model = WindowedLM.from_pretrained(zoo.shared(name), tokenizer=None)._plain_encoder.model
+    model = WindowedLM.from_pretrained(zoo.shared(name), tokenizer=None)._plain_encoder.twin
     ids = [zoo.ids(length, number) for number, length in enumerate((3, 11, 24))]
 
     def windows() -> list[Any]:

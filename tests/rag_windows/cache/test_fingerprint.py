@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rag_windows.attention.hook import register
-from rag_windows.attention.twin import make_twin
+from rag_windows.attention.twin import Twin
 from rag_windows.cache.fingerprint import ModelIdentity
 from rag_windows.cache.tokenizer_print import TokenizerIdentity, tokenizer_fingerprint
 from rag_windows.cache.weights import plain_tensors
@@ -24,7 +24,7 @@ def fresh() -> PreTrainedModel:
 
 def identity(model: PreTrainedModel, **options: Any) -> ModelIdentity:
     register()
-    return ModelIdentity(model, make_twin(model), **options)
+    return ModelIdentity(model, Twin(model), **options)
 
 
 def weight(model: PreTrainedModel) -> torch.nn.Parameter:
