@@ -258,7 +258,7 @@ def adapter(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 PASSAGES = ["The lake is deep and cold.", "The tower is old."]
 
 
-def ids(lm: WindowedLM) -> list[int]:
+def ids(lm: WindowedLM) -> tuple[int, ...]:
     return lm.generate("How deep?", PASSAGES, method="pcw", max_new_tokens=8).token_ids
 
 
