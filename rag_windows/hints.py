@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
+from collections.abc import Collection
 
 LONG_PROMPT_TOKENS = 512
 """A prompt of so many tokens and no passages probably holds documents that were glued together."""
@@ -45,3 +47,19 @@ def warn_without_windows(tokens: int, passages: int, instead: str, *, stacklevel
         UserWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+def user_level(between: Collection[str]) -> int:
+    """The ``stacklevel`` of the user's own line, for a warning of the caller.
+
+    Args:
+        between: top-level packages whose frames stand between the user and the caller. In a thread
+            of a pool no line of the user's is found, and the outermost frame has to do.
+    """
+    level, frame = 1, sys._getframe(1)
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] in between
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

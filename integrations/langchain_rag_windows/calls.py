@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from rag_windows.batch.awaiting import submitted
 from rag_windows.batch.crowd import Crowd
 from rag_windows.batch.scheduled import Scheduled
 from rag_windows.batch.ticket import OnText
-from rag_windows.hints import LONG_PROMPT_TOKENS, warn_without_windows
+from rag_windows.hints import LONG_PROMPT_TOKENS, user_level, warn_without_windows
 from rag_windows.rescaling import linked, resolve
 from rag_windows.sampling import sampling_options
 
@@ -201,11 +200,5 @@ def _warn_of_a_long_prompt(model: EngineOptions, messages: Sequence[Mapping[str,
     text = "\n".join(str(message["content"]) for message in messages)
     if len(text) < LONG_PROMPT_TOKENS:
         return
-    level, frame = 1, sys._getframe()
-    # In a thread of a pool no line of the user's is found, and the last frame has to do.
-    while (
-        frame.f_back is not None
-        and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN
-    ):
-        level, frame = level + 1, frame.f_back
-    warn_without_windows(len(model._token_ids(text)), 0, _INSTEAD, stacklevel=level)
+    tokens, level = len(model._token_ids(text)), user_level(_BETWEEN)
+    warn_without_windows(tokens, 0, _INSTEAD, stacklevel=level)

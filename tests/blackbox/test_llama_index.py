@@ -141,3 +141,38 @@ def test_the_memory_of_a_stock_chat_engine_fits_a_prompt(
         engine.chat(f"{turn}. {TEXT}")
     assert max(sizes) <= 1536 - max_tokens
     assert max(sizes) > 200
+
+
+STOCK = """
+import asyncio
+from llama_index.core import Document, SummaryIndex
+from llama_index.llms.rag_windows import RagWindowsLLM, WindowSynthesizer
+
+llm = RagWindowsLLM("tiny-reader", max_tokens=2)
+index = SummaryIndex.from_documents([Document(text="Vara Zelmont plays the harp. " * 100)])
+llm.complete("Who plays the harp?")
+index.as_query_engine(llm=llm, response_synthesizer=WindowSynthesizer(llm)).query("Who?")
+print("nothing yet")
+
+def ask():
+    {ask}
+
+ask()
+ask()
+"""
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        'asyncio.run(index.as_query_engine(llm=llm, response_mode="accumulate").aquery("Who?"))',
+        'list(index.as_query_engine(llm=llm, streaming=True).query("Who?").response_gen)',
+    ],
+)
+def test_glued_documents_are_told_once_with_the_line_to_write(python: Process, ask: str) -> None:
+    ended = python(STOCK.format(ask=ask), PYTHONWARNINGS="always")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("tokens and no passages") == 1
+    (told,) = [line for line in ended.stderr.splitlines() if "tokens and no passages" in line]
+    assert told.startswith("<string>:13: UserWarning")
+    assert "response_synthesizer=WindowSynthesizer(llm)" in told

@@ -30,10 +30,32 @@ from llama_index.llms.rag_windows.template_calls import TemplateCalls
 from llama_index.llms.rag_windows.tools import definitions, selections
 from rag_windows import Chunk, Generation
 from rag_windows.errors import InputError
+from rag_windows.hints import LONG_PROMPT_TOKENS, user_level, warn_without_windows
 from rag_windows.rescaling import linked
 from rag_windows.tool_answers import AnswerReader, ToolAnswer
 
 T = TypeVar("T")
+
+_INSTEAD = (
+    "index.as_query_engine(llm=llm, response_synthesizer=WindowSynthesizer(llm)), or "
+    "llm.chat(messages, nodes=nodes)."
+)
+
+_BETWEEN = frozenset(
+    (
+        "asyncio",
+        "concurrent",
+        "contextlib",
+        "functools",
+        "llama_index",
+        "llama_index_instrumentation",
+        "pydantic",
+        "rag_windows",
+        "threading",
+        "workflows",
+    )
+)
+"""Packages whose frames stand between a user's line and ours."""
 
 
 class RagWindowsLLM(TemplateCalls):
@@ -186,7 +208,9 @@ class RagWindowsLLM(TemplateCalls):
             if tools:
                 source, known = self._source, definitions(tools)
                 reader = AnswerReader.of(source.tokenizer(), source.template_kwargs, known, choice)
-            return read_chat(messages, self.system_prompt, chosen, reader)
+            question = read_chat(messages, self.system_prompt, chosen, reader)
+            self._warn_of_a_long_prompt(question)
+            return question
 
     def _read_prompt(self, prompt: str, options: dict[str, Any]) -> Question:
         chosen = self._options(options)
@@ -195,7 +219,19 @@ class RagWindowsLLM(TemplateCalls):
         for name in ("tools", "tool_choice", "parallel_tool_calls"):
             chosen.pop(name, None)
         with surfacing():
-            return read_prompt(prompt, self.system_prompt, chosen)
+            question = read_prompt(prompt, self.system_prompt, chosen)
+            self._warn_of_a_long_prompt(question)
+            return question
+
+    def _warn_of_a_long_prompt(self, question: Question) -> None:
+        if question.passages:
+            return
+        said = question.query
+        text = "\n".join((said.system, *(turn.content for turn in said.turns)))
+        if len(text) < LONG_PROMPT_TOKENS:
+            return
+        tokens = len(self._source.tokenizer()(text, add_special_tokens=False)["input_ids"])
+        warn_without_windows(tokens, 0, _INSTEAD, stacklevel=user_level(_BETWEEN))
 
     def _generate(self, question: Question) -> Generation:
         crowd = self._source.crowd
