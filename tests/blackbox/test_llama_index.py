@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from llama_index.core import Document, SummaryIndex
 from llama_index.core.chat_engine import SimpleChatEngine
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
+from llama_index_instrumentation import get_dispatcher
 from pydantic import Field
 
 from llama_index.llms.rag_windows import RagWindowsLLM
@@ -102,7 +102,7 @@ class Sizes(BaseEventHandler):
 
     def handle(self, event: Any, **_: Any) -> None:
         if isinstance(event, LLMChatEndEvent) and event.response is not None:
-            self.prompts.append(event.response.raw["usage"]["prompt_tokens"])
+            self.prompts.append(dict(event.response.raw or {})["usage"]["prompt_tokens"])
 
 
 @pytest.fixture
