@@ -179,6 +179,7 @@ def generation_of(
         ),
         timings=answered.timings,
         citations=citations,
+        logprobs=None if request.logprobs is None else request.logprobs.tokens(ids),
         prefix_mass=prefix_mass,
         query_mass=query_mass,
         notes=parts.notes,

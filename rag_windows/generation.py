@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rag_windows.guard.fallback import Fallback
+from rag_windows.logprobs import TokenLogprob
 from rag_windows.prompt import Note, WindowTokens
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -83,6 +84,7 @@ class Generation:
             reads them one after the other.
         fallback: why the answer was given in the ordinary way, or would have been; None without a
             guard, and where the guard found nothing.
+        logprobs: of every generated token, where ``logprobs=True`` asked for them; else None.
         alternatives: further answers where ``num_return_sequences`` asked for them.
         raw: what ``transformers`` returned (scores, logits, hidden states where asked for).
     """
@@ -98,6 +100,7 @@ class Generation:
     notes: tuple[Note, ...] = ()
     windows: tuple[WindowTokens, ...] = field(default=(), repr=False)
     fallback: Fallback | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
     alternatives: tuple[Generation, ...] = ()
     raw: Any = field(default=None, repr=False, compare=False)
 

@@ -90,10 +90,15 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             fallback: "sequential" or a `Guard`: where windows are likely to lose, the passages are
                 read one after the other, and ``Generation.fallback`` says why.
             generate_kwargs: any option of ``transformers`` generate: do_sample, temperature,
-                top_p, num_beams, logits_processor, stop_strings, ...
+                top_p, num_beams, logits_processor, stop_strings, ... Beside them
+                ``json_schema`` (a mapping) or ``grammar`` (llguidance's Lark), to which the answer
+                is held token by token (needs the extra ``structured``; see docs/frameworks.md),
+                and ``logprobs=True`` with ``top_logprobs`` (0 to 20) for
+                ``Generation.logprobs``.
 
         Raises:
             InputError, PromptError, LimitError: before any work.
+            MissingExtraError: a form for the answer without the extra ``structured``.
             GenerationError: an option that can't work with windows.
         """
         started = time.perf_counter()

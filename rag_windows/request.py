@@ -12,6 +12,7 @@ from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
 from rag_windows.guard.plan import FallbackPlan
 from rag_windows.limits import check_limits, in_order
+from rag_windows.logprobs import LogprobRecorder, recorder_of
 from rag_windows.passage import Passage
 from rag_windows.prompt import Prompt, PromptParts
 from rag_windows.rescaling import Method
@@ -37,6 +38,7 @@ class Request:
         options: for transformers' generate.
         on_encoded: told how many windows are encoded, of how many; or None.
         started: ``time.perf_counter()`` at the call.
+        logprobs: notes log-probabilities of the tokens, or None.
         fallback: a guard and the ordinary way to answer, or None.
     """
 
@@ -50,6 +52,7 @@ class Request:
     options: Mapping[str, Any]
     on_encoded: OnEncoded | None
     started: float
+    logprobs: LogprobRecorder | None = None
     fallback: FallbackPlan | None = None
 
 
@@ -92,6 +95,7 @@ def check_request(
         raise InputError("A stop string can't be empty; leave it out.")
     # One after the other, passages need no windows to be cut into.
     window_limit = None if in_order(method) else max_window_tokens
+    recorder = recorder_of(options)
     parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
     check_limits(parts, given, method, tokens, position_limit)
     return Request(
@@ -105,4 +109,5 @@ def check_request(
         options=options,
         on_encoded=on_encoded,
         started=started,
+        logprobs=recorder,
     )

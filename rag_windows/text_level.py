@@ -25,6 +25,7 @@ from rag_windows.loading import OnLoaded
 from rag_windows.prompt import Prompt
 from rag_windows.request import Messages, PassageLike, Request, check_request
 from rag_windows.rescaling import Method, Sequential, linked
+from rag_windows.structured import with_form
 from rag_windows.token_level import TokenLM
 
 RANKED = ("number", "number+title")
@@ -180,6 +181,12 @@ class TextLM(TokenLM):
             options.setdefault("tokenizer", self.tokenizer)
 
         def checked_for(chosen: Method) -> Request:
+            formed = with_form(
+                options,
+                self.tokenizer,
+                self._decoder.vocabulary,
+                self._decoder.end_tokens(options),
+            )
             return check_request(
                 prompt or self._text().prompt,
                 query,
@@ -187,7 +194,7 @@ class TextLM(TokenLM):
                 method=chosen,
                 max_window_tokens=max_window_tokens or self.max_window_tokens,
                 position_limit=self._limit,
-                options=options,
+                options=formed,
                 **checked,
             )
 

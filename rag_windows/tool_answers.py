@@ -17,6 +17,7 @@ from typing import Any
 from rag_windows.conversation import Conversation
 from rag_windows.errors import PromptError
 from rag_windows.generation import Generation
+from rag_windows.structured import available, call_grammar
 from rag_windows.tool_calls import ToolCall, check_tools, chosen_tool, tool_names
 from rag_windows.tool_format import ToolFormat
 
@@ -201,6 +202,7 @@ class AnswerReader:
         tools: those shown to the model, checked.
         opening: the beginning of a forced call.
         parser: makes what reads one answer; None without tools.
+        rest: what is left to write of a forced call for each tool, and its arguments' schema.
     """
 
     def __init__(
@@ -208,7 +210,9 @@ class AnswerReader:
         tools: Sequence[Mapping[str, Any]] = (),
         opening: str = "",
         parser: Callable[..., AnswerParser] | None = None,
+        rest: Sequence[tuple[str, Mapping[str, Any]]] = (),
     ) -> None:
+        self._rest = rest
         self._tools = tools
         self._opening = opening
         self._make = parser
@@ -240,7 +244,20 @@ class AnswerReader:
         form = ToolFormat.of(tokenizer, template_kwargs)
         wanted, name = chosen_tool(choice, tool_names(checked))
         opening = form.force(name) if wanted else ""
-        return cls(checked, opening, partial(AnswerParser, tokenizer, form, checked, opening))
+        parser = partial(AnswerParser, tokenizer, form, checked, opening)
+        # Only where arguments are JSON; elsewhere they are text between markers.
+        rest = form.rest(checked, name) if wanted and form.middle.endswith(":") else ()
+        return cls(checked, opening, parser, rest)
+
+    def grammar(self) -> str | None:
+        """For ``generate``: what holds a forced call to its tool's schema.
+
+        None where no call is forced, where arguments are not written as JSON, where a schema says
+        what can't be held to, or without the extra ``structured``.
+        """
+        if not self._rest or not available():
+            return None
+        return call_grammar(self._rest, self._opening + self._rest[0][0])
 
     def query(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         """The query for the engine; messages as `Conversation.of` takes them."""

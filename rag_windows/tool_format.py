@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,22 @@ class ToolFormat:
                 "template_kwargs={'enable_thinking': False} where the template has that."
             )
         return self.opening if name is None else f"{self.opening}{name}{self.middle}"
+
+    def rest(
+        self, tools: Sequence[Mapping[str, Any]], name: str | None
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """What is left to write behind `force` before the arguments, and their schema.
+
+        Args:
+            tools: their definitions, checked.
+            name: of the forced one; None for any of them.
+        """
+        functions = [tool["function"] for tool in tools]
+        return [
+            ("" if name else f"{function['name']}{self.middle}", function.get("parameters") or {})
+            for function in functions
+            if name in (None, function["name"])
+        ]
 
 
 def _written(said: str, called: str) -> str:

@@ -13,7 +13,7 @@ from langchain_rag_windows.aliases import unalias
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from langchain_rag_windows.messages import conversation
 from langchain_rag_windows.options import EngineOptions
-from langchain_rag_windows.results import response_metadata
+from langchain_rag_windows.results import logprobs_metadata, response_metadata
 from langchain_rag_windows.tools import AnswerReader
 from rag_windows import Chunk, Generation, Method, Passage, WindowedLM
 from rag_windows.background import Watch
@@ -60,7 +60,13 @@ def engine_options(
 
     named = ("temperature", "top_p", "max_tokens", "generate_kwargs")
     stops = model.stop if stop is None else stop
-    single = {"max_new_tokens": chosen("max_tokens"), "stop": stops, "seed": model.seed}
+    single = {
+        "max_new_tokens": chosen("max_tokens"),
+        "stop": stops,
+        "seed": model.seed,
+        "logprobs": model.logprobs,
+        "top_logprobs": model.top_logprobs,
+    }
     return {
         **model.generate_kwargs,
         **sampling_options(chosen("temperature"), chosen("top_p")),
@@ -136,7 +142,10 @@ class Call:
 
     def metadata(self, generation: Generation) -> dict[str, Any]:
         """What is told of an answer beside its text."""
-        return response_metadata(generation, self.passages, self.model_name, self.method)
+        told = response_metadata(generation, self.passages, self.model_name, self.method)
+        if generation.logprobs is not None:
+            told["logprobs"] = logprobs_metadata(generation, self.lm.tokenizer)
+        return told
 
 
 def watch_of(model: EngineOptions, kwargs: Mapping[str, Any]) -> Watch:
@@ -167,6 +176,9 @@ def prepare(
             "is equal."
         )
     bound, choice = given.pop("tools", None), given.pop("tool_choice", None)
+    strict, form = given.pop("strict", None), given.pop("response_format", None)
+    if form is not None:
+        given |= _answer_form(form, bound and choice != "none")
     read = conversation(messages, given.pop("documents", None), tools=bool(bound))
     with in_langchain_terms():
         chosen = given.pop("method", None)
@@ -181,6 +193,9 @@ def prepare(
     if not read.passages:
         _warn_of_a_long_prompt(model, read.messages)
     fallback = given.pop("fallback", model.fallback)
+    grammar = None if strict is False else reader.grammar()
+    if grammar is not None:
+        given["grammar"] = grammar
     options = {**engine_options(model, stop, given), "method": method, "fallback": fallback}
     return Call(
         lm,
@@ -193,6 +208,26 @@ def prepare(
         watch,
         model.rows,
         model.crowd,
+    )
+
+
+def _answer_form(form: object, tools: object) -> dict[str, Any]:
+    """The engine's option for OpenAI's ``response_format``, which agents give, too."""
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if tools and kind != "text":
+        raise RequestError(
+            "An answer that is held to response_format can't call a tool. Leave the tools out, or "
+            "have an agent answer by a tool: create_agent(..., response_format=ToolStrategy(A))."
+        )
+    if isinstance(form, Mapping) and kind == "json_schema":
+        return {"json_schema": form["json_schema"]["schema"]}
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if kind == "text":
+        return {}
+    raise RequestError(
+        "response_format must be {'type': 'json_schema', 'json_schema': {'name': ..., 'schema': "
+        "...}}, {'type': 'json_object'} or {'type': 'text'}."
     )
 
 

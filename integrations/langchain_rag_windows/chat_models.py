@@ -31,6 +31,7 @@ from rag_windows.errors import ToolsUnsupportedError
 from rag_windows.limits import position_limit
 from rag_windows.loading import EMBEDDED, embedded_path
 from rag_windows.sharing import folder_state
+from rag_windows.structured import available
 from rag_windows.tool_format import ToolFormat
 
 
@@ -252,7 +253,8 @@ def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any
         tool_calling=tools is not None,
         tool_choice=tools is not None and tools.opening is not None,
         tool_call_streaming=False,
-        structured_output=False,
+        # With tools an agent would bind both, and an answer held to a schema can't call a tool.
+        structured_output=tools is None and available(),
         attachment=False,
         temperature=True,
     )

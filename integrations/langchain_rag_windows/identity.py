@@ -49,6 +49,7 @@ def identity(options: EngineOptions) -> dict[str, Any]:
         "max_tokens": options.max_tokens,
         "stop": options.stop,
         "seed": options.seed,
+        "logprobs": (options.logprobs, options.top_logprobs),
         "generate_kwargs": options.generate_kwargs,
     }
     return {"model_name": options.engine_name, "engine": {**source, **reading, **writing}}

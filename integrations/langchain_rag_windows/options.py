@@ -72,6 +72,8 @@ class EngineOptions(BaseModel):
         max_tokens: at most so many are generated; also as ``max_new_tokens``.
         stop: the answer ends before any of these strings; those of a call take their place.
         seed: for sampling.
+        logprobs: whether ``response_metadata["logprobs"]`` tells the log-probability of each token.
+        top_logprobs: of how many of the likeliest tokens in each place as well, up to 20.
         generate_kwargs: further ones for ``transformers`` generate.
         streaming: whether ``invoke`` streams where somebody listens.
         timeout: seconds after which a call is an error.
@@ -110,6 +112,8 @@ class EngineOptions(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     stop: list[str] | str | None = None
     seed: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     generate_kwargs: dict[str, Any] = Field(default_factory=dict)
     streaming: bool = False
     timeout: float | None = Field(default=None, gt=0)

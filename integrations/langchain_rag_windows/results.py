@@ -122,6 +122,30 @@ def response_metadata(
     }
 
 
+def logprobs_metadata(generation: Generation, tokenizer: Any) -> dict[str, Any]:
+    """Log-probabilities in the form of OpenAI's, which LangChain's users know.
+
+    Under ``content`` stands one entry a token, without those at the end that are no text:
+    ``token``, its ``bytes`` (None where it is a part of a character), ``logprob`` and
+    ``top_logprobs``.
+    """
+    noted = list(generation.logprobs or ())
+    while noted and noted[-1].id in tokenizer.all_special_ids:
+        noted.pop()
+
+    def entry(id_: int, logprob: float) -> dict[str, Any]:
+        text = str(tokenizer.decode([id_]))
+        whole = "\ufffd" not in text
+        return {"token": text, "bytes": [*text.encode()] if whole else None, "logprob": logprob}
+
+    return {
+        "content": [
+            {**entry(one.id, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
+            for one in noted
+        ]
+    }
+
+
 def answer(parsed: ParsedAnswer, generation: Generation, metadata: dict[str, Any]) -> AIMessage:
     """A whole answer."""
     return AIMessage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
@@ -24,8 +25,10 @@ from langchain_core.runnables.utils import AddableDict
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
-from langchain_rag_windows.errors import RequestError
+from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from rag_windows.errors import ToolsUnsupportedError
+from rag_windows.hints import install
+from rag_windows.structured import check_schema
 
 
 class StructuredModel(RunnableSequence[LanguageModelInput, Any]):
@@ -78,33 +81,35 @@ def with_structured_output(
         schema: a pydantic class (instances come back, validated), or a TypedDict class, a JSON
             schema or an OpenAI definition (dicts come back, as the model wrote them).
         method: "function_calling" forces one call of a tool of this schema, where the chat
-            template supports tools. "json_mode" reads the answer as JSON; the prompt must ask for
-            it, with the names of the fields, and nothing constrains the model to it.
+            template supports tools, and so shows the schema to the model. "json_schema" holds the
+            answer to the schema token by token (extra ``structured``), in any model; "json_mode"
+            only reads the answer as JSON. For these two the prompt should ask for JSON, with the
+            names of the fields.
         include_raw: give ``{"raw": message, "parsed": ..., "parsing_error": ...}`` instead.
-        strict: only None and False.
+        strict: whether the data must be held to the schema: always with "json_schema", never with
+            "json_mode". "function_calling" does it where the extra is installed and the schema and
+            the template allow it; True refuses where it can't be done, False switches it off.
         kwargs: bound to the model.
 
     Raises:
-        NotImplementedError: method "json_schema" or ``strict=True``, which promise an answer that
-            always fits; or the template supports no tools.
-        RequestError: an unknown method, or no schema.
+        NotImplementedError: the template supports no tools, or ``strict=True`` can't be kept.
+        RequestError: an unknown method, no schema, or one that answers can't be held to.
+        MissingExtraError: method "json_schema" without the extra ``structured``.
         OutputParserException: at the call, if the answer was cut, holds no JSON or call, or does
             not fit a pydantic class.
     """
-    if method == "json_schema" or strict:
-        raise ToolsUnsupportedError(
-            "method='json_schema' and strict=True promise an answer that always fits the schema; "
-            "this model's answers are not constrained. Use method='function_calling' or "
-            "'json_mode', whose answers are checked, or pass a grammar's logits_processor in "
-            "generate_kwargs."
-        )
-    if method not in ("function_calling", "json_mode"):
+    if method not in ("function_calling", "json_schema", "json_mode"):
         raise RequestError(
-            f"Unknown method {method!r}; use 'function_calling' or 'json_mode' (with a prompt that "
-            "asks for JSON)."
+            f"Unknown method {method!r}; use 'function_calling', 'json_schema' or 'json_mode' "
+            "(with a prompt that asks for JSON)."
         )
-    if schema is None and method == "function_calling":
-        raise RequestError("function_calling needs a schema; without one, use method='json_mode'.")
+    if strict and method == "json_mode":
+        raise ToolsUnsupportedError(
+            "method='json_mode' holds no answer to its schema, so it can't be strict; use "
+            "method='json_schema'."
+        )
+    if schema is None and method != "json_mode":
+        raise RequestError(f"{method} needs a schema; without one, use method='json_mode'.")
     told = {"kwargs": {"method": method}, "schema": schema}
     pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
     parser: Any
@@ -114,18 +119,22 @@ def with_structured_output(
             asked = model.bind_tools(
                 [schema],  # type: ignore[list-item]  # not None, see above
                 tool_choice=name,
+                strict=strict,
                 ls_structured_output_format=told,
                 **kwargs,
             )
         except ToolsUnsupportedError as error:
             raise ToolsUnsupportedError(
                 f"method='function_calling' needs a chat template with tools. {error} Without "
-                "tools, use method='json_mode', and ask for JSON with these fields in the prompt."
+                "tools, ask for JSON with these fields in the prompt and use method='json_schema' "
+                f"(needs {install('structured')}) or method='json_mode'."
             ) from error
         tools = PydanticToolsParser(tools=[schema], first_tool_only=True)  # type: ignore[list-item]  # a pydantic class where it is used
         keyed = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
         parser = RunnableLambda(_called) | RunnableLambda((tools if pydantic else keyed).invoke)
     else:
+        if method == "json_schema":
+            kwargs["json_schema"] = _json_schema(schema)
         asked = model.bind(ls_structured_output_format=told, **kwargs)
         read = PydanticOutputParser(pydantic_object=schema) if pydantic else JsonOutputParser()  # type: ignore[arg-type]  # a pydantic class
         parser = RunnableLambda(_complete) | RunnableLambda(read.invoke)
@@ -160,14 +169,33 @@ def _with_raw(parser: Runnable[AIMessage, Any]) -> RunnableGenerator[Any, Any]:
     return RunnableGenerator(whole, whole_async)
 
 
+def _json_schema(schema: Any) -> dict[str, Any]:
+    """What pydantic, TypedDict, OpenAI or JSON schemas say, as the latter."""
+    if isinstance(schema, Mapping) and "type" in schema and "title" not in schema:
+        found = dict(schema)
+    else:
+        found = convert_to_openai_tool(schema)["function"]["parameters"]
+    with in_langchain_terms():
+        check_schema(found)
+    return found
+
+
 def _complete(message: AIMessage) -> AIMessage:
     """The message, if it was not cut: LangChain's JSON parser would close what is open."""
-    if message.response_metadata.get("finish_reason") == "length":
+    if message.response_metadata.get("finish_reason") == "length" and not _closed(message.text):
         raise OutputParserException(
             "The answer was cut at max_tokens before the data was complete; raise max_tokens.",
             llm_output=str(message.text),
         )
     return message
+
+
+def _closed(text: str) -> bool:
+    """Whether a text that took the last token allowed is a whole JSON object or list."""
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except ValueError:
+        return False
 
 
 def _called(message: AIMessage) -> AIMessage:

@@ -17,6 +17,7 @@ from langchain_rag_windows.errors import in_langchain_terms
 from rag_windows import Generation, WindowedLM, tool_answers
 from rag_windows.conversation import Conversation
 from rag_windows.errors import ToolsUnsupportedError
+from rag_windows.hints import install
 from rag_windows.tool_answers import ToolAnswer
 
 ToolLike = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
@@ -45,21 +46,26 @@ def bind(
         tool_choice: None or "auto", "none", "any" (or "required", True), a tool's name, or
             OpenAI's ``{"type": "function", "function": {"name": ...}}``. A call is forced by
             writing its beginning for the model.
-        strict: only None and False: arguments are checked by whoever reads them.
+        strict: whether arguments must be held to the tool's schema, which works for a forced call
+            and with the extra ``structured``. None does it where it can be done, False never.
         kwargs: bound too.
 
     Raises:
         NotImplementedError: the template shows no tools, its calls can't be read, or forced; or
-            ``strict=True``.
+            ``strict=True`` can't be kept.
         RequestError: a ``tool_choice`` that is no tool, or a tool's name that can't be used.
     """
-    if strict:
-        raise ToolsUnsupportedError(
-            "strict=True asks for arguments that always fit the schema; this model's answers are "
-            "not constrained. Leave strict out: what does not fit is reported as an error."
-        )
     definitions = [convert_to_openai_tool(tool) for tool in tools]
-    AnswerReader.of(model.windowed_lm(), definitions, tool_choice)
+    reader = AnswerReader.of(model.windowed_lm(), definitions, tool_choice)
+    if strict and definitions and reader.grammar() is None:
+        raise ToolsUnsupportedError(
+            "strict=True asks for arguments that always fit the schema. That takes a forced call "
+            "(tool_choice), one whose arguments the chat template writes as JSON, a schema that "
+            f"llguidance knows, and {install('structured')}. Leave strict out: what does not "
+            "fit is reported as an error."
+        )
+    if strict is not None:
+        kwargs["strict"] = strict
     return model.bind(tools=definitions, tool_choice=tool_choice, **kwargs)
 
 
@@ -108,6 +114,10 @@ class AnswerReader:
         """
         with in_langchain_terms():
             return self._reader.query(messages)
+
+    def grammar(self) -> str | None:
+        """See `rag_windows.tool_answers.AnswerReader.grammar`."""
+        return self._reader.grammar()
 
     def feed(self, text: str) -> str:
         """Take a chunk of a stream; give what of it is text and no call, nor may become one."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pytest
@@ -31,11 +31,13 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemM
 from langchain_core.outputs import Generation
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableParallel
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from langchain_rag_windows import ChatRagWindows, RagWindows, create_windows_chain
 from rag_windows import WindowedLM
+from rag_windows.errors import GenerationError, InputError, MissingExtraError
 from tests.blackbox.conftest import ANSWER, QUESTION, ROOT, Process
+from tests.tool_models import model, tokenizer
 
 DOCUMENT = Document(
     "Vara Zelmont plays the harp. Vara Zelmont was born in Sulava.",
@@ -163,16 +165,16 @@ def test_values_of_metadata_are_told_as_people_write_them(chat: ChatRagWindows) 
     assert cited["metadata"] == {name: expected for name, (_, expected) in told.items()}
 
 
-@pytest.mark.parametrize("model", [ChatRagWindows, RagWindows])
+@pytest.mark.parametrize("kind", [ChatRagWindows, RagWindows])
 def test_an_answer_comes_back_from_a_cache_that_keeps_json(
-    model: type, reader: WindowedLM, answers: JSONCache
+    kind: type, reader: WindowedLM, answers: JSONCache
 ) -> None:
-    llm = model(lm=reader, max_tokens=16, temperature=0)
+    llm = kind(lm=reader, max_tokens=16, temperature=0)
     held = {"when": datetime(2020, 1, 1), "tags": {"a"}, "id": uuid.UUID(int=1), "n": np.int64(3)}
     document = DOCUMENT.model_copy(update={"metadata": held})
     first, again = (llm.invoke(QUESTION, documents=[document]) for _ in range(2))
     assert answers.hits == 1
-    if model is RagWindows:
+    if kind is RagWindows:
         assert first == again == ANSWER
     else:
         assert first.text == again.text == ANSWER
@@ -324,12 +326,12 @@ def test_an_example_without_the_stock_chains_says_what_to_install(
 def test_langchain_s_profile_tells_what_the_model_can_do(
     chat: ChatRagWindows, small_folder: Path
 ) -> None:
-    for model, limit in ((chat, 8192), (ChatRagWindows(model=small_folder), 1024)):
-        assert model.profile is not None
-        assert model.profile["max_input_tokens"] == limit
-        assert model.profile["tool_calling"] is False
-        assert model.profile["text_inputs"] is True
-        assert model.profile["image_inputs"] is False
+    for llm, limit in ((chat, 8192), (ChatRagWindows(model=small_folder), 1024)):
+        assert llm.profile is not None
+        assert llm.profile["max_input_tokens"] == limit
+        assert llm.profile["tool_calling"] is False
+        assert llm.profile["text_inputs"] is True
+        assert llm.profile["image_inputs"] is False
     assert ChatRagWindows(model="no/such-model").profile is None
     own = ChatRagWindows(model="tiny-reader", profile={"max_input_tokens": 5})
     assert own.profile == {"max_input_tokens": 5}
@@ -355,16 +357,18 @@ def test_a_tokenizer_is_given_by_its_folder(kind: type, small_folder: Path) -> N
 
 
 def test_structured_output_without_tools_names_what_works_instead(chat: ChatRagWindows) -> None:
-    with pytest.raises(NotImplementedError, match="use method='json_mode'"):
+    with pytest.raises(
+        NotImplementedError, match=r"use method='json_schema'.* or method='json_mode'"
+    ):
         chat.with_structured_output(Birth)
 
 
 def test_a_model_around_loaded_weights_says_how_to_make_one_that_can_be_pickled(
     chat: ChatRagWindows, reader: WindowedLM
 ) -> None:
-    for model in (chat, RagWindows(lm=reader)):
+    for llm in (chat, RagWindows(lm=reader)):
         with pytest.raises(pickle.PicklingError, match=r"Make it with model=, a name or a folder"):
-            pickle.dumps(model)
+            pickle.dumps(llm)
     named = ChatRagWindows(model="tiny-reader", max_tokens=16)
     again = pickle.loads(pickle.dumps(named))  # noqa: S301 - our own
     assert again.invoke(QUESTION, documents=[DOCUMENT]).text == ANSWER
@@ -398,3 +402,194 @@ def test_later_system_messages_and_answers_begun_are_read(
     agent: Any = create_agent(chat, tools=[], system_prompt="Be brief.")
     state = agent.invoke({"messages": messages[1:]})
     assert state["messages"][-1].text == small_lm.generate(written, max_new_tokens=4).text
+
+
+class Wall(BaseModel):
+    """A wall."""
+
+    colour: Literal["white", "red"]
+    metres: int = Field(ge=0, le=999)
+    dry: bool
+
+
+WALL = Wall.model_json_schema()
+
+
+@pytest.mark.parametrize("method", ["ape", "sequential", "ensemble"])
+def test_an_answer_is_held_to_a_json_schema(method: str, small_lm: WindowedLM) -> None:
+    texts = ["The wall is white.", "It is 12 m long."]
+    made = small_lm.generate("Which?", texts, method=method, json_schema=WALL)
+    Wall.model_validate_json(made.text)
+    assert made.finish_reason == "stop"
+    pieces = small_lm.stream("Which?", texts, method=method, json_schema=WALL)
+    assert "".join(piece.text for piece in pieces) == made.text
+
+
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 2**31), temperature=st.floats(0.5, 5), beams=st.sampled_from([1, 1, 2]))
+def test_answers_of_a_batch_are_held_to_their_own_schemas(
+    small_lm: WindowedLM, seed: int, temperature: float, beams: int
+) -> None:
+    drawn = {"do_sample": True, "seed": seed, "temperature": temperature, "num_beams": beams}
+    texts = ["The wall is white."]
+    asked: list[dict[str, Any]] = [
+        {"query": "Which?", "passages": texts, "json_schema": WALL, **drawn},
+        {"query": "How many?", "json_schema": {"enum": [1, 22, 333]}, **drawn},
+        {"query": "Or?", "passages": texts, "grammar": 'start: "yes" | "no"', **drawn},
+        {"query": "What?", "max_new_tokens": 5},
+    ]
+    wall, number, word, free = small_lm.generate_batch(asked)
+    Wall.model_validate_json(wall.text)
+    assert json.loads(number.text) in (1, 22, 333)
+    assert word.text in ("yes", "no")
+    assert free.text == small_lm.generate("What?", max_new_tokens=5).text
+    with small_lm.scheduler() as scheduler:
+        again = [scheduler.submit(one) for one in asked]
+        assert [one.result().text for one in again[:3]] == [wall.text, number.text, word.text]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"json_schema": 3}, "must be a JSON schema as a mapping"),
+        ({"json_schema": Wall}, "model_json_schema"),
+        ({"json_schema": {"type": "nonsense"}}, "Invalid type: nonsense"),
+        ({"json_schema": {"type": "string", "pattern": "(?!a)b"}}, "look-around"),
+        ({"json_schema": {}, "grammar": "start: /a/"}, "give one of them"),
+        ({"grammar": "start"}, "Answers can't be held to this grammar"),
+    ],
+)
+def test_a_form_that_can_not_be_kept_is_refused(
+    options: dict[str, Any], match: str, small_lm: WindowedLM
+) -> None:
+    with pytest.raises(InputError, match=match):
+        small_lm.generate("Which?", ["A text."], **options)
+
+
+def test_without_the_extra_a_form_is_refused_with_the_remedy(
+    small_lm: WindowedLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(MissingExtraError, match=r'run: pip install "\.\[structured\]"'):
+        small_lm.generate("Which?", json_schema=WALL)
+    with pytest.raises(MissingExtraError, match=r'run: pip install "\.\[structured\]"'):
+        ChatRagWindows(lm=small_lm).with_structured_output(Wall, method="json_schema")
+
+
+class Fence(TypedDict):
+    """A fence."""
+
+    colour: Literal["white", "red"]
+
+
+GATE = {"title": "Gate", "type": "object", "properties": {"open": {"type": "boolean"}}}
+
+
+def test_structured_output_is_right_by_construction(small_lm: WindowedLM) -> None:
+    for rows in (1, 8):
+        llm = ChatRagWindows(lm=small_lm, batch_rows=rows)
+        for schema in (Wall, Fence, GATE, {"type": "array", "items": {"enum": [1]}, "maxItems": 2}):
+            made = llm.with_structured_output(schema, method="json_schema")
+            answers = made.batch(["Which?", "How?"], documents=[DOCUMENT])
+            for answer in [*answers, made.invoke("Who?"), *made.stream("Or?")]:
+                assert isinstance(answer, Wall if schema is Wall else dict | list)
+    raw = llm.with_structured_output(Wall, method="json_schema", include_raw=True).invoke("Which?")
+    assert raw["parsed"] == Wall.model_validate_json(raw["raw"].text)
+    with pytest.raises(OutputParserException, match="cut at max_tokens"):
+        ChatRagWindows(lm=small_lm, max_tokens=5).with_structured_output(
+            Wall, method="json_schema"
+        ).invoke("Which?")
+    with pytest.raises(ValueError, match="look-around"):
+        llm.with_structured_output(
+            {"title": "a", "type": "object", "properties": {"b": {"pattern": "(?!a)b"}}},
+            method="json_schema",
+        )
+
+
+def test_an_agent_without_tools_answers_in_the_form_of_a_schema(small_lm: WindowedLM) -> None:
+    agent: Any = create_agent(ChatRagWindows(lm=small_lm), response_format=Wall)
+    assert isinstance(
+        agent.invoke({"messages": [HumanMessage("Which?")]})["structured_response"], Wall
+    )
+
+
+@pytest.mark.parametrize("kind", ["hermes", "llama", "mistral"])
+def test_forced_calls_are_held_to_their_schema(kind: str) -> None:
+    lm = WindowedLM.from_pretrained(model(), tokenizer=tokenizer(kind))
+    llm = ChatRagWindows(lm=lm, max_tokens=200)
+    assert llm.with_structured_output(Wall).invoke("Which?", documents=[DOCUMENT]).metres >= 0
+    strict = llm.with_structured_output(Wall, strict=True, include_raw=True).invoke("Which?")
+    assert isinstance(strict["parsed"], Wall)
+    (call,) = strict["raw"].tool_calls
+    assert call["name"] == "Wall"
+    several = llm.bind_tools([Wall, Fence], tool_choice="any").invoke("Which?")
+    assert {call["name"] for call in several.tool_calls} <= {"Wall", "Fence"}
+    assert len(several.tool_calls) == 1
+    agent: Any = create_agent(llm, tools=[], response_format=Wall)
+    assert isinstance(
+        agent.invoke({"messages": [HumanMessage("Which?")]})["structured_response"], Wall
+    )
+    with pytest.raises(ValueError, match="can't call a tool"):
+        llm.bind_tools([Wall], response_format={"type": "json_object"}).invoke("Which?")
+
+
+def test_log_probabilities_come_in_the_usual_form(reader: WindowedLM) -> None:
+    for rows in (1, 8):
+        llm = ChatRagWindows(lm=reader, batch_rows=rows, temperature=0, max_tokens=16)
+        asked: dict[str, Any] = {"documents": [DOCUMENT], "logprobs": True, "top_logprobs": 3}
+        whole = llm.invoke(QUESTION, **asked)
+        (batched,) = llm.bind(**asked).batch([QUESTION])
+        streamed = None
+        for piece in llm.stream(QUESTION, **asked):
+            streamed = piece if streamed is None else streamed + piece
+        for message in (whole, batched, streamed):
+            assert message is not None
+            content = message.response_metadata["logprobs"]["content"]
+            assert "".join(entry["token"] for entry in content).strip() == message.text == ANSWER
+            for entry in content:
+                assert entry["token"] == bytes(entry["bytes"]).decode()
+                assert entry["logprob"] <= 0
+                assert len(entry["top_logprobs"]) == 3
+                # Greedily, so that the token is the likeliest one.
+                assert entry["top_logprobs"][0]["token"] == entry["token"]
+                assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
+            json.dumps(message.response_metadata)
+    assert "logprobs" not in llm.invoke(QUESTION, documents=[DOCUMENT]).response_metadata
+    made = ChatRagWindows(lm=reader, logprobs=True).invoke(QUESTION, documents=[DOCUMENT])
+    assert made.response_metadata["logprobs"]["content"][0]["top_logprobs"] == []
+    info = RagWindows(lm=reader).generate([QUESTION], logprobs=True).generations[0][0]
+    assert info.generation_info is not None
+    assert info.generation_info["logprobs"]["content"]
+
+
+def test_log_probabilities_are_the_model_s_own(small_lm: WindowedLM) -> None:
+    plain = small_lm.generate("Which?", ["A text."], max_new_tokens=6, logprobs=True)
+    warm = small_lm.generate(
+        "Which?",
+        ["A text."],
+        max_new_tokens=6,
+        logprobs=True,
+        do_sample=True,
+        temperature=1e-6,
+        seed=1,
+    )
+    assert plain.logprobs is not None
+    assert [one.id for one in plain.logprobs] == list(plain.token_ids)
+    assert warm.logprobs == plain.logprobs
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"top_logprobs": 3}, "needs logprobs=True"),
+        ({"logprobs": True, "top_logprobs": 21}, "from 0 to 20"),
+        ({"logprobs": 3}, "True or False"),
+        ({"logprobs": True, "num_beams": 2}, "leave num_beams"),
+        ({"logprobs": True, "prompt_lookup_num_tokens": 2}, "leave one of them out"),
+    ],
+)
+def test_log_probabilities_that_can_not_be_had_are_refused(
+    options: dict[str, Any], match: str, small_lm: WindowedLM
+) -> None:
+    with pytest.raises((InputError, GenerationError), match=match):
+        small_lm.generate("Which?", ["A text."], max_new_tokens=3, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypedDict
 
 import pytest
@@ -11,8 +12,15 @@ from langchain_core.messages import HumanMessage
 from pydantic import BaseModel
 
 from langchain_rag_windows import ChatRagWindows
+from rag_windows.errors import MissingExtraError
 from tests.integrations.langchain.drawn import reader
 from tests.tool_models import scripted
+
+
+@pytest.fixture(autouse=True)
+def _not_held_to_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra `structured`, so that scripted answers may break their schema."""
+    monkeypatch.setitem(sys.modules, "llguidance", None)
 
 
 class Wall(BaseModel):
@@ -113,8 +121,9 @@ def test_data_that_was_cut_is_an_error_and_never_completed(method: str, answer: 
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"method": "json_schema"}, NotImplementedError, "not constrained"),
-        ({"strict": True}, NotImplementedError, "not constrained"),
+        ({"method": "json_schema"}, MissingExtraError, r"llguidance.*\[structured\]"),
+        ({"strict": True}, NotImplementedError, r"\[structured\].*Leave strict out"),
+        ({"method": "json_mode", "strict": True}, NotImplementedError, "can't be strict"),
         ({"method": "yaml"}, ValueError, "Unknown method"),
         ({"schema": None}, ValueError, "needs a schema"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -80,7 +81,10 @@ def test_calls_that_can_not_be_read_are_told() -> None:
         ),
     ],
 )
-def test_the_choice_of_a_tool_is_kept(choice: Any, opening: str) -> None:
+def test_the_choice_of_a_tool_is_kept(
+    choice: Any, opening: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)  # the scripted answer is no call
     lm = scripted("hermes", "Whatever.")
     ChatRagWindows(lm=lm).bind_tools([add, SEARCH], tool_choice=choice).invoke("2 + 3?")
     query = lm.asked[0][0]
@@ -167,7 +171,7 @@ def test_the_embedded_reader_says_that_it_has_no_tools() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "error", "match"),
     [
-        ("hermes", {"strict": True}, NotImplementedError, "not constrained"),
+        ("hermes", {"strict": True}, NotImplementedError, "That takes a forced call"),
         ("hermes", {"tool_choice": "divide"}, ValueError, "names no tool"),
         ("thinking", {"tool_choice": "any"}, NotImplementedError, "can't be forced"),
     ],

@@ -1,0 +1,271 @@
+"""Answers of a given form, by construction: JSON of a schema, or what a grammar allows.
+
+llguidance (extra ``structured``) tells before each token which ones may follow; a logits processor
+of transformers' kind lets no other through. So it works wherever processors do: alone, streamed, in
+batches and beside other questions of a scheduler.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
+
+from rag_windows.errors import GenerationError, InputError, MissingExtraError
+from rag_windows.hints import missing
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+OPTIONS = ("json_schema", "grammar")
+"""Options of `WindowedLM.generate` that give an answer its form."""
+
+# As json.dumps and chat templates write it; free white space would let an answer go on for ever.
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+_tokenizers: WeakKeyDictionary[Any, dict[Any, LLTokenizer]] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def available() -> bool:
+    """Whether answers can be given a form: whether llguidance is installed."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+def with_form(
+    options: Mapping[str, Any], tokenizer: Any, vocabulary: int, ends: frozenset[int]
+) -> dict[str, Any]:
+    """Options of ``generate`` where ``json_schema`` or ``grammar`` became what enforces it.
+
+    Args:
+        options: the caller's. ``json_schema`` is a mapping; ``grammar`` a text in llguidance's
+            variant of Lark.
+        tokenizer: of the model.
+        vocabulary: how many logits it gives for a token.
+        ends: the tokens that end an answer.
+
+    Raises:
+        MissingExtraError: llguidance is not installed.
+        InputError: both are given, or one that can't be used.
+    """
+    given = {name: options[name] for name in OPTIONS if options.get(name) is not None}
+    rest = {name: value for name, value in options.items() if name not in OPTIONS}
+    if not given:
+        return rest
+    if len(given) > 1:
+        raise InputError("json_schema and grammar both give the answer its form; give one of them.")
+    (name, form), *_ = given.items()
+    source = _of_schema(form) if name == "json_schema" else _of_lark(form)
+    progress = _Progress(_matcher(source, tokenizer, vocabulary, ends, name))
+    rest["logits_processor"] = [*(rest.get("logits_processor") or []), _Allowed(progress)]
+    rest["stopping_criteria"] = [*(rest.get("stopping_criteria") or []), _Complete(progress)]
+    return rest
+
+
+def call_grammar(calls: Sequence[tuple[str, Mapping[str, Any]]], begun: str) -> str | None:
+    """The grammar of what follows the beginning of a call that was written for the model.
+
+    Args:
+        calls: for each tool that may be called what is left to write before its arguments, and
+            their JSON schema.
+        begun: what stands before one's arguments; its open brackets are to be closed.
+
+    Returns:
+        None if a schema says what answers can't be held to.
+    """
+    ways = []
+    rules = []
+    for index, (before, schema) in enumerate(calls):
+        ways.append(f'{json.dumps(before)} " "? call{index}' if before else f'" "? call{index}')
+        rules.append(f"call{index}: %json {json.dumps(_laid_out(schema))}")
+    brackets = " ".join(f'/[ \\n]?/ "{bracket}"' for bracket in _closing(begun))
+    lark = f"start: ({' | '.join(ways)}) {brackets}\n" + "\n".join(rules)
+    matcher = _llguidance().LLMatcher
+    return None if _wrong(matcher.validate_grammar(matcher.grammar_from_lark(lark))) else lark
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """See at once whether answers can be held to a schema.
+
+    Raises:
+        MissingExtraError: llguidance is not installed.
+        InputError: they can't; the message says why.
+    """
+    matcher = _llguidance().LLMatcher
+    _refuse(matcher.validate_grammar(_of_schema(schema)), "json_schema")
+
+
+class _Progress:
+    """Where each row of one ``generate`` stands in its form; rows may swap and go back."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._fresh = matcher
+        self._prompt: torch.Tensor | None = None
+        self._rows: list[tuple[LLMatcher, list[int]]] = []
+
+    def begin(self, input_ids: torch.Tensor) -> None:
+        """The prompt is what stands before the first choice."""
+        prompt = self._prompt
+        if prompt is None or not torch.equal(prompt, input_ids[0, : len(prompt)]):
+            self._prompt = input_ids[0].clone()
+            self._rows = []
+
+    def at(self, row: int, ids: torch.Tensor) -> LLMatcher | None:
+        """What may follow the ids of a row; None if they have left the form."""
+        while len(self._rows) <= row:
+            self._rows.append((self._fresh.deep_copy(), []))
+        matcher, taken = self._rows[row]
+        wanted: list[int] = ids[0 if self._prompt is None else len(self._prompt) :].tolist()
+        same = next(
+            (i for i, (a, b) in enumerate(zip(taken, wanted, strict=False)) if a != b),
+            min(len(taken), len(wanted)),
+        )
+        if same < len(taken):
+            matcher.rollback(len(taken) - same)
+        good = same + matcher.try_consume_tokens(wanted[same:])
+        self._rows[row] = matcher, wanted[:good]
+        if matcher.is_error():
+            raise GenerationError(f"The answer's form can't be followed: {matcher.get_error()}")
+        return matcher if good == len(wanted) or matcher.is_stopped() else None
+
+
+class _Allowed(LogitsProcessor):
+    """Lets those tokens through that the form allows next."""
+
+    def __init__(self, progress: _Progress) -> None:
+        self._progress = progress
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._progress.begin(input_ids)
+        rows, vocabulary = scores.shape
+        allowed = torch.zeros(rows, vocabulary, dtype=torch.bool)
+        for row in range(rows):
+            matcher = self._progress.at(row, input_ids[row])
+            if matcher is None and rows == 1:
+                raise GenerationError(
+                    "The answer left its form, because another option of generate forbids what the "
+                    "form needs, such as min_new_tokens the end. Leave that option out."
+                )
+            if matcher is None:  # a beam that nothing can be made of
+                continue
+            mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            bits = torch.from_numpy(np.unpackbits(mask, bitorder="little").astype(bool))
+            kept = min(vocabulary, len(bits))
+            allowed[row, :kept] = bits[:kept]
+        return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
+
+
+class _Complete(StoppingCriteria):
+    """Ends an answer behind the last character that its form can have."""
+
+    def __init__(self, progress: _Progress) -> None:
+        self._progress = progress
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        matchers = [self._progress.at(row, ids) for row, ids in enumerate(input_ids)]
+        done = [matcher is not None and matcher.is_stopped() for matcher in matchers]
+        return torch.tensor(done, dtype=torch.bool, device=input_ids.device)
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise MissingExtraError(
+            missing("An answer held to a schema or grammar", "llguidance", "structured")
+        ) from error
+    return llguidance
+
+
+def _of_schema(schema: object) -> str:
+    if not isinstance(schema, Mapping):
+        raise InputError(
+            f"json_schema must be a JSON schema as a mapping, not {type(schema).__name__}; for a "
+            "pydantic class give its model_json_schema()."
+        )
+    try:
+        text = json.dumps(_laid_out(schema))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"json_schema is no JSON: {error}") from error
+    return str(_llguidance().LLMatcher.grammar_from_json_schema(text))
+
+
+def _of_lark(grammar: object) -> str:
+    if not isinstance(grammar, str):
+        raise InputError(
+            f"grammar must be a text in llguidance's Lark, not {type(grammar).__name__}."
+        )
+    return str(_llguidance().LLMatcher.grammar_from_lark(grammar))
+
+
+def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_closed(schema), "x-guidance": _LAYOUT}
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, whose objects have the properties that it names and no others.
+
+    Unless it says otherwise: JSON Schema allows any more, and a model might not stop inventing.
+    """
+    if isinstance(schema, Mapping):
+        closed = {name: _closed(value) for name, value in schema.items()}
+        if isinstance(schema.get("properties"), Mapping) and schema.get("type") == "object":
+            closed.setdefault("additionalProperties", False)
+        return closed
+    return [_closed(value) for value in schema] if isinstance(schema, list | tuple) else schema
+
+
+def _matcher(
+    source: str, tokenizer: Any, vocabulary: int, ends: frozenset[int], name: str
+) -> LLMatcher:
+    matcher_class = _llguidance().LLMatcher
+    _refuse(matcher_class.validate_grammar(source), name)
+    with _making:
+        known = _tokenizers.setdefault(tokenizer, {})
+        key = vocabulary, ends
+        if key not in known:
+            from llguidance.hf import from_tokenizer
+
+            try:
+                known[key] = from_tokenizer(
+                    tokenizer, n_vocab=vocabulary, eos_token=[*ends] or None
+                )
+            except ValueError as error:
+                raise InputError(
+                    f"This model's tokenizer can't be held to a {name}: {error}. Use a model with "
+                    "a tokenizer of the tokenizers library (a fast one), or leave it out."
+                ) from error
+    matcher: LLMatcher = matcher_class(known[key], source)
+    _refuse(matcher.get_error(), name)
+    return matcher
+
+
+def _closing(begun: str) -> str:
+    """The brackets that close those of a text that are open, outside of strings."""
+    pairs = {"{": "}", "[": "]"}
+    opened: list[str] = []
+    for character in re.sub(r'"(?:[^"\\]|\\.)*"', "", begun):
+        if character in pairs:
+            opened.append(pairs[character])
+        elif opened and character == opened[-1]:
+            opened.pop()
+    return "".join(reversed(opened))
+
+
+def _wrong(error: str) -> bool:
+    return bool(error) and not error.startswith("WARNING")
+
+
+def _refuse(error: str, name: str) -> None:
+    if _wrong(error):
+        raise InputError(f"Answers can't be held to this {name}: {error.strip()}")
