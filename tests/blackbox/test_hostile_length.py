@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index_instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.llm import LLMChatStartEvent
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate, RichPromptTemplate
+from llama_index_instrumentation import get_dispatcher
 
 from llama_index.llms.rag_windows import Parts, RagWindowsLLM
 from rag_windows import PassageCache, RagWindowsError, WindowedLM
