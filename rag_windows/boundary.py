@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 from rag_windows.control_tokens import ControlTokens
 from rag_windows.errors import PromptError
 from rag_windows.fast_text import At, FastText
+from rag_windows.forks import cached_property
 from rag_windows.python_text import PythonText
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
@@ -18,6 +17,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tiers import Counted
 from rag_windows.encoding import Encoded, Encoder, OnEncoded, Source
 from rag_windows.errors import NonFiniteError
+from rag_windows.forks import cached_property
 from rag_windows.rescaling import Method, Refinement, window_starts
 from rag_windows.windows import Window
 

@@ -20,12 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from tokenizers import models
 
 from rag_windows.errors import PromptError
+from rag_windows.forks import cached_property
 
 
 @dataclass(frozen=True)

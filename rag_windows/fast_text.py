@@ -6,12 +6,12 @@ import copy
 import json
 import re
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Any, Literal
 
 from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
 
 from rag_windows.control_tokens import ControlTokens, any_of
+from rag_windows.forks import cached_property
 
 At = Literal["start", "control", "text"]
 """What stands before a piece: nothing, a control token, or more text."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import re
-from functools import cached_property
 from typing import Any
 
 from rag_windows.control_tokens import ControlTokens, any_of
 from rag_windows.fast_text import At
+from rag_windows.forks import cached_property
 
 # Protocol buffers merge when they are joined, and the last value counts. This one is
 # `ModelProto { normalizer_spec (field 3) { add_dummy_prefix (field 3): false } }`; writing it out

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rag_windows import loading
 from rag_windows.calibration.profile import Profile
 from rag_windows.calibration.profile_json import dump
+from rag_windows.forks import in_children
 from rag_windows.model import WindowedLM
 
 T = TypeVar("T")
@@ -82,8 +83,13 @@ class _Shelf(Generic[T]):
     """Values by key, held weakly; one thread makes a value, others wait for it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._values: WeakValueDictionary[Hashable, T] = WeakValueDictionary()
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """What others were making never arrives in a child."""
+        self._lock = threading.Lock()
         self._flights: dict[Hashable, Future[T]] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:

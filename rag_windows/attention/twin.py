@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rag_windows.attention.hook import NAME
 from rag_windows.errors import UnsupportedModelError
+from rag_windows.forks import in_children
 
 
 class Twin:
@@ -43,12 +44,17 @@ class Twin:
         self.version = 0
         self.check: Callable[[], None] | None = None
         self._source = source
-        self._lock = threading.RLock()
+        self.after_fork()
+        in_children(self)
         self._twins: dict[int, tuple[torch.nn.Module, torch.nn.Module]] = {}
         self._refusal: UnsupportedModelError | None = None
         self._seen = _Seen(source)
         self._build()
         self.model = cast(PreTrainedModel, self._twins[id(source)][1])
+
+    def after_fork(self) -> None:
+        """A child takes over again what a thread was taking over just then."""
+        self._lock = threading.RLock()
 
     def follow(self) -> None:
         """Take over what changed in the model since the last call.

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rag_windows.forks import in_children
+
 
 class Crowd:
     """Counts the calls that are under way, from before they are read until they are answered.
@@ -15,6 +17,11 @@ class Crowd:
     """
 
     def __init__(self) -> None:
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """The calls are the parent's."""
         self._lock = threading.Lock()
         self._count = 0
 

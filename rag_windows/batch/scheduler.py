@@ -15,6 +15,7 @@ from rag_windows.batch.request import BatchRequest
 from rag_windows.batch.scheduled import Scheduled
 from rag_windows.batch.ticket import OnText, Ticket, checked
 from rag_windows.errors import GenerationError
+from rag_windows.forks import in_children
 from rag_windows.generation import Generation
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ class Scheduler:
         check_rows(max_rows)
         self._lm = lm
         self._max_rows = max_rows
+        self._closed = False
+        self.after_fork()
+        in_children(self)
+        _schedulers.add(self)
+
+    def after_fork(self) -> None:
+        """A child starts with an empty one: it has no worker, and the parent answers its own."""
         self._lock = threading.Lock()
         self._waiting: deque[Scheduled] = deque()
         self._alone: deque[Scheduled] = deque()
@@ -68,8 +76,6 @@ class Scheduler:
         self._worker: threading.Thread | None = None
         # Questions that the threads of their callers answer.
         self._callers = 0
-        self._closed = False
-        _schedulers.add(self)
 
     def submit(
         self,

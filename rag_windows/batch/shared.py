@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rag_windows.batch.scheduler import Scheduler
+from rag_windows.forks import Lock
 
 if TYPE_CHECKING:
     from rag_windows.model import WindowedLM
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _schedulers: WeakKeyDictionary[WindowedLM, WeakValueDictionary[int, Scheduler]] = (
     WeakKeyDictionary()
 )
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def shared_scheduler(lm: WindowedLM, max_rows: int) -> Scheduler:

@@ -13,6 +13,7 @@ from rag_windows.cache.listing import list_entries
 from rag_windows.cache.locks import Lock, lock_writes
 from rag_windows.cache.quarantine import SHARE, put_aside
 from rag_windows.cache.writing import fill, show
+from rag_windows.forks import in_children
 
 WAIT_S = 2.0
 """Longest wait for the changes of other processes; a write waits twice at most."""
@@ -29,6 +30,12 @@ class Changes:
     def __init__(self, limit_bytes: int, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
         self._catalog = Catalog(limit_bytes)
+        self._mutex = threading.Lock()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """A child lists the folder before it writes there; the parent's files are not its own."""
+        self._catalog = Catalog(self._catalog.limit_bytes)
         self._mutex = threading.Lock()
 
     @property

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from rag_windows import forks
 from rag_windows.cache.changes import WAIT_S, Changes
 from rag_windows.cache.codec import codec_named
 from rag_windows.cache.container import FormatError
@@ -83,7 +83,7 @@ class DiskTier:
         self._fetcher = Fetcher(self._codec, clock)
         self._trouble = Trouble(self.path)
         self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        self._counting = forks.Lock()
         self._closed = False
         self._folders: Folders | None = None
         self._open()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import threading
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from rag_windows.cache.weights import (
     version_of,
 )
 from rag_windows.device import input_device
+from rag_windows.forks import Lock
 
 PROBE_BYTES = 2 << 20
 """Weights that one check reads again; see `ModelIdentity`."""
@@ -227,7 +227,7 @@ class ModelIdentity:
         self._twin = twin
         self._revision = revision
         self._probe_bytes = probe_bytes
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._look = _Look(twin)
         self._read: _Read | None = None
 

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, TypeVar
 
+from rag_windows.forks import in_children
+
 T = TypeVar("T")
 
 
@@ -20,6 +22,11 @@ class Flights(Generic[T]):
     """
 
     def __init__(self) -> None:
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """What others were leading never lands in a child."""
         self._lock = threading.Lock()
         self._flying: dict[str, Future[T | None]] = {}
 
@@ -48,13 +55,15 @@ class Flights(Generic[T]):
         can be found elsewhere gets it from here. Without one it ends at once.
         """
         with self._lock:
-            flight = self._flying[key] if value is not None else self._flying.pop(key)
-        flight.set_result(value)
+            flying = self._flying
+            flight = flying.get(key) if value is not None else flying.pop(key, None)
+        if flight is not None:  # else the parent's, in a child that was forked on the way
+            flight.set_result(value)
 
     def retire(self, key: str) -> None:
         """End a claim that landed with a value: it is stored now, or never will be."""
         with self._lock:
-            del self._flying[key]
+            self._flying.pop(key, None)
 
 
 def follow(flight: Future[T | None], timeout_s: float) -> T | None:

@@ -17,6 +17,7 @@ from rag_windows.cache.entry_key import check_key
 from rag_windows.cache.policy import Policy
 from rag_windows.cache.stats import TierStats
 from rag_windows.errors import InputError
+from rag_windows.forks import in_children
 
 _OBJECT_BYTES = 1024  # of an entry without tensors and ids: the objects, the policy's bookkeeping
 _TENSOR_BYTES = 512  # of one tensor's object
@@ -65,6 +66,15 @@ class MemoryTier:
         self._slots: dict[str, _Slot] = {}
         self._stats = TierStats(limit_bytes=limit_bytes)
         self._closed = False
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """Keep what is held, unless a thread was changing it just then."""
+        if self._lock.locked():
+            self._policy = Policy(self._policy.limit_bytes)
+            self._slots = {}
+        # Even if it says that it is free: a thread that is about to get it has not said so yet.
+        self._lock = threading.Lock()
 
     def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
         """See `Tier`. Every key counts once, however often it is named."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from rag_windows.cache.stats import CacheStats
 from rag_windows.cache.tier import Tier
 from rag_windows.cache.writer import Writer
 from rag_windows.errors import NonFiniteError
+from rag_windows.forks import Lock
 
 if TYPE_CHECKING:
     from rag_windows.cache.disk import DiskTier
@@ -59,7 +59,7 @@ class Tiers:
         self.flights: Flights[Entry] = Flights()
         self.epoch = 0
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._counted = Counted()
         self._device_bytes = None if device is None else parse_size(device, "device")
         self._devices: dict[torch.device, MemoryTier] = {}

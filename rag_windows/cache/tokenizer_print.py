@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from typing import Any
 
 from rag_windows.cache.description import canonical
 from rag_windows.cache.keys import fields
+from rag_windows.forks import Lock
 
 NO_TOKENIZER = hashlib.sha256(b"token ids only").digest()
 
@@ -22,7 +22,7 @@ class TokenizerIdentity:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._seen: tuple[Any, ...] | None = None
         self._print = NO_TOKENIZER
 

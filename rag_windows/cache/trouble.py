@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from types import TracebackType
+
+from rag_windows.forks import Lock
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ class Trouble:
     def __init__(self, path: str) -> None:
         self.count = 0
         self._path = path
-        self._mutex = threading.Lock()
+        self._mutex = Lock()
 
     def tell(self, error: OSError) -> None:
         """Count an error; the first one is logged as a warning, the others as information."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import xxhash
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rag_windows.cache.keys import fields
+from rag_windows.forks import Lock
 
 State = tuple[int, int, int]
 """Of a tensor: the object, where its memory is, and PyTorch's count of in-place changes."""
@@ -48,7 +48,7 @@ class Digest:
     sha256: bytes
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+
+from rag_windows.forks import in_children
 
 Job = Callable[[bool], None]
 """Does the work if it gets True; else only gives back what the work holds."""
@@ -71,11 +72,10 @@ class _State:
         self._waiting_bytes = 0
         self._busy = False
         self._closed = False
-        self._process = os.getpid()
         self._thread: threading.Thread | None = None
+        in_children(self)
 
     def submit(self, job: Job, nbytes: int, *, wait: bool) -> bool:
-        self._after_fork()
         with self._change:
             while wait and not self._closed and not self._room(nbytes):
                 self._change.wait()
@@ -95,7 +95,6 @@ class _State:
         return taken
 
     def flush(self, timeout_s: float | None) -> bool:
-        self._after_fork()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._change:
             while self._jobs or self._busy:
@@ -114,10 +113,9 @@ class _State:
     def _room(self, nbytes: int) -> bool:
         return not self._waiting_bytes or self._waiting_bytes + nbytes <= self._limit
 
-    def _after_fork(self) -> None:
-        """A child has neither the thread nor, for sure, a usable lock; the parent writes on."""
-        if self._process != os.getpid():
-            self.__init__(self._limit, self._linger_s)  # type: ignore[misc] # anew, on purpose
+    def after_fork(self) -> None:
+        """A child has no such thread, and what waits is the parent's to write."""
+        self.__init__(self._limit, self._linger_s)  # type: ignore[misc] # anew, on purpose
 
     def _run(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from rag_windows.codebook.identity import require_same, same_passage
 from rag_windows.codebook.index import Contents, Index, Stamp
 from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
 from rag_windows.codebook.record import Record
+from rag_windows.forks import in_children
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,20 @@ class Holdings:
         self._preparer = preparer
         self._cache = cache
         self._index = index
-        self._stamp: Stamp | None = None
-        self._lock = threading.RLock()
         self._state = State()
+        self.after_fork()
+        in_children(self)
+        self.made_for = preparer.made_for()
+        self._refresh(on_loaded)
+
+    def after_fork(self) -> None:
+        """A child reads the index again, and leaves to the parent what that has counted."""
+        self._lock = threading.RLock()
+        self._stamp: Stamp | None = None
         # What was counted and is not written yet.
         self._hits: Counter[str] = Counter()
         self._last: dict[str, int] = {}
         self._searches = 0
-        self.made_for = preparer.made_for()
-        self._refresh(on_loaded)
 
     def now(self) -> State:
         """What the book holds now, changes of other processes included."""

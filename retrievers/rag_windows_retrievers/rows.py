@@ -6,9 +6,9 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
+from rag_windows.forks import cached_property
 from rag_windows.passage import Passage
 from rag_windows_retrievers.encoder import Encoder
 from rag_windows_retrievers.progress import Progress

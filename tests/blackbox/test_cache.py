@@ -222,3 +222,116 @@ def test_linked_windows_from_disk_are_those_that_were_encoded(
     ]
     assert answers[2].usage.cached_tokens > answers[1].usage.cached_tokens
     assert len({answer.text for answer in answers}) == 1
+
+
+FORKING = """
+import itertools, os, signal, sys, tempfile, threading
+from rag_windows import PassageCache, WindowedLM
+
+def in_child(work):
+    "What comes of work in a forked child: True, False, or 'hangs'."
+
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        right = False
+        try:
+            right = work()
+        finally:
+            os._exit(0 if right else 1)
+    status = os.waitpid(pid, 0)[1]
+    return "hangs" if os.WIFSIGNALED(status) else status == 0
+
+def answer(lm, passages, **options):
+    return lm.generate("Who?", passages, max_new_tokens=4, **options).text
+"""
+
+
+def test_a_child_does_not_wait_for_threads_of_its_parent(
+    python: Process, small_folder: Path
+) -> None:
+    """What the parent encodes and answers when it forks, the child encodes and answers itself."""
+    done = python(
+        FORKING
+        + """
+lm = WindowedLM.from_pretrained(FOLDER, max_batch_tokens=64, device_map=None)
+texts = [f"{n} is a passage of more than sixty-four tokens, which are bytes." for n in "123"]
+expected = answer(lm, texts)
+lm = lm.with_cache(PassageCache("100MB"))
+begun, end = threading.Event(), threading.Event()
+
+def held(*progress):
+    begun.set()
+    end.wait()
+
+thread = threading.Thread(target=answer, args=(lm, texts), kwargs={"on_encoded": held})
+thread.start()
+begun.wait()
+print("encoding", in_child(lambda: answer(lm, texts) == expected))
+end.set()
+thread.join()
+
+begun, end = threading.Event(), threading.Event()
+with lm.scheduler() as scheduler:
+    asked = {"query": "Who?", "passages": texts, "max_new_tokens": 4}
+    first = scheduler.submit(asked, on_text=held)
+    begun.wait()
+    waits = scheduler.submit(asked)
+    print("scheduled", in_child(lambda: scheduler.answer(asked).text == expected))
+    end.set()
+    print("parent", [first.result().text, waits.result().text] == [expected] * 2)
+""".replace("FOLDER", repr(str(small_folder)))
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["encoding True", "scheduled True", "parent True"]
+
+
+def test_children_that_are_forked_at_any_moment_can_use_the_cache(
+    python: Process, small_folder: Path, tmp_path: Path
+) -> None:
+    done = python(
+        FORKING
+        + """
+sys.setswitchinterval(1e-5)
+lm = WindowedLM.from_pretrained(FOLDER, device_map=None)
+lm = lm.with_cache(PassageCache("20MB", path=CACHE))
+book = lm.codebook()
+book.add([{"id": "held", "text": "A passage that is held."}])
+known = ["A passage that is known."]
+expected = answer(lm, known), answer(lm, book)
+stop = threading.Event()
+
+def ask(first):
+    for number in itertools.count(first):
+        if stop.is_set():
+            return
+        answer(lm, [f"Passage number {number}.", *known])
+
+def look():
+    while not stop.is_set():
+        lm.cache.stats()
+        lm.cache.invalidate("nobody's")
+        book.search("Who?")
+
+threads = [threading.Thread(target=ask, args=(first,)) for first in (0, 10_000)]
+threads.append(threading.Thread(target=look))
+for thread in threads:
+    thread.start()
+
+def work():
+    new = answer(lm, ["Nobody has seen this one."])
+    lm.cache.flush()
+    return bool(new) and (answer(lm, known), answer(lm, book)) == expected
+
+found = []
+while len(found) < 15 and found[-1:] != ["hangs"]:
+    found.append(in_child(work))
+stop.set()
+for thread in threads:
+    thread.join()
+print(found.count(True), found[-1])
+""".replace("FOLDER", repr(str(small_folder))).replace("CACHE", repr(str(tmp_path / "windows"))),
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["15", "True"], done.stdout + done.stderr

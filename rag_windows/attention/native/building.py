@@ -13,10 +13,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
+
+from rag_windows.forks import Lock
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from threading import Lock
 from typing import Any
 
 from rag_windows.evaluation.scores.packages import check_packages
+from rag_windows.forks import Lock
 
 LONGEST = 5000
 """Characters without a blank that are still split; see `spaced`."""

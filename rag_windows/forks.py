@@ -1,0 +1,91 @@
+"""Forked children: they have none of the threads, so what those held must be free and empty."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, overload
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+
+class Forked(Protocol):
+    """Something that a child must put in order before it uses it."""
+
+    def after_fork(self) -> None:
+        """Forget what the parent's threads were doing; called in the child, which has one thread.
+
+        Whatever another thread was in the midst of changing may be half changed.
+        """
+
+
+_known: WeakSet[Forked] = WeakSet()
+
+
+def in_children(one: Forked) -> None:
+    """Have an object's `after_fork` called in every child that is forked while it lives."""
+    _known.add(one)
+
+
+class Lock:
+    """A `threading.Lock` that is free in a forked child, unless the thread that forks holds it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        in_children(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        self._owner = None
+        self._lock.release()
+
+    def locked(self) -> bool:
+        """Whether a thread holds it."""
+        return self._lock.locked()
+
+    def after_fork(self) -> None:
+        """See `Forked`."""
+        if self._owner != threading.get_ident():
+            self._lock = threading.Lock()
+            self._owner = None
+
+
+class cached_property(Generic[T]):  # noqa: N801 - as the standard library's is called
+    """The standard library's without its lock, which Python 3.11 has one of for all objects.
+
+    Threads that ask at once may each compute the value.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached_property[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> cached_property[T] | T:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._make(instance)
+        return value
+
+
+def _put_in_order() -> None:
+    for one in list(_known):
+        one.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_put_in_order)
