@@ -15,7 +15,12 @@ import torch
 from transformers import StoppingCriteria
 
 from rag_windows.encoding import OnEncoded
-from rag_windows.errors import GenerationError, GenerationTimeoutError
+from rag_windows.errors import (
+    GenerationError,
+    GenerationTimeoutError,
+    StopIterationTold,
+    without_stop_iteration,
+)
 
 T = TypeVar("T")
 
@@ -96,6 +101,24 @@ class Watch(StoppingCriteria):
         return late or self._cancelled.is_set()
 
 
+async def in_thread(
+    pool: ThreadPoolExecutor,
+    context: contextvars.Context,
+    work: Callable[..., T],
+    *arguments: Any,
+) -> T:
+    """Wait for work in a thread; a StopIteration in it is told, since no future can carry one.
+
+    Args:
+        pool: whose threads do it.
+        context: variables in which it runs.
+        work: called with ``arguments``.
+        arguments: of ``work``.
+    """
+    told = StopIterationTold()(work)
+    return await asyncio.get_running_loop().run_in_executor(pool, context.run, told, *arguments)
+
+
 async def run(pool: ThreadPoolExecutor, work: Callable[[], T], watch: Watch) -> T:
     """Wait for work in a thread; cancelling the wait cancels the watch.
 
@@ -106,7 +129,7 @@ async def run(pool: ThreadPoolExecutor, work: Callable[[], T], watch: Watch) -> 
     """
     context = contextvars.copy_context()
     try:
-        return await asyncio.get_running_loop().run_in_executor(pool, context.run, work)
+        return await in_thread(pool, context, work)
     finally:
         watch.cancel()
 
@@ -139,7 +162,7 @@ async def iterate(
                 for item in iterator:
                     put((item,))
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
-            put(error)
+            put(without_stop_iteration(error))
         else:
             put(None)
 

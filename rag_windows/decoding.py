@@ -97,10 +97,23 @@ class Decoder:
 
         The context itself where it does not, or where that is done already.
         """
+        self._check_layers(context)
         selection = context.method.selection
         if selection is None or context.windows is None or context.chosen is not None:
             return context
         return selection.select(context, query_ids, self)
+
+    def _check_layers(self, context: EncodedContext) -> None:
+        """Refuse another model's keys and values: layers beyond ours would never be read."""
+        windows = context.windows
+        if windows is None:
+            return
+        keys = windows.rows.keys if isinstance(windows, Members) else windows.keys
+        if len(keys) != len(self.runner.reach):
+            raise InputError(
+                f"This context was encoded by another model: it has {len(keys)} layers, and this "
+                f"model has {len(self.runner.reach)}. Encode it again with this one (encode_ids)."
+            )
 
     def _reader(self, context: EncodedContext) -> PreTrainedModel:
         """What reads the windows: the twin, or the view that asks each of them."""
@@ -132,6 +145,7 @@ class Decoder:
         """
         if past == 0:
             self.follow()
+        self._check_layers(context)
         rows, tokens = ids.shape
         if rows == 1 and past == 0 and context.method.selection is not None:
             context = self.narrowed(context, ids[0].tolist())

@@ -4,6 +4,11 @@ All are ``RuntimeError`` subclasses: frameworks above us (LlamaIndex's refine st
 ``ValueError`` and ``TypeError`` and would answer with nothing instead of telling the user.
 """
 
+from __future__ import annotations
+
+from contextlib import ContextDecorator
+from types import TracebackType
+
 
 class RagWindowsError(RuntimeError):
     """Base of every error that rag-windows raises on purpose."""
@@ -75,3 +80,39 @@ class CacheError(RagWindowsError):
 
 class NonFiniteError(CacheError):
     """A window's keys or values hold NaN or infinity, so no answer could be right."""
+
+
+def without_stop_iteration(error: BaseException) -> BaseException:
+    """The error itself, or for a StopIteration a GenerationError with it as the cause.
+
+    Python takes a StopIteration for the end of an iterator: no future can carry it, so that whoever
+    awaits one would wait for ever, and a generator turns it into a RuntimeError.
+    """
+    if not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    told = GenerationError(
+        f"A function that was passed to this call raised {type(error).__name__}, which can't be "
+        "told apart from the end of an iterator; have it raise another error, or give next() a "
+        "default."
+    )
+    told.__cause__ = error
+    return told
+
+
+class StopIterationTold(ContextDecorator):
+    """Raises a caller's StopIteration as `without_stop_iteration` has it; a decorator, too."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Raise the other error in place of a StopIteration."""
+        # A generator with @contextmanager would not do: it lets a StopIteration through, and
+        # takes a RuntimeError that a StopIteration caused for that.
+        if error is not None and (told := without_stop_iteration(error)) is not error:
+            raise told

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedConfig
 
-from rag_windows.attention.rope import table_limit
+from rag_windows.attention.rope import table_growth, table_limit
 from rag_windows.errors import LimitError
 from rag_windows.passage import Passage
 from rag_windows.prompt import PromptParts
@@ -22,6 +22,18 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     text = config.get_text_config(decoder=True)
     limits = (getattr(text, "max_position_embeddings", None), table_limit(text))
     return min((int(limit) for limit in limits if limit), default=None)
+
+
+def prompt_limit(config: PreTrainedConfig) -> int | None:
+    """Positions that a prompt without windows may use: all those the model was made for.
+
+    They are more than `position_limit` where rotary tables grow with the prompt: keys that were
+    made under other tables would not fit, but an ordinary prompt has none. None where the config
+    names no limit.
+    """
+    text = config.get_text_config(decoder=True)
+    limit = getattr(text, "max_position_embeddings", None)
+    return None if not limit else int(limit * max(1.0, table_growth(text)))
 
 
 def in_order(method: Method) -> bool:
@@ -41,12 +53,22 @@ def check_limits(
     With windows side by side the query follows the longest one, so only that one counts; read or
     placed one after the other, all of them do.
 
+    Args:
+        parts: the prompt.
+        passages: as they were given.
+        method: how the windows are read.
+        max_new_tokens: of the answer.
+        limit: `position_limit`, or `prompt_limit` where there are no windows; None for no limit.
+
     Raises:
         LimitError: naming the passage (or the query) that is too long, its size and the limit.
     """
-    if limit is None or not parts.windows:
+    if limit is None:
         return
     fixed = len(parts.prefix_ids) + len(parts.query_ids) + max_new_tokens
+    if not parts.windows:
+        _check_prompt(fixed, max_new_tokens, limit)
+        return
     beside = (
         f"{len(parts.prefix_ids)} of the prefix, {len(parts.query_ids)} of the query and "
         f"{max_new_tokens} new ones"
@@ -77,6 +99,17 @@ def check_limits(
             )
     if method.refinement is not None:
         _check_refinement(parts, passages, method, method.refinement, limit)
+
+
+def _check_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
+    """Refuse a prompt without windows that the model has too few positions for."""
+    if tokens > limit:
+        raise LimitError(
+            f"The prompt has {tokens - max_new_tokens} tokens, and with {max_new_tokens} new ones "
+            f"it needs {tokens} of the model's {limit} positions. Shorten the question or the "
+            "conversation, or ask for fewer new tokens; retrieved text belongs into passages=, "
+            "which are read in windows."
+        )
 
 
 def _check_refinement(

@@ -22,6 +22,7 @@ from rag_windows.codebook.opening import opened
 from rag_windows.decoding import BATCHING
 from rag_windows.device import autocast_here
 from rag_windows.encoding import OnEncoded
+from rag_windows.errors import StopIterationTold
 from rag_windows.generation import Chunk, Generation
 from rag_windows.guard.settings import FallbackOption
 from rag_windows.learning.language_model import LearningLM
@@ -50,6 +51,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
         profile: of a calibration, or None.
     """
 
+    @StopIterationTold()
     def generate(
         self,
         query: Messages,
@@ -121,6 +123,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
         )
         return answer(reading.lm._encoder, self._decoder, self._text().detokenizer, request)
 
+    @StopIterationTold()
     def stream(
         self,
         query: Messages,
@@ -176,6 +179,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
 
         return stream(work, detokenizer, request.stop, by_token)
 
+    @StopIterationTold()
     def generate_batch(
         self, requests: Sequence[Mapping[str, Any] | BatchRequest], *, max_rows: int = 32
     ) -> list[Generation]:
@@ -225,6 +229,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
         """
         return shared_scheduler(self, max_rows)
 
+    @StopIterationTold()
     def warm(
         self,
         passages: Iterable[PassageLike],
@@ -258,6 +263,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             ttl=ttl,
         )
 
+    @StopIterationTold()
     def warm_from_retriever(self, retriever: object, **options: Any) -> Warmed:
         """`warm` with all documents that a retriever, index or store can list.
 

@@ -209,8 +209,12 @@ class Prompt:
             query: as in `build`.
             prefix: as in `build`.
             windows: whether there are any; without, everything is in the query.
+
+        Raises:
+            PromptError: the question is blank, or as in `build`.
         """
         conversation = Conversation.of(query, prefix)
+        _check_question(conversation)
         self._check_tools(conversation.tools)
         before, after = self._layout.cut(conversation, slot=windows)
         leading = tuple(self._layout.leading)
@@ -265,3 +269,13 @@ class Prompt:
             WindowTokens(part.ids, index, number, len(parts), part.start, part.end)
             for number, part in enumerate(parts)
         ]
+
+
+def _check_question(conversation: Conversation) -> None:
+    """Refuse a user's last message that asks nothing; a tool may well have given nothing back."""
+    last = conversation.turns[-1]
+    if last.role == "user" and not last.content.strip():
+        raise PromptError(
+            "The question is blank: it holds no text but white space. Ask something; in a "
+            "conversation the last message is the question."
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rag_windows.errors import GenerationError
+from rag_windows.errors import GenerationError, InputError
 
 OURS = (
     "input_ids",
@@ -38,6 +39,49 @@ WITHOUT_ROWS: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
 }
 """The same for windows that answer each for itself."""
+
+
+WHOLE = ("max_new_tokens", "num_beams", "num_return_sequences", "prefill_chunk_size")
+"""Options that count something, of which transformers takes values that it can't work with."""
+
+
+def whole_number(name: str, value: object, least: int = 1) -> int:
+    """A number that counts something, as an int.
+
+    Args:
+        name: of the argument.
+        value: an int, or another type's whole number, such as numpy's.
+        least: the smallest one that is allowed.
+
+    Raises:
+        InputError: it is another kind of value, or below ``least``.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]  # what is none raises TypeError
+    except TypeError:
+        raise InputError(
+            f"{name} must be a whole number of at least {least}, got {value!r}."
+        ) from None
+    if number < least:
+        raise InputError(f"{name} must be at least {least}, got {number}.")
+    return number
+
+
+def check_counts(options: Mapping[str, Any]) -> None:
+    """Refuse options that count something with what is no count.
+
+    Args:
+        options: of ``generate``, which may hold a ``generation_config``.
+
+    Raises:
+        InputError: naming the first.
+    """
+    for name in WHOLE:
+        for given in (options.get(name), getattr(options.get("generation_config"), name, None)):
+            if given is not None:
+                whole_number(name, given)
 
 
 def refuse_ours(options: Mapping[str, Any]) -> None:

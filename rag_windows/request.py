@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 from rag_windows.conversation import Conversation
 from rag_windows.encoding import OnEncoded
@@ -15,6 +15,7 @@ from rag_windows.limits import check_limits, in_order
 from rag_windows.logprobs import LogprobRecorder, recorder_of
 from rag_windows.passage import Passage
 from rag_windows.prompt import Prompt, PromptParts
+from rag_windows.refused_options import check_counts, whole_number
 from rag_windows.rescaling import Method
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
@@ -65,6 +66,7 @@ def check_request(
     method: Method,
     max_window_tokens: int | None,
     position_limit: int | None,
+    prompt_limit: int | None,
     max_new_tokens: int | None = None,
     stop: str | Sequence[str] | None = None,
     citations: bool = False,
@@ -80,6 +82,7 @@ def check_request(
     """
     started = time.perf_counter() if started is None else started
     options = dict(options or {})
+    strings = _stop_strings(stop)
     if isinstance(passages, str | Passage | Mapping):
         raise InputError("passages must be a list of passages, not a single one; wrap it in [].")
     given = tuple(Passage.of(passage) for passage in passages)
@@ -88,16 +91,14 @@ def check_request(
         tokens = getattr(options.get("generation_config"), "max_new_tokens", None)
     if tokens is None:
         tokens = DEFAULT_NEW_TOKENS
-    if tokens < 1:
-        raise InputError(f"max_new_tokens must be at least 1, got {tokens}.")
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in strings:
-        raise InputError("A stop string can't be empty; leave it out.")
+    tokens = whole_number("max_new_tokens", tokens)
+    check_counts(options)
     # One after the other, passages need no windows to be cut into.
     window_limit = None if in_order(method) else max_window_tokens
     recorder = recorder_of(options)
     parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
-    check_limits(parts, given, method, tokens, position_limit)
+    limit = position_limit if parts.windows else prompt_limit
+    check_limits(parts, given, method, tokens, limit)
     return Request(
         parts=parts,
         passages=given,
@@ -105,9 +106,30 @@ def check_request(
         max_new_tokens=tokens,
         stop=strings,
         citations=citations,
-        seed=seed,
+        seed=_seed(seed),
         options=options,
         on_encoded=on_encoded,
         started=started,
         logprobs=recorder,
     )
+
+
+def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    strings: tuple[object, ...] = (stop,)
+    if not isinstance(stop, str):
+        strings = tuple(stop or ()) if isinstance(stop, Iterable | None) else (stop,)
+    if not all(isinstance(one, str) for one in strings):
+        raise InputError(f"stop must be a string or a list of strings, got {stop!r}.")
+    if "" in strings:
+        raise InputError("A stop string can't be empty; leave it out.")
+    return cast("tuple[str, ...]", strings)
+
+
+def _seed(seed: object) -> int | None:
+    """What seeds a generator of PyTorch's, or None."""
+    if seed is None:
+        return None
+    number = None if isinstance(seed, bool) or not isinstance(seed, SupportsIndex) else int(seed)
+    if number is None or not -(2**63) <= number < 2**64:
+        raise InputError(f"seed must be a whole number from -2**63 to 2**64 - 1, got {seed!r}.")
+    return number

@@ -12,7 +12,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.detokenize import Detokenizer
-from rag_windows.errors import GenerationError
+from rag_windows.errors import GenerationError, without_stop_iteration
 from rag_windows.generation import Chunk, Generation
 
 Work = Callable[[BaseStreamer | None, threading.Event], Generation]
@@ -78,7 +78,7 @@ def stream(
         try:
             pieces.put(work(streamer, cancelled))
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
-            pieces.put(error)
+            pieces.put(without_stop_iteration(error))
 
     context = contextvars.copy_context()
     worker = threading.Thread(target=context.run, args=(run,), name="rag-windows-stream")

@@ -15,14 +15,15 @@ from rag_windows import loading
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.calibration.profile import Profile
 from rag_windows.detokenize import Detokenizer
-from rag_windows.errors import InputError, ModelError
+from rag_windows.errors import ModelError
 from rag_windows.guard.plan import with_plan
 from rag_windows.guard.settings import FallbackOption, guard_of
 from rag_windows.headers import Header
-from rag_windows.limits import position_limit
+from rag_windows.limits import position_limit, prompt_limit
 from rag_windows.linking.plan import Choose, LinkTokens
 from rag_windows.loading import OnLoaded
 from rag_windows.prompt import Prompt
+from rag_windows.refused_options import whole_number
 from rag_windows.request import Messages, PassageLike, Request, check_request
 from rag_windows.rescaling import Method, Sequential, linked
 from rag_windows.structured import with_form
@@ -74,8 +75,9 @@ class TextLM(TokenLM):
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         self._limit = position_limit(model.config)
-        if max_window_tokens is not None and max_window_tokens < 1:
-            raise InputError(f"max_window_tokens must be at least 1, got {max_window_tokens}.")
+        self._prompt_limit = prompt_limit(model.config)
+        if max_window_tokens is not None:
+            max_window_tokens = whole_number("max_window_tokens", max_window_tokens)
         self.max_window_tokens = max_window_tokens or (self._limit // 2 if self._limit else None)
         self._text_parts: TextParts | None = None
         if tokenizer is not None:
@@ -194,6 +196,7 @@ class TextLM(TokenLM):
                 method=chosen,
                 max_window_tokens=max_window_tokens or self.max_window_tokens,
                 position_limit=self._limit,
+                prompt_limit=self._prompt_limit,
                 options=formed,
                 **checked,
             )

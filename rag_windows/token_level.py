@@ -21,6 +21,7 @@ from rag_windows.context import EncodedContext, encode_context
 from rag_windows.decoding import Decoder
 from rag_windows.encoding import Encoder, WindowEncoder
 from rag_windows.errors import InputError
+from rag_windows.refused_options import check_counts, whole_number
 from rag_windows.request import DEFAULT_NEW_TOKENS
 from rag_windows.rescaling import Method, resolve
 
@@ -47,6 +48,8 @@ class TokenLM:
         tokenizer: Any = None,
         revision: str | None = None,
     ) -> None:
+        if max_batch_tokens is not None:
+            max_batch_tokens = whole_number("max_batch_tokens", max_batch_tokens)
         self.model = model
         self.method = resolve(method)
         register()
@@ -121,7 +124,11 @@ class TokenLM:
 
         Returns:
             The generated ids, end token included.
+
+        Raises:
+            InputError: a context of another model, no query tokens, or a count that is none.
         """
+        check_counts({"max_new_tokens": max_new_tokens, **generate_kwargs})
         options = {"max_new_tokens": max_new_tokens, **generate_kwargs}
         if "generation_config" not in options:
             options.setdefault("do_sample", False)

@@ -19,10 +19,27 @@ def table_limit(config: PreTrainedConfig) -> int | None:
     Args:
         config: of the text decoder.
     """
-    parameters = getattr(config, "rope_parameters", None) or {}
-    tables = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
-    limits = [_limit(config, table) for table in tables]
+    limits = [_limit(config, table) for table in _tables(config)]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def table_growth(config: PreTrainedConfig) -> float:
+    """How many times its positions a model reaches because its rotary tables grow with a prompt.
+
+    1 for tables that don't grow, and for LongRoPE, whose config counts all positions already.
+
+    Args:
+        config: of the text decoder.
+    """
+    tables = _tables(config)
+    growing = [table for table in tables if table.get("rope_type") == "dynamic"]
+    return min((float(str(table.get("factor", 1.0))) for table in growing), default=1.0)
+
+
+def _tables(config: PreTrainedConfig) -> list[Mapping[str, object]]:
+    """Rotary parameters, those of kinds of layers included."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
 
 
 def _limit(config: PreTrainedConfig, table: Mapping[str, object]) -> int | None:

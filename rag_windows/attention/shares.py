@@ -39,17 +39,20 @@ def record_shares(
         return
     batch, heads, rows, _ = tail[-1].query.shape
     length = sum(request.key.shape[2] for request in tail)
-    first = next(
+    # A prompt that is read in chunks has none in all chunks but the last.
+    recorded = [
         row
         for row in range(rows)
         if layout.position(length - rows + row) >= recorder.first_position
-    )
+    ]
+    if not recorded:
+        return
     groups = windows.groups.to(tail_lse.device)
     kv_heads = context.key.shape[1]
     # What a sink takes is missing from the weights' sum; shares are of the text alone.
     text = torch.stack(weights).sum(dim=0).clamp_min(torch.finfo(tail_lse.dtype).tiny)
     *of_tail, of_context = (weight / text for weight in weights)
-    for row in range(first, rows):
+    for row in recorded:
         query = tail[-1].query[:, :, row]
         scores = _scores(query, context.key.expand(batch, -1, -1, -1), context)
         if context.mask is not None:

@@ -13,8 +13,8 @@ from rag_windows.batch.loop import BatchLoop
 from rag_windows.batch.row import Asked, Row
 from rag_windows.batch.ticket import Ticket
 from rag_windows.context_parts import encode_parts
-from rag_windows.errors import InputError
 from rag_windows.generation import Generation, Timings
+from rag_windows.refused_options import whole_number
 
 if TYPE_CHECKING:
     from rag_windows.text_level import TextLM
@@ -167,10 +167,9 @@ def check_rows(max_rows: int) -> None:
     """Refuse a batch without rows.
 
     Raises:
-        InputError: ``max_rows`` is below 1.
+        InputError: ``max_rows`` is no whole number from 1 on.
     """
-    if max_rows < 1:
-        raise InputError(f"max_rows must be at least 1, got {max_rows}.")
+    whole_number("max_rows", max_rows)
 
 
 def _fill(batch: Batch, waiting: Iterable[Ticket], max_rows: int) -> list[Ticket]:

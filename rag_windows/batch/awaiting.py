@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rag_windows.background import Watch
+from rag_windows.background import Watch, in_thread
 from rag_windows.batch.crowd import Crowd
 from rag_windows.batch.request import BatchRequest
 from rag_windows.batch.scheduled import Scheduled
@@ -61,12 +61,12 @@ async def answered(
         ask: gives what `submitted` gave, and what reads the answer.
         watch: of this question.
     """
-    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    context = contextvars.copy_context()
     await asyncio.sleep(0)  # tasks that were started with this one enter the crowd meanwhile
     try:
-        scheduled, read = await loop.run_in_executor(pool, context.run, ask)
+        scheduled, read = await in_thread(pool, context, ask)
         generation = await asyncio.wrap_future(scheduled)
-        return await loop.run_in_executor(pool, context.run, read, generation)
+        return await in_thread(pool, context, read, generation)
     finally:
         watch.cancel()
 
@@ -97,14 +97,14 @@ async def followed(
 
     await asyncio.sleep(0)  # see `answered`
     try:
-        scheduled, read = await loop.run_in_executor(pool, context.run, ask, put)
+        scheduled, read = await in_thread(pool, context, ask, put)
         scheduled.add_done_callback(lambda _: put(None))
         while (text := await texts.get()) is not None:
             for made in read(Chunk(text)):
                 yield made
         last = Chunk("", scheduled.result())
         # It carries all that is told of the answer, which may take longer than a text.
-        for made in await loop.run_in_executor(pool, context.run, lambda: list(read(last))):
+        for made in await in_thread(pool, context, lambda: list(read(last))):
             yield made
     finally:
         watch.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from rag_windows.batch.ticket import Ticket
+from rag_windows.errors import without_stop_iteration
 from rag_windows.generation import Generation
 
 
@@ -18,6 +19,10 @@ class Scheduled(Future[Generation]):
     def __init__(self, ticket: Ticket) -> None:
         super().__init__()
         self.ticket = ticket
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Fail; a StopIteration is told as what the asker can await."""
+        super().set_exception(None if exception is None else without_stop_iteration(exception))
 
     def cancel(self) -> bool:
         """Stop: at once if it has not begun, else at the next token.

@@ -14,7 +14,7 @@ from rag_windows.batch.answers import Batch, answer_alone, check_rows
 from rag_windows.batch.request import BatchRequest
 from rag_windows.batch.scheduled import Scheduled
 from rag_windows.batch.ticket import OnText, Ticket, checked
-from rag_windows.errors import GenerationError
+from rag_windows.errors import GenerationError, StopIterationTold
 from rag_windows.forks import in_children
 from rag_windows.generation import Generation
 
@@ -77,6 +77,7 @@ class Scheduler:
         # Questions that the threads of their callers answer.
         self._callers = 0
 
+    @StopIterationTold()
     def submit(
         self,
         request: Mapping[str, Any] | BatchRequest,
@@ -104,6 +105,7 @@ class Scheduler:
         with self._lock:
             return self._take(ticket, alone=self._idle(lone))
 
+    @StopIterationTold()
     def answer(
         self, request: Mapping[str, Any] | BatchRequest, *, lone: Lone | None = None
     ) -> Generation:

@@ -11,6 +11,7 @@ from rag_windows.calibration.example import Example
 from rag_windows.calibration.measuring import Metric
 from rag_windows.calibration.prepared import OnProgress
 from rag_windows.calibration.profile import Profile
+from rag_windows.errors import StopIterationTold
 from rag_windows.rescaling import Method
 from rag_windows.text_level import TextLM
 
@@ -18,6 +19,7 @@ from rag_windows.text_level import TextLM
 class CalibratingLM(TextLM):
     """A model that finds out which numbers of a method suit it."""
 
+    @StopIterationTold()
     def calibrate(
         self,
         examples: Iterable[Example | Mapping[str, Any]],

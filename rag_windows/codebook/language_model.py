@@ -9,6 +9,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.sizes import Size
 from rag_windows.codebook.book import PassageBook, codebook_of
 from rag_windows.codebook.preparing import OnPrepared
+from rag_windows.errors import StopIterationTold
 from rag_windows.request import Messages
 from rag_windows.rescaling import Codebook, Method
 from rag_windows.text_level import TextLM
@@ -23,6 +24,7 @@ WINDOWS = "windows"
 class KeepingLM(TextLM):
     """A causal LM that keeps passages encoded; `WindowedLM` is what users hold."""
 
+    @StopIterationTold()
     def codebook(
         self,
         method: str | Method | None = None,

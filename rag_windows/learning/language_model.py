@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack, overload
 from rag_windows.codebook.book import PassageBook
 from rag_windows.codebook.opening import opened
 from rag_windows.conversation import Conversation
-from rag_windows.errors import InputError
+from rag_windows.errors import InputError, StopIterationTold
 from rag_windows.learning.classification import Classification, Normalize
 from rag_windows.learning.classifier import classify
 from rag_windows.learning.demonstration import DemonstrationLike
@@ -36,6 +36,7 @@ class ClassifyOptions(TypedDict, total=False):
 class LearningLM(TextLM):
     """A causal LM that chooses among answers; `WindowedLM` is what users hold."""
 
+    @StopIterationTold()
     def score(
         self,
         query: Messages,
@@ -62,6 +63,7 @@ class LearningLM(TextLM):
             [query], reading.passages, choices, prefix=reading.prefix, method=reading.method
         )[0]
 
+    @StopIterationTold()
     def score_batch(
         self,
         queries: Sequence[Messages],
@@ -117,6 +119,7 @@ class LearningLM(TextLM):
         **options: Unpack[ClassifyOptions],
     ) -> list[Classification]: ...
 
+    @StopIterationTold()
     def classify(
         self,
         text: str | Sequence[str],

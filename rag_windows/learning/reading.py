@@ -137,7 +137,8 @@ def read_each(
         request = first if same else request_for(questions[kind[0]])
         longest_query = max((queries[index] for index in kind), key=len)
         parts = replace(request.parts, query_ids=longest_query)
-        check_limits(parts, request.passages, request.method, request.max_new_tokens, lm._limit)
+        limit = lm._limit if parts.windows else lm._prompt_limit
+        check_limits(parts, request.passages, request.method, request.max_new_tokens, limit)
         requests.append(request)
     sums: dict[int, list[float]] = {}
     contexts = []

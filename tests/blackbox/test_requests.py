@@ -1,0 +1,343 @@
+"""What a request may ask: sizes, blank questions, counts, chunks, and errors of a caller's code."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterable, Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from langchain_rag_windows import ChatRagWindows, RagWindows
+from llama_index.llms.rag_windows import RagWindowsLLM
+from rag_windows import Passage, WindowedLM
+from rag_windows.errors import GenerationError, InputError, LimitError
+from tests.blackbox.conftest import QUESTION
+from tests.rag_windows import small
+
+TEXTS = ["One two three.", "Four five six."]
+SMALL: dict[str, Any] = {"passages": TEXTS, "max_new_tokens": 4}
+
+Ask = Callable[..., Any]
+
+
+def _generate(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
+    return lm.generate(query, **arguments)
+
+
+def _stream(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
+    return list(lm.stream(query, **arguments))
+
+
+def _batch(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
+    return lm.generate_batch([{"query": "Who?"}, {"query": query, **arguments}])
+
+
+def _scheduled(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
+    with lm.scheduler() as scheduler:
+        return scheduler.submit({"query": query, **arguments}).result(timeout=60)
+
+
+def _score(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
+    return lm.score(query, arguments.get("passages", ()), ["yes", "no"])
+
+
+def _score_batch(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
+    return lm.score_batch(["Who?", query], arguments.get("passages", ()), ["yes", "no"])
+
+
+ANSWERS: dict[str, Ask] = {
+    "generate": _generate,
+    "stream": _stream,
+    "batch": _batch,
+    "scheduler": _scheduled,
+}
+WAYS: dict[str, Ask] = {**ANSWERS, "score": _score, "score_batch": _score_batch}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("passages", [(), [" "]], ids=["none", "blank"])
+def test_a_prompt_beyond_the_positions_is_refused_without_passages(
+    small_lm: WindowedLM, way: str, passages: list[str]
+) -> None:
+    with pytest.raises(LimitError, match=r"1024 positions.*passages="):
+        WAYS[way](small_lm, "word " * 300, passages=passages)
+
+
+@pytest.mark.parametrize("method", ["ape", "sequential", "ensemble", "codebook"])
+def test_a_prompt_that_just_fits_is_answered(small_lm: WindowedLM, method: str) -> None:
+    prompt = small_lm.generate("?", max_new_tokens=1).usage.prompt_tokens
+    longest = "w" * (small.POSITIONS - prompt - 5) + "?"
+    answer = small_lm.generate(longest, method=method, max_new_tokens=5)
+    assert answer.usage.prompt_tokens + 5 == small.POSITIONS
+    with pytest.raises(LimitError):
+        small_lm.generate(longest + "w", method=method, max_new_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, 128),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 6,
+                "long_factor": [2.0] * 6,
+                "original_max_position_embeddings": 32,
+            },
+            64,
+        ),
+    ],
+    ids=["dynamic", "longrope"],
+)
+def test_tables_that_grow_leave_a_plain_prompt_all_positions(
+    rope: dict[str, Any], positions: int
+) -> None:
+    lm = _llama(max_position_embeddings=64, rope_parameters=rope)
+    prompt = lm.generate("?", max_new_tokens=1).usage.prompt_tokens
+    fits = "w" * (positions - prompt - 4) + "?"
+    assert lm.generate(fits, max_new_tokens=4).token_ids
+    with pytest.raises(LimitError, match=f"{positions} positions"):
+        lm.generate(fits + "ww", max_new_tokens=4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("passages", [(), TEXTS], ids=["none", "some"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        " \t\n",
+        [{"role": "user", "content": ""}],
+        [
+            {"role": "user", "content": "Who?"},
+            {"role": "assistant", "content": "Somebody."},
+            {"role": "user", "content": "\u00a0\n"},
+        ],
+    ],
+    ids=["empty", "white", "message", "last message"],
+)
+def test_a_blank_question_is_refused(
+    small_lm: WindowedLM, way: str, passages: list[str], query: Any
+) -> None:
+    with pytest.raises(InputError, match="question is blank"):
+        WAYS[way](small_lm, query, passages=passages)
+
+
+def test_other_blank_messages_are_read(small_lm: WindowedLM) -> None:
+    messages = [
+        {"role": "user", "content": " "},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "Who?"},
+    ]
+    assert small_lm.generate(messages, TEXTS, max_new_tokens=2).token_ids
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    method=st.sampled_from(["ape", "pcw", "structured-prompting", "sequential", "codebook"]),
+    question=st.text("abcd ?", min_size=1, max_size=30).filter(str.strip),
+)
+def test_a_prompt_read_in_chunks_gives_the_same_answer(
+    size: int, method: str, question: str
+) -> None:
+    lm = small.lm()
+    whole = lm.generate(question, TEXTS, method=method, max_new_tokens=4)
+    chunked = lm.generate(question, TEXTS, method=method, max_new_tokens=4, prefill_chunk_size=size)
+    assert chunked.token_ids == whole.token_ids
+    assert whole.citations is not None
+    assert chunked.citations is not None
+    assert [one.mass for one in chunked.citations] == pytest.approx(
+        [one.mass for one in whole.citations], abs=1e-5
+    )
+    assert chunked.prefix_mass == pytest.approx(whole.prefix_mass, abs=1e-5)
+
+
+def test_chunks_and_citations_on_a_trained_model(
+    reader: WindowedLM, passages: list[Passage]
+) -> None:
+    for method in ("ape", "ensemble", "deep-thinking", "linked"):
+        whole = reader.generate(QUESTION, passages, method=method)
+        chunked = reader.generate(QUESTION, passages, method=method, prefill_chunk_size=3)
+        assert chunked.text == whole.text
+
+
+BAD_COUNTS = [0, -1, 2.5, "8", True, math.nan, math.inf]
+
+
+@pytest.mark.parametrize("way", ANSWERS)
+@pytest.mark.parametrize(
+    "name", ["max_new_tokens", "num_beams", "num_return_sequences", "prefill_chunk_size"]
+)
+@pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
+def test_what_is_no_count_is_refused(small_lm: WindowedLM, way: str, name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"{name} must be"):
+        ANSWERS[way](small_lm, "Who?", **{**SMALL, name: value})
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "num_beams"])
+def test_what_is_no_count_in_a_config_is_refused(small_lm: WindowedLM, name: str) -> None:
+    config = GenerationConfig()
+    setattr(config, name, 0)
+    with pytest.raises(InputError, match=f"{name} must be"):
+        small_lm.generate("Who?", TEXTS, generation_config=config)
+
+
+@pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
+def test_sizes_of_batches_windows_and_passes_are_counts(small_lm: WindowedLM, value: Any) -> None:
+    with pytest.raises(InputError, match="max_rows must be"):
+        small_lm.generate_batch([{"query": "Who?", **SMALL}], max_rows=value)
+    with pytest.raises(InputError, match="max_rows must be"):
+        small_lm.scheduler(max_rows=value)
+    for name in ("max_window_tokens", "max_batch_tokens"):
+        with pytest.raises(InputError, match=f"{name} must be"):
+            WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), **{name: value})
+    with pytest.raises(InputError, match="max_new_tokens must be"):
+        small_lm.generate_ids(small_lm.encode_ids([1], [[5, 6]]), [7], max_new_tokens=value)
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, math.nan, True, 2**64, -(2**63) - 1], ids=repr)
+def test_what_seeds_no_generator_is_refused(small_lm: WindowedLM, seed: Any) -> None:
+    with pytest.raises(InputError, match="seed must be"):
+        small_lm.generate("Who?", seed=seed, **SMALL)
+
+
+@pytest.mark.parametrize("stop", [3, [3], b"x", [b"x"]], ids=repr)
+def test_what_is_no_stop_string_is_refused(small_lm: WindowedLM, stop: Any) -> None:
+    with pytest.raises(InputError, match="stop must be"):
+        small_lm.generate("Who?", stop=stop, **SMALL)
+
+
+def test_whole_numbers_of_other_types_count(small_lm: WindowedLM) -> None:
+    two: Any = torch.tensor(2)
+    answer = small_lm.generate("Who?", TEXTS, max_new_tokens=two, seed=two)
+    assert answer.token_ids == small_lm.generate("Who?", TEXTS, max_new_tokens=2).token_ids
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+@pytest.mark.parametrize("method", ["ape", "ensemble", "codebook", "sequential"])
+def test_a_context_of_a_model_with_other_layers_is_refused(
+    small_lm: WindowedLM, layers: int, method: str
+) -> None:
+    context = _llama(num_hidden_layers=layers).encode_ids([1, 2], [[5, 6], [7]], method=method)
+    with pytest.raises(InputError, match=f"another model: it has {layers} layers"):
+        small_lm.generate_ids(context, [8, 9], max_new_tokens=2)
+    with pytest.raises(InputError, match=f"another model: it has {layers} layers"):
+        small_lm.logits(context, [8, 9])
+
+
+def stop_iteration(*_: object) -> Any:
+    """A callback of somebody who called next() without a default."""
+    return next(iter(()))
+
+
+CALLBACKS: dict[str, Any] = {
+    "logits_processor": [stop_iteration],
+    "stopping_criteria": [stop_iteration],
+    "prefix_allowed_tokens_fn": stop_iteration,
+    "on_encoded": stop_iteration,
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+@pytest.mark.parametrize("way", ANSWERS)
+def test_a_stop_iteration_of_a_callback_becomes_a_generation_error(
+    small_lm: WindowedLM, way: str, name: str
+) -> None:
+    with pytest.raises(GenerationError, match="StopIteration") as caught:
+        ANSWERS[way](small_lm, "Who?", **SMALL, **{name: CALLBACKS[name]})
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_iteration_of_a_header_becomes_a_generation_error(way: str) -> None:
+    lm = WindowedLM.from_pretrained(
+        small.model(), tokenizer=small.tokenizer(), header=stop_iteration
+    )
+    with pytest.raises(GenerationError, match="StopIteration"):
+        WAYS[way](lm, "Who?", passages=TEXTS)
+
+
+def test_a_stop_iteration_of_other_callbacks_becomes_a_generation_error() -> None:
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), cache=True)
+    with lm.scheduler() as scheduler:
+        asked = scheduler.submit({"query": "Who?", **SMALL}, on_text=stop_iteration)
+        with pytest.raises(GenerationError, match="StopIteration"):
+            asked.result(timeout=60)
+    with pytest.raises(GenerationError, match="StopIteration"):
+        lm.warm(TEXTS, on_warmed=stop_iteration)
+    examples = [{"query": f"Who {i}?", "passages": TEXTS, "answer": "x"} for i in range(8)]
+    with pytest.raises(GenerationError, match="StopIteration"):
+        lm.calibrate(examples, on_progress=stop_iteration)
+
+
+AWAITED: dict[str, Callable[[WindowedLM, dict[str, Any]], Awaitable[Any]]] = {
+    "ChatRagWindows.ainvoke": lambda lm, options: ChatRagWindows(lm=lm).ainvoke(
+        "Who?", documents=TEXTS, **options
+    ),
+    "RagWindows.ainvoke": lambda lm, options: RagWindows(lm=lm).ainvoke(
+        "Who?", documents=TEXTS, **options
+    ),
+    "ChatRagWindows.astream": lambda lm, options: _read(
+        ChatRagWindows(lm=lm).astream("Who?", documents=TEXTS, **options)
+    ),
+    "RagWindowsLLM.acomplete": lambda lm, options: RagWindowsLLM(lm=lm).acomplete(
+        "Who?", passages=TEXTS, **options
+    ),
+    "RagWindowsLLM.astream_complete": lambda lm, options: _read_awaited(
+        RagWindowsLLM(lm=lm).astream_complete("Who?", passages=TEXTS, **options)
+    ),
+}
+
+
+@pytest.mark.parametrize("way", AWAITED)
+@pytest.mark.parametrize("name", [*CALLBACKS, "header"])
+def test_an_awaited_call_ends_when_a_callback_raises_stop_iteration(way: str, name: str) -> None:
+    lm, options = small.lm(), {name: CALLBACKS.get(name)}
+    if name == "header":
+        options = {}
+        lm = WindowedLM.from_pretrained(
+            small.model(), tokenizer=small.tokenizer(), header=stop_iteration
+        )
+
+    async def ask() -> Any:
+        return await asyncio.wait_for(AWAITED[way](lm, options), timeout=20)
+
+    with pytest.raises(GenerationError, match="StopIteration"):
+        asyncio.run(ask())
+
+
+async def _read(pieces: AsyncIterable[Any]) -> list[Any]:
+    return [piece async for piece in pieces]
+
+
+async def _read_awaited(pieces: Awaitable[AsyncIterable[Any]]) -> list[Any]:
+    return [piece async for piece in await pieces]
+
+
+def _llama(**changes: Any) -> WindowedLM:
+    """A random Llama of the small one's shape, but for ``changes``."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        **{
+            "vocab_size": len(small.tokenizer()),
+            "hidden_size": 48,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": small.POSITIONS,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": 2,
+            **changes,
+        }
+    )
+    return WindowedLM(LlamaForCausalLM(config).eval(), small.tokenizer())
