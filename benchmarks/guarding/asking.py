@@ -51,8 +51,7 @@ class Outcome:
     @property
     def by_default(self) -> bool:
         """Whether ``fallback="sequential"`` answers from one prompt."""
-        nats, limit = self.disagreement, GUARD.disagreement
-        return self.few or (nats is not None and limit is not None and nats > limit)
+        return self.few
 
 
 @dataclass(frozen=True, slots=True)

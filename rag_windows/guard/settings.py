@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +9,6 @@ from rag_windows.errors import InputError
 
 FEW_PASSAGES = 4
 FEW_TOKENS = 1024
-DISAGREEMENT = 0.4
 """Defaults of `Guard`; where they come from stands in docs/guard.md."""
 
 
@@ -26,7 +24,8 @@ class Guard:
             passages switch it off.
         disagreement: signal "disagreement": the most-attended windows, each asked alone, give the
             first answer token distributions whose divergence is above this, in nats; two windows
-            differ by ln 2 = 0.69 at most. None switches it off.
+            differ by ln 2 = 0.69 at most. None, the default, switches it off: measured, it brought
+            nothing, see docs/guard.md.
         spread: signal "multi-hop": the attention of the first answer tokens is spread over several
             passages by more than this, see `rag_windows.calibration.spread.mass_spread`. None takes
             the threshold of the calibration profile; without one the signal is off, and so it is
@@ -40,7 +39,7 @@ class Guard:
 
     passages: int = FEW_PASSAGES
     tokens: int = FEW_TOKENS
-    disagreement: float | None = DISAGREEMENT
+    disagreement: float | None = None
     spread: float | None = None
     rows: int = 32
     asked: int = 4
@@ -55,8 +54,7 @@ class Guard:
             if value is not None and (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
-                or math.isnan(value)
-                or value < 0
+                or not value >= 0  # NaN is not, either
             ):
                 raise InputError(f"Guard {name} must be None or a number from 0 on: {value!r}.")
 
