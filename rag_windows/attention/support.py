@@ -68,7 +68,7 @@ def check_attention(model: PreTrainedModel, twin: Twin) -> None:
     config = model.config.get_text_config(decoder=True)
     kind = model.config.model_type
     ids = [1 + i % max(1, config.vocab_size - 2) for i in range(6)]
-    was_training = model.training
+    training = [module for module in model.modules() if module.training]
     try:
         with torch.no_grad():
             split = _behind_a_window(twin, ids[:2], ids[2:4], ids[4:])
@@ -86,7 +86,9 @@ def check_attention(model: PreTrainedModel, twin: Twin) -> None:
             kind, f"its own attention code can't run beside windows ({error})"
         ) from error
     finally:
-        model.train(was_training)
+        # Not by train(), which would set all the modules inside to one and the same.
+        for module in training:
+            module.training = True
     difference = (split[-1] - plain).norm() / plain.norm().clamp_min(1e-6)
     if not difference <= _tolerance(model):
         raise _refusal(

@@ -21,6 +21,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
+    "float64": torch.float64,
 }
 
 

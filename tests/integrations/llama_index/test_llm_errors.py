@@ -10,13 +10,13 @@ import pytest
 from llama_index.core.response_synthesizers import CompactAndRefine, Refine, TreeSummarize
 
 from llama_index.llms.rag_windows import Parts, RagWindowsLLM, WindowPromptHelper
-from rag_windows.errors import GenerationError, LimitError, RagWindowsError
+from rag_windows.errors import InputError, LimitError, RagWindowsError
 from tests.integrations.llama_index.cases import reader
 
 WRONG: dict[str, tuple[Callable[[], RagWindowsLLM], type[RagWindowsError]]] = {
     "an option of the wrong type": (
         lambda: RagWindowsLLM(lm=reader(), generate_kwargs={"num_beams": "two"}),
-        GenerationError,
+        InputError,
     ),
     "more tokens than positions": (
         lambda: RagWindowsLLM(lm=reader(), max_new_tokens=10**6, context_window=10**8),
