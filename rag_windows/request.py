@@ -66,7 +66,7 @@ def check_request(
     method: Method,
     max_window_tokens: int | None,
     position_limit: int | None,
-    prompt_limit: int | None,
+    prompt_limit: int | None = None,
     max_new_tokens: int | None = None,
     stop: str | Sequence[str] | None = None,
     citations: bool = False,

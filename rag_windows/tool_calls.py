@@ -54,7 +54,7 @@ class ToolCall:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise PromptError(
                     f"The arguments of a tool call of {where} are no JSON: {error}. Leave the call "
                     "out, or repair its arguments."

@@ -261,7 +261,7 @@ class Result:
             values["floor"] = FloorFigures(**values["floor"])
             values["parts"] = [Part.from_json(one) for one in values["parts"]]
             return cls(**values)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{path} is no result of rag-windows bench ({type(error).__name__}: {error}); name "
                 "a JSON file that it wrote."

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rag_windows.conversation import Conversation
-from rag_windows.errors import InputError
+from rag_windows.errors import DataError, InputError
+from rag_windows.evaluation.data.fields import Place
+from rag_windows.evaluation.data.strict_json import parse
 from rag_windows.passage import Passage
 from rag_windows.request import Messages, PassageLike
 
@@ -107,11 +108,11 @@ def read_examples(path: str | Path) -> list[Example]:
         if not line.strip():
             continue
         try:
-            examples.append(Example.of(json.loads(line)))
-        except json.JSONDecodeError as error:
+            examples.append(Example.of(parse(line, Place(str(path), f"line {number}"))))
+        except DataError as error:
             raise InputError(
-                f"Line {number} of {str(path)!r} is no JSON ({error.msg}); each line holds one "
-                'example such as {"query": "...", "passages": ["...", "..."], "answer": "..."}.'
+                f"{error} Each line holds one example such as "
+                '{"query": "...", "passages": ["...", "..."], "answer": "..."}.'
             ) from error
         except InputError as error:
             raise InputError(f"Line {number} of {str(path)!r}: {error}") from error

@@ -29,6 +29,9 @@ FIGURES: Mapping[str, str] = {
 }
 """What is measured, and its unit."""
 
+_LONGEST = 500
+"""Characters that are told of what is wrong with a profile."""
+
 LOWER_IS_BETTER = frozenset(("divergence",))
 
 
@@ -172,7 +175,10 @@ class Profile:
         try:
             return parse(text)
         except ProfileError as error:
-            raise ProfileError(f"The profile {str(path)!r} can't be used: {error}.") from error
+            told = str(error)
+            if len(told) > _LONGEST:  # it quotes what stands in the file
+                told = f"{told[:_LONGEST]}..."
+            raise ProfileError(f"The profile {str(path)!r} can't be used: {told}.") from error
 
     @classmethod
     def of(cls, value: Profile | str | Path) -> Profile:

@@ -12,7 +12,9 @@ from rag_windows.calibration.method_json import method_from_json, method_to_json
 from rag_windows.calibration.profile import FIGURES, Comparison, Profile, Setting
 from rag_windows.calibration.spread import guard_problem
 from rag_windows.calibration.stamp import ModelStamp
-from rag_windows.errors import ProfileError
+from rag_windows.errors import DataError, ProfileError
+from rag_windows.evaluation.data.fields import Place, shown
+from rag_windows.evaluation.data.strict_json import parse as parse_json
 
 FORMAT = "rag-windows calibration profile"
 VERSION = 1
@@ -65,9 +67,9 @@ def parse(text: str) -> Profile:
         ProfileError: naming the entry that is missing or wrong; no full stop at its end.
     """
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ProfileError(f"it is no JSON ({error})") from error
+        data = parse_json(text, Place("its text"))
+    except DataError as error:
+        raise ProfileError(str(error).removesuffix(".")) from error
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ProfileError(f"it is no {FORMAT}: its entry 'format' does not say so")
     if data.get("version") != VERSION:
@@ -75,7 +77,21 @@ def parse(text: str) -> Profile:
             f"it has version {data.get('version')!r} and this rag-windows reads version {VERSION}; "
             "calibrate again, or use the rag-windows that wrote it"
         )
-    profile = Profile(
+    try:
+        profile = _profile(data)
+    except RecursionError as error:
+        raise ProfileError("lists and objects are nested too deeply; flatten them") from error
+    if not profile.criteria:
+        raise ProfileError("entry 'criteria': must name at least one figure")
+    for number, setting in enumerate(profile.settings):
+        missing = [name for name in profile.criteria if name not in setting.figures]
+        if missing:
+            raise ProfileError(f"entry 'settings': [{number}] lacks the figures {missing}")
+    return profile
+
+
+def _profile(data: Mapping[str, Any]) -> Profile:
+    return Profile(
         method=_get(data, "method", method_from_json),
         best=_get(data, "best", method_from_json),
         default=_get(data, "default", method_from_json),
@@ -91,13 +107,6 @@ def parse(text: str) -> Profile:
         model=_get(data, "model", _model),
         guard=_get(data, "guard", _guard),
     )
-    if not profile.criteria:
-        raise ProfileError("entry 'criteria': must name at least one figure")
-    for number, setting in enumerate(profile.settings):
-        missing = [name for name in profile.criteria if name not in setting.figures]
-        if missing:
-            raise ProfileError(f"entry 'settings': [{number}] lacks the figures {missing}")
-    return profile
 
 
 def _get(data: Any, name: str, read: Callable[[Any], T]) -> T:
@@ -177,9 +186,12 @@ def _figure(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ProfileError(f"must be a finite number, got {value!r}")
-    return float(value)
+    try:
+        if isinstance(value, bool) or not math.isfinite(value):
+            raise TypeError
+        return float(value)
+    except (TypeError, OverflowError):
+        raise ProfileError(f"must be a finite number, got {shown(value)}") from None
 
 
 def _count(value: Any) -> int:

@@ -105,7 +105,7 @@ def read_demonstrations(path: str) -> list[Demonstration]:
             continue
         try:
             made += demonstrations_of([json.loads(line)])
-        except (json.JSONDecodeError, RecursionError, InputError) as error:
+        except (ValueError, RecursionError, InputError) as error:
             raise InputError(
                 f'{path}, line {number}: no object such as {{"text": "...", "label": "..."}}: '
                 f"{error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -60,7 +60,7 @@ class Pooling:
         if self.weights != "retrieval":
             return
         for score, name in zip(scores, names, strict=True):
-            if not isinstance(score, Real) or not math.isfinite(score):
+            if not isinstance(score, Real) or not abs(score) <= sys.float_info.max:
                 raise InputError(
                     f"{name} has the score {score!r}, and weights='retrieval' needs a finite score "
                     "of every passage. Pass Passage(text, score=...), or choose weights='uniform' "

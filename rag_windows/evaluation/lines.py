@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from rag_windows.errors import DataError
+from rag_windows.evaluation.data.fields import Place
+from rag_windows.evaluation.data.strict_json import parse
 
 
 class JsonLines:
     """A file with a JSON object a line.
 
     A process that is killed while it writes leaves at most one line without its end. Such a last
-    line is dropped; anything else that is no JSON object is an error.
+    line is dropped; anything else that is no JSON object, as `strict_json` reads it, is an error.
 
     Attributes:
         path: of the file, which need not exist.
@@ -66,11 +68,19 @@ class JsonLines:
         """Add lines, and wait until they are on the medium.
 
         Raises:
-            DataError: they can't be written; the file is as it was.
+            DataError: they can't be written, or hold NaN or an infinite number, which could not be
+                read again; the file is as it was.
         """
         if not values:
             return
-        data = "".join(f"{json.dumps(value)}\n" for value in values).encode("ascii")
+        try:
+            made = [json.dumps(value, allow_nan=False) for value in values]
+        except ValueError as error:
+            raise DataError(
+                f"{self.path} can't keep NaN or an infinite number: {error}. The model computes "
+                "such numbers; load it in another dtype, such as float32."
+            ) from error
+        data = "".join(f"{line}\n" for line in made).encode("ascii")
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -84,13 +94,14 @@ class JsonLines:
             ) from error
 
     def _value(self, number: int, line: bytes) -> dict[str, Any]:
-        # Of a hostile line, nesting as deep as Python's stack is an error like any other.
+        place = Place(str(self.path), f"line {number}")
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = parse(line.decode("utf-8"), place)
+        except (UnicodeDecodeError, DataError) as error:
+            told = error if isinstance(error, DataError) else place.error(f"no UTF-8 ({error}).")
             raise DataError(
-                f"{self.path}, line {number}, is no JSON: {error}. The file was changed by "
-                "something else; take that line out, or begin anew in another folder."
+                f"{told} The file was changed by something else; take that line out, or begin anew "
+                "in another folder."
             ) from error
         if not isinstance(value, dict):
             raise DataError(

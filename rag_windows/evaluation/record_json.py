@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,8 +17,11 @@ _Read = Callable[[Any, str, Place], Any]
 
 
 def line_of(value: Line) -> dict[str, Any]:
-    """One line of a records.jsonl."""
-    return {"kind": type(value).__name__.lower(), **dataclasses.asdict(value)}
+    """One line of a records.jsonl; JSON has no infinity: an impossible choice's score is null."""
+    line = {"kind": type(value).__name__.lower(), **dataclasses.asdict(value)}
+    if scores := line.get("scores"):
+        line["scores"] = {key: None if one == -math.inf else one for key, one in scores.items()}
+    return line
 
 
 def read_line(line: Mapping[str, Any], place: Place) -> Line:
@@ -87,9 +91,12 @@ def _span(value: Any, name: str, place: Place) -> tuple[int, int]:
     return _count(found[0], name, place), _count(found[1], name, place)
 
 
-def _numbers(value: Any, name: str, place: Place) -> dict[str, float]:
+def _scores(value: Any, name: str, place: Place) -> dict[str, float]:
     found = checked(value, dict, place, f'"{name}"')
-    return {key: _number(one, f"{name}, {key}", place) for key, one in found.items()}
+    return {
+        key: -math.inf if one is None else _number(one, f"{name}, {key}", place)
+        for key, one in found.items()
+    }
 
 
 def _passage(value: Any, name: str, place: Place) -> ReadPassage:
@@ -122,7 +129,7 @@ _RECORD: Mapping[str, _Read] = {
     "encode_s": _number,
     "ttft_s": _number,
     "total_s": _number,
-    "scores": _numbers,
+    "scores": _scores,
     "notes": _list_of(_text),
     "error": _maybe_text,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -69,7 +70,7 @@ class MateICL(Method):
         elif isinstance(schedule, bool) or not isinstance(schedule, int | float):
             good = callable(schedule)
         else:
-            good = math.isfinite(schedule) and schedule > 0
+            good = 0 < schedule <= sys.float_info.max
         if not good:
             raise MethodError(
                 f"MateICL schedule must be one of {list(SCHEDULES)}, a finite number above 0, or a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from rag_windows.errors import MethodError
 from rag_windows.rescaling.base import Method
@@ -15,7 +16,7 @@ def query_bias(method: Method, windows: int) -> float:
         MethodError: the method's weight is not a finite number above 0.
     """
     weight = method.query_weight(windows)
-    if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+    if not isinstance(weight, int | float) or not 0 < weight <= sys.float_info.max:
         raise MethodError(
             f"{method.name} weighs the query by {weight!r} for {windows} windows; a weight must be "
             "a finite number above 0."

@@ -77,10 +77,9 @@ def told_beside(task: Task, folder: RunFolder) -> Iterator[str]:
 
 def _predict(task: Task, source: Source, folder: RunFolder, arm: str) -> Path | None:
     records = folder.records(arm)
-    examples = [one for one in task.examples if one.key in records]
-    if not examples:
+    if not any(one.key in records for one in task.examples):
         return None
     path = folder.predictions(arm, source.suffix)
     path.parent.mkdir(exist_ok=True)
-    source.write_predictions(path, examples, [records[one.key] for one in examples])
+    source.write_predictions(path, task.examples, records)
     return path

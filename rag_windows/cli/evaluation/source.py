@@ -79,24 +79,31 @@ class Source:
         return task.answerer(options.prefix) if isinstance(task, IclTask) else None
 
     def write_predictions(
-        self, path: Path, examples: Sequence[Example], records: Sequence[Record]
+        self, path: Path, examples: Sequence[Example], records: Mapping[str, Record]
     ) -> None:
         """Write one arm's answers in the dataset's own format: INSCIT's, or a line an answer.
 
+        INSCIT's names the question of each answer; in the other one the number of the line does, so
+        that a question without an answer has an empty line there.
+
         Args:
             path: of the file, with `suffix`.
-            examples: that have a record.
-            records: one each, in their order.
+            examples: all of them.
+            records: by the examples' keys; some may be missing.
         """
         if self.kind == "inscit":
             from rag_windows.evaluation.data.inscit_predictions import write_predictions
 
             evidence = int(self.options.get("evidence", 1))
-            write_predictions(path, examples, records, evidence=evidence)
+            answered = [one for one in examples if one.key in records]
+            write_predictions(
+                path, answered, [records[one.key] for one in answered], evidence=evidence
+            )
         else:
             from rag_windows.evaluation.data.chatrag_answers import write_answers
 
-            write_answers(path, [one.answer for one in records])
+            found = [records.get(one.key) for one in examples]
+            write_answers(path, ["" if one is None else one.answer for one in found])
 
     @property
     def suffix(self) -> str:
@@ -125,7 +132,7 @@ class Source:
             value = json.loads(path.read_text(encoding="utf-8"))
             kind, data, limit = value["kind"], value["data"], value["limit"]
             found = cls(kind, data, limit, dict(value["options"]), str(value["command"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 f"{path} does not tell what the run read; is {str(folder)!r} the folder of a run?"
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -59,13 +60,22 @@ def checked(value: Any, kind: type[T], place: Place, name: str) -> T:
     """The value, if it is of this kind; ``float`` takes whole numbers too, and nothing takes bools.
 
     Raises:
-        DataError: it is of another kind.
+        DataError: it is of another kind, or for ``float`` beyond what a float holds.
     """
     kinds = (int, float) if kind is float else kind
     if isinstance(value, kinds) and not isinstance(value, bool):
+        if kind is float and not _finite(value):
+            raise place.error(f"{name} is too large for a number; write a smaller one.")
         return cast(T, value)
     wanted = next(words for one, words in _KINDS if one is kind)
     raise place.error(f"{name} must be {wanted}, not {kind_of(value)}.")
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # of a whole number with hundreds of digits
+        return False
 
 
 def record_of(value: Any, place: Place) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def test_what_is_no_example_is_told(value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"query": "a"}\n{"query"', "Line 2 .* is no JSON"),
+        ('{"query": "a"}\n{"query"', "line 2: not valid JSON"),
         ('\n{"ask": "a"}', r"Line 2 .*Unknown example keys \['ask'\]"),
         ("\n \n", "holds no examples"),
         ("\udcff", "can't be read"),

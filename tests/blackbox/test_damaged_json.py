@@ -1,0 +1,204 @@
+"""Profiles, records and examples that hold what JSON or a float can't: one clear error each."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_windows import APE, PCW, WindowedLM
+from rag_windows.errors import ProfileError
+from tests.blackbox.conftest import Run
+from tests.rag_windows import small
+
+DEEP = "[" * 100_000 + "]" * 100_000
+DIGITS = "9" * 5_000
+DAMAGED = {
+    "nested 100,000 deep": (DEEP, "nested too deeply"),
+    "nested 300 deep": ('{"a": ' * 300 + "1" + "}" * 300, ""),
+    "5,000 digits": (DIGITS, "too many digits"),
+    "400 digits": ("9" * 400, ""),
+    "beyond floats": ("1e999", "no number that JSON has"),
+    "NaN": ("NaN", "no number that JSON has"),
+    "infinity": ("-Infinity", "no number that JSON has"),
+    "duplicate keys": ('{"b": 1, "b": 2}', "stands twice"),
+}
+"""What stands in the place of a number, and what the error says of it."""
+
+
+@pytest.fixture(scope="session")
+def profile_text(tmp_path_factory: pytest.TempPathFactory, small_lm: WindowedLM) -> str:
+    """A profile as it is saved."""
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    examples = [
+        {"query": f"Who is {i}?", "passages": [f"One {i}.", "Two."], "answer": "A"}
+        for i in range(8)
+    ]
+    made = small_lm.calibrate(examples, settings=[APE(), PCW(), APE(0.5, 0.5)], refine=False)
+    made.save(path)
+    return path.read_text(encoding="utf-8")
+
+
+def load(path: Path) -> WindowedLM:
+    """The small model with this profile, which may have been made for another one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), profile=path)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error, which stands on one line and is not endless."""
+    text = str(error)
+    assert "\n" not in text
+    assert len(text) < 1_500
+    return text
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("field", ["temperature", "examples", "value", "verdict", "version"])
+def test_a_damaged_profile_gives_one_clear_error(
+    tmp_path: Path, profile_text: str, damage: str, field: str
+) -> None:
+    put, told = DAMAGED[damage]
+    path = tmp_path / "profile.json"
+    path.write_text(_put(profile_text, field, put), encoding="utf-8")
+    if (damage, field) == ("400 digits", "examples"):
+        load(path)  # a count may be as large as it likes
+        return
+    with pytest.raises(ProfileError, match="can't be used") as caught:
+        load(path)
+    assert told in one_line(caught.value)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_profile_with_any_value_replaced_is_read_or_refused(
+    tmp_path: Path, profile_text: str, data: st.DataObject
+) -> None:
+    whole = json.loads(profile_text)
+    places = list(_places(whole))
+    container, key = data.draw(st.sampled_from(places))
+    container[key] = data.draw(
+        st.sampled_from([None, True, -1, 10**400, "x", [], {}, [[]], {"name": "ape"}, 0.5])
+    )
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    try:
+        load(path)
+    except ProfileError as error:
+        one_line(error)
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_examples_give_one_clear_error(tmp_path: Path, run: Run, damage: str) -> None:
+    put, _ = DAMAGED[damage]
+    path = tmp_path / "examples.jsonl"
+    path.write_text(f'{{"query": "Who?", "passages": ["A."], "answer": {put}}}\n')
+    result = run("calibrate", "--examples", path)
+    assert result.exit_code == 2
+    assert "line 1" in result.stderr.lower()
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_demonstrations_give_one_clear_error(tmp_path: Path, run: Run, damage: str) -> None:
+    put, _ = DAMAGED[damage]
+    path = tmp_path / "demos.jsonl"
+    path.write_text(f'{{"text": "nice", "label": {put}}}\n')
+    result = run("classify", "good", "--demos", path)
+    assert result.exit_code == 2
+    assert "line 1" in result.stderr.lower()
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of four conversations, of which the second half was answered."""
+    from typer.testing import CliRunner
+
+    from rag_windows.cli.commands import app
+
+    folder = tmp_path_factory.mktemp("evaluation")
+    rows = [
+        {
+            "messages": [{"role": "user", "content": f"Where was {name} born?"}],
+            "answers": ["Sulava"],
+            "ctxs": [{"title": name, "text": f"{name} was born in Sulava."}],
+        }
+        for name in ("Vara Zelmont", "Aldan Pellby", "Valin Marby", "Vaven Lorridge")
+    ]
+    (folder / "data.json").write_text(json.dumps(rows), encoding="utf-8")
+    result = CliRunner().invoke(app, [*_command(folder), "--shard", "2/2"])
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+def test_predictions_stand_on_the_lines_of_their_questions(run_folder: Path, run: Run) -> None:
+    path = run_folder / "out" / "predictions" / "ape@5.txt"
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert lines[-1] == ""
+    assert [bool(line) for line in lines[:-1]] == [False, True, False, True]
+    scored = run(
+        *("eval", "score", "chatrag", "--data", run_folder / "data.json"),
+        *("--dataset", "doc2dial", "--predictions", path, "--json"),
+    )
+    assert scored.exit_code == 0, scored.stderr
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("field", ["ttft_s", "prompt_tokens", "mass"])
+def test_a_damaged_record_gives_one_clear_error(
+    tmp_path: Path, run_folder: Path, run: Run, damage: str, field: str
+) -> None:
+    put, told = DAMAGED[damage]
+    out = tmp_path / "out"
+    out.mkdir()
+    for file in (run_folder / "out").iterdir():
+        if file.is_file():
+            (out / file.name).write_bytes(file.read_bytes())
+    records = out / "records.jsonl"
+    first, rest = records.read_text(encoding="utf-8").split("\n", 1)
+    records.write_text(f"{_put(first, field, put)}\n{rest}", encoding="utf-8")
+    result = run("eval", "report", out)
+    if (damage, field) == ("400 digits", "prompt_tokens"):
+        assert result.exit_code == 0  # a count may be as large as it likes
+        return
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert "records.jsonl, line 1" in result.stderr.replace("\n", " ")
+    assert told in result.stderr.replace("\n", " ")
+
+
+def _command(folder: Path) -> list[str]:
+    return [
+        *("eval", "chatrag", "--data", str(folder / "data.json"), "--dataset", "doc2dial"),
+        *("--methods", "ape", "--style", "plain", "--model", "tiny-reader"),
+        *("--out", str(folder / "out")),
+    ]
+
+
+def _put(text: str, field: str, value: str) -> str:
+    """A JSON text with another value of the first field of this name."""
+    start = text.index(f'"{field}":') + len(field) + 3
+    skipped = len(text[start:]) - len(text[start:].lstrip())
+    _, end = json.JSONDecoder().raw_decode(text, start + skipped)
+    return f"{text[:start]} {value}{text[end:]}"
+
+
+def _places(value: Any) -> Any:
+    """Every place in a JSON value where something stands: container and key."""
+    pairs: Any = ()
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list):
+        pairs = enumerate(value)
+    for key, inside in list(pairs):
+        yield value, key
+        yield from _places(inside)
