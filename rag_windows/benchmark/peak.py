@@ -15,7 +15,7 @@ import torch
 from rag_windows.benchmark.load import Load, load
 from rag_windows.benchmark.memory import peak_bytes
 from rag_windows.benchmark.plan import COLD, SEQUENTIAL, Place, Plan
-from rag_windows.benchmark.shape import shape_named
+from rag_windows.benchmark.shape import timed
 from rag_windows.benchmark.way import Way, sequential, windows
 from rag_windows.model import WindowedLM
 
@@ -29,6 +29,7 @@ class Asked:
 
     Attributes:
         shape: of the model.
+        model: name or folder of a trained one instead, or None.
         dtype: its precision.
         method: of the windows.
         way: `SEQUENTIAL` or `COLD`.
@@ -39,6 +40,7 @@ class Asked:
     """
 
     shape: str
+    model: str | None
     dtype: str
     method: str
     way: str
@@ -80,6 +82,7 @@ class Peaks:
             return peak_apart(
                 Asked(
                     plan.shape,
+                    plan.model,
                     plan.dtype,
                     plan.method,
                     way.name,
@@ -119,7 +122,7 @@ def peak_apart(asked: Asked) -> int | None:
 def measure(asked: Asked) -> int | None:
     """Make the model and answer once; for a process that does nothing else."""
     torch.set_num_threads(asked.threads)
-    model = shape_named(asked.shape).build("cpu", getattr(torch, asked.dtype))
+    model = timed(asked.shape, asked.model).build("cpu", getattr(torch, asked.dtype))
     lm = WindowedLM(model, method=asked.method)
     way = sequential(model) if asked.way == SEQUENTIAL else windows(lm, COLD)
     vocabulary = model.config.vocab_size

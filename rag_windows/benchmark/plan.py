@@ -39,7 +39,8 @@ class Plan:
     """What is run.
 
     Attributes:
-        shape: of the model.
+        shape: of a model of random weights.
+        model: name or folder of a trained one, which is timed instead; or None.
         dtype: its precision.
         device: where it runs.
         contexts: tokens of all windows.
@@ -60,6 +61,7 @@ class Plan:
     """
 
     shape: str = "llama-0.25b"
+    model: str | None = None
     dtype: str = "bfloat16"
     device: str = "cpu"
     contexts: tuple[int, ...] = (8192,)

@@ -21,7 +21,7 @@ from rag_windows.benchmark.profile import profile_step
 from rag_windows.benchmark.reading import measure_readings
 from rag_windows.benchmark.result import FORMAT, FloorFigures, Machine, Part, Result
 from rag_windows.benchmark.rounds import measure_ways
-from rag_windows.benchmark.shape import Shape, shape_named
+from rag_windows.benchmark.shape import Pretrained, Shape, timed
 from rag_windows.benchmark.way import all_ways
 from rag_windows.evaluation.machine import surroundings
 from rag_windows.model import WindowedLM
@@ -48,7 +48,7 @@ def run(
             of other settings.
         DataError: the journal can't be read or written.
     """
-    shape = shape_named(plan.shape)
+    shape = timed(plan.shape, plan.model)
     here = machine(plan, shape)
     settings = {
         "format": FORMAT,
@@ -80,7 +80,7 @@ def run(
             kept.add(name, part)
         parts.append(part)
     return Result(
-        plan.shape,
+        shape.name,
         plan.dtype,
         here,
         FloorFigures(floor.flops_per_s, floor.bytes_per_s),
@@ -118,7 +118,7 @@ def _many(plan: Plan, questions: int, lm: WindowedLM, tell: Tell) -> Part:
     return Part(crowds=crowds)
 
 
-def machine(plan: Plan, shape: Shape) -> Machine:
+def machine(plan: Plan, shape: Shape | Pretrained) -> Machine:
     """Names and versions, and on a CPU whether the kernel in C serves the shape."""
     versions = surroundings()
     device = versions.pop("machine")

@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, made at run time."""
+"""What is timed: models of known shapes with random weights, made at run time, or trained ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rag_windows.errors import InputError
+from rag_windows.loading import load, load_config
 
 _POSITIONS = 262_144
 
@@ -117,6 +118,48 @@ def shape_named(name: str) -> Shape:
     if name not in SHAPES:
         raise InputError(f"{name!r} is no shape of the benchmark; choose among {sorted(SHAPES)}.")
     return SHAPES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A trained model, timed over the same random tokens as a shape.
+
+    Attributes:
+        name: shipped, a local folder, or on the Hub.
+    """
+
+    name: str
+
+    @property
+    def head_dim(self) -> int:
+        """Of keys and values."""
+        config = self._config
+        return int(
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+
+    @property
+    def positions(self) -> int | None:
+        """That it was made for, or None if it does not say."""
+        return getattr(self._config, "max_position_embeddings", None)
+
+    @property
+    def _config(self) -> PreTrainedConfig:
+        return load_config(self.name).get_text_config(decoder=True)
+
+    def build(self, device: str, dtype: torch.dtype) -> PreTrainedModel:
+        """The model, in evaluation mode, on its device and in its precision."""
+        model, _ = load(self.name, None, dtype=dtype, device_map=device)
+        return model.eval()
+
+
+def timed(shape: str, model: str | None) -> Shape | Pretrained:
+    """What is timed: the shape, unless a model is named.
+
+    Raises:
+        InputError: there is no shape of this name.
+    """
+    return shape_named(shape) if model is None else Pretrained(model)
 
 
 def linears(model: PreTrainedModel) -> list[tuple[int, int]]:

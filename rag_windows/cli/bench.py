@@ -33,8 +33,8 @@ def bench(
         verbose: whether the libraries' warnings are shown.
 
     Raises:
-        InputError: an unknown shape, way or method, windows that don't divide a context, or an
-            unfinished run of other settings in the folder.
+        InputError: an unknown shape, way or method, windows that don't divide a context, a context
+            that is longer than the model, or an unfinished run of other settings in the folder.
         DataError: the older result or an unfinished one can't be read.
     """
     quieten(verbose)
@@ -73,12 +73,12 @@ def bench(
 
 def _check(plan: Plan) -> None:
     """Refuse before any work what would fail behind it."""
-    from rag_windows.benchmark.load import lengths
+    from rag_windows.benchmark.load import PREFIX_TOKENS, QUERY_TOKENS, lengths
     from rag_windows.benchmark.plan import WAYS
-    from rag_windows.benchmark.shape import shape_named
+    from rag_windows.benchmark.shape import Pretrained, timed
     from rag_windows.rescaling import resolve
 
-    shape_named(plan.shape)
+    shape = timed(plan.shape, plan.model)
     for method in (plan.method, *plan.against):
         resolve(method)
     if unknown := [way for way in plan.ways if way not in WAYS]:
@@ -87,6 +87,14 @@ def _check(plan: Plan) -> None:
         lengths(place.context, place.window, ragged=False, seed=0)
     if plan.question_context is not None:
         lengths(plan.question_context, plan.windows[0], ragged=False, seed=0)
+    positions = shape.positions if isinstance(shape, Pretrained) else None
+    beside = PREFIX_TOKENS + QUERY_TOKENS + max(plan.tokens)
+    longest = max((*plan.contexts, plan.question_context or 0))
+    if positions is not None and longest + beside > positions:
+        raise InputError(
+            f"{shape.name} has {positions} positions, and transformers' one prompt over {longest} "
+            f"tokens takes {longest + beside}; take a shorter --context."
+        )
 
 
 def _write(result: Result, text: str, folder: Path) -> None:

@@ -9,11 +9,22 @@ import typer
 from rag_windows.cli import options
 
 Shape = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--shape",
         metavar="NAME",
-        help="llama-0.25b, qwen-0.5b, llama-3.1-8b (random weights); tiny tries the command.",
+        help="llama-0.25b, qwen-0.5b, llama-3.1-8b (random weights); tiny tries the command. "
+        "Default: llama-0.25b.",
+        show_default=False,
+    ),
+]
+TimedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="Time this model instead: a local folder or a name on the Hub.",
+        show_default=False,
     ),
 ]
 Contexts = Annotated[
@@ -110,7 +121,8 @@ Compare = Annotated[
 
 
 def bench(
-    shape: Shape = "llama-0.25b",
+    shape: Shape = None,
+    model: TimedModel = None,
     context: Contexts = None,
     window: Windows = None,
     ragged: Ragged = False,
@@ -133,12 +145,16 @@ def bench(
     compare: Compare = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Time windows beside plain transformers on a model of random weights, same tokens for both."""
+    """Time windows beside plain transformers, the same tokens for both, on any weights."""
     from rag_windows.benchmark.plan import WAYS, Plan
     from rag_windows.cli.bench import bench as run
+    from rag_windows.errors import InputError
 
+    if shape is not None and model is not None:
+        raise InputError("--shape and --model exclude each other; leave one of them out.")
     plan = Plan(
-        shape=shape,
+        shape=shape or Plan().shape,
+        model=model,
         dtype=dtype,
         device=device,
         contexts=tuple(context or (8192,)),

@@ -127,7 +127,7 @@ def _row(one: Classification) -> dict[str, Any]:
 def _show(found: Sequence[Classification]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("label")
-    table.add_column("", justify="right")
+    table.add_column("", justify="right", no_wrap=True, min_width=len("100%"))
     table.add_column("text", no_wrap=True, overflow="ellipsis", style="dim")
     for one in found:
         table.add_row(

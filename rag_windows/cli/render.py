@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _BAR = 16
 _NAME = 32
+_WITH_TEXTS = 72
+_WITH_BARS = 36
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _PLAIN_WIDTH = 120
 
@@ -91,21 +93,29 @@ def show_passages(out: Console, generation: Generation, passages: Sequence[Passa
         return
     masses = _masses(generation, passages)
     longest = max((mass for mass in masses if mass is not None), default=0.0)
-    table = _table(expand=True)
-    table.add_column("", justify="right", style="dim")
+    # On a narrow terminal the texts go first, then the bars; weights are never cut.
+    texts, bar = out.width >= _WITH_TEXTS, _BAR if out.width >= _WITH_TEXTS else len("attention")
+    bars = out.width >= _WITH_BARS
+    weights = ["" if mass is None else f"{mass:.1%}" for mass in masses]
+    widest = max(map(len, weights))
+    beside = len(f"{len(passages)}") + widest + 4 + (bar + 2) * bars
+    longest_name = _NAME if texts else max(4, min(_NAME, out.width - beside))
+    table = _table(expand=texts)
+    table.add_column("", justify="right", no_wrap=True, style="dim")
     table.add_column("passage", no_wrap=True)
-    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
-    table.add_column("attention", width=_BAR, no_wrap=True, style="cyan")
-    table.add_column("", justify="right", no_wrap=True)
+    if texts:
+        table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
+    if bars:
+        table.add_column("attention", width=bar, no_wrap=True, style="cyan")
+    table.add_column("", justify="right", no_wrap=True, min_width=widest)
     for number, (passage, mass) in enumerate(zip(passages, masses, strict=True), start=1):
         style = "bold" if mass is not None and mass == longest > 0 else ""
-        table.add_row(
-            str(number),
-            Text(_name(passage), style=style),
-            Text(_excerpt(passage)),
-            Text("" if mass is None else _bar(mass, longest, out)),
-            Text("" if mass is None else f"{mass:.1%}", style=style),
-        )
+        cells = [Text(str(number)), Text(_name(passage, longest_name), style=style)]
+        if texts:
+            cells.append(Text(_excerpt(passage)))
+        if bars:
+            cells.append(Text("" if mass is None else _bar(mass, longest, bar, out)))
+        table.add_row(*cells, Text(weights[number - 1], style=style))
     out.print(table)
     if generation.prefix_mass is not None and generation.query_mass is not None:
         out.print(
@@ -185,10 +195,10 @@ def _masses(generation: Generation, passages: Sequence[Passage]) -> list[float |
     return masses
 
 
-def _name(passage: Passage) -> str:
+def _name(passage: Passage, longest: int) -> str:
     name = one_line(passage.id or passage.title or "-")
     # Of a long path, the end tells most.
-    return name if len(name) <= _NAME else "…" + name[1 - _NAME :]
+    return name if len(name) <= longest else "…" + name[1 - longest :]
 
 
 def _excerpt(passage: Passage) -> str:
@@ -196,8 +206,8 @@ def _excerpt(passage: Passage) -> str:
     return f"{one_line(passage.title)}: {text}" if passage.title else text
 
 
-def _bar(mass: float, longest: float, out: Console) -> str:
-    cells = _BAR * mass / longest if longest > 0 else 0.0
+def _bar(mass: float, longest: float, width: int, out: Console) -> str:
+    cells = width * mass / longest if longest > 0 else 0.0
     if not out.encoding.lower().startswith("utf"):
         return "#" * round(cells)
     full, eighths = divmod(round(cells * 8), 8)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -320,18 +320,6 @@ def test_loading_tells_how_far_it_is(small_folder: Path) -> None:
     assert len(told) == whole + 1
 
 
-def test_threads_are_told_of_their_own_loading(small_folder: Path) -> None:
-    def load(_: int) -> list[tuple[int, int]]:
-        told: list[tuple[int, int]] = []
-        WindowedLM.from_pretrained(small_folder, on_loaded=lambda *far: told.append(far))
-        return told
-
-    with ThreadPoolExecutor(4) as pool:
-        first, *others = pool.map(load, range(4))
-    assert first == [(done, first[0][1]) for done in range(len(first))]
-    assert others == [first] * 3
-
-
 def test_one_long_passage_tells_how_far_it_is(small_lm: WindowedLM) -> None:
     told: list[tuple[int, int]] = []
     long = Passage(" ".join(f"Word {number}." for number in range(400)))
@@ -340,3 +328,59 @@ def test_one_long_passage_tells_how_far_it_is(small_lm: WindowedLM) -> None:
     assert whole > 4
     assert told[-1] == (whole, whole)
     assert len({done for done, _ in told}) > 2
+
+
+@pytest.mark.parametrize("width", [28, 40, 60, 80, 120])
+def test_weights_are_whole_on_any_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = run("ask", "What does Zelwick Academy make?", "--top-k", "3", "--no-cache")
+    assert shown.exit_code == 0, shown.stderr
+    rows = [line for line in shown.stdout.splitlines() if ".md#1" in line]
+    assert len(rows) == 3
+    assert all(len(row) <= width and re.search(r"\d\.\d%$", row) for row in rows), rows
+
+
+BENCH = ("--context", "64", "--window", "16", "--rounds", "1", "--new-tokens", "2")
+WAYS = ("--way", "transformers", "--way", "windows, cold", "--dtype", "float32")
+
+
+def test_a_model_of_ones_own_is_timed(run: Run, small_folder: Path) -> None:
+    timed = run("bench", "--model", small_folder, *BENCH, *WAYS, "--no-memory")
+    assert timed.exit_code == 0, timed.stderr
+    assert str(small_folder) in timed.stdout
+    assert "| windows, cold |" in timed.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--shape", "tiny", *BENCH), "--shape and --model exclude each other"),
+        (("--context", "1024"), "1024 positions"),
+    ],
+)
+def test_what_can_not_be_timed_is_one_line(
+    run: Run, small_folder: Path, args: tuple[str, ...], message: str
+) -> None:
+    refused = run("bench", "--model", small_folder, *args)
+    assert refused.exit_code == 2
+    (line,) = refused.stderr.splitlines()
+    assert message in line
+
+
+def test_the_formats_in_the_readme_are_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("demos.jsonl", "questions.jsonl"):
+        (line,) = re.findall(rf"^    (\{{.*\}}) +# {name}$", readme, flags=re.MULTILINE)
+        Path(name).write_text(f"{line}\n{line.replace('animal', 'plant')}\n" * 4)
+    labelled = run("classify", "gidra blog", "--demos", "demos.jsonl", "--json")
+    assert labelled.exit_code == 0, labelled.stderr
+    calibrated = run(
+        *("calibrate", "--examples", "questions.jsonl", "--method", "mateicl"),
+        *("--model", "tiny-reader", "--max-new-tokens", "2", "--json"),
+    )
+    assert calibrated.exit_code == 0, calibrated.stderr

@@ -43,7 +43,8 @@ def test_peak_memory_sees_what_is_gone_at_the_end() -> None:
 def test_a_process_of_its_own_sees_the_keys_and_values() -> None:
     ways = (SEQUENTIAL, COLD)
     asked = [
-        Asked("tiny", "float32", "ape", way, 4096, 256, ragged=False, threads=1) for way in ways
+        Asked("tiny", None, "float32", "ape", way, 4096, 256, ragged=False, threads=1)
+        for way in ways
     ]
     needed = 4096 * token_bytes(shape_named("tiny").build("meta", torch.float32))
     with ThreadPoolExecutor(len(asked)) as pool:  # most of their time is the start
