@@ -24,11 +24,13 @@ def layer_devices(model: PreTrainedModel, layers: int) -> tuple[torch.device, ..
     first = input_device(model)
     found = [first] * layers
     for module in model.modules():
-        index = getattr(module, "layer_idx", None)
+        index = module.__dict__.get("layer_idx")
+        if not isinstance(index, int) or not 0 <= index < layers:
+            continue
         weight = next(module.parameters(recurse=False), None)
         if weight is None:
             weight = next(module.parameters(), None)
-        if not isinstance(index, int) or not 0 <= index < layers or weight is None:
+        if weight is None:
             continue
         hook = getattr(module, "_hf_hook", None)
         placed = getattr(hook, "execution_device", None)

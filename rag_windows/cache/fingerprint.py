@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import itertools
@@ -58,15 +59,18 @@ class _Look:
         ]
         self._loose = [(name, module) for name, module in modules if _has_tensors(module)]
         self.offloaded = _offloaded(modules)
-        self.switches = [
+        self._switches = [
             value
             for _, module in modules
             if not isinstance(module, PreTrainedModel)
             for key, value in module.__dict__.items()
             if isinstance(value, dict | list) and value and counts(key) and is_plain(value)
         ]
+        self._set: list[Any] = []
+        self._written = b""
         self.readable = not any(_is_unreadable(module) for _, module in modules)
-        code = sorted({kind for _, module in modules for kind in _code(type(module))})
+        kinds = {base for _, module in modules for base in type(module).__mro__}
+        code = sorted(itertools.chain.from_iterable(map(_code, kinds)))
         self.structure = hashlib.sha256(
             fields(
                 canonical(twin.model.config.to_dict()),
@@ -75,6 +79,13 @@ class _Look:
                 *(describe(name, module) for name, module in modules),
             )
         ).digest()
+
+    def switches(self) -> bytes:
+        """Plain dictionaries and lists of modules, such as adapters' scales, as they are now."""
+        if self._set != self._switches or not self._written:
+            self._set = copy.deepcopy(self._switches)
+            self._written = hashlib.sha256(canonical(self._set)).digest()
+        return self._written
 
     def held(self) -> list[Any]:
         """Parameters and buffers as they stand, None among them."""
@@ -261,7 +272,8 @@ class ModelIdentity:
             fields(
                 look.structure,
                 read.contents,
-                canonical([self._revision, commit, look.switches, _arithmetic(device)]),
+                look.switches(),
+                canonical([self._revision, commit, _arithmetic(device)]),
             )
         ).digest()
 
@@ -318,11 +330,10 @@ def _code(kind: type) -> list[str]:
     A class's own code is known by its name, and by the versions of torch and transformers.
     """
     return [
-        f"{base.__module__}.{base.__qualname__}.{name}={_instructions(value)}"
-        for base in kind.__mro__
-        for name, value in base.__dict__.items()
+        f"{kind.__module__}.{kind.__qualname__}.{name}={_instructions(value)}"
+        for name, value in kind.__dict__.items()
         if isinstance(value, types.FunctionType)
-        and (name == "forward" or value.__module__ != base.__module__)
+        and (name == "forward" or value.__module__ != kind.__module__)
     ]
 
 
