@@ -213,15 +213,17 @@ def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:
 
 
 def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """Only a tokenizer, with options of its own; errors as in `load`."""
+    """Only a tokenizer, with options of its own; adapters, GGUF files and errors as in `load`."""
     if kwargs.get("trust_remote_code"):
         raise ModelLoadError(
             "trust_remote_code=True is refused: it runs code from the tokenizer's repository. Load "
             "the tokenizer yourself if you trust it, and pass the object as tokenizer=."
         )
-    source = str(embedded_path(name) if name in EMBEDDED else name)
+    source, kwargs = _located(name, kwargs, whole=False)
     try:
-        return AutoTokenizer.from_pretrained(source, **kwargs)
+        return _tokenizer(source, _base_of(source, kwargs), kwargs)
+    except RagWindowsError:
+        raise
     except _LOADING as error:
         raise ModelLoadError(_explain(str(name), error)) from error
 
@@ -243,14 +245,17 @@ def _hub(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {key: kwargs[key] for key in names if kwargs.get(key) is not None}
 
 
-def _located(model: str | Path, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _located(
+    model: str | Path, kwargs: dict[str, Any], *, whole: bool = True
+) -> tuple[str, dict[str, Any]]:
     """Where transformers looks, and the options with which it finds a GGUF file there."""
     source = Path(embedded_path(str(model)) if model in EMBEDDED else model)
     if source.suffix == ".gguf" and source.is_file():
         kwargs = {**kwargs, "gguf_file": source.name}
         source = source.parent
     if kwargs.get("gguf_file") is None:
-        _check_path(str(model), source)
+        if whole:
+            _check_path(str(model), source)
     elif not _installed("gguf"):
         raise MissingExtraError(missing("Loading a GGUF file", "gguf", "gguf"))
     return str(source) if source.exists() else str(model), kwargs

@@ -68,14 +68,13 @@ def as_key(value: Any) -> Hashable:
 
 
 def folder_state(model: str | Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of each file of a local model folder; empty for a Hub name.
+    """Name, size and time of each file of a local model; empty for a Hub name.
 
     A model that is saved again in the same folder is another model.
     """
     folder = loading.embedded_path(str(model)) if model in loading.EMBEDDED else Path(model)
-    if not folder.is_dir():
-        return ()
-    files = [(path, path.stat()) for path in folder.iterdir() if path.is_file()]
+    paths = folder.iterdir() if folder.is_dir() else [folder]
+    files = [(path, path.stat()) for path in paths if path.is_file()]
     return tuple(sorted((path.name, stat.st_size, stat.st_mtime_ns) for path, stat in files))
 
 

@@ -375,6 +375,11 @@ def test_a_gguf_file_is_loaded_by_its_option_or_its_path(
         assert lm.generate("How deep?", PASSAGES, max_new_tokens=3).token_ids
 
 
+@pytest.mark.parametrize("way", ["langchain", "llama-index"])
+def test_gguf_files_load_in_the_frameworks(way: str, gguf_folder: Path, run: Run) -> None:
+    ways(gguf_folder / "small.gguf", run)[way]()
+
+
 def test_a_gguf_file_names_the_extra_that_it_needs(
     gguf_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

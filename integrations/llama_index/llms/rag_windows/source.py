@@ -18,7 +18,7 @@ from rag_windows.loading import load_config, load_tokenizer
 from rag_windows.sharing import load_shared
 from rag_windows.tool_format import ToolFormat
 
-_HUB = ("revision", "token", "cache_dir")
+_HUB = ("revision", "token", "cache_dir", "gguf_file")
 """Loading options that say which files, not how; those for the tokenizer, too."""
 
 
