@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from transformers.generation.streamers import BaseStreamer
@@ -13,7 +14,8 @@ from transformers.generation.streamers import BaseStreamer
 from rag_windows.context import EncodedContext, encode_context
 from rag_windows.decoding import Decoded, Decoder
 from rag_windows.detokenize import Detokenizer
-from rag_windows.encoding import WindowEncoder
+from rag_windows.encoding import PrefillCancelledError, WindowEncoder
+from rag_windows.errors import StopIterationTold
 from rag_windows.generation import Citation, FinishReason, Generation, Timings, Usage
 from rag_windows.guard.deciding import guarded
 from rag_windows.guard.fallback import Fallback
@@ -25,7 +27,7 @@ from rag_windows.stopping import Cancelled, FirstToken, StopStrings
 T = TypeVar("T")
 
 Encode = Callable[..., T]
-"""`encode_context`, or what takes the same arguments."""
+"""`encode_context`, `prefill_parts`, or what takes the same arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +60,27 @@ class Answered:
     raw: Any
 
 
-def encode_request(encoder: WindowEncoder, request: Request) -> EncodedContext:
-    """Encode what the request's query will read; a passage is one citation group."""
-    return encoded_by(encode_context, encoder, request)
+def encode_request(
+    encoder: WindowEncoder, request: Request, cancelled: threading.Event | None = None
+) -> EncodedContext:
+    """Encode what the request's query will read; a passage is one citation group.
+
+    Raises:
+        PrefillCancelledError: ``cancelled`` was set meanwhile.
+    """
+    return encoded_by(partial(encode_context, cancelled=cancelled), encoder, request)
 
 
 def encoded_by(encode: Encode[T], encoder: WindowEncoder, request: Request) -> T:
     """What ``encode`` makes of a request's prefix and windows."""
-    windows = request.parts.windows
+    windows, told = request.parts.windows, request.on_encoded
     return encode(
         encoder,
         request.parts.prefix_ids,
         [window.ids for window in windows],
         request.method,
         groups=[window.passage for window in windows],
-        on_encoded=request.on_encoded,
+        on_encoded=None if told is None else StopIterationTold()(told),
         sources=sources_of(request.parts, request.passages),
         scores=[request.passages[window.passage].score for window in windows],
     )
@@ -87,9 +95,12 @@ def answer(
     cancelled: threading.Event | None = None,
 ) -> Generation:
     """Encode, generate, and put the result together."""
-    request, context, fallback = guarded(
-        lambda asked: encode_request(encoder, asked), decoder, request, cancelled
-    )
+    try:
+        request, context, fallback = guarded(
+            lambda asked: encode_request(encoder, asked, cancelled), decoder, request, cancelled
+        )
+    except PrefillCancelledError:
+        return unbegun(decoder, detokenizer, request)
     context = decoder.narrowed(context, request.parts.query_ids)
     encoded_at = time.perf_counter()
     first = FirstToken()
@@ -140,6 +151,24 @@ def answer(
         **{name: getattr(best, name) for name in Generation.__slots__ if name != "alternatives"},
         alternatives=tuple(results[1:]),
     )
+
+
+def unbegun(decoder: Decoder, detokenizer: Detokenizer, request: Request) -> Generation:
+    """What was written for a request that was cancelled while it was encoded: nothing."""
+    seconds = time.perf_counter() - request.started
+    answered = Answered(
+        ids=(),
+        masses=None,
+        cached_tokens=0,
+        windows=0,
+        cached_windows=0,
+        chosen=None,
+        timings=Timings(encode_s=seconds, ttft_s=seconds, total_s=seconds),
+        fallback=None,
+        stopped_early=True,
+        raw=None,
+    )
+    return generation_of(decoder, detokenizer, request, answered)
 
 
 def criteria_of(

@@ -9,7 +9,7 @@ from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.cached_run import CachedRun
-from rag_windows.encoding import Encoded, Encoder, OnEncoded, Source
+from rag_windows.encoding import Encoded, Encoder, OnEncoded, Prefill, Source
 from rag_windows.rescaling import Method, window_starts
 
 
@@ -44,7 +44,7 @@ class CachedEncoder:
         """What runs the model."""
         return self._encoder
 
-    def encode(
+    def prefill(
         self,
         prefix_ids: Sequence[int],
         windows: Sequence[Sequence[int]],
@@ -54,8 +54,8 @@ class CachedEncoder:
         *,
         patient: bool = False,
         ttl: float | None = None,
-    ) -> Encoded:
-        """See `Encoder.encode`.
+    ) -> Prefill[Encoded]:
+        """See `Encoder.prefill`.
 
         Args:
             prefix_ids: may be empty.
@@ -71,7 +71,7 @@ class CachedEncoder:
         """
         fingerprint = self._model.fingerprint()
         if fingerprint is None:
-            return self._encoder.encode(prefix_ids, windows, method, sources, on_encoded)
+            return self._encoder.prefill(prefix_ids, windows, method, sources, on_encoded)
         run = CachedRun(
             self._encoder,
             self._cache,
@@ -82,7 +82,7 @@ class CachedEncoder:
             patient=patient,
             ttl=ttl or self._cache.ttl,
         )
-        return run.encode(windows, sources, on_encoded)
+        return run.prefill(windows, sources, on_encoded)
 
     def missing(
         self, prefix_ids: Sequence[int], windows: Sequence[Sequence[int]], method: Method

@@ -15,7 +15,7 @@ from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.misses import Misses, Wanted
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tiers import Counted
-from rag_windows.encoding import Encoded, Encoder, OnEncoded, Source
+from rag_windows.encoding import Encoded, Encoder, OnEncoded, Prefill, Source
 from rag_windows.errors import NonFiniteError
 from rag_windows.forks import cached_property
 from rag_windows.rescaling import Method, Refinement, window_starts
@@ -70,15 +70,16 @@ class CachedRun:
         self._epoch = self._cache.epoch
         self._codec = codec_named(self._cache.store)
         self._fresh: list[_Fresh] = []
+        self._kept = 0
         self._bad: Source | None = None
 
-    def encode(
+    def prefill(
         self,
         windows: Sequence[Sequence[int]],
         sources: Sequence[Source],
         on_encoded: OnEncoded | None,
-    ) -> Encoded:
-        """See `CachedEncoder.encode`."""
+    ) -> Prefill[Encoded]:
+        """See `CachedEncoder.prefill`."""
         lengths = [len(ids) for ids in windows]
         starts = window_starts(self._method.alignment, len(self._prefix_ids), lengths)
         if not sources:
@@ -94,11 +95,20 @@ class CachedRun:
         prefix_key = self._scope.prefix_key() if with_prefix else None
         asked = dict.fromkeys([*keys, *([prefix_key] if prefix_key else [])])
         found = self._cache.quick(list(asked), self._one_device)
-        misses = Misses(self._cache, self._one_device)
+        total, done = len(windows), 0
+
+        def told(now: int = 0) -> None:
+            if on_encoded is not None:
+                on_encoded(min(total, done + now), total)
+
+        # While it waits, who asked is told as well, so that a deadline of theirs counts.
+        misses = Misses(self._cache, self._one_device, told)
         try:
-            prefix = self._prefix(prefix_key, found, misses)
+            prefix = yield from self._prefix(prefix_key, found, misses)
+            # At once: other processes need it for other passages, however long these here take.
+            self._keep(misses)
             if not self._method.windowed:
-                made = self._encoder.encode_windows(
+                made = yield from self._encoder.prefill_windows(
                     prefix, windows, on_encoded, starts, self._method.refinement
                 )
                 self._count(found, misses)
@@ -109,19 +119,14 @@ class CachedRun:
                 if key not in found
             }
             moved = {key: self._mover.start(found[key].window) for key in keys if key in found}
-            total = len(windows)
             done = sum(key in moved for key in keys)
-            if on_encoded is not None and (done or not wanted):
-                on_encoded(done, total)
+            if done or not wanted:
+                told()
 
-            def encode(rest: Sequence[Wanted]) -> Iterator[tuple[str, Entry | None]]:
+            def encode(rest: Sequence[Wanted]) -> Iterator[Mapping[str, Entry | None]]:
                 return self._compute(rest, prefix, places, self._method.refinement)
 
-            def told(now: int) -> None:
-                if on_encoded is not None:
-                    on_encoded(min(total, done + now), total)
-
-            obtained = misses.obtain(wanted, encode, told)
+            obtained = yield from misses.obtain(wanted, encode, told)
             for key, entry in obtained.items():
                 moved[key] = self._mover.start(entry.window)
             found |= obtained
@@ -145,12 +150,14 @@ class CachedRun:
         made = [replace(moved[key], ids=tuple(ids)) for key, ids in zip(keys, windows, strict=True)]
         return Encoded(prefix, made, cached, hits)
 
-    def _prefix(self, key: str | None, found: dict[str, Entry], misses: Misses) -> Window | None:
+    def _prefix(
+        self, key: str | None, found: dict[str, Entry], misses: Misses
+    ) -> Prefill[Window | None]:
         if key is None:
             return self._encoder.encode_prefix(self._prefix_ids)
         if key not in found:
             wanted = {key: Wanted(key, self._prefix_ids, _PREFIX)}
-            found |= misses.obtain(
+            found |= yield from misses.obtain(
                 wanted, lambda rest: self._compute(rest, None, {key: 0}, None), None
             )
         if self._bad is not None:
@@ -165,7 +172,7 @@ class CachedRun:
         prefix: Window | None,
         places: Mapping[str, int],
         refinement: Refinement | None,
-    ) -> Iterator[tuple[str, Entry | None]]:
+    ) -> Iterator[Mapping[str, Entry | None]]:
         """Encode windows, one batch after the other; None for one that is no number."""
         starts = [places[one.key] for one in wanted]
         begun = time.perf_counter()
@@ -175,11 +182,12 @@ class CachedRun:
             now = time.time()
             seconds = time.perf_counter() - begun
             tokens = sum(len(window.ids) for window in batch.values())
+            made: dict[str, Entry | None] = {}
             for index, window in batch.items():
                 one = wanted[index]
                 if not sound[index]:
                     self._bad = self._bad or one.source
-                    yield one.key, None
+                    made[one.key] = None
                     continue
                 entry = Entry(
                     window=self._settled(compact(window)),
@@ -189,7 +197,8 @@ class CachedRun:
                     expires=None if self._ttl is None else now + self._ttl,
                 )
                 self._fresh.append(_Fresh(one.key, entry))
-                yield one.key, entry
+                made[one.key] = entry
+            yield made
             begun = time.perf_counter()
 
     def _settled(self, window: Window) -> Window:
@@ -198,10 +207,12 @@ class CachedRun:
 
     def _keep(self, misses: Misses) -> None:
         """Store what was encoded, unless the weights were edited on the way."""
-        if not self._fresh or not self._still_same():
+        rest = self._fresh[self._kept :]
+        self._kept = len(self._fresh)
+        if not rest or not self._still_same():
             return
         computed = ready(self._devices)
-        for fresh in self._fresh:
+        for fresh in rest:
             self._cache.keep(
                 fresh.key,
                 fresh.entry,

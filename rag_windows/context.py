@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from transformers import DynamicCache
 
-from rag_windows.context_parts import encode_parts
-from rag_windows.encoding import OnEncoded, Source, WindowEncoder
+from rag_windows.context_parts import prefill_parts
+from rag_windows.encoding import OnEncoded, Source, WindowEncoder, complete
 from rag_windows.ensemble.members import Members, members_of
 from rag_windows.ensemble.rows_cache import RowsCache
 from rag_windows.errors import InputError
@@ -107,6 +108,7 @@ def encode_context(
     on_encoded: OnEncoded | None = None,
     sources: Sequence[Source] = (),
     scores: Sequence[float | None] = (),
+    cancelled: threading.Event | None = None,
 ) -> EncodedContext:
     """Encode prefix and windows for one method.
 
@@ -119,11 +121,16 @@ def encode_context(
         on_encoded: see `Encoder.encode_windows`.
         sources: of each window, see `Encoder.encode`.
         scores: retrieval score of each window, or none.
+        cancelled: ends the work when set.
 
     Raises:
         InputError: a window without tokens, or without a score that the method needs.
+        PrefillCancelledError: it was cancelled.
     """
-    parts = encode_parts(encoder, prefix_ids, windows, method, groups, on_encoded, sources, scores)
+    prefill = prefill_parts(
+        encoder, prefix_ids, windows, method, groups, on_encoded, sources, scores
+    )
+    parts = complete(prefill, cancelled)
     made, method = parts.windows, parts.method
     if not made:
         return EncodedContext(parts.prefix_ids, None, None, method, parts.query_start, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rag_windows.encoding import OnEncoded, Source, WindowEncoder
+from rag_windows.encoding import OnEncoded, Prefill, Source, WindowEncoder
 from rag_windows.errors import InputError
 from rag_windows.rescaling import Method, Sequential
 from rag_windows.windows import Window
@@ -47,7 +47,7 @@ class ContextParts:
         return max(window.start + len(window.ids) for window in self.windows)
 
 
-def encode_parts(
+def prefill_parts(
     encoder: WindowEncoder,
     prefix_ids: Sequence[int],
     windows: Sequence[Sequence[int]],
@@ -56,7 +56,7 @@ def encode_parts(
     on_encoded: OnEncoded | None = None,
     sources: Sequence[Source] = (),
     scores: Sequence[float | None] = (),
-) -> ContextParts:
+) -> Prefill[ContextParts]:
     """Encode prefix and windows for one method; see `encode_context`."""
     lengths = tuple(len(ids) for ids in windows)
     if 0 in lengths:
@@ -73,7 +73,7 @@ def encode_parts(
     if method.combination is not None:
         names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
         method.combination.check(scores or [None] * len(windows), names)
-    encoded = encoder.encode(prefix_ids, windows, method, sources, on_encoded)
+    encoded = yield from encoder.prefill(prefix_ids, windows, method, sources, on_encoded)
     made, cached_tokens = encoded.windows, encoded.cached_tokens
     if method.linking is not None:
         made, again = method.linking.link(encoder.runner, made, encoded.prefix)

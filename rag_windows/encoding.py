@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from transformers import PreTrainedModel
 
@@ -14,6 +16,7 @@ from rag_windows.attention.rope import table_limit
 from rag_windows.attention.twin import Twin
 from rag_windows.batching import bucket_by_length, chunks
 from rag_windows.device import input_device
+from rag_windows.errors import GenerationError
 from rag_windows.limits import position_limit
 from rag_windows.passes import Passes
 from rag_windows.refinement.room import check_room
@@ -21,8 +24,46 @@ from rag_windows.rescaling import Method, Refinement, window_starts
 from rag_windows.shelf import Shelf
 from rag_windows.windows import RowWindows, Window
 
+T = TypeVar("T")
+
 OnEncoded = Callable[[int, int], None]
 """Told how many windows are encoded, of how many."""
+
+Prefill = Generator[float, None, T]
+"""Encoding that stops after each forward pass, so that whoever runs it can do other work between.
+
+It yields the seconds for which it has nothing to do: 0 after a pass, more while it waits for others
+that encode the same. Closing it ends the work; what a cache can use of it is kept.
+"""
+
+
+class PrefillCancelledError(GenerationError):
+    """The question was cancelled before its windows were encoded."""
+
+
+def complete(prefill: Prefill[T], cancelled: threading.Event | None = None) -> T:
+    """Run a prefill to its end.
+
+    Args:
+        prefill: not begun yet.
+        cancelled: ends it between two passes when set.
+
+    Raises:
+        PrefillCancelledError: it was cancelled.
+    """
+    try:
+        while cancelled is None or not cancelled.is_set():
+            try:
+                pause = next(prefill)
+            except StopIteration as end:
+                made: T = end.value
+                return made
+            if pause:
+                time.sleep(pause)
+    finally:
+        prefill.close()
+    raise PrefillCancelledError("The question was cancelled while its passages were encoded.")
+
 
 PASS_TOKENS = 512, 8192
 """Tokens of one forward pass of windows, on a CPU and on an accelerator.
@@ -64,15 +105,15 @@ class Encoded:
 class WindowEncoder(Protocol):
     """What turns prefix and windows into keys and values: an `Encoder`, or a cache before one."""
 
-    def encode(
+    def prefill(
         self,
         prefix_ids: Sequence[int],
         windows: Sequence[Sequence[int]],
         method: Method,
         sources: Sequence[Source] = (),
         on_encoded: OnEncoded | None = None,
-    ) -> Encoded:
-        """See `Encoder.encode`."""
+    ) -> Prefill[Encoded]:
+        """See `Encoder.prefill`."""
 
     @property
     def runner(self) -> Encoder:
@@ -123,14 +164,14 @@ class Encoder:
         """The model that encodes."""
         return self.twin.model
 
-    def encode(
+    def prefill(
         self,
         prefix_ids: Sequence[int],
         windows: Sequence[Sequence[int]],
         method: Method,
         sources: Sequence[Source] = (),
         on_encoded: OnEncoded | None = None,
-    ) -> Encoded:
+    ) -> Prefill[Encoded]:
         """Encode what one request reads.
 
         Args:
@@ -138,12 +179,16 @@ class Encoder:
             windows: token ids, each of at least one token.
             method: how they will be read.
             sources: of each window, for who stores them.
-            on_encoded: see `encode_windows`.
+            on_encoded: called after each forward pass with the windows done and all of them.
         """
         self.follow()
         prefix = self.encode_prefix(prefix_ids)
         starts = window_starts(method.alignment, len(prefix_ids), [len(ids) for ids in windows])
-        made = self.encode_windows(prefix, windows, on_encoded, starts, method.refinement)
+        if prefix is not None:
+            yield 0.0
+        made = yield from self.prefill_windows(
+            prefix, windows, on_encoded, starts, method.refinement
+        )
         return Encoded(prefix, made)
 
     def encode_prefix(self, ids: Sequence[int]) -> Window | None:
@@ -160,6 +205,17 @@ class Encoder:
         starts: Sequence[int] | None = None,
         refinement: Refinement | None = None,
     ) -> list[Window]:
+        """`prefill_windows`, at once."""
+        return complete(self.prefill_windows(prefix, windows, on_encoded, starts, refinement))
+
+    def prefill_windows(
+        self,
+        prefix: Window | None,
+        windows: Sequence[Sequence[int]],
+        on_encoded: OnEncoded | None = None,
+        starts: Sequence[int] | None = None,
+        refinement: Refinement | None = None,
+    ) -> Prefill[list[Window]]:
         """Encode each window behind the prefix.
 
         Windows share forward passes, packed without padding.
@@ -180,6 +236,7 @@ class Encoder:
             encoded |= {index: shelf.put(index, window) for index, window in batch.items()}
             if on_encoded is not None:
                 on_encoded(len(encoded), len(windows))
+            yield 0.0
         return [encoded[index] for index in range(len(windows))]
 
     def encode_batches(

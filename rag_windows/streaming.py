@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from transformers.generation.streamers import BaseStreamer
@@ -17,6 +19,42 @@ from rag_windows.generation import Chunk, Generation
 
 Work = Callable[[BaseStreamer | None, threading.Event], Generation]
 """Generates, feeding a streamer, until done or the event is set."""
+
+PATIENCE = 30.0
+"""Seconds that a process which ends waits for each worker, once it was told to stop."""
+
+
+class Worker(threading.Thread):
+    """A thread that generates; a process that ends stops it first.
+
+    A thread cut off inside of a tensor operation aborts Python.
+
+    Args:
+        work: what it does.
+        name: of the thread.
+        stop: makes it end soon; called from any thread.
+    """
+
+    def __init__(self, work: Callable[[], None], name: str, stop: Callable[[], object]) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self.stop = stop
+
+    def start(self) -> None:
+        """Start; RuntimeError if the system gives no more threads."""
+        super().start()
+        _workers.add(self)
+
+
+_workers: WeakSet[Worker] = WeakSet()
+
+
+@atexit.register
+def _stop_workers() -> None:
+    workers = [*_workers]
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker.join(PATIENCE)
 
 
 class Pieces(BaseStreamer):
@@ -81,8 +119,7 @@ def stream(
             pieces.put(without_stop_iteration(error))
 
     context = contextvars.copy_context()
-    worker = threading.Thread(target=context.run, args=(run,), name="rag-windows-stream")
-    worker.daemon = True
+    worker = Worker(lambda: context.run(run), "rag-windows-stream", cancelled.set)
     worker.start()
     try:
         yield from _chunks(pieces)

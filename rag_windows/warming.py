@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from rag_windows.cached_encoding import CachedEncoder
+from rag_windows.encoding import complete
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows.request import Messages, PassageLike
@@ -91,13 +92,15 @@ def warm(
         missing = encoder.missing(parts.prefix_ids, windows, request.method)
         if missing:
             sources = sources_of(parts, request.passages)
-            encoder.encode(
-                parts.prefix_ids,
-                [windows[index] for index in missing],
-                request.method,
-                [sources[index] for index in missing],
-                patient=True,
-                ttl=ttl,
+            complete(
+                encoder.prefill(
+                    parts.prefix_ids,
+                    [windows[index] for index in missing],
+                    request.method,
+                    [sources[index] for index in missing],
+                    patient=True,
+                    ttl=ttl,
+                )
             )
         done += len(chunk)
         encoded += len(missing)

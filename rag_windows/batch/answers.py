@@ -3,57 +3,161 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from rag_windows.answer import Answered, answer, criteria_of, encoded_by, generation_of
+from rag_windows.answer import Answered, answer, criteria_of, encoded_by, generation_of, unbegun
 from rag_windows.batch.loop import BatchLoop
 from rag_windows.batch.row import Asked, Row
 from rag_windows.batch.ticket import Ticket
-from rag_windows.context_parts import encode_parts
+from rag_windows.context_parts import ContextParts, prefill_parts
+from rag_windows.encoding import Prefill
 from rag_windows.generation import Generation, Timings
 from rag_windows.refused_options import whole_number
 
 if TYPE_CHECKING:
     from rag_windows.text_level import TextLM
 
-Ended = tuple[Ticket, Generation | BaseException]
-"""A question that left the batch, and its answer or what ended it."""
+Ended = tuple[Ticket, Generation | BaseException | None]
+"""A question that left the batch, and its answer or what ended it; None if it has to be answered
+alone after all, and then nothing was told to anybody."""
+
+_NAP_S = 0.01
+"""The longest rest while every question waits for others; who comes meanwhile waits so long."""
+
+
+@dataclass(eq=False, slots=True)
+class _Entering:
+    """A question whose windows are being encoded.
+
+    Attributes:
+        ticket: of the question.
+        prefill: gives what it reads.
+        due: when it may go on, if it waits for others that encode the same; else 0.
+    """
+
+    ticket: Ticket
+    prefill: Prefill[ContextParts]
+    due: float = 0.0
 
 
 class Batch:
     """The rows of one model's batch, as questions and answers. Not for several threads at once.
 
+    Questions are encoded in turn, a forward pass of one between two tokens of the others.
+
     Args:
         lm: the model.
+        max_rows: so many are encoded or answered at a time, beside those that wait for others that
+            encode the same.
     """
 
-    def __init__(self, lm: TextLM) -> None:
+    def __init__(self, lm: TextLM, max_rows: int) -> None:
         self._lm = lm
+        self._max_rows = max_rows
         self._loop = BatchLoop(lm._encoder, lm._decoder)
+        self._entering: list[_Entering] = []
         self._tickets: dict[Row, Ticket] = {}
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._entering) + len(self._tickets)
 
     @property
     def tickets(self) -> list[Ticket]:
         """Those that are in the batch."""
-        return list(self._tickets.values())
+        return [*(one.ticket for one in self._entering), *self._tickets.values()]
 
-    def admit(self, ticket: Ticket) -> bool:
-        """Encode what a question reads and let it join.
+    @property
+    def full(self) -> bool:
+        """Whether others have to wait."""
+        busy = sum(not one.due for one in self._entering)
+        return busy + len(self._tickets) >= self._max_rows
+
+    def admit(self, ticket: Ticket) -> None:
+        """Let a question in; `step` encodes what it reads."""
+        prefill = encoded_by(prefill_parts, self._loop.encoder, ticket.request)
+        self._entering.append(_Entering(ticket, prefill))
+
+    def step(self) -> list[Ended]:
+        """A forward pass for a question that enters, and a token for each of the others.
 
         Returns:
-            False if it has to be answered alone after all; then nothing was told to anybody.
-
-        Raises:
-            RagWindowsError: what `WindowedLM.generate` would raise.
+            Those that ended. What fails ends one question; a pass of many that fails is tried again
+            with the others.
         """
+        ended = self._cancelled()
+        worked = self._encode(ended)
+        if self._tickets:
+            ended += self._decode()
+        elif not worked and not ended and self._entering:
+            until = min(one.due for one in self._entering) - time.monotonic()
+            time.sleep(min(_NAP_S, max(0.0, until)))
+        return ended
+
+    def close(self) -> None:
+        """Stop what is being encoded."""
+        for one in [*self._entering]:
+            self._leave(one.ticket)
+
+    def _cancelled(self) -> list[Ended]:
+        """Questions that were cancelled before they were encoded; they have left."""
+        stopped = [one.ticket for one in self._entering if one.ticket.cancelled.is_set()]
+        lm = self._lm
+        ended: list[Ended] = [
+            (ticket, unbegun(lm._decoder, lm._text().detokenizer, ticket.request))
+            for ticket in stopped
+        ]
+        for ticket in stopped:
+            self._leave(ticket)
+        return ended
+
+    def _encode(self, ended: list[Ended]) -> bool:
+        """One forward pass of the first that needs one; it goes to the end of the line.
+
+        Args:
+            ended: takes those that ended by it.
+
+        Returns:
+            Whether there was anything to do.
+        """
+        worked = False
+        for one in [*self._entering]:
+            if one.due and (self.full or one.due > time.monotonic()):
+                continue
+            try:
+                pause = one.ticket.context.run(next, one.prefill)
+            except StopIteration as made:
+                self._entering.remove(one)
+                try:
+                    joined = self._join(one.ticket, made.value)
+                except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
+                    ended.append((one.ticket, error))
+                else:
+                    ended += [] if joined else [(one.ticket, None)]
+            except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
+                self._leave(one.ticket)
+                ended.append((one.ticket, error))
+                return True
+            else:
+                one.due = time.monotonic() + pause if pause else 0.0
+                if pause:
+                    continue
+                self._entering.remove(one)
+                self._entering.append(one)
+                return True
+            worked = True
+        return worked
+
+    def _join(self, ticket: Ticket, context: ContextParts) -> bool:
+        """Let a question join that is encoded; False if a batch can't answer it."""
         request = ticket.request
-        context = ticket.context.run(encoded_by, encode_parts, self._loop.encoder, request)
         ticket.encoded_at = time.perf_counter()
         # Not the context itself: its windows may stand elsewhere soon, and once is enough.
         ticket.cached_tokens = context.cached_tokens
@@ -79,16 +183,44 @@ class Batch:
         self._tickets[row] = ticket
         return True
 
-    def step(self) -> list[Ended]:
-        """A token for each question; returns those that ended."""
+    def _decode(self) -> list[Ended]:
+        """A token for each row; returns those that ended."""
+        try:
+            rows = self._loop.step()
+        except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
+            return [self._failed(error)]
         ended: list[Ended] = []
-        for row in self._loop.step():
+        for row in rows:
             ticket = self._tickets.pop(row)
             try:
                 ended.append((ticket, self._ended(row, ticket)))
-            except Exception as error:  # noqa: BLE001 - a caller's code; only its own row ends
+            except BaseException as error:  # noqa: BLE001 - a caller's code; only its own row ends
                 ended.append((ticket, error))
         return ended
+
+    def _failed(self, error: BaseException) -> Ended:
+        """The question that a pass of all rows ends: the largest of those that came last.
+
+        Where memory ends, whoever asks for more next runs into it, which need not be who took it.
+        So those that are being encoded count as well.
+        """
+        among = [self._tickets[row] for row in self._loop.new_rows]
+        if _out_of_memory(error):
+            # What a failed pass has made is held by its frames.
+            traceback.clear_frames(error.__traceback__)
+            among += [one.ticket for one in self._entering]
+        ended = max(among or self._tickets.values(), key=_tokens)
+        self._leave(ended)
+        return ended, error
+
+    def _leave(self, ticket: Ticket) -> None:
+        for one in [one for one in self._entering if one.ticket is ticket]:
+            self._entering.remove(one)
+            with suppress(BaseException):  # it is being ended for another reason
+                ticket.context.run(one.prefill.close)
+        for row in [row for row, mine in self._tickets.items() if mine is ticket]:
+            self._loop.drop(row)
+            del self._tickets[row]
 
     def _ended(self, row: Row, ticket: Ticket) -> Generation:
         if row.error is not None:
@@ -148,16 +280,21 @@ def answer_all(lm: TextLM, tickets: Sequence[Ticket], max_rows: int) -> list[Gen
     check_rows(max_rows)
     answers: dict[Ticket, Generation] = {}
     alone = [ticket for ticket in tickets if ticket.alone]
-    waiting = iter([ticket for ticket in tickets if not ticket.alone])
-    batch = Batch(lm)
-    while True:
-        alone += _fill(batch, waiting, max_rows)
-        if not batch:
-            break
-        for ticket, ended in batch.step():
-            if isinstance(ended, BaseException):
-                raise ended
-            answers[ticket] = ended
+    waiting = deque(ticket for ticket in tickets if not ticket.alone)
+    batch = Batch(lm, max_rows)
+    try:
+        while batch or waiting:
+            while waiting and not batch.full:
+                batch.admit(waiting.popleft())
+            for ticket, ended in batch.step():
+                if isinstance(ended, BaseException):
+                    raise ended
+                if ended is None:
+                    alone.append(ticket)
+                else:
+                    answers[ticket] = ended
+    finally:
+        batch.close()
     for ticket in alone:
         answers[ticket] = answer_alone(ticket)
     return [answers[ticket] for ticket in tickets]
@@ -172,13 +309,23 @@ def check_rows(max_rows: int) -> None:
     whole_number("max_rows", max_rows)
 
 
-def _fill(batch: Batch, waiting: Iterable[Ticket], max_rows: int) -> list[Ticket]:
-    """Let questions join while there is room; returns those that have to be answered alone."""
-    alone = []
-    while len(batch) < max_rows:
-        ticket = next(iter(waiting), None)
-        if ticket is None:
-            break
-        if not batch.admit(ticket):
-            alone.append(ticket)
-    return alone
+def _tokens(ticket: Ticket) -> int:
+    """Of its prompt: what it reads, and so roughly what memory it takes."""
+    parts = ticket.request.parts
+    return sum(map(len, (parts.prefix_ids, parts.query_ids, *(one.ids for one in parts.windows))))
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch, on an accelerator or a CPU, or Python got no more memory."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "bad_alloc",
+    "could not create a primitive",
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from rag_windows.attention.layout import Layout, use_layout
@@ -45,6 +47,11 @@ class BatchLoop:
         self._tails = Tails()
         self._stacks: list[Stack] = []
         self._plan: Plan | None = None
+
+    @property
+    def new_rows(self) -> list[Row]:
+        """Those that no pass has taken yet."""
+        return self.rows[len(self._tails.lengths) :]
 
     def fits(self, asked: Asked, new_tokens: int) -> bool:
         """Whether a row stays where the model's rotary tables are the same for all rows.
@@ -99,24 +106,45 @@ class BatchLoop:
             before = self.encoder.slot(context.prefix)
             before.prefix = True
             slots.insert(0, before)
+        self._replan()
         row = Row(asked, slots, chooser)
         self.rows.append(row)
-        self._replan()
         return row
 
     @torch.no_grad()
     def step(self) -> list[Row]:
         """One forward pass, and a token for each row that took part.
 
+        What a pass itself raises comes out here; then every row stands where it stood before, and
+        the next step tries it again with those that were not dropped.
+
         Returns:
             Rows that ended; they have left. A row's ``error`` says what its own processors or
-            criteria raised; what a pass itself raises comes out here.
+            criteria raised.
         """
         if not self.rows:
             return []
         if self._plan is None:
             self._plan = self._planned()
         now = self._plan
+        lengths, masses = [*self._tails.lengths], now.masses()
+        try:
+            logits = self._pass(now)
+            largest = logits.argmax(dim=-1).tolist()
+        except BaseException:
+            self._tails.undo(lengths)
+            now.restore(masses)
+            raise
+        self._choose(now, logits, largest)
+        ended = [row for row in now.rows if row.ended]
+        if ended or len(now.rows) < len(self.rows) or now.old < len(now.rows):
+            self._replan()
+        for row in ended:
+            self.drop(row)
+        return ended
+
+    def _pass(self, now: Plan) -> torch.Tensor:
+        """Logits of each row's next token: (rows, vocabulary) fp32."""
         self._tails.grow(now.lengths)
         positions = torch.cat(
             [torch.arange(row.position, row.position + len(row.fed)) for row in now.rows]
@@ -133,13 +161,7 @@ class BatchLoop:
                 use_cache=False,
                 logits_to_keep=now.newest,
             )
-        self._choose(now, torch.as_tensor(output.logits)[0].float())
-        ended = [row for row in now.rows if row.ended]
-        if ended or len(now.rows) < len(self.rows) or now.old < len(now.rows):
-            self._replan()
-        for row in ended:
-            self.drop(row)
-        return ended
+        return torch.as_tensor(output.logits)[0].float()
 
     def drop(self, row: Row) -> None:
         """Let a row leave, whether it ended or not."""
@@ -155,14 +177,13 @@ class BatchLoop:
         self.rows[index] = self.rows[last]
         self.rows.pop(last)
 
-    def _choose(self, now: Plan, logits: torch.Tensor) -> None:
-        largest = logits.argmax(dim=-1).tolist()
+    def _choose(self, now: Plan, logits: torch.Tensor, largest: Sequence[int]) -> None:
         for index, row in enumerate(now.rows):
             try:
                 greedy = row.chooser.greedy
                 token = largest[index] if greedy else row.chooser.choose(logits[index])
                 row.chooser.take(token)
-            except Exception as error:  # noqa: BLE001 - a caller's code; only its own row ends
+            except BaseException as error:  # noqa: BLE001 - a caller's code; only its own row ends
                 row.error = error
                 continue
             row.take(token)
@@ -176,7 +197,7 @@ class BatchLoop:
     def _planned(self) -> Plan:
         """A plan of the rows that have a tail, and of as many new ones as a pass takes."""
         old = len(self._tails.lengths)
-        new = self.rows[old:]
+        new = self.new_rows
         most = PASS_TOKENS[self._device.type != "cpu"]
         taken = tokens = 0
         for row in new:

@@ -59,6 +59,19 @@ class Plan:
     own: OwnMass | None
     flushed: bool = field(default=False)
 
+    def masses(self) -> list[torch.Tensor | None]:
+        """What was measured so far, for `restore`."""
+        own = [] if self.own is None else [self.own.prefix, self.own.query]
+        return [*own, *(read.mass for read in self.contexts.reads)]
+
+    def restore(self, masses: Sequence[torch.Tensor | None]) -> None:
+        """Forget what was measured since `masses` gave this."""
+        rest = iter(masses)
+        if self.own is not None:
+            self.own.prefix, self.own.query = next(rest), next(rest)
+        for read in self.contexts.reads:
+            read.mass = next(rest)
+
     def flush(self) -> None:
         """Hand the attention mass to the rows, once."""
         if self.own is None or self.flushed:

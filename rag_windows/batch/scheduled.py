@@ -25,7 +25,7 @@ class Scheduled(Future[Generation]):
         super().set_exception(None if exception is None else without_stop_iteration(exception))
 
     def cancel(self) -> bool:
-        """Stop: at once if it has not begun, else at the next token.
+        """Stop: at once if it has not begun, else after this forward pass, encoded or not.
 
         Returns:
             Whether it had not begun. Otherwise the result is what was written so far, its

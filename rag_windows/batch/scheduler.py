@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet
 
 from rag_windows.batch.answers import Batch, answer_alone, check_rows
 from rag_windows.batch.request import BatchRequest
@@ -17,6 +16,7 @@ from rag_windows.batch.ticket import OnText, Ticket, checked
 from rag_windows.errors import GenerationError, StopIterationTold
 from rag_windows.forks import in_children
 from rag_windows.generation import Generation
+from rag_windows.streaming import Worker
 
 if TYPE_CHECKING:
     from rag_windows.text_level import TextLM
@@ -28,29 +28,16 @@ Lone = Callable[[], bool]
 BESIDE = 4
 """Questions that are answered alone at the same time; others of their kind wait in line."""
 
-
-_schedulers: WeakSet[Scheduler] = WeakSet()
-_threads: WeakSet[threading.Thread] = WeakSet()
-
-PATIENCE = 30.0
-"""Seconds that a process which ends waits for each thread, once it was told to stop."""
-
-
-@atexit.register
-def stop_all() -> None:
-    """Stop what is being answered: a thread cut off inside of a tensor operation aborts Python."""
-    for scheduler in [*_schedulers]:
-        scheduler.cancel()
-    for thread in [*_threads]:
-        thread.join(PATIENCE)
+_log = logging.getLogger(__name__)
 
 
 class Scheduler:
     """Lets questions join a batch between two tokens, whoever asks them. Threads may share one.
 
-    A worker thread answers; it starts with a question and ends when there is none left. While a
-    question's windows are encoded, the others wait. Questions that can't be part of a batch (see
-    `WindowedLM.generate_batch`) are answered beside it, `BESIDE` at a time, each in a thread.
+    A worker thread answers; it starts with a question and ends when there is none left. Between two
+    forward passes that encode a question's windows, each of the others gets a token. Questions that
+    can't be part of a batch (see `WindowedLM.generate_batch`) are answered beside it, `BESIDE` at a
+    time, each in a thread. What goes wrong with a question, whatever it is, ends this one alone.
 
     Args:
         lm: the model.
@@ -64,7 +51,6 @@ class Scheduler:
         self._closed = False
         self.after_fork()
         in_children(self)
-        _schedulers.add(self)
 
     def after_fork(self) -> None:
         """A child starts with an empty one: it has no worker, and the parent answers its own."""
@@ -145,7 +131,7 @@ class Scheduler:
         A lone question that its caller's own thread answers is left to that.
 
         Args:
-            cancel: stop them instead: those that wait at once, the others at the next token.
+            cancel: stop them instead: those that wait at once, the others after this forward pass.
         """
         with self._lock:
             self._closed = True
@@ -157,7 +143,7 @@ class Scheduler:
                 thread.join()
 
     def cancel(self) -> None:
-        """Stop all questions: those that wait at once, the others at the next token."""
+        """Stop all questions: those that wait at once, the others after this forward pass."""
         with self._lock:
             asked = [*self._waiting, *self._alone, *self._running.values()]
         for scheduled in asked:
@@ -185,17 +171,12 @@ class Scheduler:
         if ticket.alone or alone or inner:
             self._start_beside(scheduled, at_once=inner)
         else:
-            self._waiting.append(scheduled)
             if self._worker is None:
-                self._worker = self._thread(self._work, "rag-windows-batch")
-                self._worker.start()
+                worker = Worker(self._work, "rag-windows-batch", self.cancel)
+                worker.start()
+                self._worker = worker
+            self._waiting.append(scheduled)
         return scheduled
-
-    @staticmethod
-    def _thread(work: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        _threads.add(thread)
-        return thread
 
     def _idle(self, lone: Lone | None) -> bool:
         """Whether nothing is being answered, and a question is a lone one."""
@@ -205,17 +186,20 @@ class Scheduler:
 
     def _work(self) -> None:
         """Answer until nobody waits."""
-        batch = Batch(self._lm)
+        batch = Batch(self._lm, self._max_rows)
         while True:
+            self._fill(batch)
             try:
-                self._fill(batch)
                 ended = batch.step()
             except BaseException as error:  # noqa: BLE001 - handed to those who wait for it
-                # A pass that failed has left its rows half done.
                 ended = [(ticket, error) for ticket in batch.tickets]
-                batch = Batch(self._lm)
+                batch.close()
+                batch = Batch(self._lm, self._max_rows)
             for ticket, result in ended:
-                self._resolve(ticket, result)
+                if result is None:
+                    self._answer_beside(ticket)
+                else:
+                    self._resolve(ticket, result)
             with self._lock:
                 if not batch and not self._waiting:
                     self._worker = None
@@ -223,7 +207,7 @@ class Scheduler:
 
     def _fill(self, batch: Batch) -> None:
         """Let those who wait join while there is room."""
-        while len(batch) < self._max_rows:
+        while not batch.full:
             with self._lock:
                 if not self._waiting:
                     return
@@ -231,22 +215,15 @@ class Scheduler:
                 if not scheduled.set_running_or_notify_cancel():
                     continue
                 self._running[scheduled.ticket] = scheduled
-            try:
-                joined = batch.admit(scheduled.ticket)
-            except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
-                self._resolve(scheduled.ticket, error)
-                continue
-            if not joined:
-                with self._lock:
-                    self._start_beside(scheduled)
+            batch.admit(scheduled.ticket)
 
     def _start_beside(self, scheduled: Scheduled, *, at_once: bool = False) -> None:
         """Have a question answered alone."""
-        self._alone.append(scheduled)
         if at_once or len(self._beside) < BESIDE:
-            thread = self._thread(self._work_beside, "rag-windows-beside")
-            self._beside.add(thread)
+            thread = Worker(self._work_beside, "rag-windows-beside", self.cancel)
             thread.start()
+            self._beside.add(thread)
+        self._alone.append(scheduled)
 
     def _work_beside(self) -> None:
         """Answer one question after the other until none of them waits."""
@@ -268,10 +245,21 @@ class Scheduler:
                 result = error
             self._resolve(ticket, result)
 
+    def _answer_beside(self, ticket: Ticket) -> None:
+        """Have a question answered alone that the batch could not take."""
+        try:
+            with self._lock:
+                self._start_beside(self._running[ticket])
+        except RuntimeError as error:  # there are no more threads to be had
+            self._resolve(ticket, error)
+
     def _resolve(self, ticket: Ticket, result: Generation | BaseException) -> None:
         with self._lock:
             scheduled = self._running.pop(ticket)
-        if isinstance(result, BaseException):
-            scheduled.set_exception(result)
-        else:
-            scheduled.set_result(result)
+        try:
+            if isinstance(result, BaseException):
+                scheduled.set_exception(result)
+            else:
+                scheduled.set_result(result)
+        except BaseException:  # noqa: BLE001 - of a callback; the future itself is done
+            _log.exception("A callback of a question's future failed.")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from rag_windows.encoding import Encoded, Encoder, OnEncoded, Source, WindowEncoder
+from rag_windows.encoding import Encoded, Encoder, OnEncoded, Prefill, Source, WindowEncoder
 from rag_windows.rescaling import Method, window_starts
+from rag_windows.shelf import Shelf
 from rag_windows.windows import Window
 
 if TYPE_CHECKING:
     from rag_windows.batch.row import Row
 
 Key = tuple[Hashable, ...]
+
+_PAUSE_S = 0.001
+"""Between two looks whether another request has encoded a window."""
 
 
 class Slot:
@@ -39,8 +46,8 @@ class Slot:
 class SharedEncoder:
     """An encoder before which stand the windows that rows of the batch read already.
 
-    Requests of one batch so encode a window once, with a passage cache or without. It is used by
-    one thread at a time.
+    Requests of one batch so encode a window once, with a passage cache or without. Several prefills
+    may be under way, all of them in one thread.
 
     Args:
         encoder: what encodes the others.
@@ -50,7 +57,9 @@ class SharedEncoder:
         self._encoder = encoder
         self._slots: dict[Key, Slot] = {}
         self._by_window: dict[int, Slot] = {}
-        self._version = encoder.runner.twin.version
+        # What prefills under way will read, and what each of them has taken upon itself.
+        self._wanted: Counter[Key] = Counter()
+        self._claimed: set[Key] = set()
 
     @property
     def runner(self) -> Encoder:
@@ -60,30 +69,38 @@ class SharedEncoder:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def encode(
+    def prefill(
         self,
         prefix_ids: Sequence[int],
         windows: Sequence[Sequence[int]],
         method: Method,
         sources: Sequence[Source] = (),
         on_encoded: OnEncoded | None = None,
-    ) -> Encoded:
-        """See `Encoder.encode`; what other rows read counts as cached."""
+    ) -> Prefill[Encoded]:
+        """See `Encoder.prefill`; what other rows read counts as cached."""
         self.runner.follow()
-        if self._version != self.runner.twin.version:
-            # What rows read that were there before the edit is theirs alone.
-            self._version = self.runner.twin.version
-            self._slots, self._by_window = {}, {}
+        prefix_key = self._prefix_key(prefix_ids)
+        keys = self._keys(prefix_key, prefix_ids, windows, method)
         if self._encoder is not self.runner:
             # A cache counts its hits and knows what it may hand out, so it is asked each time.
-            encoded = self._encoder.encode(prefix_ids, windows, method, sources, on_encoded)
-            keys = self._keys(prefix_ids, windows, method)
+            encoded = yield from self._encoder.prefill(
+                prefix_ids, windows, method, sources, on_encoded
+            )
             prefix = encoded.prefix
             if prefix is not None:
-                prefix = self._kept((tuple(prefix_ids),), prefix, prefix=True)
+                prefix = self._kept(prefix_key, prefix, prefix=True)
             made = [self._kept(k, w) for k, w in zip(keys, encoded.windows, strict=True)]
             return Encoded(prefix, made, encoded.cached_tokens, encoded.found)
-        return self._encode(prefix_ids, windows, method, on_encoded)
+        keys = [prefix_key, *keys]
+        self._wanted.update(keys)
+        try:
+            encoded = yield from self._shared(keys, prefix_ids, windows, method, on_encoded)
+        except BaseException:
+            self._wanted.subtract(keys)
+            self.tidy()
+            raise
+        self._wanted.subtract(keys)
+        return encoded
 
     def slot(self, window: Window) -> Slot:
         """That of a window: the shared one, or a new one of this request alone."""
@@ -91,49 +108,79 @@ class SharedEncoder:
 
     def tidy(self) -> None:
         """Forget what nobody reads, and hand out the rest where it stands now."""
-        self._slots = {key: slot for key, slot in self._slots.items() if slot.readers}
+        self._wanted = +self._wanted
+        self._slots = {
+            key: slot for key, slot in self._slots.items() if slot.readers or key in self._wanted
+        }
         self._by_window = {id(slot.window): slot for slot in self._slots.values()}
 
-    def _encode(
+    def _shared(
         self,
+        keys: Sequence[Key],
         prefix_ids: Sequence[int],
         windows: Sequence[Sequence[int]],
         method: Method,
         on_encoded: OnEncoded | None,
-    ) -> Encoded:
+    ) -> Prefill[Encoded]:
+        """See `prefill`; the first of ``keys`` is the prefix's."""
         runner = self.runner
-        cached = 0
-        prefix_key: Key = (tuple(prefix_ids),)
+        prefix_key, *keys = keys
         prefix: Window | None = None
-        if prefix_key in self._slots:
+        prefix_cached = prefix_key in self._slots
+        if prefix_cached:
             prefix = self._slots[prefix_key].window
-            cached += len(prefix_ids)
-        elif prefix_ids:
-            prefix = runner.encode_prefix(prefix_ids)
-            if prefix is not None:
-                prefix = self._kept(prefix_key, prefix, prefix=True)
+        elif prefix_ids and (prefix := runner.encode_prefix(prefix_ids)) is not None:
+            prefix = self._kept(prefix_key, prefix, prefix=True)
+            yield 0.0
         lengths = [len(ids) for ids in windows]
         starts = window_starts(method.alignment, len(prefix_ids), lengths)
-        keys = self._keys(prefix_ids, windows, method)
-        found = tuple(i for i, key in enumerate(keys) if key in self._slots)
-        rest = [i for i, key in enumerate(keys) if key not in self._slots]
-        cached += sum(lengths[i] for i in found)
+        encoded: set[int] = set()
+        told = 0
 
-        def told(done: int, _: int) -> None:
-            if on_encoded is not None:
-                on_encoded(len(found) + done, len(windows))
+        def tell() -> None:
+            nonlocal told
+            done = sum(key in self._slots for key in keys)
+            if on_encoded is not None and done > told:
+                on_encoded(done, len(keys))
+            told = done
 
-        if found:
-            told(0, len(rest))
-        made = runner.encode_windows(
-            prefix, [windows[i] for i in rest], told, [starts[i] for i in rest], method.refinement
-        )
-        for index, window in zip(rest, made, strict=True):
-            self._kept(keys[index], window)
+        tell()
+        while missing := [i for i, key in enumerate(keys) if key not in self._slots]:
+            mine = [index for index in missing if keys[index] not in self._claimed]
+            if not mine:
+                yield _PAUSE_S
+                tell()
+                continue
+            claims = {keys[index] for index in mine}
+            self._claimed |= claims
+            shelf = Shelf([lengths[index] for index in mine])
+            ids, places = [windows[index] for index in mine], [starts[index] for index in mine]
+            try:
+                for batch in runner.encode_batches(prefix, ids, places, method.refinement):
+                    for at, window in batch.items():
+                        self._kept(keys[mine[at]], shelf.put(at, window))
+                        encoded.add(mine[at])
+                    tell()
+                    yield 0.0
+            finally:
+                self._claimed -= claims
+        if prefix is not None:
+            # It may stand elsewhere by now.
+            prefix = self._slots[prefix_key].window
+        found = tuple(index for index in range(len(keys)) if index not in encoded)
+        cached = len(prefix_ids) * prefix_cached + sum(lengths[index] for index in found)
         return Encoded(prefix, [self._slots[key].window for key in keys], cached, found)
 
+    def _prefix_key(self, prefix_ids: Sequence[int]) -> Key:
+        """That of the prefix; after an edit of the model it is another one."""
+        return self.runner.twin.version, _digest(prefix_ids)
+
     def _keys(
-        self, prefix_ids: Sequence[int], windows: Sequence[Sequence[int]], method: Method
+        self,
+        prefix: Key,
+        prefix_ids: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        method: Method,
     ) -> list[Key]:
         lengths = [len(ids) for ids in windows]
         starts = window_starts(method.alignment, len(prefix_ids), lengths)
@@ -142,7 +189,7 @@ class SharedEncoder:
         for ids, start in zip(windows, starts, strict=True):
             # One text of all passages is cited by its parts, which are not the same for others.
             whose = None if method.windowed else object()
-            key = (tuple(prefix_ids), method.encoding, whose, start, tuple(ids))
+            key = (prefix, method.encoding, whose, start, _digest(ids))
             # A row that reads the same text twice reads two windows.
             seen[key] = seen.get(key, 0) + 1
             keys.append((*key, seen[key]))
@@ -154,3 +201,8 @@ class SharedEncoder:
             slot = self._slots[key] = Slot(window, key, prefix=prefix)
             self._by_window[id(window)] = slot
         return slot.window
+
+
+def _digest(ids: Sequence[int]) -> bytes:
+    """Stands for tokens, and costs nothing to look up however many they are."""
+    return hashlib.sha256(array("q", ids).tobytes()).digest()

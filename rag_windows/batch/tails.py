@@ -39,10 +39,7 @@ class Tails:
             for room in (*self._keys.values(), *self._values.values()):
                 room[row, :, :length] = room[last, :, :length]
             self.lengths[row] = length
-        self.lengths.pop()
-        if not self.lengths:
-            self._keys.clear()
-            self._values.clear()
+        self.undo(self.lengths[:last])
 
     def grow(self, tokens: Sequence[int]) -> None:
         """Count the tokens of the pass that begins, by row; rows that are new stand behind."""
@@ -50,6 +47,13 @@ class Tails:
         self.lengths = [length + n for length, n in zip(self.lengths, tokens, strict=True)]
         self._masks.clear()
         self._places.clear()
+
+    def undo(self, lengths: Sequence[int]) -> None:
+        """Let each row have so many tokens again, and forget the rows behind them."""
+        self.lengths = list(lengths)
+        if not self.lengths:
+            self._keys.clear()
+            self._values.clear()
 
     def fill(
         self, layer: int, row: int, lengths: Sequence[int], key: torch.Tensor, value: torch.Tensor
@@ -145,8 +149,10 @@ class Tails:
             if held is not None:
                 rows = held.shape[0] if held.shape[0] >= rows else max(rows, 2 * held.shape[0])
                 tokens = held.shape[2] if held.shape[2] >= tokens else 2 * tokens
-            self._keys[layer] = _grown(held, key, rows, tokens)
+            # Both or none: memory may end between them.
+            grown = _grown(held, key, rows, tokens)
             self._values[layer] = _grown(self._values.get(layer), value, rows, tokens)
+            self._keys[layer] = grown
         return self._keys[layer], self._values[layer]
 
 

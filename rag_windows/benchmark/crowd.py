@@ -11,7 +11,8 @@ from rag_windows.benchmark.clock import synchronize
 from rag_windows.benchmark.load import Load, sharing
 from rag_windows.benchmark.result import Crowd
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.context_parts import encode_parts
+from rag_windows.context_parts import prefill_parts
+from rag_windows.encoding import complete
 from rag_windows.errors import GenerationError
 from rag_windows.model import WindowedLM
 
@@ -82,7 +83,7 @@ def _together(lm: WindowedLM, asked: Sequence[Load], tokens: int) -> list[list[i
     loop = BatchLoop(lm._encoder, lm._decoder)
     rows = []
     for load in asked:
-        context = encode_parts(loop.encoder, load.prefix, load.windows, lm.method)
+        context = complete(prefill_parts(loop.encoder, load.prefix, load.windows, lm.method))
         row = loop.admit(Asked(context, load.query, _options(tokens)))
         if row is None:
             raise GenerationError("The batch can't take these options; please report this.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, TypeVar
 
 from rag_windows.forks import in_children
@@ -64,11 +63,3 @@ class Flights(Generic[T]):
         """End a claim that landed with a value: it is stored now, or never will be."""
         with self._lock:
             self._flying.pop(key, None)
-
-
-def follow(flight: Future[T | None], timeout_s: float) -> T | None:
-    """What a leader landed with; None if nothing, or not in time."""
-    try:
-        return flight.result(timeout_s)
-    except FutureTimeoutError:
-        return None

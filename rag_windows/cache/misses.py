@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from rag_windows.cache.entry import Entry
-from rag_windows.cache.flight import follow
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.encoding import Source
 
@@ -20,8 +21,11 @@ FOLLOW_S = 120.0
 _POLL_S = 0.005
 _LONGEST_POLL_S = 0.1
 
-Compute = Callable[[Sequence["Wanted"]], Iterator[tuple[str, Entry | None]]]
-"""Encodes windows and yields each with its key as it is done; None for one that failed."""
+Compute = Callable[[Sequence["Wanted"]], Iterator[Mapping[str, Entry | None]]]
+"""Encodes windows and yields those of each pass by their keys; None for one that failed."""
+
+Pauses = Generator[float, None, None]
+"""See `rag_windows.encoding.Prefill`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,21 @@ class Misses:
 
     Attributes:
         joined: windows that another thread or process encoded for this request.
+
+    Args:
+        cache: in which they are looked up.
+        device: where they are wanted.
+        waiting: called now and then while this request waits for others; what it raises ends it.
     """
 
-    def __init__(self, cache: PassageCache, device: torch.device | None) -> None:
+    def __init__(
+        self,
+        cache: PassageCache,
+        device: torch.device | None,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
         self.joined = 0
+        self._waiting = waiting
         self._cache = cache
         self._device = device
         self._locks: dict[str, Any] = {}
@@ -55,8 +70,8 @@ class Misses:
         wanted: Mapping[str, Wanted],
         compute: Compute,
         told: Callable[[int], None] | None,
-    ) -> dict[str, Entry]:
-        """Get every window, by whatever way.
+    ) -> Generator[float, None, dict[str, Entry]]:
+        """Get every window, by whatever way; see `rag_windows.encoding.Prefill`.
 
         Args:
             wanted: by key.
@@ -71,10 +86,10 @@ class Misses:
         hasty: dict[str, Wanted] = {}
         while left:
             mine, theirs = self._cache.flights.claim(left)
-            self._lead({key: left.pop(key) for key in mine}, compute, got, told)
-            deadline = time.monotonic() + FOLLOW_S
+            yield from self._lead({key: left.pop(key) for key in mine}, compute, got, told)
+            yield from self._wait(partial(_all_done, theirs.values()), _POLL_S)
             for key, flight in theirs.items():
-                entry = follow(flight, max(0.0, deadline - time.monotonic()))
+                entry = flight.result() if flight.done() else None
                 if entry is not None:
                     got[key] = entry
                     self.joined += 1
@@ -84,7 +99,9 @@ class Misses:
             if told is not None and theirs:
                 told(len(got))
         if hasty:
-            got |= {k: e for k, e in compute(list(hasty.values())) if e is not None}
+            for made in compute(list(hasty.values())):
+                got |= {key: entry for key, entry in made.items() if entry is not None}
+                yield 0.0
         return got
 
     def handed_over(self, key: str) -> Callable[[], None] | None:
@@ -105,7 +122,7 @@ class Misses:
         compute: Compute,
         got: dict[str, Entry],
         told: Callable[[int], None] | None,
-    ) -> None:
+    ) -> Pauses:
         flying = dict(mine)
 
         def land(key: str, entry: Entry | None) -> None:
@@ -120,13 +137,15 @@ class Misses:
                 land(key, entry)
             here, elsewhere = self._lock(list(flying))
             self._written_meanwhile(here, land)
-            self._compute([mine[key] for key in here if key in flying], compute, land, told, got)
+            rest = [mine[key] for key in here if key in flying]
+            yield from self._compute(rest, compute, land, told, got)
             if told is not None and not here:
                 told(len(got))
-            self._await(elsewhere, land)
+            yield from self._await(elsewhere, land)
             left_over = [key for key in elsewhere if key in flying]
             self._lock(left_over)
-            self._compute([mine[key] for key in left_over], compute, land, told, got)
+            rest = [mine[key] for key in left_over]
+            yield from self._compute(rest, compute, land, told, got)
         finally:
             for key in list(flying):
                 land(key, None)
@@ -138,13 +157,15 @@ class Misses:
         land: Callable[[str, Entry | None], None],
         told: Callable[[int], None] | None,
         got: Mapping[str, Entry],
-    ) -> None:
+    ) -> Pauses:
         if not wanted:
             return
-        for key, entry in compute(wanted):
-            land(key, entry)
-            if told is not None and entry is not None:
-                told(len(got))
+        for made in compute(wanted):
+            for key, entry in made.items():
+                land(key, entry)
+                if told is not None and entry is not None:
+                    told(len(got))
+            yield 0.0
 
     def _lock(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """Keys that no other process encodes, locked now, and those that one does."""
@@ -174,21 +195,33 @@ class Misses:
                 land(key, entry)
                 self.joined += 1
 
-    def _await(self, keys: Sequence[str], land: Callable[[str, Entry | None], None]) -> None:
+    def _await(self, keys: Sequence[str], land: Callable[[str, Entry | None], None]) -> Pauses:
         """Wait until another process has written windows, has given up, or takes too long."""
         disk = self._cache.disk
         left = list(keys)
         if disk is None:
             return
-        deadline = time.monotonic() + FOLLOW_S
-        pause = _POLL_S
-        while left and time.monotonic() < deadline:
+
+        def all_free() -> bool:
             free = [key for key in left if not disk.locked(key)]
-            if not free:
-                time.sleep(pause)
-                pause = min(_LONGEST_POLL_S, 2 * pause)
-                continue
-            for key, entry in self._cache.from_disk(free, self._device).items():
+            found = self._cache.from_disk(free, self._device) if free else {}
+            for key, entry in found.items():
                 land(key, entry)
                 self.joined += 1
-            left = [key for key in left if key not in free]
+            left[:] = [key for key in left if key not in free]
+            return not left
+
+        yield from self._wait(all_free, _LONGEST_POLL_S)
+
+    def _wait(self, over: Callable[[], bool], longest: float) -> Pauses:
+        """Pause until others are done, or take too long."""
+        deadline = time.monotonic() + FOLLOW_S
+        pause = _POLL_S
+        while not over() and time.monotonic() < deadline:
+            yield pause
+            self._waiting()
+            pause = min(longest, 2 * pause)
+
+
+def _all_done(flights: Iterable[Future[Entry | None]]) -> bool:
+    return all(flight.done() for flight in flights)

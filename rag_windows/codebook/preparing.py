@@ -15,7 +15,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cached_encoding import CachedEncoder
 from rag_windows.codebook.search import KeySearch
 from rag_windows.codebook.selection import encode_query
-from rag_windows.encoding import Source
+from rag_windows.encoding import Source, complete
 from rag_windows.errors import CacheError, InputError
 from rag_windows.passage import Passage
 from rag_windows.prompt import Note
@@ -187,7 +187,7 @@ class Preparer:
                 "book's passages were encoded behind. Ask with the book's own, or make a book with "
                 "prefix= or conversation= as requests have it."
             )
-        encoded = self._encoder.encode(self.prefix_ids, [], self._method)
+        encoded = complete(self._encoder.prefill(self.prefix_ids, [], self._method))
         window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
         return self._search.tokens(window).cpu()
 
@@ -205,13 +205,14 @@ class Preparer:
             for index, (window, pages) in enumerate(keys)
             if pages not in found or (ahead and window not in self._cache)
         ]
-        encoded = self._encoder.encode(
+        prefill = self._encoder.prefill(
             self.prefix_ids,
             [windows[index] for index in missing],
             self._method,
             [sources[index] for index in missing],
             patient=True,
-        ).windows
+        )
+        encoded = complete(prefill).windows
         rows = {key: entry.window.keys[0][0] for key, entry in found.items()}
         for index, window in zip(missing, encoded, strict=True):
             key = keys[index][1]

@@ -9,6 +9,7 @@ import torch
 
 from rag_windows import APE, PCW, Linked, Sequential
 from rag_windows.context import EncodedContext
+from rag_windows.encoding import complete
 from rag_windows.linking import linker
 from rag_windows.linking.deviation import key_deviation
 from rag_windows.linking.linker import relink
@@ -46,7 +47,7 @@ def test_tokens_of_largest_deviation(name: str, which: str) -> None:
     lm = engine.shared(name)
     expected = linked.deviations(model, entry.sliding, one)
     encoder = lm._encoder.runner
-    encoded = lm._encoder.encode(one.prefix, one.windows, Linked())
+    encoded = complete(lm._encoder.prefill(one.prefix, one.windows, Linked()))
     measured = key_deviation(encoder, encoded.windows, encoded.prefix)
     assert tolerances.gap(measured, expected.float()) <= 1e-4 * float(expected.max())
     behind = len(one.windows[0])
@@ -101,7 +102,7 @@ def test_every_token_encoded_again_is_sequential(
     monkeypatch.setattr(linker, "MAX_MASK", mask)
     model, one = zoo.shared(name), CASES["ragged"]
     lm = engine.shared(name)
-    encoded = lm._encoder.encode(one.prefix, one.windows, Linked())
+    encoded = complete(lm._encoder.prefill(one.prefix, one.windows, Linked()))
     total = sum(len(window) for window in one.windows)
     windows = relink(lm._encoder.runner, encoded.windows, encoded.prefix, torch.arange(7, total))
     context = lm.encode_ids(one.prefix, one.windows, method=Linked(1))

@@ -123,7 +123,7 @@ def test_blank_passages_change_nothing() -> None:
 
 def test_the_longest_query_is_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = small.lm()
-    monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("something was encoded"))
+    monkeypatch.setattr(Encoder, "prefill", lambda *_: pytest.fail("something was encoded"))
     with pytest.raises(LimitError, match="Passage 1 needs a window of 502 tokens"):
         lm.score_batch(["a", "b" * 600, "c"], ["d", "e" * 500], CHOICES)
 

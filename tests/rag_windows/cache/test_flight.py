@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from rag_windows.cache.flight import Flights, follow
+from rag_windows.cache.flight import Flights
 
 
 def test_one_leads_and_the_others_get_what_it_landed() -> None:
@@ -16,7 +16,7 @@ def test_one_leads_and_the_others_get_what_it_landed() -> None:
     assert mine == ["c"]
     assert list(theirs) == ["b"]
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(follow, theirs["b"], 30.0)
+        waiting = pool.submit(theirs["b"].result, 30.0)
         flights.land("b", "value")
         assert waiting.result(30) == "value"
 
@@ -27,7 +27,7 @@ def test_a_landed_claim_is_found_until_it_is_retired() -> None:
     flights.land("a", "value")
     mine, theirs = flights.claim(["a"])
     assert not mine
-    assert follow(theirs["a"], 0) == "value"
+    assert theirs["a"].result(0) == "value"
     flights.retire("a")
     assert flights.claim(["a"]) == (["a"], {})
 
@@ -37,17 +37,8 @@ def test_a_failed_leader_leaves_the_claim_to_the_next() -> None:
     flights.claim(["a"])
     _, theirs = flights.claim(["a"])
     flights.land("a", None)
-    assert follow(theirs["a"], 1) is None
-    assert theirs["a"].done()
+    assert theirs["a"].result(1) is None
     assert flights.claim(["a"]) == (["a"], {})
-
-
-def test_nobody_waits_for_ever() -> None:
-    flights: Flights[str] = Flights()
-    flights.claim(["a"])
-    _, theirs = flights.claim(["a"])
-    assert follow(theirs["a"], 0.01) is None
-    assert not theirs["a"].done()
 
 
 def test_of_many_threads_one_leads() -> None:
@@ -62,7 +53,7 @@ def test_of_many_threads_one_leads() -> None:
             led.append(number)
             flights.land("a", number)
             return number
-        return follow(theirs["a"], 30)
+        return theirs["a"].result(30)
 
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(fly, range(8)))

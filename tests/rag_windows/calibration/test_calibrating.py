@@ -49,14 +49,14 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Windows of each call of the encoder, passages read one after the other left out."""
     small.lm()  # loading tries the encoder, too
     calls: list[int] = []
-    encode = Encoder.encode
+    prefill = Encoder.prefill
 
     def spy(self: Encoder, prefix: Any, windows: Any, method: Method, *args: Any, **kw: Any) -> Any:
         if method.windowed:
             calls.append(len(windows))
-        return encode(self, prefix, windows, method, *args, **kw)
+        return prefill(self, prefix, windows, method, *args, **kw)
 
-    monkeypatch.setattr(Encoder, "encode", spy)
+    monkeypatch.setattr(Encoder, "prefill", spy)
     return calls
 
 

@@ -35,14 +35,14 @@ Windows = list[list[int]]
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Windows]:
     """The windows of each encoding while the test ran."""
     made: list[Windows] = []
-    original = Encoder.encode
+    original = Encoder.prefill
 
     def noting(self: Encoder, *args: Any, **kwargs: Any) -> Any:
         made.append([list(ids) for ids in args[1]])
         return original(self, *args, **kwargs)
 
     base_lm()  # loading encodes something, too
-    monkeypatch.setattr(Encoder, "encode", noting)
+    monkeypatch.setattr(Encoder, "prefill", noting)
     return made
 
 
