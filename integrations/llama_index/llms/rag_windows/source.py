@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,16 +149,19 @@ class ModelSource:
         Raises:
             ModelLoadError: not found, or the engine was given none.
         """
-        if self._lm is not None:
-            if self._lm.tokenizer is None:
-                raise ModelLoadError("The WindowedLM has no tokenizer; make it with tokenizer=.")
-            return self._lm.tokenizer
-        if self._read_tokenizer is None:
-            self._read_tokenizer = self._load_tokenizer() or load_tokenizer(
-                str(self._model),
-                **{key: self._model_kwargs[key] for key in _HUB if key in self._model_kwargs},
-            )
-        return self._read_tokenizer
+        if self._lm is None and self.by_name:
+            if self._read_tokenizer is None:
+                hub = {key: self._model_kwargs[key] for key in _HUB if key in self._model_kwargs}
+                with suppress(ModelLoadError):  # it may be found with the weights, or not at all
+                    self._read_tokenizer = self._load_tokenizer() or load_tokenizer(
+                        str(self._model), **hub
+                    )
+            if self._read_tokenizer is not None:
+                return self._read_tokenizer
+        tokenizer = self.lm().tokenizer
+        if tokenizer is None:
+            raise ModelLoadError("The model has no tokenizer; give it as tokenizer=.")
+        return tokenizer
 
     @property
     def template_kwargs(self) -> Mapping[str, Any]:
