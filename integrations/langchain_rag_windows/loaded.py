@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 
 from rag_windows import WindowedLM
 from rag_windows.batch.crowd import Crowd
+from rag_windows.forks import Lock, in_children
 from rag_windows.sharing import load_shared
 
 _names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-_naming = threading.Lock()
+_naming = Lock()
 
 
 def name_of(value: object) -> str | None:
@@ -37,12 +38,17 @@ class Loaded:
     """
 
     def __init__(self) -> None:
-        self._loading = threading.Lock()
-        self._starting = threading.Lock()  # not held while a model loads: an event loop asks for it
         self._arguments: tuple[str | Path, dict[str, Any]] | None = None
         self._lm: WindowedLM | None = None
-        self._pool: ThreadPoolExecutor | None = None
         self.crowd = Crowd()
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """A child has none of the threads."""
+        self._loading = threading.Lock()
+        self._starting = threading.Lock()  # not held while a model loads: an event loop asks for it
+        self._pool: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[type[Loaded], tuple[()]]:
         return Loaded, ()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from rag_windows.errors import InputError, MissingExtraError, ModelLoadError
+from rag_windows.forks import Lock
 from rag_windows.hints import missing
 from rag_windows_retrievers.parts import fitting_parts
 from rag_windows_retrievers.progress import Progress
@@ -79,7 +79,7 @@ class SentenceEncoder:
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}.")
         # The tokenizer's padding and truncation are states: one thread at a time may set them.
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._batch_size = batch_size
         self._model = load(model, revision, device) if isinstance(model, str | Path) else model
         config = getattr(self._model[0], "config", None)

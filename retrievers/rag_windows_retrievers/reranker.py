@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_windows.errors import InputError, ModelLoadError
+from rag_windows.forks import Lock
 from rag_windows.passage import Passage
 from rag_windows_retrievers.encoder import cant_load, sentence_transformers
 from rag_windows_retrievers.parts import fitting_parts
@@ -67,7 +67,7 @@ class Reranker:
         self.retriever, self.candidates = retriever, candidates
         self._batch_size = batch_size
         # The tokenizer's padding and truncation are states: one thread at a time may set them.
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._model = _load(model, revision, device) if isinstance(model, str | Path) else model
         outputs = self._model.num_labels
         if outputs != 1:

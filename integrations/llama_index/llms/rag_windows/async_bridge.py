@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import os
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -17,6 +17,7 @@ from rag_windows.background import Watch, iterate, run
 from rag_windows.batch.awaiting import answered, followed, submitted
 from rag_windows.batch.scheduled import Scheduled
 from rag_windows.batch.ticket import OnText
+from rag_windows.forks import Lock
 
 WORKERS = 4
 """Threads that tokenize the asynchronous calls of one model, or, where they are answered one by
@@ -24,7 +25,9 @@ one, answer them. More would only wait for each other, and for the interpreter, 
 with the event loop."""
 
 _pools: WeakKeyDictionary[WindowedLM, ThreadPoolExecutor] = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = Lock()
+if hasattr(os, "register_at_fork"):  # a child has none of the threads; Windows has no forks
+    os.register_at_fork(after_in_child=_pools.clear)
 
 
 async def generate(source: ModelSource, question: Question, rows: int) -> Generation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from llama_index.llms.rag_windows.counting import Counting
 from rag_windows import WindowedLM
 from rag_windows.batch.crowd import Crowd
 from rag_windows.errors import InputError, ModelLoadError, ToolsUnsupportedError
+from rag_windows.forks import Lock
 from rag_windows.limits import position_limit
 from rag_windows.loading import load_config, load_tokenizer
 from rag_windows.sharing import load_shared
@@ -72,7 +72,7 @@ class ModelSource:
         if "torch_dtype" in self._model_kwargs:
             self._model_kwargs.setdefault("dtype", self._model_kwargs.pop("torch_dtype"))
         self._view = {name: value for name, value in (view or {}).items() if value}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.crowd = Crowd()
         self._limit: tuple[int | None] | None = None
         self._read_tokenizer: PreTrainedTokenizerBase | None = None
