@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from pickle import PicklingError
 from typing import Any, Literal
 
 from langchain_core.language_models import LangSmithParams
@@ -214,7 +213,7 @@ class EngineOptions(BaseModel):
 
     def __getstate__(self) -> dict[Any, Any]:
         if self.lm is not None:
-            raise PicklingError(
+            raise TypeError(
                 f"{type(self).__name__}(lm=...) can't be pickled: it holds loaded weights. Make it "
                 "with model=, a name or a folder; such a model is pickled without them and loads "
                 "or shares them where it is used."

@@ -367,7 +367,7 @@ def test_a_model_around_loaded_weights_says_how_to_make_one_that_can_be_pickled(
     chat: ChatRagWindows, reader: WindowedLM
 ) -> None:
     for llm in (chat, RagWindows(lm=reader)):
-        with pytest.raises(pickle.PicklingError, match=r"Make it with model=, a name or a folder"):
+        with pytest.raises(TypeError, match=r"Make it with model=, a name or a folder"):
             pickle.dumps(llm)
     named = ChatRagWindows(model="tiny-reader", max_tokens=16)
     again = pickle.loads(pickle.dumps(named))  # noqa: S301 - our own
