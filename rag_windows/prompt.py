@@ -273,8 +273,8 @@ class Prompt:
 
 def _check_question(conversation: Conversation) -> None:
     """Refuse a user's last message that asks nothing; a tool may well have given nothing back."""
-    last = conversation.turns[-1]
-    if last.role == "user" and not last.content.strip():
+    last = next((turn for turn in reversed(conversation.turns) if turn.role != "system"), None)
+    if last is not None and last.role == "user" and not last.content.strip():
         raise PromptError(
             "The question is blank: it holds no text but white space. Ask something; in a "
             "conversation the last message is the question."

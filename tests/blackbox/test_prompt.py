@@ -257,6 +257,8 @@ def test_only_what_the_template_refuses_is_refused(passages: list[Passage]) -> N
             in_turn.generate(messages, max_new_tokens=1)
     with pytest.raises(RagWindowsError, match=r"leaves out message 1 \(role 'system'\)"):
         deaf.generate(said("user: A?", "system: B."), max_new_tokens=1)
+    with pytest.raises(RagWindowsError, match="question is blank"):
+        deaf.generate(said("user:  ", "system: B."), max_new_tokens=1)
     with pytest.raises(RagWindowsError, match="this conversation has none"):
         with_template(small.TEMPLATE).generate(said("system: A."), passages)
 
