@@ -24,7 +24,7 @@ import torch
 
 from rag_windows.cache.disk import DiskTier
 from rag_windows.cache.entry import Entry
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 ENTRIES, TOKENS = 64, 256
 LAYERS, HEADS, WIDTH = 24, 2, 64

@@ -18,8 +18,8 @@ from rag_windows.cache.tiers import Counted
 from rag_windows.encoding import Encoded, Encoder, OnEncoded, Prefill, Source
 from rag_windows.errors import NonFiniteError
 from rag_windows.forks import cached_property
+from rag_windows.kv import Window
 from rag_windows.rescaling import Method, Refinement, window_starts
-from rag_windows.windows import Window
 
 EXACT = "as computed"
 _PREFIX = Source("The prefix")

@@ -11,11 +11,9 @@ from transformers import DynamicCache
 
 from rag_windows.context_parts import prefill_parts
 from rag_windows.encoding import OnEncoded, Source, WindowEncoder, complete
-from rag_windows.ensemble.members import Members, members_of
-from rag_windows.ensemble.rows_cache import RowsCache
 from rag_windows.errors import InputError
+from rag_windows.kv import Members, PackedWindows, RowsCache, Window, pack
 from rag_windows.rescaling import Method
-from rag_windows.windows import PackedWindows, Window, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +161,14 @@ def _together(
     """Windows as the method's queries read them: side by side, or each for itself."""
     combination = method.combination
     if combination is None:
-        return pack(windows, _token_groups(groups, lengths), n_groups)
-    fixed = combination.fixed(scores, groups)
-    return members_of(windows, groups, n_groups, fixed, prior=combination.prior)
-
-
-def _token_groups(groups: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    """(N,) int64: the group of each token, from those of the windows."""
-    counts = torch.tensor(list(lengths), dtype=torch.int64)
-    return torch.tensor(list(groups), dtype=torch.int64).repeat_interleave(counts)
+        return pack(windows, groups, n_groups, lengths)
+    return Members(
+        windows=tuple(windows),
+        prior=combination.prior,
+        fixed=combination.fixed(scores, groups),
+        groups=torch.tensor(list(groups)),
+        n_groups=n_groups,
+    )
 
 
 def require_narrowed(context: EncodedContext) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rag_windows.encoding import OnEncoded, Prefill, Source, WindowEncoder
 from rag_windows.errors import InputError
+from rag_windows.kv import Window
 from rag_windows.rescaling import Method, Sequential
-from rag_windows.windows import Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,14 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from rag_windows.attention.layout import Layout, use_layout
-from rag_windows.attention.mass import MassRecorder
+from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layout
 from rag_windows.attention.rope import check_tables, table_limit
 from rag_windows.context import EncodedContext, require_narrowed
 from rag_windows.device import input_device
 from rag_windows.encoding import Encoder
-from rag_windows.ensemble.members import Members
-from rag_windows.ensemble.view import make_view
+from rag_windows.ensemble.view import EnsembleLayout, make_view
 from rag_windows.errors import InputError
+from rag_windows.kv import Members
 from rag_windows.refused_options import WITHOUT_ROWS, WITHOUT_WINDOWS, refuse, refuse_ours
 from rag_windows.rescaling import query_bias
 from rag_windows.sampling import seeded
@@ -40,7 +39,7 @@ class Decoded:
 
     sequences: list[list[int]]
     raw: Any
-    mass: MassRecorder | None
+    mass: WeightRecorder | None
     rows: list[list[int]]
 
 
@@ -74,23 +73,27 @@ class Decoder:
         """How many logits the model gives for a token."""
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
-    def layout(self, context: EncodedContext, mass: MassRecorder | None = None) -> Layout | None:
+    def layout(
+        self, context: EncodedContext, mass: WeightRecorder | None = None
+    ) -> PromptLayout | None:
         """The layout of queries against ``context``; None without windows."""
         if context.windows is None:
             return None
-        windows = context.windows
-        members = windows if isinstance(windows, Members) else None
-        return Layout(
-            prefix_length=len(context.prefix_ids),
-            query_start=context.query_start,
-            reach=self.runner.reach,
-            windows=None if isinstance(windows, Members) else windows,
-            method=context.method,
-            beside=None if members is None else members.rows,
-            members=members,
-            query_bias=query_bias(context.method, windows.count),
-            mass=mass,
-        )
+        method, windows = context.method, context.windows
+        numbers: dict[str, Any] = {
+            "prefix_length": len(context.prefix_ids),
+            "query_start": context.query_start,
+            "reach": self.runner.reach,
+            "windows": windows,
+            "temperature": method.temperature,
+            "slope": method.slope,
+            "shift": method.shift,
+            "query_bias": query_bias(method, windows.count),
+            "recorder": mass,
+        }
+        if isinstance(windows, Members) and method.combination is not None:
+            return EnsembleLayout(**numbers, members=windows, combination=method.combination)
+        return PromptLayout(**numbers)
 
     def narrowed(self, context: EncodedContext, query_ids: Sequence[int]) -> EncodedContext:
         """What this query reads, where the method chooses windows for each one.
@@ -108,7 +111,7 @@ class Decoder:
         windows = context.windows
         if windows is None:
             return
-        keys = windows.rows.keys if isinstance(windows, Members) else windows.keys
+        keys = windows.windows[0].keys if isinstance(windows, Members) else windows.keys
         if len(keys) != len(self.runner.reach):
             raise InputError(
                 f"This context was encoded by another model: it has {len(keys)} layers, and this "
@@ -128,7 +131,7 @@ class Decoder:
         past: int = 0,
         *,
         last: int | None = None,
-        mass: MassRecorder | None = None,
+        mass: WeightRecorder | None = None,
     ) -> torch.Tensor:
         """Logits of query tokens.
 
@@ -210,7 +213,7 @@ class Decoder:
         device = input_device(self.model)
         kwargs = self.arguments(options, len(prompt), stopping(len(prompt)))
         last = context.query_start + len(query_ids) - 1
-        mass = MassRecorder(last) if record_mass and context.windows is not None else None
+        mass = WeightRecorder(last) if record_mass and context.windows is not None else None
         layout = self.layout(context, mass)
         target = self.model
         if layout is not None:
@@ -275,7 +278,7 @@ class Decoder:
         return frozenset([eos] if isinstance(eos, int) else eos or ())
 
     def _decoded(
-        self, raw: Any, prompt_length: int, kwargs: Mapping[str, Any], mass: MassRecorder | None
+        self, raw: Any, prompt_length: int, kwargs: Mapping[str, Any], mass: WeightRecorder | None
     ) -> Decoded:
         ends = self.end_tokens(kwargs)
         pad = self.option(kwargs, "pad_token_id")

@@ -10,19 +10,17 @@ from typing import Protocol, TypeVar
 
 from transformers import PreTrainedModel
 
-from rag_windows.attention.capture import Capture
 from rag_windows.attention.reach import layer_reach
 from rag_windows.attention.rope import table_limit
 from rag_windows.attention.twin import Twin
-from rag_windows.batching import bucket_by_length, chunks
+from rag_windows.batching import chunks
 from rag_windows.device import input_device
 from rag_windows.errors import GenerationError
+from rag_windows.kv import Shelf, Window
 from rag_windows.limits import position_limit
 from rag_windows.passes import Passes
 from rag_windows.refinement.room import check_room
 from rag_windows.rescaling import Method, Refinement, window_starts
-from rag_windows.shelf import Shelf
-from rag_windows.windows import RowWindows, Window
 
 T = TypeVar("T")
 
@@ -252,28 +250,21 @@ class Encoder:
             starts = [0 if prefix is None else len(prefix.ids)] * len(windows)
         if refinement is not None:
             check_room(refinement, starts, lengths, self._position_limit, "Window {}".format)
-        group = chunks if refinement is None else bucket_by_length
         most = self._max_batch_tokens
         if most is None:
             most = PASS_TOKENS[input_device(self.model).type != "cpu"]
-        for chunk in group(lengths, most):
+        for chunk in chunks(lengths, most):
             made = self.run([windows[i] for i in chunk], [starts[i] for i in chunk], prefix)
             if refinement is not None:
                 made = refinement.refine(self, made, prefix)
             yield dict(zip(chunk, made, strict=True))
 
     def run(
-        self, windows: Sequence[Sequence[int]], starts: Sequence[int], prefix: Window | None
-    ) -> list[Window]:
-        """See `Passes.packed`."""
-        return self._passes.packed(windows, starts, prefix)
-
-    def run_padded(
         self,
-        batch: Sequence[Sequence[int]],
+        windows: Sequence[Sequence[int]],
         starts: Sequence[int],
         prefix: Window | None,
-        beside: RowWindows,
-    ) -> Capture:
-        """See `Passes.padded`."""
-        return self._passes.padded(batch, starts, prefix, beside)
+        before: Sequence[Window] = (),
+    ) -> list[Window]:
+        """See `Passes.run`."""
+        return self._passes.run(windows, starts, prefix, before)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from rag_windows.attention.capture import AllCaptured, Capture
-from rag_windows.attention.layout import Layout, use_layout
-from rag_windows.attention.packed import PackedRows
+from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.attention.rope import check_tables
 from rag_windows.device import input_device
-from rag_windows.windows import RowWindows, Window, pack
+from rag_windows.kv import Window
 
 
 class Passes:
@@ -39,8 +36,13 @@ class Passes:
         moved = any(hasattr(module, "_hf_hook") for module in twin.modules())
         self._last = None if moved else len(reach) - 1
 
-    def packed(
-        self, windows: Sequence[Sequence[int]], starts: Sequence[int], prefix: Window | None
+    @torch.no_grad()
+    def run(
+        self,
+        windows: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        prefix: Window | None,
+        before: Sequence[Window] = (),
     ) -> list[Window]:
         """One forward pass over windows, one behind the other without padding.
 
@@ -48,13 +50,21 @@ class Passes:
             windows: token ids of each, at least one token each; those of equal length side by side.
             starts: position of each one's first token.
             prefix: what every window sees before itself, or None.
+            before: a window for each, all of which its tokens see, too; or none.
 
         Returns:
             Their keys and values: views of the pass's own.
         """
-        rows = PackedRows([len(ids) for ids in windows], starts, prefix)
-        ids = torch.tensor([[token for window in windows for token in window]])
-        capture = self._run(ids, rows.positions.unsqueeze(0), min(starts), override=rows)
+        capture = Capture(self._last)
+        lengths = [len(ids) for ids in windows]
+        layout = TextsLayout(self._reach, lengths, starts, prefix, before, capture)
+        check_tables(self._table, int(layout.positions.max()) + 1)
+        device = input_device(self._twin)
+        ids = torch.tensor([[token for window in windows for token in window]], device=device)
+        with use_layout(layout), suppress(AllCaptured):
+            self._decoder(
+                ids, position_ids=layout.positions.unsqueeze(0).to(device), use_cache=False
+            )
         layers = range(len(self._reach))
         made = []
         first = 0
@@ -70,55 +80,3 @@ class Passes:
             )
             first = place.stop
         return made
-
-    def padded(
-        self,
-        batch: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        prefix: Window | None,
-        beside: RowWindows,
-    ) -> Capture:
-        """One forward pass over windows as rows of a batch, padded on the right to the longest.
-
-        Args:
-            batch: token ids of each row, at least one token each.
-            starts: position of each row's first token.
-            prefix: what every row sees before itself, or None.
-            beside: what each row sees beside that, one window a row.
-
-        Returns:
-            Keys and values, padding included.
-        """
-        lengths = [len(ids) for ids in batch]
-        first, longest = min(starts), max(lengths)
-        rows = torch.zeros(len(batch), longest, dtype=torch.int64)
-        for row, ids in enumerate(batch):
-            rows[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
-        ends = torch.tensor([start + n for start, n in zip(starts, lengths, strict=True)])
-        positions = torch.tensor(list(starts)).unsqueeze(-1) + torch.arange(longest)
-        # Padding must not ask for a position that a learned table does not have.
-        positions = positions.minimum(ends.unsqueeze(-1) - 1)
-        return self._run(
-            rows,
-            positions,
-            first,
-            row_offsets=tuple(start - first for start in starts) if first < max(starts) else None,
-            windows=None
-            if prefix is None
-            else pack([prefix], torch.zeros(len(prefix.ids), dtype=torch.int64), 1),
-            beside=beside,
-        )
-
-    @torch.no_grad()
-    def _run(
-        self, ids: torch.Tensor, positions: torch.Tensor, first: int, **layout: Any
-    ) -> Capture:
-        check_tables(self._table, int(positions.max()) + 1)
-        device = input_device(self._twin)
-        capture = Capture(self._last)
-        what = Layout(
-            prefix_length=0, query_start=first, reach=self._reach, capture=capture, **layout
-        )
-        with use_layout(what), suppress(AllCaptured):
-            self._decoder(ids.to(device), position_ids=positions.to(device), use_cache=False)
-        return capture

@@ -17,10 +17,10 @@ from rag_windows.guard.deciding import few_short_passages
 from rag_windows.guard.disagreement import disagreement, spans_of
 from rag_windows.guard.pilot import attention_masses
 from rag_windows.guard.plan import FallbackPlan
+from rag_windows.kv import PackedWindows
 from rag_windows.prompt import Prompt
 from rag_windows.request import Request, check_request
 from rag_windows.rescaling import Sequential
-from rag_windows.windows import PackedWindows
 
 MOST_TOKENS = 40
 """Greater than any right answer."""

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.judgement.cases import Group, Question
 from rag_windows import WindowedLM
-from rag_windows.attention.mass import MassRecorder
+from rag_windows.attention.layout import WeightRecorder
 from rag_windows.context import EncodedContext, encode_context
 from rag_windows.prompt import Prompt
 from rag_windows.rescaling import Method
@@ -146,7 +146,7 @@ class Reader:
         ids, first = rows_of(asked)
         mass = None
         if citations and context.windows is not None:
-            mass = MassRecorder(context.query_start + first)
+            mass = WeightRecorder(context.query_start + first)
         logits = self.lm._decoder.forward(context, ids, last=ids.shape[1] - first, mass=mass)
         readings = judged(logits.argmax(dim=-1).tolist(), asked, first)
         if mass is None:

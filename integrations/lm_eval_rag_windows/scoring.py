@@ -11,7 +11,7 @@ from lm_eval_rag_windows.tokens import Ids
 from rag_windows import WindowedLM
 from rag_windows.batching import bucket_by_length
 from rag_windows.context import EncodedContext
-from rag_windows.ensemble.members import Members
+from rag_windows.kv import Members
 from rag_windows.scoring import MAX_ROW_TOKENS, MAX_VALUES
 
 

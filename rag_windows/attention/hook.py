@@ -1,4 +1,4 @@
-"""The attention that transformers calls: the tail by itself, the windows beside it, one merge."""
+"""The attention that transformers calls: it reads what the call's layout says, by segments."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rag_windows.attention.backends import Request
-from rag_windows.attention.beside import attend_beside
-from rag_windows.attention.layout import Layout, current_layout
-from rag_windows.attention.mix import mix
+from rag_windows.attention.layout import current_layout
+from rag_windows.attention.segments import read
 from rag_windows.errors import UnsupportedModelError
-from rag_windows.windows import PackedWindows
 
 NAME = "rag_windows"
 
@@ -24,7 +21,7 @@ def register() -> None:
 
 
 def no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
-    """Leave masks to the hook, which knows positions; our rows are never padded on the left."""
+    """Leave masks to the layout, which knows positions; our rows are never padded on the left."""
 
 
 def windowed_attention(
@@ -40,13 +37,13 @@ def windowed_attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of the tail's newest rows over the tail and the windows of the current layout.
+    """Attention of the fed tokens over what the current layout says they read.
 
     Args:
-        module: the attention module; its ``layer_idx`` says which layer's windows to read.
-        query: (batch, heads, rows, head dim); the rows are the newest of the tail.
-        key: (batch, kv heads, tail, head dim).
-        value: (batch, kv heads, tail, value dim).
+        module: the attention module; its ``layer_idx`` is the layer.
+        query: (batch, heads, rows, head dim).
+        key: (batch, kv heads, tokens, head dim), of the KV cache with the fed tokens behind.
+        value: (batch, kv heads, tokens, value dim).
         attention_mask: must be None: a model that builds its own mask can't be served.
         dropout: ignored; windows are for inference.
         scaling: multiplies the logits; head dim ** -0.5 if None.
@@ -88,116 +85,18 @@ def windowed_attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # set by every transformers decoder
     if layout.capture is not None:
         layout.capture.keep(layer, key, value)
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if layout.override is not None:
-        mixed = layout.override.attend(
-            layout, layer, query, key, value, scale=scale, softcap=softcap, sinks=s_aux
-        )
-        return mixed.transpose(1, 2).contiguous(), None
-    tail = tail_requests(layout, layer, query, key, value, scale, softcap)
-    context = beside = None
-    if layout.windows is not None:
-        context = _context_request(layout, layout.windows, layer, query, key, scale, softcap)
-    if layout.beside is not None:
-        beside = attend_beside(layout, layout.beside, layer, query, key.shape[2], scale, softcap)
-    mixed = mix(layout, layer, query, tail, context, beside, s_aux)
-    return mixed.transpose(1, 2).contiguous(), None
-
-
-def tail_requests(
-    layout: Layout,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-) -> list[Request]:
-    """The tail as one segment, or prefix and query as two where the query is weighed by itself."""
-    length = key.shape[2]
-    border = layout.prefix_length if layout.query_bias else 0
-    parts = [(0, border), (border, length)] if border else [(0, length)]
-    return [
-        Request(
-            query,
-            key if border == 0 else key[:, :, first:last],
-            value if border == 0 else value[:, :, first:last],
-            scale,
-            softcap=softcap,
-            causal=_causal(layout, layer, query.shape[2], first, last, length),
-            mask=_tail_mask(layout, layer, query, first, last, length),
-        )
-        for first, last in parts
-    ]
-
-
-def _causal(layout: Layout, layer: int, rows: int, first: int, last: int, length: int) -> bool:
-    """Whether a part of the tail is the newest rows themselves, which kernels can mask alone."""
-    square = first == length - rows and last == length and rows > 1
-    return square and not _out_of_reach(layout, layer, first, length)
-
-
-def _tail_mask(
-    layout: Layout, layer: int, query: torch.Tensor, first: int, last: int, length: int
-) -> torch.Tensor | None:
-    """Which keys of a part of the tail each row sees; None where a kernel needs no mask."""
-    rows = query.shape[2]
-    reach = layout.reach[layer]
-    near = not _out_of_reach(layout, layer, first, length)
-    if near and (last - 1 <= length - rows or _causal(layout, layer, rows, first, last, length)):
-        return None
-    index = torch.arange(length, device=query.device)
-    mask = index[first:last] <= index[length - rows :].unsqueeze(-1)
-    if reach is None or near:
-        return mask
-    positions = layout.positions(length, query.device)
-    distance = positions[..., length - rows :].unsqueeze(-1) - positions[..., None, first:last]
-    mask = mask & (distance < reach)
-    return mask if mask.dim() == 2 else mask.unsqueeze(1)
-
-
-def _out_of_reach(layout: Layout, layer: int, first: int, length: int) -> bool:
-    """Whether some row may be too far from the tail's ``first`` token."""
-    reach = layout.reach[layer]
-    if reach is None:
-        return False
-    # Behind the prefix all positions of a row move together.
-    behind = first >= layout.prefix_length
-    span = length - 1 - first if behind else layout.furthest(length) - first
-    return span >= reach
-
-
-def _context_request(
-    layout: Layout,
-    windows: PackedWindows,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-) -> Request:
-    """Fold batch rows and query heads of one kv head into rows: all of them read the same keys."""
-    batch, heads, rows, _ = query.shape
-    kv_heads = windows.keys[layer].shape[0]
-    if batch == 1:
-        folded = query.reshape(1, kv_heads, heads // kv_heads * rows, -1)
-    else:
-        grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
-        folded = grouped.transpose(0, 1).flatten(1, 3).unsqueeze(0)
-    reach, length = layout.reach[layer], key.shape[2]
-    mask = None
-    if reach is not None and layout.furthest(length) - windows.first_position >= reach:
-        row_positions = layout.positions(length, key.device)[..., length - rows :]
-        distance = row_positions.unsqueeze(-1) - windows.positions.to(key.device)
-        seen = (distance < reach).expand(batch, rows, -1)
-        mask = seen.repeat_interleave(heads // kv_heads, dim=0).flatten(0, 1)
-    return Request(
-        folded,
-        # Of another type only where one of both was computed under autocast.
-        windows.keys[layer].unsqueeze(0).to(query.dtype),
-        windows.values[layer].unsqueeze(0).to(query.dtype),
-        scale,
-        temperature=layout.method.temperature,
+    batch, _, rows, dim = query.shape
+    reading = layout.reading(layer, batch, rows, key, value)
+    output, weights = read(
+        reading,
+        layer,
+        query.transpose(1, 2).flatten(0, 1),
+        scale=scaling if scaling is not None else dim**-0.5,
         softcap=softcap,
-        mask=mask,
+        reach=layout.reach[layer],
+        sinks=s_aux,
+        weights=layout.weighs,
     )
+    if weights is not None:
+        layout.record(layer, reading, weights)
+    return output.unflatten(0, (batch, rows)), None

@@ -8,15 +8,15 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from rag_windows.attention.layout import Layout, use_layout
+from rag_windows.attention.layout import PromptLayout, use_layout
 from rag_windows.attention.reach import layer_reach
 from rag_windows.attention.twin import Twin
 from rag_windows.context import encode_context
 from rag_windows.device import input_device
 from rag_windows.encoding import Encoder
 from rag_windows.errors import RagWindowsError, UnsupportedModelError
+from rag_windows.kv import PackedWindows
 from rag_windows.rescaling import PCW
-from rag_windows.windows import PackedWindows
 
 EXACT_TOLERANCE = 1e-3
 ROUGH_TOLERANCE = 0.05
@@ -44,7 +44,12 @@ def check_config(model: PreTrainedModel) -> None:
         raise _refusal(kind, "its ALiBi bias is added to the attention by the model itself")
     if kind == "moshi":
         raise _refusal(kind, "its config names a sliding window that its attention does not keep")
-    if getattr(config, "use_bidirectional_attention", None):
+    ahead = any(
+        getattr(module, "is_causal", None) is False
+        for module in model.modules()
+        if hasattr(module, "layer_idx")
+    )
+    if ahead or getattr(config, "use_bidirectional_attention", None):
         raise _refusal(kind, "its attention looks ahead, so a window has no fixed keys")
     if getattr(config, "num_kv_shared_layers", 0) or any(
         getattr(config, "kv_sharing_modes", None) or ()
@@ -114,7 +119,7 @@ def _behind_a_window(
     start = context.query_start
     model = twin.model
     reach = layer_reach(model.config.get_text_config(decoder=True))
-    layout = Layout(len(prefix), start, reach, cast(PackedWindows, context.windows))
+    layout = PromptLayout(len(prefix), start, reach, cast(PackedWindows, context.windows))
     positions = torch.arange(start, start + len(query), device=input_device(model)).unsqueeze(0)
     with use_layout(layout):
         output = model(

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from rag_windows.attention.layout import Layout, use_layout
+from rag_windows.attention.layout import use_layout
 from rag_windows.attention.rope import check_tables, table_limit
-from rag_windows.batch.attention import BatchAttention
 from rag_windows.batch.choosing import Chooser
-from rag_windows.batch.plan import Plan, plan
+from rag_windows.batch.layout import BatchLayout, Plan, RowCaches
 from rag_windows.batch.row import Asked, Row
-from rag_windows.batch.slots import SharedEncoder, Slot
-from rag_windows.batch.stacks import Stack, stacked
-from rag_windows.batch.tails import Tails
+from rag_windows.batch.slots import SharedEncoder
 from rag_windows.decoding import Decoder
 from rag_windows.device import input_device
 from rag_windows.encoding import PASS_TOKENS, WindowEncoder
@@ -28,7 +25,7 @@ class BatchLoop:
 
     Attributes:
         encoder: encodes windows that no row reads yet.
-        rows: that take part; those that have a tail stand first.
+        rows: that take part; those that have a KV cache stand first.
 
     Args:
         encoder: of the model.
@@ -42,16 +39,14 @@ class BatchLoop:
         self._device = input_device(self._model)
         config = self._model.config.get_text_config(decoder=True)
         self._table_limit = table_limit(config)
-        self._heads = int(config.num_attention_heads)
         self.rows: list[Row] = []
-        self._tails = Tails()
-        self._stacks: list[Stack] = []
+        self._caches = RowCaches()
         self._plan: Plan | None = None
 
     @property
     def new_rows(self) -> list[Row]:
         """Those that no pass has taken yet."""
-        return self.rows[len(self._tails.lengths) :]
+        return self.rows[len(self._caches.lengths) :]
 
     def fits(self, asked: Asked, new_tokens: int) -> bool:
         """Whether a row stays where the model's rotary tables are the same for all rows.
@@ -127,13 +122,13 @@ class BatchLoop:
         if self._plan is None:
             self._plan = self._planned()
         now = self._plan
-        lengths, masses = [*self._tails.lengths], now.masses()
+        lengths, recorded = [*self._caches.lengths], now.recorded()
         try:
             logits = self._pass(now)
             largest = logits.argmax(dim=-1).tolist()
         except BaseException:
-            self._tails.undo(lengths)
-            now.restore(masses)
+            self._caches.undo(lengths)
+            now.restore(recorded)
             raise
         self._choose(now, logits, largest)
         ended = [row for row in now.rows if row.ended]
@@ -145,15 +140,12 @@ class BatchLoop:
 
     def _pass(self, now: Plan) -> torch.Tensor:
         """Logits of each row's next token: (rows, vocabulary) fp32."""
-        self._tails.grow(now.lengths)
+        self._caches.grow(now.lengths)
         positions = torch.cat(
             [torch.arange(row.position, row.position + len(row.fed)) for row in now.rows]
         )
         fed = torch.tensor([[token for row in now.rows for token in row.fed]])
-        attention = BatchAttention(now, self._tails, positions)
-        layout = Layout(
-            prefix_length=0, query_start=0, reach=self._decoder.runner.reach, override=attention
-        )
+        layout = BatchLayout(self._decoder.runner.reach, now, self._caches, positions)
         with use_layout(layout):
             output = self._model(
                 fed.to(self._device),
@@ -168,12 +160,12 @@ class BatchLoop:
         index = self.rows.index(row)
         self._replan()
         row.leave()
-        last = len(self._tails.lengths) - 1
+        last = len(self._caches.lengths) - 1
         if index > last:
             self.rows.pop(index)
             return
-        self._tails.remove(index)
-        # The tails' last row took its place.
+        self._caches.remove(index)
+        # The caches' last row took its place.
         self.rows[index] = self.rows[last]
         self.rows.pop(last)
 
@@ -195,8 +187,8 @@ class BatchLoop:
             self._plan = None
 
     def _planned(self) -> Plan:
-        """A plan of the rows that have a tail, and of as many new ones as a pass takes."""
-        old = len(self._tails.lengths)
+        """A plan of the rows that have a KV cache, and of as many new ones as a pass takes."""
+        old = len(self._caches.lengths)
         new = self.new_rows
         most = PASS_TOKENS[self._device.type != "cpu"]
         taken = tokens = 0
@@ -206,7 +198,5 @@ class BatchLoop:
             taken += 1
             tokens += len(row.fed)
         rows = self.rows[: old + taken]
-        slots: dict[int, Slot] = {id(slot): slot for row in self.rows for slot in row.slots}
-        self._stacks = stacked(self._stacks, slots.values(), self._heads)
         self.encoder.tidy()
-        return plan(rows, old, self._stacks, self._device)
+        return Plan(rows, old)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from rag_windows.attention.segments import Role
 from rag_windows.batch.choosing import Chooser
 from rag_windows.batch.slots import Slot
 from rag_windows.context_parts import ContextParts
-from rag_windows.rescaling import Method, query_bias
+from rag_windows.rescaling import query_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,10 @@ class Row:
         slots: what it reads: prefix and windows.
         fed: tokens that the next forward pass takes: at first the whole tail, then the newest.
         position: of the first of those.
-        method: how it reads the windows.
-        bias: added to the log-sum-exp of its own tokens.
+        temperature: divides the logits of its windows.
+        slope: of their log-sum-exp.
+        shift: added to it then.
+        query_bias: added to the log-sum-exp of its own tokens.
         windowed: whether it reads windows.
         cited: whether attention mass is recorded.
         chooser: turns logits into tokens.
@@ -60,17 +62,20 @@ class Row:
     """
 
     __slots__ = (
+        "_first_spans",
         "_groups",
         "_mass",
         "_n_groups",
-        "bias",
         "chooser",
         "cited",
         "error",
         "fed",
-        "method",
         "position",
+        "query_bias",
+        "shift",
+        "slope",
         "slots",
+        "temperature",
         "windowed",
     )
 
@@ -81,8 +86,9 @@ class Row:
         # Without windows nothing else holds the prefix, so it is the beginning of the tail.
         self.fed = [*(() if self.windowed else context.prefix_ids), *asked.query_ids]
         self.position = context.query_start if self.windowed else 0
-        self.method: Method = context.method
-        self.bias = query_bias(context.method, len(context.windows)) if self.windowed else 0.0
+        method = context.method
+        self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
+        self.query_bias = query_bias(method, len(context.windows)) if self.windowed else 0.0
         self.cited = asked.record_mass and self.windowed
         self.chooser = chooser
         self.error: BaseException | None = None
@@ -90,13 +96,13 @@ class Row:
         self._n_groups = context.n_groups
         # Of each part of each window, then of the prefix and of the row's own tokens.
         self._mass = torch.zeros(len(context.groups) + 2)
+        self._first_spans: dict[int, int] = {}
+        spans = 0
         for slot in self.slots:
             slot.readers.add(self)
-
-    @property
-    def temperature(self) -> float:
-        """Divides the logits of its windows."""
-        return self.method.temperature
+            if not slot.prefix:
+                self._first_spans[id(slot)] = spans
+                spans += len(slot.spans)
 
     @property
     def ended(self) -> bool:
@@ -113,21 +119,13 @@ class Row:
         self.position += len(self.fed)
         self.fed = [token]
 
-    def add_mass(self, parts: dict[int, torch.Tensor], prefix: float, query: float) -> None:
-        """Add to the attention mass, of which only the shares mean something.
+    def add_context(self, slot: Slot, span: int, share: float) -> None:
+        """Add to the attention weight of a span of a window; only the shares mean something."""
+        self._mass[self._first_spans[id(slot)] + span] += share
 
-        Args:
-            parts: by ``id`` of a slot: (parts,) fp32.
-            prefix: of the prefix.
-            query: of the row's own tokens.
-        """
-        windows = [slot for slot in self.slots if not slot.prefix]
-        ends = accumulate(len(slot.spans) for slot in windows)
-        for slot, end in zip(windows, ends, strict=True):
-            if id(slot) in parts:
-                self._mass[end - len(slot.spans) : end] += parts[id(slot)]
-        self._mass[-2] += prefix
-        self._mass[-1] += query
+    def add_weight(self, role: Role, share: float) -> None:
+        """Add to the attention weight of the prefix or the query."""
+        self._mass[-2 if role == "prefix" else -1] += share
 
     def masses(self) -> list[float] | None:
         """Shares of the citation groups, the prefix and the row's own tokens; None if unrecorded.

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
+from rag_windows.attention.segments import Part
 from rag_windows.encoding import Encoded, Encoder, OnEncoded, Prefill, Source, WindowEncoder
+from rag_windows.kv import Shelf, Window
 from rag_windows.rescaling import Method, window_starts
-from rag_windows.shelf import Shelf
-from rag_windows.windows import Window
 
 if TYPE_CHECKING:
     from rag_windows.batch.row import Row
@@ -26,14 +26,14 @@ class Slot:
     """One window, or one prefix, and who reads it.
 
     Attributes:
-        window: its keys and values; where they stand may change, what they are may not.
+        window: its keys and values.
         key: by which other requests find it; None if it is of one request alone.
         prefix: whether it is a prefix.
         spans: tokens of each of its parts that are cited by themselves.
         readers: the rows that read it.
     """
 
-    __slots__ = ("key", "prefix", "readers", "spans", "window")
+    __slots__ = ("_layers", "key", "prefix", "readers", "spans", "window")
 
     def __init__(self, window: Window, key: Key | None = None, *, prefix: bool = False) -> None:
         self.window = window
@@ -41,6 +41,18 @@ class Slot:
         self.prefix = prefix
         self.spans: tuple[int, ...] = (len(window.ids),)
         self.readers: set[Row] = set()
+        self._layers: dict[int, list[list[Part]]] = {}
+
+    def layers(self, span: int) -> list[list[Part]]:
+        """By layer, keys and values of one of the spans."""
+        if span not in self._layers:
+            end = sum(self.spans[: span + 1])
+            place = slice(end - self.spans[span], end)
+            pairs = zip(self.window.keys, self.window.values, strict=True)
+            self._layers[span] = [
+                [(key[:, place].unsqueeze(0), value[:, place].unsqueeze(0))] for key, value in pairs
+            ]
+        return self._layers[span]
 
 
 class SharedEncoder:
@@ -107,7 +119,7 @@ class SharedEncoder:
         return self._by_window.get(id(window)) or Slot(window)
 
     def tidy(self) -> None:
-        """Forget what nobody reads, and hand out the rest where it stands now."""
+        """Forget what nobody reads or waits for."""
         self._wanted = +self._wanted
         self._slots = {
             key: slot for key, slot in self._slots.items() if slot.readers or key in self._wanted

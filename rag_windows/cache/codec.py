@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from rag_windows.errors import CacheError, InputError, NonFiniteError
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rag_windows.device import input_device
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 ALIGNMENT = 64
 """Bytes on whose multiples tensors start within a buffer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 
 @dataclass(frozen=True, slots=True)

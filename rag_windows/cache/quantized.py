@@ -15,7 +15,7 @@ import torch
 
 from rag_windows.cache.codec import Stored, require_finite, window_of
 from rag_windows.errors import CacheError
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rag_windows.answer import encode_request
 from rag_windows.calibration.prepared import Prepared
 from rag_windows.context import EncodedContext
-from rag_windows.ensemble.members import Members
+from rag_windows.kv import Members
 from rag_windows.rescaling import Method
 
 if TYPE_CHECKING:
@@ -76,5 +76,5 @@ def _bytes(context: EncodedContext) -> int:
     windows = context.windows
     if windows is None:
         return 0
-    packed = windows.rows if isinstance(windows, Members) else windows
-    return sum(tensor.nbytes for tensor in (*packed.keys, *packed.values))
+    held = windows.windows if isinstance(windows, Members) else [windows]
+    return sum(tensor.nbytes for one in held for tensor in (*one.keys, *one.values))

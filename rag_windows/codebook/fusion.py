@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from rag_windows.windows import PackedWindows, Window, pack
+from rag_windows.kv import PackedWindows, Window, pack
 
 Fusion = Literal["concat", "mean", "sum"]
 
@@ -53,7 +53,9 @@ def fuse(windows: Sequence[Window], fusion: Fusion) -> Window:
 def pack_fused(
     fused: Window, windows: Sequence[Window], groups: Sequence[int], n_groups: int
 ) -> PackedWindows:
-    """A fused window as the one that is read; the mass of a position is shared by who is there.
+    """A fused window as the one that is read; passages share the attention on a position.
+
+    Positions at which the same passages have a token are one span.
 
     Args:
         fused: from `fuse`.
@@ -61,12 +63,12 @@ def pack_fused(
         groups: citation group of each of these.
         n_groups: number of groups.
     """
-    length = len(fused.ids)
-    present = _present(windows, fused.start, length).float()
-    shares = torch.zeros(length, n_groups).index_add_(1, torch.tensor(list(groups)), present.T)
-    packed = pack([fused], torch.zeros(length, dtype=torch.int64), n_groups)
-    shares = shares / present.sum(dim=0).unsqueeze(-1)
-    return replace(packed, shares=shares.to(packed.positions.device))
+    present = _present(windows, fused.start, len(fused.ids))
+    same, counts = present.T.unique_consecutive(dim=0, return_counts=True)
+    shares = torch.zeros(len(counts), n_groups)
+    shares.index_add_(1, torch.tensor(list(groups)), same.float())
+    packed = pack([fused], [0] * len(counts), n_groups, counts.tolist())
+    return replace(packed, shares=shares / shares.sum(dim=1, keepdim=True))
 
 
 def _present(windows: Sequence[Window], start: int, length: int) -> torch.Tensor:

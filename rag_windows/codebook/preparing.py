@@ -17,12 +17,12 @@ from rag_windows.codebook.search import KeySearch
 from rag_windows.codebook.selection import encode_query
 from rag_windows.encoding import Source, complete
 from rag_windows.errors import CacheError, InputError
+from rag_windows.kv import Window
 from rag_windows.passage import Passage
 from rag_windows.prompt import Note
 from rag_windows.request import Messages
 from rag_windows.rescaling import Method
 from rag_windows.sources import sources_of
-from rag_windows.windows import Window
 
 if TYPE_CHECKING:
     from rag_windows.text_level import TextLM

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 
 from rag_windows.errors import MethodError
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 Similarity = Literal["cosine", "dot", "euclidean"]
 

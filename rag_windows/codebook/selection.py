@@ -10,7 +10,7 @@ import torch
 
 from rag_windows.codebook.fusion import Fusion, fuse, pack_fused
 from rag_windows.codebook.search import KeySearch, best, page_owners
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 if TYPE_CHECKING:
     from rag_windows.context import EncodedContext

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from rag_windows.attention.layout import Layout, use_layout
-from rag_windows.attention.mass import MassRecorder
-from rag_windows.ensemble.members import Members
-from rag_windows.ensemble.rows_cache import RowsCache
+from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layout
+from rag_windows.kv import Members, RowsCache
 
 MAX_ROW_TOKENS = 8192
 """Tokens of all rows together that one forward pass holds at most, one a row at least."""
@@ -34,12 +32,12 @@ class Pass:
     logprobs: torch.Tensor
     prior: torch.Tensor | None
     first_position: int
-    mass: MassRecorder | None
+    mass: WeightRecorder | None
 
 
 def passes(
     twin: PreTrainedModel,
-    layout: Layout,
+    layout: PromptLayout,
     members: Members,
     ids: torch.Tensor,
     positions: torch.Tensor,
@@ -75,11 +73,11 @@ def passes(
         first = max(start, wanted)
         held = tail.get_seq_length()
         mass = None
-        if layout.mass is not None:
-            mass = MassRecorder(max(layout.mass.first_position, layout.position(held)))
+        if layout.recorder is not None:
+            mass = WeightRecorder(max(layout.recorder.first_position, layout.position(held)))
         logits = _logits(
             twin,
-            replace(layout, mass=mass),
+            replace(layout, recorder=mass),
             members,
             ids[:, start:stop],
             positions[:, start:stop],
@@ -99,7 +97,7 @@ def passes(
 
 def _logits(
     twin: PreTrainedModel,
-    layout: Layout,
+    layout: PromptLayout,
     members: Members,
     ids: torch.Tensor,
     positions: torch.Tensor,

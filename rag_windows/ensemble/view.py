@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,11 +13,26 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from rag_windows.attention import view as attention_view
-from rag_windows.attention.layout import Layout, current_layout
+from rag_windows.attention.layout import PromptLayout, current_layout
 from rag_windows.ensemble.passes import Pass, passes
 from rag_windows.errors import RagWindowsError
+from rag_windows.kv import Members
+from rag_windows.rescaling.steps import Combination
 
 _TAKEN: ContextVar[list[Pass] | None] = ContextVar("rag_windows_ensemble_passes", default=None)
+
+
+@dataclass(slots=True)
+class EnsembleLayout(PromptLayout):
+    """A query whose windows answer each for itself.
+
+    Attributes:
+        members: the windows; those of the layout.
+        combination: makes one distribution of theirs.
+    """
+
+    members: Members = field(kw_only=True)
+    combination: Combination = field(kw_only=True)
 
 
 def make_view(twin: PreTrainedModel) -> PreTrainedModel:
@@ -60,8 +76,7 @@ def _forward(
     Other arguments of the model (masks, what to return) concern rows that are not there.
     """
     layout = current_layout()
-    combination = layout.method.combination
-    if layout.members is None or combination is None or position_ids is None:
+    if not isinstance(layout, EnsembleLayout) or position_ids is None:
         raise RagWindowsError(
             "The view of an ensemble was called outside of a request; call the model itself."
         )
@@ -71,16 +86,16 @@ def _forward(
     for one in passes(twin, layout, layout.members, input_ids, position_ids, past_key_values, kept):
         if taken is not None:
             taken.append(one)
-        weights = combination.weigh(one.logprobs, layout.members.fixed)
-        parts.append(combination.combine(one.logprobs, weights, one.prior))
+        weights = layout.combination.weigh(one.logprobs, layout.members.fixed)
+        parts.append(layout.combination.combine(one.logprobs, weights, one.prior))
         _record(layout, one, weights)
     return CausalLMOutputWithPast(logits=torch.cat(parts, dim=1), past_key_values=past_key_values)
 
 
-def _record(layout: Layout, one: Pass, weights: torch.Tensor) -> None:
+def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
     """Weigh the rows' attention mass and put it where the request reads it."""
     members = layout.members
-    if layout.mass is None or one.mass is None or members is None:
+    if layout.recorder is None or one.mass is None:
         return
     groups = members.groups.to(weights.device)
     for position, layers in one.mass.shares.items():
@@ -93,4 +108,4 @@ def _record(layout: Layout, one: Pass, weights: torch.Tensor) -> None:
             mass = weighed.new_zeros(len(weighed), members.n_groups + 2)
             mass.index_add_(1, groups, weighed[..., 0])
             mass[:, -2:] = weighed[..., 1:].sum(dim=1)
-            layout.mass.put(layer, position, mass)
+            layout.recorder.put(layer, position, mass)

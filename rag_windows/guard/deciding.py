@@ -13,7 +13,7 @@ from rag_windows.guard.disagreement import disagreement, spans_of
 from rag_windows.guard.fallback import Fallback, Signal
 from rag_windows.guard.pilot import attention_masses
 from rag_windows.guard.plan import FallbackPlan
-from rag_windows.windows import PackedWindows
+from rag_windows.kv import PackedWindows
 
 if TYPE_CHECKING:
     from rag_windows.request import Request

@@ -10,7 +10,7 @@ import torch
 from rag_windows.context import EncodedContext
 from rag_windows.decoding import Decoder
 from rag_windows.guard.divergence import jensen_shannon
-from rag_windows.windows import PackedWindows
+from rag_windows.kv import PackedWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ def _alone(context: EncodedContext, packed: PackedWindows, span: Span) -> Encode
         keys=tuple(key[:, part] for key in packed.keys),
         values=tuple(value[:, part] for value in packed.values),
         positions=positions,
-        groups=packed.groups[part],
-        first_position=first,
         count=1,
+        spans=(span.end - span.start,),
+        shares=packed.shares[:1],
     )
     return replace(
         context,

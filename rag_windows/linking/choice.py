@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from rag_windows.encoding import Encoder
+from rag_windows.kv import Window
 from rag_windows.linking.deviation import LAYER, key_deviation
 from rag_windows.linking.plan import LinkPlan
-from rag_windows.windows import Window
 
 
 def chosen(

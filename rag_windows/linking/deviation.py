@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
-from rag_windows.attention.capture import Capture
-from rag_windows.attention.layout import Layout, use_layout
+from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.device import input_device
 from rag_windows.encoding import Encoder
-from rag_windows.windows import Window, pack
+from rag_windows.kv import Window
 
 LAYER = 1
 """The first layer whose keys can deviate: those of layer 0 depend on token and position only."""
@@ -36,33 +36,13 @@ def key_deviation(
     """
     start = 0 if prefix is None else len(prefix.ids)
     ids = [token for window in windows for token in window.ids]
-    capture = _FirstLayers()
-    before = None if prefix is None else pack([prefix], torch.zeros(start, dtype=torch.int64), 1)
-    layout = Layout(
-        prefix_length=0, query_start=start, reach=encoder.reach, windows=before, capture=capture
-    )
+    capture = Capture(LAYER)
+    layout = TextsLayout(encoder.reach, [len(ids)], [start], prefix, capture=capture)
     device = input_device(encoder.model)
     rows = torch.tensor([ids], dtype=torch.int64, device=device)
-    positions = torch.arange(start, start + len(ids), device=device).unsqueeze(0)
-    try:
-        with use_layout(layout):
-            encoder.model.base_model(rows, position_ids=positions, use_cache=False)
-    except _SeenEnoughError:
-        pass
+    positions = layout.positions.unsqueeze(0).to(device)
+    with use_layout(layout), suppress(AllCaptured):
+        encoder.model.base_model(rows, position_ids=positions, use_cache=False)
     old = torch.cat([window.keys[LAYER] for window in windows], dim=1)
     difference = capture.keys[LAYER][0].float() - old.float()
     return difference.square().sum(dim=(0, 2)).cpu()
-
-
-class _SeenEnoughError(Exception):
-    """Ends a forward pass whose later layers nobody asks for."""
-
-
-class _FirstLayers(Capture):
-    __slots__ = ()
-
-    def keep(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep one layer's, and stop behind the last one that is compared."""
-        super().keep(layer, key, value)
-        if layer >= LAYER:
-            raise _SeenEnoughError

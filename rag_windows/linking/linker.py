@@ -8,16 +8,14 @@ from itertools import accumulate
 
 import torch
 
-from rag_windows.attention.layout import Layout, use_layout
+from rag_windows.attention.layout import use_layout
+from rag_windows.attention.segments import MAX_MASK
 from rag_windows.device import input_device
 from rag_windows.encoding import Encoder
+from rag_windows.kv import Window
 from rag_windows.linking.choice import chosen
-from rag_windows.linking.override import Relink
+from rag_windows.linking.override import RecomputeLayout
 from rag_windows.linking.plan import LinkPlan
-from rag_windows.windows import Window
-
-MAX_MASK = 2**25
-"""Rows x keys of one pass: what its mask, and on a CPU its bias of 4 bytes each, may take."""
 
 
 def link(
@@ -68,16 +66,16 @@ def relink(
     start = sum(len(window.ids) for window in before)
     ids = torch.tensor([token for window in parts for token in window.ids], dtype=torch.int64)
     layers = range(len(encoder.reach))
-    made = Relink(
+    made = RecomputeLayout(
+        encoder.reach,
         [torch.cat([window.keys[layer] for window in parts], dim=1) for layer in layers],
         [torch.cat([window.values[layer] for window in parts], dim=1) for layer in layers],
     )
-    layout = Layout(prefix_length=0, query_start=start, reach=encoder.reach, override=made)
     device = input_device(encoder.model)
     for rows in (indices + start).split(max(1, MAX_MASK // len(ids))):
         made.take(rows)
         fed = ids[rows].unsqueeze(0).to(device)
-        with use_layout(layout):
+        with use_layout(made):
             encoder.model.base_model(
                 fed, position_ids=rows.unsqueeze(0).to(device), use_cache=False
             )

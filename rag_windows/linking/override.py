@@ -6,27 +6,34 @@ from collections.abc import Sequence
 
 import torch
 
-from rag_windows.attention.backends import Request, attend
-from rag_windows.attention.layout import Layout
-from rag_windows.attention.merge import merge, merge_weights
+from rag_windows.attention.segments import Reading, Rows, Segment, Segments
 
 
-class Relink:
-    """Keys and values of one context, some of which forward passes replace; a layout's override.
+class RecomputeLayout:
+    """Keys and values of one context, some of which forward passes replace.
 
-    Token ``i`` stands at position ``i``: the prefix, then the windows one behind the other.
+    Token ``i`` stands at position ``i``: the prefix, then the windows one behind the other. The fed
+    tokens see every token up to themselves, whether that one is fed or not.
 
     Args:
+        reach: see `rag_windows.attention.layout.Layout`.
         keys: per layer, (kv heads, tokens, head dim); written to.
         values: per layer, (kv heads, tokens, value dim); written to.
     """
 
-    __slots__ = ("_rows", "keys", "values")
+    capture = None
+    weighs = False
 
-    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        reach: tuple[int | None, ...],
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+    ) -> None:
+        self.reach = reach
         self.keys = tuple(keys)
         self.values = tuple(values)
-        self._rows = torch.empty(0, dtype=torch.int64)
+        self.take(torch.zeros(1, dtype=torch.int64))
 
     def take(self, rows: torch.Tensor) -> None:
         """Say which tokens the next forward pass is fed.
@@ -35,45 +42,21 @@ class Relink:
             rows: (n,) int64, ascending, on the CPU.
         """
         self._rows = rows
+        self._segment = Segment(first=0, last=int(rows[-1]), seen=rows + 1)
+        whole = Segments("query", [self._segment], len(rows))
+        self._reading = Reading(Rows.at(rows), [whole])
 
-    def attend(
-        self,
-        layout: Layout,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attention of the fed tokens over every token up to themselves, fed or not.
+    def reading(
+        self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
+    ) -> Reading:
+        """Replace the fed tokens' keys and values, and say what they read."""
+        fed = self._rows.to(key.device)
+        self.keys[layer].index_copy_(1, fed, key[0])
+        self.values[layer].index_copy_(1, fed, value[0])
+        seen = self._segment.last + 1
+        part = self.keys[layer][None, :, :seen], self.values[layer][None, :, :seen]
+        self._segment.layers = {layer: [part]}
+        return self._reading
 
-        Args:
-            layout: of this call.
-            layer: whose keys and values of the fed tokens are replaced before.
-            query: (1, heads, rows, head dim).
-            key: (1, kv heads, rows, head dim).
-            value: (1, kv heads, rows, value dim).
-            scale: multiplies the logits.
-            softcap: caps them, or None.
-            sinks: (heads,) logits of attention sinks, or None.
-
-        Returns:
-            (1, heads, rows, value dim) in the query's dtype.
-        """
-        rows = self._rows.to(key.device)
-        self.keys[layer].index_copy_(1, rows, key[0])
-        self.values[layer].index_copy_(1, rows, value[0])
-        seen = int(self._rows[-1]) + 1
-        index = torch.arange(seen, device=key.device)
-        mask = index <= rows.unsqueeze(-1)
-        reach = layout.reach[layer]
-        if reach is not None:
-            mask = mask & (rows.unsqueeze(-1) - index < reach)
-        keys, values = self.keys[layer][None, :, :seen], self.values[layer][None, :, :seen]
-        output, lse = attend(Request(query, keys, values, scale, softcap=softcap, mask=mask))
-        if sinks is None:
-            return output
-        return merge([output], merge_weights([lse], sinks.to(lse.dtype).view(1, -1, 1)))
+    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
+        """Nothing is recorded."""

@@ -11,7 +11,7 @@ from rag_windows.errors import MethodError
 
 if TYPE_CHECKING:
     from rag_windows.encoding import Encoder
-    from rag_windows.windows import Window
+    from rag_windows.kv import Window
 
 Choose = Literal["first", "deviation"]
 LinkTokens = int | float | Literal["all"]

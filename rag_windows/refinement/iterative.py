@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from rag_windows.kv import Window
 from rag_windows.refinement.velocity import Velocity
-from rag_windows.windows import RowWindows, Window, rows_of
 
 if TYPE_CHECKING:
     from rag_windows.encoding import Encoder
@@ -50,28 +50,21 @@ class IterativeRefinement:
         starts = [
             window.start + (len(window.ids) if self.at == "continue" else 0) for window in windows
         ]
-        rows = rows_of(windows)
-        dtypes = [(k.dtype, v.dtype) for k, v in zip(rows.keys, rows.values, strict=True)]
-        keys = [Velocity(tensor, self.eta, self.momentum) for tensor in rows.keys]
-        values = [Velocity(tensor, self.eta, self.momentum) for tensor in rows.values]
+        moving = [
+            [Velocity(tensor, self.eta, self.momentum) for tensor in (*window.keys, *window.values)]
+            for window in windows
+        ]
+        now = list(windows)
+        layers = len(windows[0].keys)
         for _ in range(self.steps):
-            made = encoder.run_padded(ids, starts, prefix, beside=rows)
-            for layer in range(len(keys)):
-                keys[layer].follow(made.keys[layer])
-                values[layer].follow(made.values[layer])
-            rows = replace(
-                rows,
-                keys=tuple(k.place.to(t) for k, (t, _) in zip(keys, dtypes, strict=True)),
-                values=tuple(v.place.to(t) for v, (_, t) in zip(values, dtypes, strict=True)),
-            )
-        return [_row(window, rows, row) for row, window in enumerate(windows)]
-
-
-def _row(window: Window, rows: RowWindows, row: int) -> Window:
-    """A window with its row's keys and values, without the padding."""
-    tokens = len(window.ids)
-    return replace(
-        window,
-        keys=tuple(key[row, :, :tokens] for key in rows.keys),
-        values=tuple(value[row, :, :tokens] for value in rows.values),
-    )
+            made = encoder.run(ids, starts, prefix, before=now)
+            for index, (window, velocities) in enumerate(zip(made, moving, strict=True)):
+                tensors = (*window.keys, *window.values)
+                for velocity, tensor in zip(velocities, tensors, strict=True):
+                    velocity.follow(tensor)
+                moved = tuple(
+                    velocity.place.to(tensor.dtype)
+                    for velocity, tensor in zip(velocities, tensors, strict=True)
+                )
+                now[index] = replace(now[index], keys=moved[:layers], values=moved[layers:])
+        return now

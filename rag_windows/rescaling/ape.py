@@ -7,10 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-import torch
-
 from rag_windows.errors import MethodError
-from rag_windows.rescaling.base import Affine, Method
+from rag_windows.rescaling.base import Method
 
 Form = Literal["as used", "as printed", "fixed ratio"]
 
@@ -78,17 +76,12 @@ class APE(Method):
         """
         return cls(temperature=temperature, scale=scale * temperature, form="as used")
 
-    def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
-        """Apply this form; see the class for the three formulas."""
-        if self.form == "as used":
-            return self.scale * lse
-        shifted = lse + math.log(self.scale)
-        return self.temperature * shifted if self.form == "as printed" else shifted
+    @property
+    def slope(self) -> float:
+        """S, T or 1; see the class for the three formulas."""
+        return {"as used": self.scale, "as printed": self.temperature}.get(self.form, 1.0)
 
     @property
-    def context_affine(self) -> Affine:
-        """The same formula as two numbers."""
-        if self.form == "as used":
-            return self.scale, 0.0
-        slope = self.temperature if self.form == "as printed" else 1.0
-        return slope, slope * math.log(self.scale)
+    def shift(self) -> float:
+        """0, T log S or log S."""
+        return 0.0 if self.form == "as used" else self.slope * math.log(self.scale)

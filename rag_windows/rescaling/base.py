@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import ClassVar
-
-import torch
 
 from rag_windows.rescaling.alignment import Alignment
 from rag_windows.rescaling.steps import Combination, Linking, Refinement, Selection
 
-Affine = tuple[float, float]
-"""Slope and shift of a context's log-sum-exp."""
 
-UNCHANGED: Affine = (1.0, 0.0)
-
-
-class Method(ABC):
+class Method:
     """How windows are encoded, and how the query reads them.
 
     For one head and one query row, segment ``s`` gives an output ``o_s`` and
     ``l_s = logsumexp`` of its logits. Attention over the union of the segments is exactly
     ``sum_s w_s o_s`` with ``w = softmax(l)``. Most methods change only that: ``temperature`` inside
-    the context segment (all windows together), that segment's ``l`` (`context_lse`), and the
-    query segment's ``l`` (`query_weight`). The others name a step of their own, which the engine
-    takes where it belongs: `refinement`, `linking`, `selection`, `combination`.
+    the context segment (all windows together), that segment's ``l`` (`slope` and `shift`), the
+    query segment's ``l`` (`query_weight`), and where windows stand (`alignment`). The others name a
+    step of their own, which the engine takes where it belongs: `refinement`, `linking`,
+    `selection`, `combination`.
 
     Subclasses are frozen dataclasses, one a file. Class attributes ``name``, ``formula`` and
     ``paper`` describe them to users. Every property below may be a field of the dataclass instead;
@@ -45,26 +38,15 @@ class Method(ABC):
         """Divides the logits inside the context; 1 leaves them as they are."""
         return 1.0
 
-    @abstractmethod
-    def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
-        """Rescale the context's log-sum-exp.
-
-        Args:
-            lse: ``logsumexp(logits / temperature)`` over all windows, fp32, any shape; ``-inf``
-                where a row reaches no window.
-
-        Returns:
-            The value that enters the merge, same shape and dtype. ``-inf`` must stay ``-inf``.
-        """
+    @property
+    def slope(self) -> float:
+        """Above 0: the context's log-sum-exp enters the merge as ``slope * l + shift``."""
+        return 1.0
 
     @property
-    def context_affine(self) -> Affine | None:
-        """(slope, shift) where `context_lse` is ``slope * lse + shift``, slope above 0.
-
-        A kernel then rescales within its merge; without it, or where a subclass changes only
-        `context_lse`, the same is computed in steps (`rag_windows.rescaling.affine`).
-        """
-        return None
+    def shift(self) -> float:
+        """See `slope`."""
+        return 0.0
 
     def query_weight(self, windows: int) -> float:
         """Factor on the attention mass of the query's own tokens, generated ones included.

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-
 from rag_windows.errors import MethodError
-from rag_windows.rescaling.affine import affine
 from rag_windows.rescaling.alignment import Alignment
-from rag_windows.rescaling.base import Affine, Method
+from rag_windows.rescaling.base import Method
 from rag_windows.rescaling.pcw import PCW
 from rag_windows.rescaling.steps import Combination, Linking, Refinement, Selection
 
@@ -59,14 +56,15 @@ class Composed(Method):
         """The reader's."""
         return self.reader.temperature
 
-    def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
+    @property
+    def slope(self) -> float:
         """The reader's."""
-        return self.reader.context_lse(lse)
+        return self.reader.slope
 
     @property
-    def context_affine(self) -> Affine | None:
+    def shift(self) -> float:
         """The reader's."""
-        return affine(self.reader)
+        return self.reader.shift
 
     def query_weight(self, windows: int) -> float:
         """The reader's."""

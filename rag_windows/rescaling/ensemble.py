@@ -6,11 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
-import torch
-
 from rag_windows.ensemble.pooling import EntropyPooling, Pooling, Weights
 from rag_windows.errors import MethodError
-from rag_windows.rescaling.base import UNCHANGED, Method
+from rag_windows.rescaling.base import Method
 
 NBCE_BETA = 0.25
 
@@ -75,7 +73,6 @@ class ParallelEnsemble(Method):
     name: ClassVar[str] = "ensemble"
     formula: ClassVar[str] = "log p = sum_i w_i log p(token | P, C_i, Q)"
     paper: ClassVar[str] = "arXiv:2305.15262, arXiv:2403.17552"
-    context_affine = UNCHANGED
 
     def __post_init__(self) -> None:
         for name, value, names in (
@@ -107,10 +104,6 @@ class ParallelEnsemble(Method):
         if beta is None:
             beta = NBCE_BETA if self.weights == "entropy" else 0.0
         return Pooling(self.weights, self.pooling, self.score_temperature, beta, self.nucleus)
-
-    def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
-        """Return ``lse`` unchanged: a row reads its window as ordinary attention would."""
-        return lse
 
 
 def _number(value: object) -> bool:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-import torch
-
 from rag_windows.errors import MethodError
-from rag_windows.rescaling.base import UNCHANGED, Method
+from rag_windows.rescaling.base import Method
 
 Schedule = Literal["sqrt", "log", "thirds", "linear"]
 
@@ -61,7 +59,6 @@ class MateICL(Method):
     name: ClassVar[str] = "mateicl"
     formula: ClassVar[str] = "l = l_C; query: l_Q + log b(W)"
     paper: ClassVar[str] = "arXiv:2505.01110"
-    context_affine = UNCHANGED
 
     def __post_init__(self) -> None:
         schedule = self.schedule
@@ -76,10 +73,6 @@ class MateICL(Method):
                 f"MateICL schedule must be one of {list(SCHEDULES)}, a finite number above 0, or a "
                 f"function from the number of windows to such a number; got {schedule!r}."
             )
-
-    def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
-        """Return ``lse`` unchanged."""
-        return lse
 
     def query_weight(self, windows: int) -> float:
         """b(W) of the schedule."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from rag_windows.rescaling.base import UNCHANGED, Method
+from rag_windows.rescaling.base import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +19,3 @@ class PCW(Method):
     name: ClassVar[str] = "pcw"
     formula: ClassVar[str] = "l = l_C"
     paper: ClassVar[str] = "arXiv:2212.10947"
-    context_affine = UNCHANGED
-
-    def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
-        """Return ``lse`` unchanged."""
-        return lse

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from rag_windows.rescaling.base import UNCHANGED, Method
+from rag_windows.rescaling.base import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +19,8 @@ class Sequential(Method):
     name: ClassVar[str] = "sequential"
     formula: ClassVar[str] = "one window: P | C_1 C_2 ... C_n | Q"
     paper: ClassVar[str] = "-"
-    context_affine = UNCHANGED
 
     @property
     def windowed(self) -> bool:
         """False."""
         return False
-
-    def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
-        """Return ``lse`` unchanged."""
-        return lse

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rag_windows.context import EncodedContext
     from rag_windows.decoding import Decoder
     from rag_windows.encoding import Encoder
-    from rag_windows.windows import Window
+    from rag_windows.kv import Window
 
 
 class Refinement(Protocol):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from rag_windows.rescaling.alignment import Alignment
-from rag_windows.rescaling.base import UNCHANGED, Method
+from rag_windows.rescaling.base import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +28,11 @@ class StructuredPrompting(Method):
     name: ClassVar[str] = "structured-prompting"
     formula: ClassVar[str] = "l = l_C; query: l_Q + log M; windows end together"
     paper: ClassVar[str] = "arXiv:2212.06713"
-    context_affine = UNCHANGED
 
     @property
     def alignment(self) -> Alignment:
         """Every window ends where the longest does."""
         return "right"
-
-    def context_lse(self, lse: torch.Tensor) -> torch.Tensor:
-        """Return ``lse`` unchanged."""
-        return lse
 
     def query_weight(self, windows: int) -> float:
         """M, the number of windows."""

@@ -13,7 +13,7 @@ from rag_windows.cache.disk import DiskTier
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.memory import MemoryTier
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 KEYS = tuple(f"{number:064x}" for number in range(1, 7))
 VERSIONS = 16

@@ -9,7 +9,7 @@ import torch
 
 from rag_windows import PCW, DeepThinking, Sequential, StructuredPrompting
 from rag_windows.context import EncodedContext
-from rag_windows.windows import PackedWindows
+from rag_windows.kv import PackedWindows
 
 from . import deep_thinking, dense, engine, tolerances, zoo
 from .cases import Case, case

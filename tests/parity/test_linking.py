@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rag_windows import APE, PCW, Linked, Sequential
+from rag_windows.attention import segments
 from rag_windows.context import EncodedContext
 from rag_windows.encoding import complete
 from rag_windows.linking import linker
@@ -94,7 +95,7 @@ def test_all_tokens_are_sequential(name: str, tokens: object, choose: object) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mask", [linker.MAX_MASK, 7 * 45])
+@pytest.mark.parametrize("mask", [segments.MAX_MASK, 7 * 45])
 def test_every_token_encoded_again_is_sequential(
     name: str, mask: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

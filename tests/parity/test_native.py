@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,8 @@ from torch import Tensor
 
 from rag_windows import MateICL
 from rag_windows.attention import backends
-from rag_windows.attention.backends import Request, native
+from rag_windows.attention.backends import native
+from rag_windows.attention.native.items import Items
 from tests.rag_windows.attention.native.asking import NEEDS_COMPILER
 
 from . import dense, engine, tolerances, weighted, zoo
@@ -28,40 +32,60 @@ NAMES = ("llama", "gemma2", "gpt_oss", "gpt2", "mistral-sliding")
 PREFILLS = [*((name, "as used") for name in NAMES), ("llama", "pcw"), ("llama", "as printed")]
 
 
+def batched(flat: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """Numbers of an array, so many at a time."""
+    return zip(*[iter(flat)] * size, strict=True)
+
+
+@dataclass
+class Asked:
+    """One reading that the kernel answered."""
+
+    keys: int
+    tokens: int
+    softcap: float | None
+    dtype: torch.dtype
+
+
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What the kernel answers, however few keys there are."""
     # It is compared with the reference first, with questions that are none of the models'.
     assert all(native.available(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16))
-    served: list[Request] = []
-    attend = native.attend
+    served: list[Asked] = []
+    attend = native.attend_items
 
-    def recorded(request: Request) -> tuple[Tensor, Tensor]:
-        served.append(request)
-        return attend(request)
+    def recorded(items: Items, query: Tensor) -> tuple[Tensor, Tensor]:
+        for row, (_, softcap, _) in zip(
+            batched(items.table, 6), batched(items.settings, 3), strict=True
+        ):
+            parts = range(row[0], row[0] + row[1])
+            keys = sum(items.segments[7 * part + 2] for part in parts)
+            served.append(Asked(keys, row[4], softcap or None, query.dtype))
+        return attend(items, query)
 
     monkeypatch.setattr(native, "LEAST_KEYS", 1)
-    monkeypatch.setattr(native, "attend", recorded)
+    monkeypatch.setattr(native, "attend_items", recorded)
     return served
 
 
-def reads_windows(asked: list[Request], windows: list[list[int]]) -> bool:
+def reads_windows(asked: list[Asked], windows: list[list[int]]) -> bool:
     """Whether some of it is a read of all windows together."""
-    return any(request.key.shape[2] == sum(map(len, windows)) for request in asked)
+    return any(one.keys == sum(map(len, windows)) for one in asked)
 
 
 @pytest.mark.parametrize(("name", "ruled"), PREFILLS)
-def test_prefill(name: str, ruled: str, asked: list[Request]) -> None:
+def test_prefill(name: str, ruled: str, asked: list[Asked]) -> None:
     entry, model, one, rule = zoo.BY_NAME[name], zoo.shared(name), CASES["ragged"], RULES[ruled]
     rows = engine.rows(engine.shared(name), one, rule)
     reference = dense.logits(model, entry.sliding, one.prefix, one.windows, one.query, rule)
     assert tolerances.gap(rows, reference) <= tolerances.fp32(reference)
     assert reads_windows(asked, one.windows) == (None in entry.sliding)
-    assert {request.softcap for request in asked} <= ({2.0} if name == "gemma2" else {None})
+    assert {one.softcap for one in asked} <= ({2.0} if name == "gemma2" else {None})
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
-def test_each_decoded_step(name: str, asked: list[Request]) -> None:
+def test_each_decoded_step(name: str, asked: list[Asked]) -> None:
     """A single row reads the prefix, the windows, and its own tokens."""
     entry, model, rule = zoo.BY_NAME[name], zoo.shared(name), RULES["as used"]
     one = case(5, (1, 7, 12), 3, seed=31)
@@ -74,7 +98,7 @@ def test_each_decoded_step(name: str, asked: list[Request]) -> None:
         model, entry.sliding, one.prefix, one.windows, [*one.query, *tokens[:-1]], rule
     )
     assert tolerances.gap(steps, reference[len(one.query) - 1 :]) <= tolerances.fp32(reference)
-    read = [request.key.shape[2] for request in asked]
+    read = [one.keys for one in asked]
     full = entry.sliding.count(None)
     assert read.count(20) >= full * len(tokens)
     for generated in range(1, len(tokens)):
@@ -83,7 +107,7 @@ def test_each_decoded_step(name: str, asked: list[Request]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("ruled", "query"), [("as used", 6), ("pcw", 20)])
-def test_bf16(name: str, ruled: str, query: int, asked: list[Request]) -> None:
+def test_bf16(name: str, ruled: str, query: int, asked: list[Asked]) -> None:
     """Few rows, and as many as some processors have instructions of their own for."""
     entry, rule = zoo.BY_NAME[name], RULES[ruled]
     one = case(5, (1, 7, 12, 33), query)
@@ -92,7 +116,7 @@ def test_bf16(name: str, ruled: str, query: int, asked: list[Request]) -> None:
     rows = engine.rows(engine.wrap(model), one, rule)
     if 2 * query <= native.most_rows(torch.bfloat16, 16, 16):
         assert reads_windows(asked, one.windows) == (None in entry.sliding)
-    assert {request.query.dtype for request in asked} <= {torch.bfloat16}
+    assert {one.dtype for one in asked} <= {torch.bfloat16}
     reference = dense.logits(exact, entry.sliding, one.prefix, one.windows, one.query, rule)
     own = dense.plain_logits(model, one.flat, len(one.flat))
     own_exact = dense.plain_logits(exact, one.flat, len(one.flat))
@@ -104,7 +128,7 @@ def test_bf16(name: str, ruled: str, query: int, asked: list[Request]) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_a_weighed_query(name: str, asked: list[Request]) -> None:
+def test_a_weighed_query(name: str, asked: list[Asked]) -> None:
     one = CASES["ragged"]
     lm = engine.shared(name)
     rows = lm.logits(lm.encode_ids(one.prefix, one.windows, method=MateICL(3)), one.query)
@@ -120,19 +144,19 @@ def test_a_weighed_query(name: str, asked: list[Request]) -> None:
     assert reads_windows(asked, one.windows)
 
 
-def test_rows_of_a_batch(asked: list[Request]) -> None:
+def test_rows_of_a_batch(asked: list[Asked]) -> None:
     """They are folded into the rows that read the context, and come out in order."""
     lm = engine.shared("llama")
     one, rule = CASES["ragged"], RULES["as used"]
     context = lm.encode_ids(one.prefix, one.windows, method=engine.method(rule))
     answer = lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3)
-    assert reads_windows([one for one in asked if one.query.shape[2] == 6], one.windows)
+    assert reads_windows([one for one in asked if one.tokens == 3], one.windows)
     with backends.forced("cpu"):
         assert lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3) == answer
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_threads_equal_serial(name: str, asked: list[Request]) -> None:
+def test_threads_equal_serial(name: str, asked: list[Asked]) -> None:
     lm = engine.shared(name)
     serial = [answer(lm, number) for number in range(THREADS)]
     assert asked

@@ -10,8 +10,8 @@ import torch
 from rag_windows import PCW, Passage, PassageCache, StructuredPrompting, WindowedLM
 from rag_windows.encoding import Encoder
 from rag_windows.errors import InputError
+from rag_windows.kv import PackedWindows, Window
 from rag_windows.rescaling import window_starts
-from rag_windows.windows import PackedWindows, Window, rows_of
 from tests.parity import zoo
 from tests.rag_windows import small
 
@@ -75,9 +75,9 @@ def test_padding_asks_for_no_position_beyond_a_learned_table() -> None:
     ids = [zoo.ids(20, 1), zoo.ids(18, 2)]
     before = [made.run([zoo.ids(3, seed)], [0], None)[0] for seed in (3, 4)]
     starts = [last - 20, last - 18]
-    together = made.run_padded(ids, starts, None, rows_of(before))
-    alone = made.run_padded(ids[1:], starts[1:], None, rows_of(before[1:]))
-    torch.testing.assert_close(together.keys[1][1, :, :18], alone.keys[1][0], rtol=0, atol=1e-5)
+    together = made.run(ids, starts, None, before)
+    (alone,) = made.run(ids[1:], starts[1:], None, before[1:])
+    torch.testing.assert_close(together[1].keys[1], alone.keys[1], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,14 +89,10 @@ def test_a_window_beside_each_row_is_what_stands_before_it(name: str) -> None:
     whole = made.encode_windows(prefix, ids)
     before = made.encode_windows(prefix, halves)
     rest = [one[len(half) :] for one, half in zip(ids, halves, strict=True)]
-    after = made.run_padded(rest, [9 + len(half) for half in halves], prefix, rows_of(before))
-    last = len(made.reach) - 1
-    for row, (one, half) in enumerate(zip(whole, halves, strict=True)):
-        for new, right in ((after.keys, one.keys), (after.values, one.values)):
-            behind = right[last][:, len(half) :]
-            torch.testing.assert_close(
-                new[last][row, :, : behind.shape[1]], behind, rtol=0, atol=1e-5
-            )
+    after = made.run(rest, [9 + len(half) for half in halves], prefix, before)
+    for one, half, new in zip(whole, halves, after, strict=True):
+        for got, right in ((new.keys[-1], one.keys[-1]), (new.values[-1], one.values[-1])):
+            torch.testing.assert_close(got, right[:, len(half) :], rtol=0, atol=1e-5)
 
 
 def test_a_cached_window_is_found_at_its_position_only() -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from rag_windows import APE, PCW, MateICL, Sequential, StructuredPrompting, WindowedLM
-from rag_windows.attention.mass import MassRecorder
+from rag_windows.attention.layout import WeightRecorder
 from rag_windows.rescaling import Method
 from tests.parity import dense, float64, weighted, zoo
 from tests.parity.weighted import Weighed
@@ -170,8 +170,7 @@ def test_switched_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*args: object) -> None:
         raise AssertionError("attention mass was computed")
 
-    monkeypatch.setattr(MassRecorder, "put", fail)
-    monkeypatch.setattr("rag_windows.attention.mix.record_shares", fail)
+    monkeypatch.setattr(WeightRecorder, "put", fail)
     out = small.lm().generate("What?", ["One."], max_new_tokens=3, citations=False)
     assert (out.citations, out.prefix_mass, out.query_mass) == (None, None, None)
     with pytest.raises(AssertionError, match="was computed"):

@@ -19,8 +19,8 @@ from rag_windows import (
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.encoding import Encoder
 from rag_windows.errors import LimitError, MethodError
+from rag_windows.kv import PackedWindows
 from rag_windows.rescaling import Linked, Method, ParallelEnsemble, resolve
-from rag_windows.windows import PackedWindows
 from tests.parity import zoo
 from tests.rag_windows import small
 
@@ -143,7 +143,7 @@ def test_a_second_question_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*args: object, **kwargs: object) -> None:
         raise AssertionError("a window was encoded again")
 
-    monkeypatch.setattr(Encoder, "run_padded", fail)
+    monkeypatch.setattr(Encoder, "run", fail)
     second = lm.generate("And who?", passages[::-1], max_new_tokens=2)
     assert second.usage.cached_tokens >= sum(len(window.ids) for window in second.windows)
 
@@ -156,7 +156,7 @@ def test_passes_behind_a_window_need_positions_for_it(monkeypatch: pytest.Monkey
     def fail(*args: object, **kwargs: object) -> None:
         raise InterruptedError("work was done")
 
-    monkeypatch.setattr(Encoder, "run_padded", fail)
+    monkeypatch.setattr(Encoder, "run", fail)
     with pytest.raises(
         LimitError,
         match=r"A window of passage 1 \('p7'\) has 6\d\d tokens .* the model has 1024\. "

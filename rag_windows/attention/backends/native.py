@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 
 import torch
 
@@ -27,7 +26,7 @@ LEAST_KEYS = 1024
 """Below, what a call costs by itself outweighs what the kernel saves."""
 
 LEAST_TOKENS = 128
-"""The same, of texts that see themselves alone."""
+"""The same, of texts that see themselves alone: tokens of all."""
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 _LSE_TOLERANCE = 1e-4
@@ -95,56 +94,50 @@ def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     return output.transpose(0, 1).unsqueeze(0), lse.transpose(0, 1).unsqueeze(0)
 
 
-def serves_own(
-    lengths: Sequence[int],
+def takes(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    reach: int | None,
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    rows: int,
+    *,
+    causal: bool,
 ) -> bool:
-    """Whether one call computes `attend_own`, and sooner than PyTorch's kernel."""
-    dim, value_dim = key.shape[-1], value.shape[-1]
+    """Whether the kernel answers for a segment, and rightly on this machine.
+
+    Args:
+        query: (tokens, heads, head dim).
+        parts: keys (groups, kv heads, keys, head dim) and values of the segment.
+        rows: tokens of a group times query heads of a kv head.
+        causal: whether the i-th token of a group sees the first i + 1 keys alone.
+    """
+    key, value = parts[0]
+    if not all(len(k) > 0 and reads(query.dtype, k[0], v[0]) for k, v in parts):
+        return False
+    most = most_rows(query.dtype, key.shape[-1], value.shape[-1])
     return (
-        active()
-        and query.shape[0] == 1
-        and query.shape[2] >= LEAST_TOKENS
-        and min(lengths) > 0
-        and (reach is None or max(lengths) <= reach)
-        and reads(query.dtype, key[0], value[0])
+        rows <= most
+        and (not causal or most == math.inf)
         and query.stride(-1) == 1
-        and most_rows(query.dtype, dim, value_dim) == math.inf
         and not (torch.is_grad_enabled() and _differentiated(query, key, value))
     )
 
 
-def attend_own(
-    lengths: Sequence[int],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of each of several texts over itself alone, as in ``attention.packed``.
+def pays(readings: Sequence[Reading]) -> bool:
+    """Whether a call is worth what it costs by itself, or several readings share it."""
+    if not readings:
+        return False
+    if all(one.causal for one in readings):
+        return sum(len(one.tokens) for one in readings) >= LEAST_TOKENS
+    return len(readings) > 1 or sum(k.shape[1] for k, _ in readings[0].segments) >= LEAST_KEYS
 
-    Args:
-        lengths: tokens of each, at least one, in the order in which they stand.
-        query: (1, heads, tokens, head dim).
-        key: (1, kv heads, tokens, head dim).
-        value: (1, kv heads, tokens, value dim).
-        scale: multiplies the logits.
-        softcap: caps them, or None.
+
+def attend_items(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a query's tokens (tokens, heads, head dim) over what the items say.
 
     Returns:
-        Output (1, heads, tokens, value dim) and lse (1, heads, tokens), fp32.
+        Output (results, heads, value dim) and lse (results, heads), fp32; a result for each token
+        of each reading, in their order.
     """
-    readings = []
-    for length, last in zip(lengths, accumulate(lengths), strict=True):
-        first = last - length
-        segment = key[0, :, first:last], value[0, :, first:last]
-        readings.append(Reading([segment], range(first, last), scale, softcap, 1.0, causal=True))
-    output, lse = call(Items(readings), query[0].transpose(0, 1))
-    return output.transpose(0, 1).unsqueeze(0), lse.transpose(0, 1).unsqueeze(0)
+    return call(items, query)
 
 
 def _differentiated(*tensors: torch.Tensor) -> bool:
@@ -171,7 +164,9 @@ def _agrees(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
         questions.append((attend(request), reference.attend(request)))
     query, key, value = draw(1, 6, 300, dim), draw(1, 2, 300, dim), draw(1, 2, 300, value_dim)
     request = Request(query, key, value, dim**-0.5, causal=True)
-    own = attend_own([300], query, key, value, dim**-0.5, None)
+    reading = Reading([(key[0], value[0])], range(300), dim**-0.5, None, 1.0, causal=True)
+    output, lse = call(Items([reading]), query[0].transpose(0, 1))
+    own = output.transpose(0, 1).unsqueeze(0), lse.transpose(0, 1).unsqueeze(0)
     questions.append((own, reference.attend(request)))
     for (output, lse), (expected, expected_lse) in questions:
         if not (

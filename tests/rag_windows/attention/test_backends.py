@@ -17,7 +17,6 @@ from rag_windows.attention.backends import (
     native,
     reference,
 )
-from rag_windows.attention.merge import merge, merge_two, merge_weights
 
 from .native.asking import NEEDS_COMPILER, left_by_native
 
@@ -215,67 +214,3 @@ def test_reference_keeps_float64() -> None:
     for got, expected in zip(reference.attend(request), exact(request), strict=True):
         assert got.dtype == torch.float64
         torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("split", [0, 1, 20, 40])
-@pytest.mark.parametrize("with_sink", [False, True])
-def test_merge_of_two_parts_is_the_whole(split: int, with_sink: bool) -> None:
-    query, key, value = tensors((1, 4, 2, 3, 40, 16), torch.float32, "cpu")
-    sink = torch.tensor([0.5, -1.0, 3.0, 0.0]).view(1, 4, 1) if with_sink else None
-    parts = [
-        attend(Request(query, k, v, 0.3))
-        for k, v in zip(
-            key.tensor_split([split], dim=2), value.tensor_split([split], dim=2), strict=True
-        )
-    ]
-    weights = merge_weights([lse for _, lse in parts], sink)
-    output = merge([output for output, _ in parts], weights)
-    expected, lse = exact(Request(query, key, value, 0.3))
-    if sink is not None:
-        expected = expected * torch.sigmoid(lse - sink.double()).unsqueeze(-1)
-    torch.testing.assert_close(output.double(), expected, atol=5e-6, rtol=5e-6)
-    taken = torch.stack(weights).sum(0).double()
-    given = torch.sigmoid(lse - sink.double()) if sink is not None else torch.ones_like(taken)
-    torch.testing.assert_close(taken, given, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("with_sink", [False, True])
-def test_merge_of_two_empty_segments_is_zero(with_sink: bool) -> None:
-    empty = torch.full((1, 2, 3), -torch.inf)
-    output = torch.zeros(1, 2, 3, 4)
-    sink = torch.zeros(1, 2, 1) if with_sink else None
-    weights = merge_weights([empty, empty], sink)
-    merged = merge([output, output], weights)
-    assert torch.equal(torch.stack(weights), torch.zeros(2, 1, 2, 3))
-    assert torch.equal(merged, output)
-
-
-def test_merge_survives_far_apart_segments() -> None:
-    lses = [torch.tensor([[[1e4, -1e4, 0.0]]]), torch.tensor([[[-1e4, 1e4, -torch.inf]]])]
-    weights = torch.stack(merge_weights(lses))
-    expected = torch.tensor([[[[1.0, 0.0, 1.0]]], [[[0.0, 1.0, 0.0]]]])
-    assert torch.equal(weights, expected)
-
-
-def test_merge_mixes_half_precision_in_float32() -> None:
-    """A thousand equal segments of bf16 ones merge to one; bf16 sums would stop at 256."""
-    outputs = [torch.ones(1, 1, 1, 2, dtype=torch.bfloat16)] * 1000
-    weights = merge_weights([torch.zeros(1, 1, 1)] * 1000)
-    assert all(weight.dtype == torch.float32 for weight in weights)
-    merged = merge(outputs, weights)
-    assert merged.dtype == torch.bfloat16
-    assert torch.equal(merged, outputs[0])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_two_segments_merge_in_fewer_steps_to_the_same(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(3)
-    outputs = [torch.randn(2, 3, 5, 8, generator=generator).to(dtype) for _ in range(2)]
-    lses = [torch.randn(2, 3, 5, generator=generator) * 20 for _ in range(2)]
-    lses[0][0, 0, 0] = lses[1][0, 0, 1] = -torch.inf
-    got = merge_two(outputs, lses)
-    assert got.dtype == dtype
-    expected = merge([one.double() for one in outputs], merge_weights(lses))
-    torch.testing.assert_close(got.double(), expected, rtol=0, atol=OUTPUT_TOLERANCE[dtype])
-    assert torch.equal(got[0, 0, 0], outputs[1][0, 0, 0])
-    assert torch.equal(got[0, 0, 1], outputs[0][0, 0, 1])

@@ -14,6 +14,7 @@ from rag_windows.attention import backends
 from rag_windows.attention.backends import Request, cpu, native, reference
 from rag_windows.attention.native.building import Kernel
 from rag_windows.attention.native.calling import call
+from rag_windows.attention.segments import Rows, Segment, Segments
 
 from .native.asking import NEEDS_COMPILER, OUTPUT_TOLERANCE, draw
 
@@ -109,7 +110,19 @@ def of_texts(dtype: torch.dtype = torch.bfloat16) -> Request:
 def test_texts_that_see_themselves(dtype: torch.dtype) -> None:
     whole = of_texts(dtype)
     parts = whole.query, whole.key, whole.value
-    output, lse = native.attend_own(TEXTS, *parts, scale=whole.scale, softcap=whole.softcap)
+    texts, first = [], 0
+    for length in TEXTS:
+        place = slice(first, first + length)
+        own = [(whole.key[:, :, place], whole.value[:, :, place])]
+        tokens = torch.arange(place.start, place.stop)
+        texts.append(Segment(0, length - 1, tokens=tokens, seen="causal", layers={0: own}))
+        first += length
+    rows = Rows.at(torch.arange(first))
+    query = whole.query[0].transpose(0, 1)
+    output, lse = Segments("query", texts, first).attend(
+        0, query, rows, whole.scale, whole.softcap, None
+    )
+    output, lse = output.transpose(0, 1).unsqueeze(0), lse.transpose(0, 1).unsqueeze(0)
     apart = zip(*(part.split(TEXTS, dim=2) for part in parts), strict=True)
     expected = [
         reference.attend(replace(whole, query=query, key=key, value=value))
@@ -119,34 +132,6 @@ def test_texts_that_see_themselves(dtype: torch.dtype) -> None:
         wanted = torch.cat([one[places] for one in expected], dim=2)
         tolerance = 1e-5 if places else OUTPUT_TOLERANCE[dtype]
         torch.testing.assert_close(got, wanted, atol=tolerance, rtol=tolerance)
-
-
-def test_which_texts_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = of_texts()
-    parts = whole.query, whole.key, whole.value
-
-    def serves(
-        *given: torch.Tensor, lengths: tuple[int, ...] = TEXTS, reach: int | None = None
-    ) -> bool:
-        query, key, value = given or parts
-        return native.serves_own(lengths, query, key, value, reach)
-
-    for most in (math.inf, native.MOST_ROWS):
-        monkeypatch.setattr(native, "most_rows", lambda *_, most=most: most)
-        assert serves() == (most == math.inf)
-    monkeypatch.setattr(native, "most_rows", lambda *_: math.inf)
-    assert serves(reach=300)
-    assert not serves(reach=299)
-    assert not serves(lengths=(0, *TEXTS))
-    assert not serves(*(part.double() for part in parts))
-    assert not serves(*(part.expand(2, -1, -1, -1) for part in parts))
-    assert not serves(whole.query.mT.contiguous().mT, *parts[1:])
-    assert not serves(whole.query.clone().requires_grad_(), *parts[1:])
-    few = native.LEAST_TOKENS - 1
-    assert not serves(*(part[:, :, :few] for part in parts), lengths=(few,))
-    assert serves(*(part[:, :, : few + 1] for part in parts), lengths=(few + 1,))
-    with backends.forced("cpu"):
-        assert not serves()
 
 
 def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def test_a_pass_that_fails_ends_its_rows_and_the_next_question_is_answered(
             def fails(*_: Any, **__: Any) -> None:
                 raise MemoryError("no room")
 
-            patch.setattr("rag_windows.batch.tails.Tails.attend", fails)
+            patch.setattr("rag_windows.batch.layout.RowCaches.room", fails)
             gate.open.set()
             with pytest.raises(MemoryError):
                 first.result(WAIT)

@@ -17,7 +17,7 @@ import torch
 from rag_windows.cache.disk import DiskTier
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.files import Files
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 FULL = os.environ.get("RAG_WINDOWS_FAULTS") == "full"
 """Whether every case is run; else a sample that fits into the time all tests have."""

@@ -11,7 +11,7 @@ import torch
 
 from rag_windows.cache.codec import Stored, codec_named, require_finite, settle
 from rag_windows.errors import CacheError, InputError, NonFiniteError
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 from tests.rag_windows.cache.windows import same, window
 
 FORMS = ("as computed", "fp8", "int8")

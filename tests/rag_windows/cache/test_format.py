@@ -25,7 +25,7 @@ from rag_windows.cache.digest import DIGESTS
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.format import decode, draw_up, read_note
 from rag_windows.cache.usage import MOST_USES, Usage, from_ns
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 from tests.rag_windows.cache.disk_cases import entry_of, key_of, same_window
 
 KEY = key_of(1)

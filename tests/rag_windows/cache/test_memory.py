@@ -17,7 +17,7 @@ from rag_windows.cache.codec import codec_named, settle
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.memory import MemoryTier
 from rag_windows.errors import CacheError, InputError, NonFiniteError
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 from tests.rag_windows.cache.windows import entry, key, same, window
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import time
 import torch
 
 from rag_windows.cache.entry import Entry
-from rag_windows.windows import Window
+from rag_windows.kv import Window
 
 
 def key(number: int) -> str:

@@ -22,8 +22,8 @@ from rag_windows import (
 )
 from rag_windows.codebook.search import KeySearch, best, page_owners
 from rag_windows.errors import InputError, MethodError
+from rag_windows.kv import PackedWindows
 from rag_windows.rescaling import describe, from_description, resolve
-from rag_windows.windows import PackedWindows
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import PASSAGES, QUESTION
 
@@ -89,9 +89,8 @@ def test_a_fused_position_counts_for_the_passages_that_reach_it() -> None:
     narrow = lm._decoder.narrowed(context, [20, 21])
     packed = narrow.windows
     assert isinstance(packed, PackedWindows)
-    assert packed.shares is not None
-    third, half = [1 / 3] * 3, [0.5, 0.0, 0.5]
-    assert torch.allclose(packed.shares, torch.tensor([third, third, half, half]))
+    assert packed.spans == (2, 2)
+    assert torch.allclose(packed.shares, torch.tensor([[1 / 3] * 3, [0.5, 0.0, 0.5]]))
     assert narrow.query_start == 2 + 4
 
 

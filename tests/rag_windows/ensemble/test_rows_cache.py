@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rag_windows.ensemble.rows_cache import RowsCache
+from rag_windows.kv import RowsCache
 
 WINDOWS = 3
 

@@ -1,0 +1,272 @@
+"""The one attention function, against a dense float64 softmax over all that each token sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rag_windows.attention import backends
+from rag_windows.attention.backends import native
+from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments, read
+
+from .native.asking import NEEDS_COMPILER
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+NUMBERS = [(1.0, 0.0, 0.0), (0.8, 0.0, 0.0), (0.9, -0.4, 1.1)]
+"""Slope and shift of the context, and what is added to the query."""
+BACKENDS = ["reference", "cpu", pytest.param("native", marks=NEEDS_COMPILER)]
+
+
+@dataclass
+class Block:
+    """A segment of one group, and which of its keys each token sees."""
+
+    role: Role
+    tokens: list[int]
+    first: int
+    keys: Tensor
+    values: Tensor
+    sees: Tensor
+    temperature: float
+    causal: bool
+    parts: int
+
+
+def draw(*size: int, seed: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@st.composite
+def blocks(draw_: st.DrawFn, tokens: int) -> list[Block]:
+    """What each token reads; every token sees itself, in the query."""
+    made = [_block("query", list(range(tokens)), 20, tokens, 1.0, True, 1, 0)]
+    for number in range(draw_(st.integers(0, 4))):
+        role: Role = draw_(st.sampled_from(["prefix", "context"]))
+        readers = draw_(st.lists(st.integers(0, tokens - 1), min_size=1, unique=True))
+        keys = draw_(st.integers(1, 7))
+        heat = 0.7 if role == "context" and number % 2 else 1.0
+        parts = draw_(st.integers(1, min(3, keys)))
+        made.append(
+            _block(role, sorted(readers), number, keys, heat, False, parts, 10 * number + 5)
+        )
+    return made
+
+
+def _block(
+    role: Role,
+    tokens: list[int],
+    first: int,
+    keys: int,
+    temperature: float,
+    causal: bool,
+    parts: int,
+    seed: int,
+) -> Block:
+    sees = torch.ones(len(tokens), keys, dtype=torch.bool)
+    return Block(
+        role,
+        tokens,
+        first,
+        draw(KV_HEADS, keys, DIM, seed=seed),
+        draw(KV_HEADS, keys, DIM, seed=seed + 1),
+        sees.tril() if causal else sees,
+        temperature,
+        causal,
+        parts,
+    )
+
+
+def segments(given_: Sequence[Block], tokens: int, dtype: torch.dtype) -> list[Segments]:
+    made = []
+    for role in ("prefix", "context", "query"):
+        mine = [
+            Segment(
+                one.first,
+                one.first + one.keys.shape[1] - 1,
+                tokens=torch.tensor(one.tokens),
+                seen="causal" if one.causal else None,
+                temperature=one.temperature,
+                layers={0: _parts(one, dtype)},
+            )
+            for one in given_
+            if one.role == role
+        ]
+        if mine:
+            made.append(Segments(role, mine, tokens))
+    return made
+
+
+def _parts(one: Block, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    keys = one.keys.to(dtype).unsqueeze(0).tensor_split(one.parts, dim=2)
+    values = one.values.to(dtype).unsqueeze(0).tensor_split(one.parts, dim=2)
+    return list(zip(keys, values, strict=True))
+
+
+def dense(
+    given_: Sequence[Block],
+    query: Tensor,
+    positions: Tensor,
+    reach: int | None,
+    slope: float,
+    shift: float,
+    bias: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, dict[Role, Tensor]]:
+    """Output (tokens, heads, dim), and what each token gives to each role, without the sink."""
+    outputs, shares = [], []
+    for token in range(len(query)):
+        logits, values, roles = [], [], []
+        for one in given_:
+            if token not in one.tokens:
+                continue
+            near = one.sees[one.tokens.index(token)]
+            at = one.first + torch.arange(one.keys.shape[1])
+            if reach is not None:
+                near = near & (positions[token] - at < reach)
+            keys = one.keys.repeat_interleave(HEADS // KV_HEADS, dim=0)
+            found = torch.einsum("hd,hnd->hn", query[token], keys) * 0.3
+            if softcap is not None:
+                found = softcap * torch.tanh(found / softcap)
+            logits.append((found / one.temperature).masked_fill(~near, -torch.inf))
+            values.append(one.values.repeat_interleave(HEADS // KV_HEADS, dim=0))
+            roles += [one.role] * keys.shape[1]
+        whole, value = torch.cat(logits, dim=1), torch.cat(values, dim=1)
+        of = {role: torch.tensor([one == role for one in roles]) for role in set(roles)}
+        if "context" in of:
+            inside = whole.masked_fill(~of["context"], -torch.inf)
+            lse = inside.logsumexp(-1, keepdim=True)
+            moved = torch.where(lse.isinf(), 0.0, slope * lse + shift - lse.nan_to_num(neginf=0.0))
+            whole = torch.where(of["context"], whole + moved, whole)
+        whole = torch.where(of["query"], whole + bias, whole)
+        text = whole.softmax(-1)
+        sink = () if sinks is None else (sinks.unsqueeze(-1),)
+        weights = torch.cat([whole, *sink], dim=1).softmax(-1)[:, : whole.shape[1]]
+        outputs.append(torch.einsum("hn,hnd->hd", weights, value))
+        nothing = torch.zeros(whole.shape[1], dtype=torch.bool)
+        shares.append({role: (text * of.get(role, nothing)).sum(-1) for role in ROLES})
+    return torch.stack(outputs), {role: torch.stack([s[role] for s in shares]) for role in ROLES}
+
+
+ROLES: tuple[Role, ...] = ("prefix", "context", "query")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(data=st.data())
+def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, 5))
+    given_ = data.draw(blocks(tokens))
+    reach = data.draw(st.sampled_from([None, 3, 24]))
+    softcap = data.draw(st.sampled_from([None, 1.5]))
+    slope, shift, bias = data.draw(st.sampled_from(NUMBERS))
+    sinks = draw(HEADS, seed=77) if data.draw(st.booleans()) else None
+    query, positions = draw(tokens, HEADS, DIM, seed=3), torch.arange(20, 20 + tokens)
+    expected, shares = dense(given_, query, positions, reach, slope, shift, bias, softcap, sinks)
+    dtype = torch.float32
+    reading = Reading(Rows.at(positions), segments(given_, tokens, dtype), slope, shift, bias)
+    with backends.forced(backend), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "LEAST_KEYS", 1)
+        patch.setattr(native, "LEAST_TOKENS", 1)
+        for weighed in (False, True):
+            output, weights = read(
+                reading,
+                0,
+                query.to(dtype),
+                scale=0.3,
+                softcap=softcap,
+                reach=reach,
+                sinks=None if sinks is None else sinks.to(dtype),
+                weights=weighed,
+            )
+            torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
+    assert weights is not None
+    for role in ROLES:
+        found = torch.zeros(tokens, HEADS, dtype=torch.float64)
+        for one, weight in zip(reading.segments, weights, strict=True):
+            if one.role == role:
+                index = torch.arange(tokens) if one.index is None else one.index
+                found.index_add_(0, index, weight.double())
+        torch.testing.assert_close(found, shares[role], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("reach", [None, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_of_one_token_that_see_their_own_beginnings(backend: str, reach: int | None) -> None:
+    """As the rows of a batch do with KV caches of unlike lengths."""
+    lengths = torch.tensor([3, 7, 1])
+    keys, values = draw(3, KV_HEADS, 8, DIM, seed=1), draw(3, KV_HEADS, 8, DIM, seed=2)
+    query, positions = draw(3, HEADS, DIM, seed=3), torch.tensor([30, 12, 9])
+    segment = Segment(
+        first=5,
+        last=30,
+        tokens=torch.arange(3),
+        positions=(positions - lengths + 1).unsqueeze(-1) + torch.arange(8),
+        seen=lengths,
+        newest=True,
+        layers={0: [(keys.float(), values.float())]},
+    )
+    reading = Reading(Rows.at(positions), [Segments("query", [segment], 3)])
+    with backends.forced(backend):
+        output, _ = read(
+            reading,
+            0,
+            query.float(),
+            scale=0.3,
+            softcap=None,
+            reach=reach,
+            sinks=None,
+            weights=False,
+        )
+    for row, length in enumerate(lengths.tolist()):
+        first = 0 if reach is None else max(0, length - reach)
+        key = keys[row, :, first:length].repeat_interleave(2, dim=0)
+        value = values[row, :, first:length].repeat_interleave(2, dim=0)
+        weights = (torch.einsum("hd,hnd->hn", query[row], key) * 0.3).softmax(-1)
+        expected = torch.einsum("hn,hnd->hd", weights, value)
+        torch.testing.assert_close(output[row].double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("sink", [None, 0.5])
+def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -> None:
+    """Never NaN, with weights or without."""
+    far = Segment(0, 1, layers={0: [(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))]})
+    other = Segment(0, 1, layers=far.layers)
+    made = [Segments("prefix", [far], 1), Segments("context", [other], 1)]
+    reading = Reading(Rows.at(torch.tensor([50])), made, slope=0.5, shift=1.0)
+    sinks = None if sink is None else torch.full((1,), sink)
+    output, weights = read(
+        reading, 0, torch.ones(1, 1, 4), scale=1.0, softcap=None, reach=2, sinks=sinks, weights=True
+    )
+    assert weights is not None
+    assert output.tolist() == [[[0.0] * 4]]
+    assert all(one.tolist() == [[0.0]] for one in weights)
+
+
+def test_far_apart_segments_and_half_precision_merge_in_float32() -> None:
+    """A thousand equal segments of bf16 ones merge to one; bf16 sums would stop at 256."""
+    ones = torch.ones(1, 1, 1, 4, dtype=torch.bfloat16)
+    near = [
+        Segment(0, 0, tokens=torch.tensor([0]), layers={0: [(ones, ones)]}) for _ in range(1000)
+    ]
+    loud = Segment(0, 0, layers={0: [(ones * -300, ones * 0)]})
+    made = [Segments("context", near, 1), Segments("query", [loud], 1)]
+    output, _ = read(
+        Reading(Rows.at(torch.tensor([0])), made),
+        0,
+        torch.ones(1, 1, 4, dtype=torch.bfloat16),
+        scale=1.0,
+        softcap=None,
+        reach=None,
+        sinks=None,
+        weights=False,
+    )
+    assert output.dtype == torch.bfloat16
+    assert output.tolist() == [[[1.0] * 4]]
+    assert math.isfinite(float(output.sum()))
