@@ -148,7 +148,7 @@ def load(
         base = _base_of(source, kwargs)
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, _hub(kwargs))
-        with _counting(on_loaded):
+        with _one_at_a_time, _counting(on_loaded):
             loaded = AutoModelForCausalLM.from_pretrained(
                 source, use_safetensors=True, **place, **_quantized(kwargs)
             )
@@ -165,6 +165,10 @@ _WEIGHTS = "Loading weights"
 """How transformers names the bar that counts tensors."""
 
 _thread = threading.local()
+
+_one_at_a_time = threading.Lock()
+"""transformers changes torch for the whole process while it loads: another model that is made or
+loaded meanwhile would keep weights that nobody has set."""
 
 
 @contextmanager

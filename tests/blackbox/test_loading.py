@@ -8,6 +8,7 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -391,3 +392,16 @@ def test_a_gguf_file_names_the_extra_that_it_needs(
 def test_a_folder_of_gguf_files_says_how_to_name_one(gguf_folder: Path) -> None:
     with pytest.raises(ModelLoadError, match="gguf_file="):
         WindowedLM.from_pretrained(gguf_folder)
+
+
+def test_models_loaded_by_several_threads_are_whole(
+    small_folder: Path, small_lm: WindowedLM
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        loaded = [
+            one.result()
+            for one in [pool.submit(WindowedLM.from_pretrained, small_folder) for _ in range(8)]
+        ]
+    expected = small_lm.generate("What?", ["One."], max_new_tokens=3).token_ids
+    for one in loaded:
+        assert one.generate("What?", ["One."], max_new_tokens=3).token_ids == expected
