@@ -13,7 +13,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test timing lint format figures faults bench bench-cache train train-learner evaluate judge guard install clean
+.PHONY: help demo test timing lint format figures faults bench bench-cache train train-learner evaluate judge install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,9 +60,6 @@ evaluate: $(VENV)/.dev ## measure the shipped reader: 16 minutes (ARGS="--model 
 
 judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: 4 hours of one core (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/methods.py $(ARGS)
-
-guard: $(VENV)/.dev ## what the guard is worth, fills docs/guard.md: 5 minutes (ARGS="--quick")
-	$(OFFLINE) $(BIN)/python benchmarks/guard.py --write $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it
 

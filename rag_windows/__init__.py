@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from rag_windows.calibration import Example, Profile
     from rag_windows.codebook.book import PassageBook
     from rag_windows.errors import CacheError, RagWindowsError
-    from rag_windows.generation import Chunk, Citation, Generation, Timings, Usage
-    from rag_windows.guard.fallback import Fallback
-    from rag_windows.guard.settings import Guard
+    from rag_windows.generation import Chunk, Citation, Fallback, Generation, Timings, Usage
+    from rag_windows.guard import Guard
     from rag_windows.learning import Classification, Demonstration
     from rag_windows.model import WindowedLM
     from rag_windows.passage import Passage
@@ -78,9 +77,8 @@ _HOMES = {
     "rag_windows.calibration": ("Example", "Profile"),
     "rag_windows.codebook.book": ("PassageBook",),
     "rag_windows.errors": ("CacheError", "RagWindowsError"),
-    "rag_windows.generation": ("Chunk", "Citation", "Generation", "Timings", "Usage"),
-    "rag_windows.guard.fallback": ("Fallback",),
-    "rag_windows.guard.settings": ("Guard",),
+    "rag_windows.generation": ("Chunk", "Citation", "Fallback", "Generation", "Timings", "Usage"),
+    "rag_windows.guard": ("Guard",),
     "rag_windows.learning": ("Classification", "Demonstration"),
     "rag_windows.model": ("WindowedLM",),
     "rag_windows.passage": ("Passage",),

@@ -16,9 +16,7 @@ from rag_windows.decoding import Decoded, Decoder
 from rag_windows.detokenize import Detokenizer
 from rag_windows.encoding import PrefillCancelledError, WindowEncoder
 from rag_windows.errors import StopIterationTold
-from rag_windows.generation import Citation, FinishReason, Generation, Timings, Usage
-from rag_windows.guard.deciding import guarded
-from rag_windows.guard.fallback import Fallback
+from rag_windows.generation import Citation, Fallback, FinishReason, Generation, Timings, Usage
 from rag_windows.prompt import WindowTokens
 from rag_windows.request import Request
 from rag_windows.sources import sources_of
@@ -96,9 +94,7 @@ def answer(
 ) -> Generation:
     """Encode, generate, and put the result together."""
     try:
-        request, context, fallback = guarded(
-            lambda asked: encode_request(encoder, asked, cancelled), decoder, request, cancelled
-        )
+        request, context, fallback = _guarded(encoder, decoder, request, cancelled)
     except PrefillCancelledError:
         return unbegun(decoder, detokenizer, request)
     context = decoder.narrowed(context, request.parts.query_ids)
@@ -151,6 +147,35 @@ def answer(
         **{name: getattr(best, name) for name in Generation.__slots__ if name != "alternatives"},
         alternatives=tuple(results[1:]),
     )
+
+
+def _guarded(
+    encoder: WindowEncoder,
+    decoder: Decoder,
+    request: Request,
+    cancelled: threading.Event | None,
+) -> tuple[Request, EncodedContext, Fallback | None]:
+    """The request to answer, encoded, and what its guard found.
+
+    The signals are asked from the cheapest on, and the first that speaks decides. Nothing of the
+    answer has been told to anybody by then.
+
+    Returns:
+        The request itself, or the one that reads passages one after the other.
+    """
+    plan = request.fallback
+    if plan is None:
+        return request, encode_request(encoder, request, cancelled), None
+    found = plan.few_short_passages(request.parts.windows)
+    if found is None or plan.ordinary is None:
+        context = encode_request(encoder, request, cancelled)
+        if found is None:
+            query_ids = request.parts.query_ids
+            found = plan.multi_hop(decoder, context, query_ids, request.options, cancelled)
+        if found is None or plan.ordinary is None:
+            return request, context, found
+        del context  # the windows' keys make room for those of the whole prompt
+    return plan.ordinary, encode_request(encoder, plan.ordinary, cancelled), found
 
 
 def unbegun(decoder: Decoder, detokenizer: Detokenizer, request: Request) -> Generation:

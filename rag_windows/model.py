@@ -24,7 +24,7 @@ from rag_windows.device import autocast_here
 from rag_windows.encoding import OnEncoded
 from rag_windows.errors import StopIterationTold
 from rag_windows.generation import Chunk, Generation
-from rag_windows.guard.settings import FallbackOption
+from rag_windows.guard import FallbackOption
 from rag_windows.learning.language_model import LearningLM
 from rag_windows.linking.plan import Choose, LinkTokens
 from rag_windows.listing import passages_of

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, cast
 
 from rag_windows.conversation import Conversation
 from rag_windows.encoding import OnEncoded
-from rag_windows.errors import InputError
-from rag_windows.guard.plan import FallbackPlan
+from rag_windows.errors import InputError, LimitError
+from rag_windows.guard import FallbackPlan, Guard
 from rag_windows.limits import check_limits, in_order
 from rag_windows.logprobs import LogprobRecorder, recorder_of
 from rag_windows.passage import Passage
@@ -54,7 +54,32 @@ class Request:
     on_encoded: OnEncoded | None
     started: float
     logprobs: LogprobRecorder | None = None
-    fallback: FallbackPlan | None = None
+    fallback: FallbackPlan[Request] | None = None
+
+    def guarded(
+        self,
+        guard: Guard | None,
+        calibrated: Mapping[str, Any] | None,
+        ordinary: Callable[[], Request],
+    ) -> Request:
+        """This request with its guard; as it is without one, without windows, or if it is ordinary.
+
+        Args:
+            guard: or None.
+            calibrated: the entry ``guard`` of a calibration profile, or None.
+            ordinary: makes the request with passages read one after the other.
+        """
+        if guard is None or not self.parts.windows or not self.method.windowed:
+            return self
+        spread = guard.spread
+        if spread is None and calibrated is not None:
+            spread = float(calibrated["threshold"])
+        plan: FallbackPlan[Request]
+        try:
+            plan = FallbackPlan(guard, spread, replace(ordinary(), started=self.started))
+        except LimitError as error:
+            plan = FallbackPlan(guard, spread, None, str(error))
+        return replace(self, fallback=plan)
 
 
 def check_request(

@@ -16,8 +16,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.calibration.profile import Profile
 from rag_windows.detokenize import Detokenizer
 from rag_windows.errors import ModelError
-from rag_windows.guard.plan import with_plan
-from rag_windows.guard.settings import FallbackOption, guard_of
+from rag_windows.guard import FallbackOption, guard_of
 from rag_windows.headers import Header
 from rag_windows.limits import position_limit, prompt_limit
 from rag_windows.linking.plan import Choose, LinkTokens
@@ -203,7 +202,7 @@ class TextLM(TokenLM):
 
         request = checked_for(linked(self._method(method), link_tokens, link_choose))
         calibrated = None if self.profile is None else self.profile.guard
-        return with_plan(request, guard_of(fallback), calibrated, lambda: checked_for(Sequential()))
+        return request.guarded(guard_of(fallback), calibrated, lambda: checked_for(Sequential()))
 
     def _text(self) -> TextParts:
         if self._text_parts is None:

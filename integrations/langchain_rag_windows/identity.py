@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_rag_windows.loaded import name_of
 from rag_windows import __version__ as engine_version
-from rag_windows.guard.settings import guard_of
+from rag_windows.guard import guard_of
 from rag_windows.sharing import folder_state
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from langchain_rag_windows.loaded import Loaded
 from rag_windows import Method, WindowedLM
 from rag_windows.batch.crowd import Crowd
 from rag_windows.calibration.profile import Profile
-from rag_windows.guard.settings import guard_of
+from rag_windows.guard import guard_of
 from rag_windows.linking.plan import Choose
 from rag_windows.rescaling import linked, resolve
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
-from rag_windows.guard.settings import FallbackOption
+from rag_windows.guard import FallbackOption
 from rag_windows.linking.plan import Choose, LinkTokens
 from rag_windows.request import Messages, PassageLike
 from rag_windows.rescaling import Method

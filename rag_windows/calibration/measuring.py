@@ -10,9 +10,8 @@ import torch
 from rag_windows.calibration.contexts import Contexts, encoding_key
 from rag_windows.calibration.forced import forced_logprobs
 from rag_windows.calibration.prepared import OnProgress, Prepared
-from rag_windows.calibration.spread import mass_spread
 from rag_windows.context import EncodedContext
-from rag_windows.guard.settings import Guard
+from rag_windows.guard import Guard, mass_spread
 from rag_windows.rescaling import Method
 
 if TYPE_CHECKING:

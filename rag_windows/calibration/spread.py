@@ -11,25 +11,6 @@ FEWEST = 4
 """Answers of each kind that a threshold needs at least."""
 
 
-def mass_spread(masses: Sequence[float]) -> float:
-    """How far attention is spread over the passages: 1 minus the sum of their squared shares.
-
-    An answer that stands in one passage reads mostly that one, however many others there are; one
-    that is put together from several reads each of them in turn. Squares keep the crumbs that many
-    passages get from counting much (E. H. Simpson's diversity, Nature 1949).
-
-    Args:
-        masses: of the passages, as `Citation.mass` has them.
-
-    Returns:
-        0 (one passage got all) up to 1 (evenly over very many); 0 where there is no mass.
-    """
-    whole = sum(masses)
-    if whole <= 0:
-        return 0.0
-    return max(0.0, 1.0 - sum((mass / whole) ** 2 for mass in masses))
-
-
 def guard_of(single: Sequence[float], multi: Sequence[float]) -> dict[str, Any] | None:
     """The threshold that separates the spreads of two kinds of answers best.
 

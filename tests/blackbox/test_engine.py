@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rag_windows import Guard, Passage, PassageCache, WindowedLM
-from tests.blackbox.conftest import ANSWER, QUESTION
+from rag_windows import Passage, PassageCache, WindowedLM
+from tests.blackbox.conftest import QUESTION
 from tests.rag_windows import small
 
 TEXTS = ["One two three.", "Four five six."]
@@ -45,21 +45,6 @@ def test_windows_of_a_float64_model_are_stored(tmp_path: Path, store: str, tier:
     scores = [one.score("Who?", TEXTS, ["a", "b"]) for one in (lm, plain)]
     for stored, exact in zip(*scores, strict=True):
         assert stored.logprob == pytest.approx(exact.logprob, rel=0.05)
-
-
-def test_the_guard_asks_no_window_alone_unless_told_to(
-    reader: WindowedLM, passages: list[Passage]
-) -> None:
-    others = [Passage(f"Person {i} was born in Town {i}.", title=f"{i}") for i in range(6)]
-    asked = [*passages, *others]
-    assert Guard().disagreement is None
-    plain = reader.generate(QUESTION, asked)
-    guarded = reader.generate(QUESTION, asked, fallback="sequential")
-    assert guarded.fallback is None
-    assert (guarded.text, plain.text) == (ANSWER, ANSWER)
-    told = reader.generate(QUESTION, asked, fallback=Guard(passages=0, disagreement=0.0)).fallback
-    assert told is not None
-    assert told.signal == "disagreement"
 
 
 def test_two_windows_that_disagree_are_read_as_they_are(reader: WindowedLM) -> None:

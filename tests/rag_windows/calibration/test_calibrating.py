@@ -12,10 +12,9 @@ from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.contexts import Contexts
 from rag_windows.calibration.measuring import Measuring
 from rag_windows.calibration.prepared import prepare
-from rag_windows.calibration.spread import mass_spread
 from rag_windows.encoding import Encoder
 from rag_windows.errors import InputError, MethodError
-from rag_windows.guard.settings import Guard
+from rag_windows.guard import Guard, mass_spread
 from rag_windows.rescaling import Codebook, DeepThinking, Linked, MateICL, Method
 from tests.rag_windows import small
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows.calibration.spread import guard_of, guard_problem, mass_spread
+from rag_windows.calibration.spread import guard_of, guard_problem
+from rag_windows.guard import mass_spread
 from tests.rag_windows.calibration.profiles import GUARD
 
 

@@ -29,7 +29,7 @@ from rag_windows import Method, WindowedLM
 from rag_windows.calibration.profile import Profile
 from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
-from rag_windows.guard.settings import FallbackOption, Guard
+from rag_windows.guard import FallbackOption, Guard
 from rag_windows.headers import Header
 from rag_windows.linking.plan import Choose, LinkPlan, LinkTokens
 from rag_windows.refused_options import OURS

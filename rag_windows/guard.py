@@ -1,0 +1,205 @@
+"""The guard: where windows are likely to lose, the passages are read in one prompt, and it says so.
+
+docs/guard.md has what each signal is worth. The guard knows nothing of a request but its windows
+and its query; `rag_windows.answer` asks it, and answers in whichever way it chose.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from rag_windows.context import EncodedContext
+from rag_windows.decoding import Decoder
+from rag_windows.errors import InputError
+from rag_windows.generation import Fallback, Signal
+from rag_windows.kv import PackedWindows
+from rag_windows.prompt import WindowTokens
+from rag_windows.stopping import Cancelled
+
+OrdinaryT = TypeVar("OrdinaryT")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What makes ``fallback=`` read the passages one after the other instead of in windows.
+
+    Each signal falls back for itself; the first one that does is told in `Generation.fallback`.
+
+    Attributes:
+        passages, tokens: signal "few short passages": at most so many passages, of at most so many
+            tokens together, are read in the ordinary way at once, before anything is encoded. 0
+            passages switch it off.
+        spread: signal "multi-hop": the attention of the first answer tokens is spread over several
+            passages by more than this, see `mass_spread`. None takes the threshold of the
+            calibration profile; without one the signal is off, and so it is with ``math.inf``.
+        rows: answer tokens that are written, and thrown away, to measure attention.
+
+    Raises:
+        InputError: a number outside its domain.
+    """
+
+    passages: int = 4
+    tokens: int = 1024
+    spread: float | None = None
+    rows: int = 32
+
+    def __post_init__(self) -> None:
+        for name, least in (("passages", 0), ("tokens", 0), ("rows", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"Guard {name} must be a whole number from {least} on: {value!r}.")
+        spread = self.spread
+        if spread is not None and (
+            isinstance(spread, bool)
+            or not isinstance(spread, int | float)
+            or not spread >= 0  # NaN is not, either
+        ):
+            raise InputError(f"Guard spread must be None or a number from 0 on: {spread!r}.")
+
+
+FallbackOption = Literal["sequential"] | Guard | None
+"""What ``fallback=`` takes: "sequential" is a `Guard` with its defaults."""
+
+
+def guard_of(option: FallbackOption) -> Guard | None:
+    """The guard of an option.
+
+    Raises:
+        InputError: it is none.
+    """
+    if option is None or isinstance(option, Guard):
+        return option
+    if option == "sequential":
+        return Guard()
+    raise InputError(f"fallback must be None, 'sequential' or a Guard, got {option!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackPlan(Generic[OrdinaryT]):
+    """What a request carries for its guard: the other way to answer.
+
+    Attributes:
+        guard: its numbers.
+        spread: threshold of the signal "multi-hop", or None without one.
+        ordinary: the request with passages read one after the other; None if they don't fit.
+        obstacle: why they don't; empty if they do.
+    """
+
+    guard: Guard
+    spread: float | None
+    ordinary: OrdinaryT | None
+    obstacle: str = ""
+
+    def few_short_passages(self, windows: Sequence[WindowTokens]) -> Fallback | None:
+        """The signal "few short passages"; costs nothing."""
+        passages = len({window.passage for window in windows})
+        tokens = sum(len(window.ids) for window in windows)
+        most = self.guard
+        if passages > most.passages or tokens > most.tokens:
+            return None
+        return self._fallback(
+            "few short passages",
+            tokens,
+            most.tokens,
+            f"{passages} passages of {tokens} tokens together are at most {most.passages} of "
+            f"{most.tokens} tokens",
+        )
+
+    def multi_hop(
+        self,
+        decoder: Decoder,
+        context: EncodedContext,
+        query_ids: Sequence[int],
+        options: Mapping[str, Any],
+        cancelled: threading.Event | None = None,
+    ) -> Fallback | None:
+        """The signal "multi-hop", from the attention of the first answer tokens.
+
+        Costs at most ``guard.rows`` answer tokens. Where windows answer each for itself there is no
+        attention to measure, and the guard stays silent.
+
+        Args:
+            decoder: of the model.
+            context: with all windows.
+            query_ids: the query.
+            options: of the answer; only those that stop it count here.
+            cancelled: ends the measurement early.
+        """
+        if self.spread is None or context.method.combination is not None:
+            return None
+        if not isinstance(context.windows, PackedWindows):
+            return None
+        masses = attention_masses(decoder, context, query_ids, options, self.guard.rows, cancelled)
+        if not masses or (cancelled is not None and cancelled.is_set()):
+            return None
+        spread = mass_spread(masses)
+        if spread <= self.spread:
+            return None
+        reason = f"attention is spread over passages by {spread:.2f}, above {self.spread:.2f}"
+        return self._fallback("multi-hop", spread, self.spread, reason)
+
+    def _fallback(self, signal: Signal, measured: float, threshold: float, reason: str) -> Fallback:
+        taken = self.ordinary is not None
+        done = (
+            "so they were read one after the other"
+            if taken
+            else "but they were read in windows, because one after the other they don't fit: "
+            f"{self.obstacle}"
+        )
+        message = f"{reason}; {done}."
+        return Fallback(signal, float(measured), float(threshold), taken, message)
+
+
+def mass_spread(masses: Sequence[float]) -> float:
+    """How far attention is spread over the passages: 1 minus the sum of their squared shares.
+
+    An answer that stands in one passage reads mostly that one, however many others there are; one
+    that is put together from several reads each of them in turn. Squares keep the crumbs that many
+    passages get from counting much (E. H. Simpson's diversity, Nature 1949).
+
+    Args:
+        masses: of the passages, as `Citation.mass` has them.
+
+    Returns:
+        0 (one passage got all) up to 1 (evenly over very many); 0 where there is no mass.
+    """
+    whole = sum(masses)
+    if whole <= 0:
+        return 0.0
+    return max(0.0, 1.0 - sum((mass / whole) ** 2 for mass in masses))
+
+
+def attention_masses(
+    decoder: Decoder,
+    context: EncodedContext,
+    query_ids: Sequence[int],
+    options: Mapping[str, Any],
+    rows: int,
+    cancelled: threading.Event | None = None,
+) -> list[float]:
+    """Each citation group's share of the attention of the first greedy tokens, thrown away then.
+
+    Averaged over layers, heads and at most ``rows`` tokens; empty where nothing was written.
+    """
+    stopping = [] if cancelled is None else [Cancelled(cancelled)]
+    decoded = decoder.generate(
+        context,
+        query_ids,
+        options={
+            "do_sample": False,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "max_new_tokens": rows,
+            "stopping_criteria": options.get("stopping_criteria"),
+        },
+        record_mass=True,
+        stopping=lambda _: list(stopping),
+    )
+    if decoded.mass is None:
+        return []
+    first, steps = decoded.mass.first_position, decoded.rows[0]
+    masses = decoded.mass.average(list(range(first, first + len(steps))), steps).tolist()
+    return [float(mass) for mass in masses[:-2]]
