@@ -1,0 +1,540 @@
+"""`rag-windows eval`: what a run writes, keeps, refuses and tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_windows import Generation, WindowedLM
+from rag_windows.errors import GenerationError
+from tests.blackbox.conftest import ROOT, Run
+
+Eval = Callable[..., Any]
+Lines = list[dict[str, Any]]
+
+QUICK = ("--top-k", "2", "--max-new-tokens", "3", "--speed", "0")
+ARMS = ("sequential@2", "pcw@2", "ape@2")
+TEXTS = {
+    "Lighthouse:1": "The lighthouse of Orvell was built in 1811 out of grey stone.",
+    "Lighthouse:2": "Its lamp burnt oil until 1902, when it was wired.",
+    "Harbour:4": "The harbour freezes over in hard winters. “Ice”, they say, “keeps the boats”.",
+}
+
+
+def _label(response: str, kind: str, *names: str) -> dict[str, Any]:
+    evidence = [
+        {"passage_id": name, "passage_text": TEXTS[name], "passage_titles": [name.split(":")[0]]}
+        for name in names
+    ]
+    return {"responseType": kind, "response": response, "evidence": evidence}
+
+
+def inscit_data() -> dict[str, Any]:
+    """Two conversations, three turns, three passages."""
+    first = ["When was the lighthouse built?"]
+    second = [*first, "In 1811.", "What did its lamp burn?"]
+    oil = _label("Oil, until 1902.", "directAnswer", "Lighthouse:2")
+    unsure = _label("Do you mean today?", "clarification", "Lighthouse:2", "Harbour:4")
+    built = _label("In 1811.", "directAnswer", "Lighthouse:1")
+    nothing = _label("I can't tell.", "noAnswerNoRelevantInfo")
+    return {
+        "coast_1": {
+            "turns": [
+                {"context": first, "labels": [built]},
+                {"context": second, "labels": [oil, unsure]},
+            ]
+        },
+        "coast/2": {"turns": [{"context": ["Who owns the ferry?"], "labels": [nothing]}]},
+    }
+
+
+def records(folder: Path) -> Lines:
+    text = (folder / "records.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def one_line(stderr: str) -> str:
+    (line,) = stderr.splitlines()
+    assert line.startswith("Error: ")
+    return line
+
+
+def scores(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps(inscit_data()), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def inscit(run: Run, data: Path, small_folder: Path) -> Eval:
+    """`rag-windows eval inscit` on that file with a small model."""
+
+    def start(*more: str | Path) -> Any:
+        return run("eval", "inscit", "--data", data, "--model", small_folder, *QUICK, *more)
+
+    return start
+
+
+def test_a_run_leaves_all_that_follows_from_its_answers(
+    inscit: Eval, run: Run, data: Path, tmp_path: Path
+) -> None:
+    result = inscit("--out", "out", "--speed", "1")
+    assert result.exit_code == 0, result.stderr
+    out = tmp_path / "out"
+    kept = records(out)
+    assert [one["kind"] for one in kept] == ["record"] * 9 + ["speed"] * 3
+    assert {one["arm"] for one in kept} == set(ARMS)
+    texts = {
+        one["text"]: one["passage"]
+        for one in map(json.loads, (out / "passages.jsonl").read_text().splitlines())
+    }
+    assert set(texts.values()) <= set(TEXTS.values())
+    for one in kept[:9]:
+        assert all(read["text"] in texts for read in one["passages"])
+        masses = [read["mass"] for read in one["passages"]]
+        if masses:
+            assert sum(masses) + one["prefix_mass"] + one["query_mass"] == pytest.approx(
+                1, abs=1e-3
+            )
+    for one in kept[9:]:
+        assert one["context_tokens"] > 50
+        assert len(one["cold_s"]) == len(one["warm_s"]) == 3
+    for arm in ARMS:
+        assert arm in result.stdout
+        file = Path("out") / "predictions" / f"{arm}.json"
+        assert str(file) in result.stdout
+        scored = run("eval", "score", "inscit", "--data", data, "--predictions", file, "--json")
+        figures = json.loads(scored.stdout)
+        assert set(figures) == {"evidence_f1", "bleu", "response_f1", "chatrag_f1", "n"}
+        (told,) = (one for one in scores(out)["arms"] if one["name"] == arm)
+        for metric in told["results"]:
+            assert metric["estimate"]["value"] == pytest.approx(figures[metric["metric"]])
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["keys"] == ["coast_1/1", "coast_1/2", "coast/2/1"]
+    assert list(manifest["settings"]["arms"]) == list(ARMS)
+    assert manifest["settings"]["model"]["name"] == "small-model0"
+    assert all((out / name).stat().st_size > 1000 for name in ("report.html", "report.md"))
+
+
+def test_the_summary_has_its_fields(inscit: Eval) -> None:
+    told = json.loads(inscit("--out", "out", "--json").stdout)
+    assert list(told) == [
+        *("format", "version", "task", "metrics", "examples", "compared", "groups", "missing"),
+        *("arms", "retrieval", "files"),
+    ]
+    assert told["metrics"] == ["response_f1", "bleu", "evidence_f1", "chatrag_f1"]
+    assert (told["examples"], told["compared"], told["groups"]) == (3, 3, 2)
+    arm = told["arms"][2]
+    assert list(arm) == [
+        *("name", "label", "top_k", "results", "kinds", "retrieval", "counters", "times"),
+        *("speed", "cold_s", "warm_s"),
+    ]
+    assert list(arm["counters"]) == [
+        *("windows_encoded", "windows_reused", "prompt_tokens", "cached_tokens"),
+        *("completion_tokens", "left_out_passages", "left_out_questions", "errors", "unfinished"),
+    ]
+    result = arm["results"][0]
+    assert list(result) == ["metric", "n", "estimate", "against"]
+    assert list(result["estimate"]) == ["value", "low", "high"]
+    assert list(result["against"]) == ["base", "difference", "retention", "p", "p_holm"]
+    assert result["against"]["base"] == "sequential@2"
+    assert [part["label"] for part in arm["kinds"]] == [
+        *("directAnswer", "clarification", "noAnswerNoRelevantInfo"),
+    ]
+    assert [part["label"] for part in arm["retrieval"]] == ["found", "missed"]
+    assert [one["top_k"] for one in told["retrieval"]] == [2]
+    assert told["files"]["scores"] == "out/scores.json"
+
+
+def test_the_second_method_with_windows_encodes_nothing(inscit: Eval, tmp_path: Path) -> None:
+    assert inscit("--out", "out", "--methods", "pcw", "--methods", "ape").exit_code == 0
+    kept = records(tmp_path / "out")
+    pcw, ape = ([one for one in kept if one["arm"] == arm] for arm in ("pcw@2", "ape@2"))
+    assert sum(one["windows_encoded"] for one in pcw) == 3
+    assert sum(one["windows_encoded"] for one in ape) == 0
+    assert all(one["windows_reused"] == len(one["passages"]) for one in ape)
+
+
+def test_the_same_command_asks_nothing_again(
+    inscit: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = inscit("--json", "--methods", "ape")
+    (folder,) = (tmp_path / "runs").iterdir()
+    before = (folder / "records.jsonl").read_bytes()
+    monkeypatch.setattr(WindowedLM, "generate", None)
+    second = inscit("--json", "--methods", "ape")
+    assert second.exit_code == 0, second.stderr
+    assert (folder / "records.jsonl").read_bytes() == before
+    assert json.loads(first.stdout) == json.loads(second.stdout)
+    assert json.loads(first.stdout)["files"]["folder"] == f"runs/{folder.name}"
+
+
+def test_other_settings_are_refused_unless_fresh(inscit: Eval, tmp_path: Path) -> None:
+    assert inscit("--out", "out", "--methods", "ape").exit_code == 0
+    before = (tmp_path / "out" / "records.jsonl").read_bytes()
+    other = inscit("--out", "out", "--methods", "ape", "--system", "Be brief.")
+    assert other.exit_code == 2
+    assert "prefix is None there and 'Be brief.' now" in other.stderr.splitlines()[-1]
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == before
+    fresh = inscit("--out", "out", "--methods", "ape", "--system", "Be brief.", "--fresh")
+    assert fresh.exit_code == 0, fresh.stderr
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() != before
+
+
+def test_an_interruption_keeps_what_is_answered(
+    inscit: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = WindowedLM.generate
+    asked: list[Any] = []
+
+    def interrupted(self: WindowedLM, *args: Any, **options: Any) -> Generation:
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        asked.append(args)
+        return generate(self, *args, **options)
+
+    monkeypatch.setattr(WindowedLM, "generate", interrupted)
+    monkeypatch.setattr("sys.argv", ["rag-windows", "eval", "inscit", "--fresh", "--out", "a b"])
+    stopped = inscit("--out", "out")
+    assert stopped.exit_code == 130
+    (told,) = stopped.stderr.splitlines()
+    assert told.endswith("go on with: rag-windows eval inscit --out 'a b'")
+    assert len(records(tmp_path / "out")) == 4
+    assert inscit("--out", "out").exit_code == 130
+    asked[:] = [None] * 5
+    again = inscit("--out", "out")
+    assert again.exit_code == 0, again.stderr
+    found = [(one["key"], one["arm"]) for one in records(tmp_path / "out")]
+    assert len(found) == len(set(found)) == 9
+
+
+def test_a_killed_run_goes_on(data: Path, small_folder: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join(str(ROOT / folder) for folder in (".", "retrievers"))
+    command = [
+        *(sys.executable, "-c", "from rag_windows.cli.commands import app; app()"),
+        *("eval", "inscit", "--data", str(data), "--model", str(small_folder), *QUICK),
+        *("--max-new-tokens", "200", "--out", "out"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.Popen(command, env=environment, stdout=-3, stderr=-3)
+    kept = tmp_path / "out" / "records.jsonl"
+    deadline = time.monotonic() + 60
+    while not kept.exists() or kept.read_bytes().count(b"\n") < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = kept.read_bytes()
+    before = before[: before.rindex(b"\n") + 1]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kept.read_bytes().startswith(before)
+    found = [(one["key"], one["arm"]) for one in records(tmp_path / "out")]
+    assert len(found) == len(set(found)) == 9
+
+
+def test_questions_without_an_answer_are_told_and_asked_again(
+    inscit: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = WindowedLM.generate
+
+    def failing(self: WindowedLM, query: Any, *args: Any, **options: Any) -> Generation:
+        if "ferry" in str(query) and options["method"].name == "ape":
+            raise GenerationError("No luck\x1b[31m.")
+        return generate(self, query, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowedLM, "generate", failing)
+        result = inscit("--out", "out")
+    assert result.exit_code == 2
+    told = one_line(result.stderr)
+    assert "1 answer is missing" in told
+    assert "'coast/2/1' of ape@2: No luck\\x1b[31m." in told
+    assert "ape@2" in result.stdout
+    (ape,) = (one for one in scores(tmp_path / "out")["arms"] if one["name"] == "ape@2")
+    assert ape["counters"]["errors"] == 1
+    again = inscit("--out", "out")
+    assert again.exit_code == 0, again.stderr
+    assert len(records(tmp_path / "out")) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--methods", "ape,nope"), "Unknown method 'nope'"),
+        (("--methods", "ape,,pcw"), "empty name"),
+        (("--methods", "ape", "--methods", "ape"), "ape@2 stands twice"),
+        (("--top-k", "0"), "--top-k"),
+        (("--top-k", "2"), "--top-k"),
+        (("--retriever", "dense"), "--embedder"),
+        (("--retriever", "bm25", "--embedder", "x"), "--embedder"),
+        (("--corpus", "c.jsonl", "--pool", "evidence"), "exclude each other"),
+        (("--corpus", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--data", "nowhere.json"), "nowhere.json"),
+        (("--out", "dev.json"), "--out 'dev.json' can't be made"),
+        (("--rag-scale", "0.5", "--methods", "pcw"), "--rag-scale"),
+        (("--rag-temperature", "-1", "--methods", "ape"), "temperature"),
+        (("--cache-memory", "much"), "memory='much' is no size"),
+        (("--limit", "0"), "--limit"),
+        (("--profile", "nowhere.json", "--methods", "ape"), "nowhere.json"),
+    ],
+)
+def test_arguments_are_refused_in_one_line(
+    inscit: Eval, options: Sequence[str], message: str
+) -> None:
+    result = inscit(*options)
+    assert result.exit_code == 2
+    assert message in one_line(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ('{"a": {"turns": [', "dev.json"),
+        ('{"a": {}}', "turns"),
+        ("[]", "dev.json"),
+        ('{"a": {"turns": [{"context": ["Who?"], "labels": []}]}}', "labels"),
+        ('{"a": {"turns": [{"context": ["Who?", "He."], "labels": [{}]}]}}', "turn"),
+        ('{"a": {"turns": [{"context": ["Who?"], "labels": [{"evidence": 1}]}]}}', "evidence"),
+    ],
+)
+def test_malformed_data_is_told_before_any_work(
+    inscit: Eval, data: Path, tmp_path: Path, content: str, where: str
+) -> None:
+    assert inscit("--out", "out", "--methods", "ape").exit_code == 0
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")}
+    data.write_text(content)
+    result = inscit("--out", "out", "--methods", "ape")
+    assert result.exit_code == 2
+    told = one_line(result.stderr)
+    assert "dev.json" in told
+    assert where in told
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")} == kept
+
+
+def test_a_report_is_made_again_with_the_data_elsewhere(
+    inscit: Eval, run: Run, data: Path, tmp_path: Path
+) -> None:
+    assert inscit("--out", "out", "--methods", "ape").exit_code == 0
+    moved = tmp_path / "moved.json"
+    shutil.move(data, moved)
+    lost = run("eval", "report", "out", "--out", "again")
+    assert lost.exit_code == 2
+    assert "dev.json" in one_line(lost.stderr)
+    found = run("eval", "report", "out", "out", "--out", "again", "--data", moved)
+    assert found.exit_code == 0, found.stderr
+    assert (tmp_path / "again" / "report.html").is_file()
+    other = inscit_data()
+    other["coast/2"]["turns"][0]["context"] = ["Who owns the harbour?"]
+    moved.write_text(json.dumps(other), encoding="utf-8")
+    wrong = run("eval", "report", "out", "--data", moved)
+    assert wrong.exit_code == 2
+    assert "holds other data" in one_line(wrong.stderr)
+    for folder in ("nowhere", "."):
+        assert one_line(run("eval", "report", folder).stderr)
+
+
+class Tags(HTMLParser):
+    """What a browser would make elements of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+
+def test_a_report_asks_for_nothing_and_obeys_no_text(
+    inscit: Eval, data: Path, tmp_path: Path
+) -> None:
+    evil = "<script>alert(1)</script>[x](javascript:1)<img src=x onerror=y>\u202e\x1b[31m"
+    changed = inscit_data()
+    changed["coast_1"]["turns"][0]["context"] = [evil]
+    changed["coast_1"]["turns"][0]["labels"][0].update(response=evil, responseType=evil)
+    data.write_text(json.dumps(changed), encoding="utf-8")
+    assert inscit("--out", "out", "--methods", "sequential,ape").exit_code == 0
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    tags = Tags()
+    tags.feed(page)
+    assert not {"script", "img", "iframe", "link", "object"} & {tag for tag, _ in tags.seen}
+    assert all((one.get("href") or "#").startswith("#") for _, one in tags.seen)
+    assert not any(name.startswith("on") for _, one in tags.seen for name in one)
+    assert "default-src 'none'" in page
+    assert "\u202e" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_numbered_method_and_several_depths_are_arms(inscit: Eval, tmp_path: Path) -> None:
+    named = ("--methods", "ape:temperature=0.5,pcw", "--rag-temperature", "0.7")
+    result = inscit("--out", "out", *named, "--top-k", "1", "--limit", "2", "--methods", "ape")
+    assert result.exit_code == 0, result.stderr
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    arms = manifest["settings"]["arms"]
+    names = ("ape:temperature=0.5", "pcw", "ape")
+    assert list(arms) == [f"{name}@{depth}" for depth in (1, 2) for name in names]
+    found = {name: arm["method"].get("temperature") for name, arm in arms.items()}
+    assert found["ape:temperature=0.5@1"] == 0.5
+    assert found["ape@2"] == 0.7
+    assert len(manifest["keys"]) == 2
+
+
+def test_gold_reads_the_evidence_alone(inscit: Eval, tmp_path: Path) -> None:
+    assert inscit("--out", "out", "--retriever", "gold", "--methods", "ape").exit_code == 0
+    read = {one["key"]: [p["id"] for p in one["passages"]] for one in records(tmp_path / "out")}
+    assert read == {
+        "coast_1/1": ["Lighthouse:1"],
+        "coast_1/2": ["Lighthouse:2", "Harbour:4"],
+        "coast/2/1": [],
+    }
+
+
+def test_a_corpus_is_searched(inscit: Eval, tmp_path: Path) -> None:
+    Path("c.tsv").write_text("id\ttext\ttitle\nO:1\tA lighthouse lamp.\tOrvell [SEP] Sea\n")
+    result = inscit("--out", "out", "--corpus", "c.tsv", "--methods", "ape")
+    assert result.exit_code == 0, result.stderr
+    assert "3 evidence passages are not in the corpus" in result.stderr
+    found = {(one["id"], one["title"]) for r in records(tmp_path / "out") for one in r["passages"]}
+    assert found == {("O:1", "Orvell - Sea")}
+
+
+def chatrag_row(**changes: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": "When was the lighthouse wired?"}],
+        "ctxs": [{"title": name, "text": text} for name, text in TEXTS.items()],
+        "answers": ["In 1902.", "1902"],
+        **changes,
+    }
+
+
+def test_chatrag_reads_the_passages_of_the_file(
+    run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The second question is longer than the model's 1,024 positions.
+    endless = [{"role": "user", "content": "When? " * 400}]
+    rows = [chatrag_row(), chatrag_row(messages=endless), chatrag_row(answers=["x"])]
+    Path("doc2dial.json").write_text(json.dumps(rows), encoding="utf-8")
+    options = ("--data", "doc2dial.json", "--dataset", "doc2dial")
+    style = ("--style", "plain", "--methods", "ape")
+    asked = ("--model", small_folder, *QUICK, *style, "--max-new-tokens", "8", "--out", "out")
+    result = run("eval", "chatrag", *options, *asked)
+    assert result.exit_code == 2
+    assert "1 answer is missing" in result.stderr
+    file = tmp_path / "out" / "predictions" / "ape@2.txt"
+    lines = file.read_text(encoding="utf-8").split("\n")
+    assert [bool(line) for line in lines] == [True, False, True, False]
+    scored = run("eval", "score", "chatrag", *options, "--predictions", file, "--json")
+    assert json.loads(scored.stdout)["n"] == 3
+    assert "f1" in run("eval", "score", "chatrag", *options, "--predictions", file).stdout
+    wrong = run("eval", "chatrag", "--data", "doc2dial.json", "--dataset", "doc3dial")
+    assert wrong.exit_code == 2
+    assert "did you mean doc2dial?" in one_line(wrong.stderr)
+
+
+def test_refusals_are_scored(run: Run, tmp_path: Path) -> None:
+    sorry = "Sorry. I cannot find the answer based on the context."
+    rows = [chatrag_row(answers=[sorry]), chatrag_row()]
+    data, said = tmp_path / "quac.json", tmp_path / "said.txt"
+    data.write_text(json.dumps(rows), encoding="utf-8")
+    said.write_text("The text doesn't mention it\nIn 1902\n")
+    options = ("--data", data, "--dataset", "quac", "--predictions", said, "--json")
+    assert json.loads(run("eval", "score", "chatrag", *options).stdout) == {
+        "f1": 100,
+        "answerable_f1": 100,
+        "unanswerable_accuracy": 100,
+        "answerable_accuracy": 100,
+        "mean_accuracy": 100,
+        "n": 2,
+    }
+    said.write_text("one line\n")
+    short = run("eval", "score", "chatrag", *options)
+    assert short.exit_code == 2
+    assert "said.txt" in one_line(short.stderr)
+
+
+def test_demonstrations_are_counted_by_shots(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = [(f"text {n}", ("up", "down")[n % 2], "train") for n in range(20)]
+    rows = [*train, ("fine", "up", "test"), ("dull", "down", "test")]
+    text = "\n".join(json.dumps({"text": t, "label": a, "split": s}) for t, a, s in rows)
+    Path("films.jsonl").write_text(text)
+    options = ("--task", "films.jsonl", "--methods", "sequential,ape", "--out", "out")
+    result = run("eval", "icl", *options, "--shots", "0,16")
+    assert result.exit_code == 0, result.stderr
+    kept = {(one["arm"], one["key"]): one for one in records(tmp_path / "out")}
+    assert {arm for arm, _ in kept} == {"sequential@0", "ape@0", "sequential@16", "ape@16"}
+    first = kept["ape@16", "21"]
+    assert set(first["scores"]) == {"up", "down"}
+    assert first["finish_reason"] == "chosen"
+    assert first["answer"] == max(first["scores"], key=first["scores"].get)
+    assert [one["id"] for one in first["passages"]] == ["window 1", "window 2"]
+    assert (first["windows_encoded"], kept["ape@16", "22"]["windows_encoded"]) == (2, 0)
+    assert "chance 50.0" in result.stdout
+    more = run("eval", "icl", *options, "--shots", "30")
+    assert "30 demonstrations are asked for" in one_line(more.stderr)
+
+
+def test_a_sweep_shows_each_cell(
+    run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--passages", "1,3", "--positions", "0,1", "--questions", "1", "--speed", "0")
+    ran = ("--model", small_folder, "--methods", "ape", "--max-new-tokens", "3", "--out", "out")
+    result = run("eval", "long", *options, *ran)
+    assert result.exit_code == 0, result.stderr
+    assert [len(one["passages"]) for one in records(tmp_path / "out")] == [1, 3, 3]
+    assert "Found by ape" in result.stdout
+    assert "position 100%" in result.stdout
+    wrong = run("eval", "long", "--positions", "first")
+    assert "--positions 'first'" in one_line(wrong.stderr)
+
+
+def test_the_reader_finds_its_needles(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--passages", "8", "--positions", "0.5", "--questions", "5", "--speed", "0")
+    result = run("eval", "long", *options, "--methods", "pcw", "--json", "--out", "out")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)["arms"][0]["results"]
+    assert [one["metric"] for one in found] == ["contained", "exact_match", "needle_most_read"]
+    assert all(one["estimate"]["value"] >= 80 for one in found)
+    assert [one["n"] for one in found] == [5, 5, 5]
+
+
+@pytest.mark.skipif(
+    not {"RAG_WINDOWS_INSCIT", "RAG_WINDOWS_INSCIT_GOLDEN"} <= os.environ.keys(),
+    reason="INSCIT's files are not here",
+)
+@pytest.mark.parametrize("name", ["first_sentence", "last_context"])
+def test_official_scores_are_met(name: str, run: Run) -> None:
+    golden = Path(os.environ["RAG_WINDOWS_INSCIT_GOLDEN"])
+    predictions = golden / f"inscit_{name}.predictions.json"
+    options = ("--data", os.environ["RAG_WINDOWS_INSCIT"], "--predictions", predictions, "--json")
+    found = json.loads(run("eval", "score", "inscit", *options).stdout)
+    official = json.loads((golden / f"inscit_{name}.scores.json").read_text())
+    assert found == pytest.approx(official, rel=0, abs=1e-6)
+    by_type = json.loads(run("eval", "score", "inscit", *options, "--by-type").stdout)
+    assert sum(one["n"] for one in by_type.values()) == 502 + 77
