@@ -33,7 +33,7 @@ from rag_windows.cache.disk import DiskTier
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.memory import MemoryTier
 from rag_windows.kv import PackedWindows, Window
-from rag_windows.prompt import Prompt
+from rag_windows.prompt.builder import Prompt
 from training.tasks import draw_case
 
 FORMS = ("as computed", "fp8", "int8")

@@ -18,8 +18,8 @@ import torch
 
 from rag_windows import PCW, Codebook, Passage, WindowedLM
 from rag_windows.codebook.blocks import Blocks, rank, with_pages
-from rag_windows.codebook.search import KeySearch
 from rag_windows.context import EncodedContext
+from rag_windows.methods.key_search import KeySearch
 from training.tasks import draw_case
 
 FOUND: dict[str, Codebook] = {
@@ -37,7 +37,7 @@ PAGES, WIDTH, QUERY = 9, 512, 12
 def answer(lm: WindowedLM, context: EncodedContext, query: Sequence[int]) -> str:
     """The answer's text, greedily."""
     ids = lm.generate_ids(context, query, max_new_tokens=12)
-    text = lm.tokenizer.decode(ids, skip_special_tokens=True)  # type: ignore[union-attr]  # it has one
+    text = lm.tokenizer.decode(ids, skip_special_tokens=True)
     return str(text).strip()
 
 
@@ -55,14 +55,14 @@ def judge(questions: int, passages: int, seed: int) -> None:
         if len(stating) != 1:
             continue
         given = [Passage(text, title=title) for title, text in case.passages]
-        parts = lm._text().prompt.build(list(case.messages), given)
+        parts = lm.engine.text.prompt.build(list(case.messages), given)
         windows = [window.ids for window in parts.windows]
         every = Codebook(retrieve=passages)
         context = lm.encode_ids(parts.prefix_ids, windows, method=every)
         plain = replace(context, method=PCW())
         whole.append(answer(lm, plain, parts.query_ids) == case.answer)
         for name, method in FOUND.items():
-            read = lm._decoder.narrowed(replace(context, method=method), parts.query_ids)
+            read = lm.engine.decoder.narrowed(replace(context, method=method), parts.query_ids)
             found[name].append(stating[0] in (read.chosen or ()))
             if name in right:
                 right[name].append(answer(lm, read, parts.query_ids) == case.answer)

@@ -20,7 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rag_windows import APE, PCW, Sequential, WindowedLM
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 PREFIX, QUERY = list(range(10, 40)), list(range(50, 80))
 VOCABULARY = 8000
@@ -59,7 +59,9 @@ def ways(model: LlamaForCausalLM, windows: list[list[int]]) -> dict[str, Callabl
         def run(tokens: int) -> object:
             context = lm.encode_ids(PREFIX, windows, method=method)
             options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-            return lm._decoder.generate(context, QUERY, options=options, record_mass=citations)
+            return lm.engine.decoder.generate(
+                context, QUERY, options=options, record_mass=citations
+            )
 
         return run
 

@@ -114,7 +114,7 @@ def timed(work: Callable[[], object]) -> float:
 def with_cache(lm: WindowedLM, cache: PassageCache) -> WindowedLM:
     """The model with this cache, its weights looked at already, as after a first request."""
     made = lm.with_cache(cache)
-    encoder = made._encoder
+    encoder = made.engine.encoder
     if isinstance(encoder, CachedEncoder):
         encoder.missing([], [[1]], made.method)
     return made
@@ -206,7 +206,7 @@ def measure(subject: Subject, arguments: argparse.Namespace) -> None:
     lm = WindowedLM(subject.model)
     first = timed(lambda: with_cache(lm, PassageCache("1MiB")))
     again = with_cache(lm, PassageCache("1MiB"))
-    encoder = again._encoder
+    encoder = again.engine.encoder
     check = min(
         timed(lambda: encoder.missing([], [[1]], again.method))  # type: ignore[attr-defined] # a cached encoder
         for _ in range(5)

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rag_windows import APE, Sequential, WindowedLM
 from rag_windows.kv import PackedWindows, Window
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 TARGET = Path(__file__).with_name("attention.png")
 PREFIX, WINDOWS, QUERY = 3, (6, 4, 7), 5

@@ -4,7 +4,7 @@ Run it with `python examples/many_passages.py`; it needs no network.
 """
 
 from rag_windows import APE, PCW, Passage, Sequential, WindowedLM
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 PEOPLE = ("Aldan Pellby", "Corra Wendgate", "Vara Zelmont", "Elven Everane")
 TOWNS = ("Birholm", "Sulava", "Kariente", "Velmouth")

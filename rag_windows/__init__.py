@@ -6,18 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_windows.batch.request import BatchRequest
-    from rag_windows.batch.scheduler import Scheduler
+    from rag_windows.batching.questions import BatchRequest
+    from rag_windows.batching.scheduler import Scheduler
     from rag_windows.cache.passage_cache import PassageCache
     from rag_windows.calibration import Example, Profile
     from rag_windows.codebook.book import PassageBook
     from rag_windows.errors import CacheError, RagWindowsError
-    from rag_windows.generation import Chunk, Citation, Fallback, Generation, Timings, Usage
     from rag_windows.guard import Guard
-    from rag_windows.learning import Classification, Demonstration
-    from rag_windows.model import WindowedLM
-    from rag_windows.passage import Passage
-    from rag_windows.rescaling import (
+    from rag_windows.icl import Classification, Demonstration
+    from rag_windows.methods import (
         APE,
         METHODS,
         PCW,
@@ -30,6 +27,9 @@ if TYPE_CHECKING:
         Sequential,
         StructuredPrompting,
     )
+    from rag_windows.model import WindowedLM
+    from rag_windows.passage import Passage
+    from rag_windows.results import Chunk, Citation, Fallback, Generation, Timings, Usage
     from rag_windows.scoring import Score
 
 __version__ = "0.1.0"
@@ -71,18 +71,18 @@ __all__ = [
 
 # Imported on first use: the command line shows its help and its errors without loading torch.
 _HOMES = {
-    "rag_windows.batch.request": ("BatchRequest",),
-    "rag_windows.batch.scheduler": ("Scheduler",),
+    "rag_windows.batching.questions": ("BatchRequest",),
+    "rag_windows.batching.scheduler": ("Scheduler",),
     "rag_windows.cache.passage_cache": ("PassageCache",),
     "rag_windows.calibration": ("Example", "Profile"),
     "rag_windows.codebook.book": ("PassageBook",),
     "rag_windows.errors": ("CacheError", "RagWindowsError"),
-    "rag_windows.generation": ("Chunk", "Citation", "Fallback", "Generation", "Timings", "Usage"),
+    "rag_windows.results": ("Chunk", "Citation", "Fallback", "Generation", "Timings", "Usage"),
     "rag_windows.guard": ("Guard",),
-    "rag_windows.learning": ("Classification", "Demonstration"),
+    "rag_windows.icl": ("Classification", "Demonstration"),
     "rag_windows.model": ("WindowedLM",),
     "rag_windows.passage": ("Passage",),
-    "rag_windows.rescaling": (
+    "rag_windows.methods": (
         "APE",
         "METHODS",
         "PCW",

@@ -12,15 +12,14 @@ from typing import Any, TypeVar
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.context import EncodedContext, encode_context
-from rag_windows.decoding import Decoded, Decoder
-from rag_windows.detokenize import Detokenizer
-from rag_windows.encoding import PrefillCancelledError, WindowEncoder
+from rag_windows.engine import Engine
 from rag_windows.errors import StopIterationTold
-from rag_windows.generation import Citation, Fallback, FinishReason, Generation, Timings, Usage
-from rag_windows.prompt import WindowTokens
-from rag_windows.request import Request
-from rag_windows.sources import sources_of
-from rag_windows.stopping import Cancelled, FirstToken, StopStrings
+from rag_windows.generate import Cancelled, Decoded, Decoder, FirstToken, StopStrings
+from rag_windows.prefill import PrefillCancelledError, WindowEncoder
+from rag_windows.prompt.builder import WindowTokens
+from rag_windows.prompt.detokenize import Detokenizer
+from rag_windows.request import Request, sources_of
+from rag_windows.results import Citation, Fallback, FinishReason, Generation, Timings, Usage
 
 T = TypeVar("T")
 
@@ -85,14 +84,13 @@ def encoded_by(encode: Encode[T], encoder: WindowEncoder, request: Request) -> T
 
 
 def answer(
-    encoder: WindowEncoder,
-    decoder: Decoder,
-    detokenizer: Detokenizer,
+    engine: Engine,
     request: Request,
     streamer: BaseStreamer | None = None,
     cancelled: threading.Event | None = None,
 ) -> Generation:
     """Encode, generate, and put the result together."""
+    encoder, decoder, detokenizer = engine.encoder, engine.decoder, engine.text.detokenizer
     try:
         request, context, fallback = _guarded(encoder, decoder, request, cancelled)
     except PrefillCancelledError:

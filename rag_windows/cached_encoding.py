@@ -9,8 +9,8 @@ from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.cached_run import CachedRun
-from rag_windows.encoding import Encoded, Encoder, OnEncoded, Prefill, Source
-from rag_windows.rescaling import Method, window_starts
+from rag_windows.methods import Method, window_starts
+from rag_windows.prefill import Encoded, Encoder, OnEncoded, Prefill, Source
 
 
 class CachedEncoder:

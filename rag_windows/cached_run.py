@@ -15,11 +15,13 @@ from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.misses import Misses, Wanted
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tiers import Counted
-from rag_windows.encoding import Encoded, Encoder, OnEncoded, Prefill, Source
 from rag_windows.errors import NonFiniteError
 from rag_windows.forks import cached_property
 from rag_windows.kv import Window
-from rag_windows.rescaling import Method, Refinement, window_starts
+from rag_windows.methods import Method
+from rag_windows.methods.base import window_starts
+from rag_windows.methods.steps import Refinement
+from rag_windows.prefill import Encoded, Encoder, OnEncoded, Prefill, Source
 
 EXACT = "as computed"
 _PREFIX = Source("The prefix")

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from rag_windows.context import EncodedContext
-from rag_windows.decoding import Decoder
 from rag_windows.errors import InputError
-from rag_windows.generation import Fallback, Signal
+from rag_windows.generate import Cancelled, Decoder
 from rag_windows.kv import PackedWindows
-from rag_windows.prompt import WindowTokens
-from rag_windows.stopping import Cancelled
+from rag_windows.prompt.builder import WindowTokens
+from rag_windows.results import Fallback, Signal
 
 OrdinaryT = TypeVar("OrdinaryT")
 

@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypedDict, Unpack, overload
 
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
+from rag_windows import loading
 from rag_windows.answer import answer
-from rag_windows.batch.answers import answer_all, check_rows
-from rag_windows.batch.request import BatchRequest
-from rag_windows.batch.scheduler import Scheduler
-from rag_windows.batch.shared import shared_scheduler
-from rag_windows.batch.ticket import checked
-from rag_windows.calibration.language_model import CalibratingLM
-from rag_windows.codebook.book import PassageBook
-from rag_windows.codebook.language_model import KeepingLM
+from rag_windows.batching.questions import BatchRequest, answer_all, check_rows, checked
+from rag_windows.batching.scheduler import Scheduler, shared_scheduler
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.cache.sizes import Size
+from rag_windows.calibration.calibrating import By, calibrate
+from rag_windows.calibration.contexts import KEEP_BYTES
+from rag_windows.calibration.example import Example
+from rag_windows.calibration.measuring import Metric
+from rag_windows.calibration.prepared import OnProgress
+from rag_windows.calibration.profile import Profile
+from rag_windows.codebook.book import PassageBook, codebook_of
 from rag_windows.codebook.opening import opened
-from rag_windows.decoding import BATCHING
-from rag_windows.device import autocast_here
-from rag_windows.encoding import OnEncoded
-from rag_windows.errors import StopIterationTold
-from rag_windows.generation import Chunk, Generation
+from rag_windows.codebook.preparing import OnPrepared
+from rag_windows.context import EncodedContext, encode_context
+from rag_windows.engine import Engine
+from rag_windows.errors import InputError, StopIterationTold
+from rag_windows.generate import BATCHING, check_counts
 from rag_windows.guard import FallbackOption
-from rag_windows.learning.language_model import LearningLM
-from rag_windows.linking.plan import Choose, LinkTokens
+from rag_windows.icl.classifier import Classification, Normalize, classify, read
+from rag_windows.icl.demonstrations import DemonstrationLike, Template
+from rag_windows.icl.packing import Sizes
 from rag_windows.listing import passages_of
-from rag_windows.request import Messages, PassageLike
-from rag_windows.rescaling import Method
+from rag_windows.loading import OnLoaded, autocast_here
+from rag_windows.methods import Codebook, Method
+from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.prefill import OnEncoded
+from rag_windows.prompt.builder import Header
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.request import DEFAULT_NEW_TOKENS, Messages, PassageLike
+from rag_windows.results import Chunk, Generation
+from rag_windows.scoring import Score
 from rag_windows.streaming import stream
 from rag_windows.warming import OnWarmed, Warmed, warm
 
 
-class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
+class ClassifyOptions(TypedDict, total=False):
+    """Keyword arguments of `WindowedLM.classify`, which describes them."""
+
+    template: Template | str | tuple[str, str] | None
+    method: str | Method | None
+    prefix: str | None
+    normalize: Normalize
+    calibrate_with: str | Sequence[str] | None
+    windows: int | None
+    window_tokens: int | None
+
+
+class WindowedLM:
     """A local causal LM that reads each passage in a window of its own.
 
     Make one with `from_pretrained`. It is safe to call from many threads at once, with different
@@ -42,14 +70,137 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
     (adapters, weights, modules, attributes) edits what reads the windows: the next call sees it.
 
     Attributes:
-        model: the plain model, untouched.
-        tokenizer: or None, for token-level work only.
-        method: the default method.
         header: of each window: its name, or the function that writes it.
         template_kwargs: further variables of the chat template.
-        cache: the passage cache, or None.
-        profile: of a calibration, or None.
+        engine: what it is made of, for packages that build on it; it may change at any time.
     """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        header: Header = "title",
+        template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.engine = Engine(
+            model, tokenizer, header=header, template_kwargs=template_kwargs, **options
+        )
+        self.header = header
+        self.template_kwargs = dict(template_kwargs or {})
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The plain model, untouched."""
+        return self.engine.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer; None for token-level work only."""
+        return self.engine.tokenizer
+
+    @property
+    def method(self) -> Method:
+        """The default method."""
+        return self.engine.method
+
+    @property
+    def cache(self) -> PassageCache | None:
+        """The passage cache, or None."""
+        return self.engine.cache
+
+    @property
+    def profile(self) -> Profile | None:
+        """Of a calibration, or None."""
+        return self.engine.profile
+
+    @property
+    def max_window_tokens(self) -> int | None:
+        """A passage of more tokens becomes several windows; None for no limit."""
+        return self.engine.max_window_tokens
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | PreTrainedModel,
+        *,
+        tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+        method: str | Method | None = None,
+        max_window_tokens: int | None = None,
+        header: Header = "title",
+        template_kwargs: Mapping[str, Any] | None = None,
+        text_tokens: Collection[str] = (),
+        max_batch_tokens: int | None = None,
+        cache: PassageCache | bool | None = None,
+        profile: Profile | str | Path | None = None,
+        dtype: str | torch.dtype = "auto",
+        device_map: Any = None,
+        on_loaded: OnLoaded | None = None,
+        **model_kwargs: Any,
+    ) -> Self:
+        """Load a model and make it read windows.
+
+        Args:
+            model: Hub name, local folder, "tiny-reader" (shipped), a GGUF file, a PEFT adapter's
+                folder or Hub name (needs the extra ``peft``), or a loaded model.
+            tokenizer: instead of the model's own, or the name or folder of one; a loaded model
+                needs one for text.
+            method: default method, by name ("ape", "pcw", "sequential") or as an object; None takes
+                the profile's, and "ape" without one.
+            max_window_tokens: a longer passage becomes several; default: half the positions.
+            header: "title", "none", "number", "number+title", or a function of (passage, number).
+            template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
+            text_tokens: control tokens that passages may spell after all; see `Prompt`.
+            max_batch_tokens: tokens in one encoding pass; None for what suits the device.
+            cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
+            profile: of a calibration, or the path of one: brings the method and the guard's
+                threshold; a warning tells if it was made for another model.
+            dtype: of the weights, for a model loaded here.
+            device_map: where they go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
+                (needs accelerate). None for the best device: CUDA where there is one.
+            on_loaded: called while weights are loaded here, with the tensors done and all of them.
+            model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: revision,
+                quantization_config, gguf_file (needs the extra ``gguf``), ...; arguments of
+                ``BitsAndBytesConfig`` such as ``load_in_4bit`` are taken as well.
+
+        Raises:
+            InputError: a device that is not there.
+            MissingExtraError: what is asked for needs a package that is not installed.
+            ModelLoadError: not found, or can't be loaded.
+            UnsupportedModelError: its attention can't be split into windows.
+            ProfileError: the profile can't be used.
+        """
+        if profile is not None:
+            # A profile that can't be used is told before gigabytes are loaded.
+            profile = Profile.of(profile)
+        loaded, own_tokenizer = loading.resolve(
+            model,
+            tokenizer,
+            dtype=dtype,
+            device_map=device_map,
+            on_loaded=on_loaded,
+            **model_kwargs,
+        )
+        return cls(
+            loaded,
+            own_tokenizer,
+            method=method,
+            max_window_tokens=max_window_tokens,
+            header=header,
+            template_kwargs=template_kwargs,
+            text_tokens=text_tokens,
+            max_batch_tokens=max_batch_tokens,
+            cache=cache,
+            revision=model_kwargs.get("revision"),
+            profile=profile,
+        )
+
+    def with_cache(self, cache: PassageCache | bool | None) -> Self:
+        """The same model and options with another cache, such as that of a tenant, or none."""
+        other = copy.copy(self)
+        other.engine = self.engine.with_cache(cache)
+        return other
 
     @StopIterationTold()
     def generate(
@@ -104,8 +255,8 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             GenerationError: an option that can't work with windows.
         """
         started = time.perf_counter()
-        reading = opened(self, query, passages, prefix, method)
-        request = reading.lm._request(
+        reading = opened(self.engine, query, passages, prefix, method)
+        request = reading.engine.request(
             query,
             reading.passages,
             prefix=reading.prefix,
@@ -121,7 +272,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             fallback=fallback,
             options=generate_kwargs,
         )
-        return answer(reading.lm._encoder, self._decoder, self._text().detokenizer, request)
+        return answer(reading.engine, request)
 
     @StopIterationTold()
     def stream(
@@ -148,8 +299,8 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
         the call, before the first chunk is asked for.
         """
         started = time.perf_counter()
-        reading = opened(self, query, passages, prefix, method)
-        request = reading.lm._request(
+        reading = opened(self.engine, query, passages, prefix, method)
+        request = reading.engine.request(
             query,
             reading.passages,
             prefix=reading.prefix,
@@ -165,17 +316,16 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             fallback=fallback,
             options=generate_kwargs,
         )
-        detokenizer = self._text().detokenizer
+        detokenizer = self.engine.text.detokenizer
         by_token = all(
-            self._decoder.option(generate_kwargs, name) in (None, 1) for name in BATCHING
+            self.engine.decoder.option(generate_kwargs, name) in (None, 1) for name in BATCHING
         )
 
         autocast = autocast_here()
 
         def work(streamer: BaseStreamer | None, cancelled: threading.Event) -> Generation:
-            encoder = reading.lm._encoder
             with autocast():
-                return answer(encoder, self._decoder, detokenizer, request, streamer, cancelled)
+                return answer(reading.engine, request, streamer, cancelled)
 
         return stream(work, detokenizer, request.stop, by_token)
 
@@ -208,8 +358,8 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             GenerationError: as in `generate`; then no answer is returned.
         """
         check_rows(max_rows)
-        tickets = [checked(self, BatchRequest.of(request)) for request in requests]
-        return answer_all(self, tickets, max_rows)
+        tickets = [checked(self.engine, BatchRequest.of(request)) for request in requests]
+        return answer_all(self.engine, tickets, max_rows)
 
     def scheduler(self, *, max_rows: int = 32) -> Scheduler:
         """A new `Scheduler`, with which threads and tasks that ask at once share forward passes.
@@ -217,7 +367,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
         Args:
             max_rows: so many questions are answered at a time; more wait in line.
         """
-        return Scheduler(self, max_rows=max_rows)
+        return Scheduler(self.engine, max_rows=max_rows)
 
     def shared_scheduler(self, *, max_rows: int = 32) -> Scheduler:
         """The `scheduler` of all who call this with equal ``max_rows``, in whatever thread or task.
@@ -227,7 +377,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
         Args:
             max_rows: see `scheduler`.
         """
-        return shared_scheduler(self, max_rows)
+        return shared_scheduler(self, max_rows, lambda: self.scheduler(max_rows=max_rows))
 
     @StopIterationTold()
     def warm(
@@ -255,7 +405,7 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             InputError: this model has no cache, or its header numbers the passages.
         """
         return warm(
-            self,
+            self.engine,
             passages,
             prefix=prefix,
             conversation=conversation,
@@ -276,3 +426,333 @@ class WindowedLM(CalibratingLM, KeepingLM, LearningLM):
             InputError: it does not let its documents be listed; warm() takes them as a list.
         """
         return self.warm(passages_of(retriever), **options)
+
+    @StopIterationTold()
+    def score(
+        self,
+        query: Messages,
+        passages: Sequence[PassageLike] | PassageBook,
+        choices: Sequence[str],
+        *,
+        prefix: str | None = None,
+        method: str | Method | None = None,
+    ) -> list[Score]:
+        """How likely the model finds each choice as the answer.
+
+        Args:
+            query: as in `generate`, like those below but for the choices.
+            passages: read in windows; or a book, as in `generate`.
+            choices: answers, tokenized as text on their own behind the assistant header.
+            prefix: system prompt.
+            method: instead of the default one.
+
+        Returns:
+            One score a choice, in order; log-probabilities in nats.
+        """
+        reading = opened(self.engine, query, passages, prefix, method)
+        return self._scores(
+            reading.engine, [query], reading.passages, choices, reading.prefix, reading.method
+        )[0]
+
+    @StopIterationTold()
+    def score_batch(
+        self,
+        queries: Sequence[Messages],
+        passages: Sequence[PassageLike] | PassageBook,
+        choices: Sequence[str],
+        *,
+        prefix: str | None = None,
+        method: str | Method | None = None,
+    ) -> list[list[Score]]:
+        """`score` for many queries about the same passages, which are encoded once.
+
+        Args:
+            queries: a list of what `score` takes.
+            passages: read by all of them, as the choices and what follows.
+            choices: answers.
+            prefix: system prompt.
+            method: instead of the default one.
+
+        Returns:
+            The scores of each query, in order.
+        """
+        if isinstance(queries, str | Conversation):
+            raise InputError("queries must be a list; wrap the one in [], or call score().")
+        if not queries:
+            return []
+        if isinstance(passages, PassageBook):
+            # Each query reads passages of its own.
+            return [
+                self.score(one, passages, choices, prefix=prefix, method=method) for one in queries
+            ]
+        return self._scores(self.engine, queries, passages, choices, prefix, method)
+
+    @staticmethod
+    def _scores(
+        engine: Engine,
+        queries: Sequence[Messages],
+        passages: Sequence[PassageLike],
+        choices: Sequence[str],
+        prefix: str | None,
+        method: str | Method | None,
+    ) -> list[list[Score]]:
+        prompt = engine.text.prompt
+        ids = [prompt.encode_text(choice, continuation=True) for choice in choices]
+        rows = read(engine, queries, passages, ids, prefix=prefix, method=method).sums
+        return [
+            [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)] for sums in rows
+        ]
+
+    @overload
+    def classify(
+        self,
+        text: str,
+        demonstrations: Sequence[DemonstrationLike],
+        labels: Sequence[str] | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> Classification: ...
+
+    @overload
+    def classify(
+        self,
+        text: list[str] | tuple[str, ...],
+        demonstrations: Sequence[DemonstrationLike],
+        labels: Sequence[str] | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> list[Classification]: ...
+
+    @StopIterationTold()
+    def classify(
+        self,
+        text: str | Sequence[str],
+        demonstrations: Sequence[DemonstrationLike],
+        labels: Sequence[str] | None = None,
+        *,
+        template: Template | str | tuple[str, str] | None = None,
+        method: str | Method | None = None,
+        prefix: str | None = None,
+        normalize: Normalize = "sum",
+        calibrate_with: str | Sequence[str] | None = None,
+        windows: int | None = None,
+        window_tokens: int | None = None,
+    ) -> Classification | list[Classification]:
+        """Label texts as demonstrations show it: in-context learning with many windows.
+
+        Demonstrations are packed into windows, whole ones only and in the order given, about as
+        many tokens in each; so their number is not bound by the model's context length. They are
+        encoded once for all texts. A chat model gets the text as the user's message and the label
+        as its answer; a model without a chat template goes on from plain text,
+        ``demonstrations | text: label``.
+
+        Args:
+            text: one, or a list of them.
+            demonstrations: (text, label) pairs, mappings with these keys, or `Demonstration`. None
+                at all is allowed: the labels are then judged by the text alone.
+            labels: to choose from, at least two; None takes those of the demonstrations.
+            template: a `Template`, the form of a demonstration ("{text}: {label}", the default), or
+                a pair of that and the text's form ("{text}:").
+            method: instead of the default one.
+            prefix: system prompt.
+            normalize: whether labels are compared by the "sum" of their tokens' log-probabilities
+                or by the "mean". Where one label begins another, it counts as chosen only when the
+                longer one isn't; see `Labels.apart`.
+            calibrate_with: content-free texts, such as "N/A", whose label probabilities divide
+                the others (https://arxiv.org/abs/2102.09690).
+            windows: how many to spread the demonstrations over; by default, as few as hold them.
+            window_tokens: or how long a window may be; by default, what the model's positions leave
+                beside the longest text, rounded down to eighths of them.
+
+        Raises:
+            InputError: labels, demonstrations, texts or options that can't be used.
+            LimitError: a demonstration that fits no window, or with a method that reads one after
+                the other, more of them than fit.
+        """
+        sizes = Sizes(windows, window_tokens)
+        found = classify(
+            self.engine,
+            [text] if isinstance(text, str) else list(text),
+            demonstrations,
+            labels,
+            template=template,
+            method=method,
+            prefix=prefix,
+            normalize=normalize,
+            calibrate_with=calibrate_with,
+            sizes=sizes,
+        )
+        return found[0] if isinstance(text, str) else found
+
+    @StopIterationTold()
+    def calibrate(
+        self,
+        examples: Iterable[Example | Mapping[str, Any]],
+        *,
+        method: str | Method = "ape",
+        settings: Sequence[Method] | None = None,
+        by: By | None = None,
+        metric: Metric | None = None,
+        prefix: str | None = None,
+        max_new_tokens: int = 32,
+        refine: bool = True,
+        seed: int = 0,
+        keep_bytes: int = KEEP_BYTES,
+        on_progress: OnProgress | None = None,
+    ) -> Profile:
+        """Find the numbers of a method for this model and documents like the examples'.
+
+        Every setting answers every example, teacher-forced: one forward pass over the question and
+        its answer, beside windows that are encoded once. The best of a coarse grid is followed by a
+        finer round around it. The choice counts only if it beats the default on examples that
+        did not choose it.
+
+        Args:
+            examples: a few dozen, as `Example` or mappings with "query", "passages" and perhaps
+                "answer" and "kind". Take passages as your retriever finds them.
+            method: what is calibrated, and with its numbers the default that has to be beaten.
+            settings: methods to try instead of those that `default_grid` makes.
+            by: "labels" (the greedy answer equals the right one; the right answer's log-probability
+                between equals) or "agreement" (least KL divergence from the distribution of the
+                same model that reads the passages one after the other, over its own greedy
+                answer); None takes labels where every example has an answer.
+            metric: from a greedy answer and the right one to a number, more is better, instead of
+                equality. Each setting then generates its answers, which takes longer.
+            prefix: system prompt, as requests will have it.
+            max_new_tokens: length of the sequential reader's answer, and of a metric's answers.
+            refine: whether there is a second, finer round.
+            seed: of folds and bootstrap intervals.
+            keep_bytes: keys and values that are kept between the rounds at most.
+            on_progress: told what goes on, how much of it is done, and how much there is.
+
+        Raises:
+            InputError: fewer than eight examples can be used, or settings that read no windows.
+        """
+        return calibrate(
+            self.engine,
+            examples,
+            method=method,
+            settings=settings,
+            by=by,
+            metric=metric,
+            prefix=prefix,
+            max_new_tokens=max_new_tokens,
+            refine=refine,
+            seed=seed,
+            keep_bytes=keep_bytes,
+            on_progress=on_progress,
+        )
+
+    @StopIterationTold()
+    def codebook(
+        self,
+        method: str | Method | None = None,
+        *,
+        path: str | Path | None = None,
+        prefix: str | None = None,
+        conversation: Messages | None = None,
+        memory: Size | None = "4GiB",
+        disk: Size | None = None,
+        salt: str | bytes | None = None,
+        wait_s: float = 60.0,
+        on_loaded: OnPrepared | None = None,
+    ) -> PassageBook:
+        """Make a store of encoded passages, or open the one in a folder.
+
+        ::
+
+            book = lm.codebook(Codebook(retrieve=4, reader=APE()), path="my-book")
+            book.add(passages)
+            lm.generate("Who crowned the queen?", book)
+
+        Args:
+            method: a `Codebook`, or one with a codebook as its reader; of any other method, and
+                of the model's own for None, a codebook with that method as its reader.
+            path: a folder in which the book is kept; None keeps it in memory alone.
+            prefix: system prompt, as requests will have it.
+            conversation: where requests hold a system message or tools, one such request.
+            memory: host memory for windows, beside the keys that are searched.
+            disk: disk space for windows, with a path; 50 GiB by default.
+            salt: secret of a tenant; see `PassageCache`.
+            wait_s: how long a change waits for one of another process on the same folder, in
+                seconds; then it is a CacheError that names that process.
+            on_loaded: called while a book is opened, with the passages done and all of them.
+
+        Raises:
+            InputError: a method or header whose windows depend on a request.
+            CacheError: the folder can't be used, is damaged, or was made with something else.
+        """
+        chosen = self.engine.method_of(method)
+        if codebook_of(chosen) is None:
+            chosen = Codebook(reader=chosen)
+        folder = None if path is None else Path(path).expanduser()
+        cache = PassageCache(
+            memory,
+            disk if folder is not None else None,
+            None if folder is None else folder / "windows",
+            salt=salt,
+        )
+        return PassageBook(
+            self.with_cache(cache),
+            cache,
+            chosen,
+            path=folder,
+            prefix=prefix,
+            conversation=conversation,
+            wait_s=wait_s,
+            on_loaded=on_loaded,
+        )
+
+    def encode_ids(
+        self,
+        prefix_ids: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        *,
+        method: str | Method | None = None,
+        scores: Sequence[float] = (),
+    ) -> EncodedContext:
+        """Encode token ids as they are.
+
+        Args:
+            prefix_ids: may be empty.
+            windows: one list of ids a window; no windows make an ordinary prompt.
+            method: instead of the default one.
+            scores: retrieval score of each window, for a method that reads them.
+        """
+        return encode_context(
+            self.engine.encoder, prefix_ids, windows, self.engine.method_of(method), scores=scores
+        )
+
+    def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:
+        """Logits of each query token.
+
+        Returns:
+            (len(query_ids), vocabulary), fp32, on the model's device; of an ensemble, the
+            log-probabilities of its windows together.
+        """
+        if not query_ids:
+            raise InputError("logits needs at least one query token.")
+        ids = torch.tensor([list(query_ids)], dtype=torch.int64)
+        return self.engine.decoder.forward(context, ids)[0].float()
+
+    def generate_ids(
+        self,
+        context: EncodedContext,
+        query_ids: Sequence[int],
+        *,
+        max_new_tokens: int = DEFAULT_NEW_TOKENS,
+        seed: int | None = None,
+        **generate_kwargs: Any,
+    ) -> list[int]:
+        """Continue a query at token level, greedily unless told otherwise.
+
+        Returns:
+            The generated ids, end token included.
+
+        Raises:
+            InputError: a context of another model, no query tokens, or a count that is none.
+        """
+        check_counts({"max_new_tokens": max_new_tokens, **generate_kwargs})
+        options = {"max_new_tokens": max_new_tokens, **generate_kwargs}
+        if "generation_config" not in options:
+            options.setdefault("do_sample", False)
+        decoded = self.engine.decoder.generate(context, query_ids, options=options, seed=seed)
+        return decoded.sequences[0]

@@ -2,21 +2,169 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, cast
 
-from rag_windows.conversation import Conversation
-from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError, LimitError
+from rag_windows.generate import check_counts, whole_number
 from rag_windows.guard import FallbackPlan, Guard
-from rag_windows.limits import check_limits, in_order
-from rag_windows.logprobs import LogprobRecorder, recorder_of
+from rag_windows.methods import Method
+from rag_windows.methods.base import window_starts
+from rag_windows.methods.steps import Refinement
 from rag_windows.passage import Passage
-from rag_windows.prompt import Prompt, PromptParts
-from rag_windows.refused_options import check_counts, whole_number
-from rag_windows.rescaling import Method
+from rag_windows.prefill import OnEncoded, Source
+from rag_windows.prompt.builder import Prompt, PromptParts
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.results import LogprobRecorder, recorder_of
+from rag_windows.steps.refinement import check_room
+
+DOCUMENT_KEYS = ("document_id", "doc_id", "ref_doc_id", "source")
+"""Where metadata name the document that a passage is part of."""
+
+_PART = re.compile(r"(.+)#\d+", re.DOTALL)
+
+
+def labels_of(passage: Passage) -> tuple[str, ...]:
+    """Ids by which a cache can be told to forget a passage.
+
+    The passage's own id; its document's, which is an id without the ``#3`` that splitting adds, and
+    what the metadata say.
+    """
+    labels: dict[str, None] = {}
+    if passage.id:
+        labels[passage.id] = None
+        if part := _PART.fullmatch(passage.id):
+            labels[part[1]] = None
+    for key in DOCUMENT_KEYS:
+        value = passage.metadata.get(key)
+        if isinstance(value, str) and value:
+            labels[value] = None
+    return tuple(labels)
+
+
+def sources_of(parts: PromptParts, passages: Sequence[Passage]) -> list[Source]:
+    """The source of each window."""
+    return [
+        Source(
+            f"Passage {passage_name(passages[window.passage], window.passage)}",
+            labels_of(passages[window.passage]),
+        )
+        for window in parts.windows
+    ]
+
+
+def in_order(method: Method) -> bool:
+    """Whether passages stand one after the other, so that all of them share the positions."""
+    return not method.windowed or method.alignment == "in order"
+
+
+def check_limits(
+    parts: PromptParts,
+    passages: Sequence[Passage],
+    method: Method,
+    max_new_tokens: int,
+    limit: int | None,
+) -> None:
+    """Refuse a request whose last token would stand beyond the model's positions.
+
+    With windows side by side the query follows the longest one, so only that one counts; read or
+    placed one after the other, all of them do.
+
+    Args:
+        parts: the prompt.
+        passages: as they were given.
+        method: how the windows are read.
+        max_new_tokens: of the answer.
+        limit: `position_limit`, or `prompt_limit` where there are no windows; None for no limit.
+
+    Raises:
+        LimitError: naming the passage (or the query) that is too long, its size and the limit.
+    """
+    if limit is None:
+        return
+    fixed = len(parts.prefix_ids) + len(parts.query_ids) + max_new_tokens
+    if not parts.windows:
+        _check_prompt(fixed, max_new_tokens, limit)
+        return
+    beside = (
+        f"{len(parts.prefix_ids)} of the prefix, {len(parts.query_ids)} of the query and "
+        f"{max_new_tokens} new ones"
+    )
+    if fixed >= limit:
+        raise LimitError(
+            f"{beside} make {fixed} tokens, and the model has {limit} positions: no passage would "
+            "fit. Shorten the query or the prefix, or ask for fewer new tokens."
+        )
+    room = limit - fixed
+    used = 0
+    side_by_side = not in_order(method)
+    for window in parts.windows:
+        used = len(window.ids) if side_by_side else used + len(window.ids)
+        if used > room:
+            name = passage_name(passages[window.passage], window.passage)
+            size = f"{len(window.ids)} tokens"
+            if side_by_side:
+                raise LimitError(
+                    f"Passage {name} needs a window of {size}; the model's {limit} positions leave "
+                    f"{room} beside {beside}. Set max_window_tokens={room} or less, and it is "
+                    "split into several windows."
+                )
+            raise LimitError(
+                f"Read one after the other, the passages pass the model's {limit} positions at "
+                f"passage {name} ({size}): {used} tokens where {room} are left beside {beside}. "
+                "Give fewer passages, or use a method with windows, such as 'ape' or 'pcw'."
+            )
+    if method.refinement is not None:
+        _check_refinement(parts, passages, method, method.refinement, limit)
+
+
+def _check_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
+    """Refuse a prompt without windows that the model has too few positions for."""
+    if tokens > limit:
+        raise LimitError(
+            f"The prompt has {tokens - max_new_tokens} tokens, and with {max_new_tokens} new ones "
+            f"it needs {tokens} of the model's {limit} positions. Shorten the question or the "
+            "conversation, or ask for fewer new tokens; retrieved text belongs into passages=, "
+            "which are read in windows."
+        )
+
+
+def _check_refinement(
+    parts: PromptParts,
+    passages: Sequence[Passage],
+    method: Method,
+    refinement: Refinement,
+    limit: int,
+) -> None:
+    """Refuse windows whose further passes would stand beyond the model's positions."""
+    prefix, lengths = len(parts.prefix_ids), [len(window.ids) for window in parts.windows]
+    if not method.windowed:
+        check_room(
+            refinement,
+            [prefix],
+            [sum(lengths)],
+            limit,
+            lambda _: "The one window of all passages",
+            "give passages of {} tokens in all",
+        )
+        return
+
+    def name(index: int) -> str:
+        number = parts.windows[index].passage
+        return f"A window of passage {passage_name(passages[number], number)}"
+
+    starts = window_starts(method.alignment, prefix, lengths)
+    check_room(refinement, starts, lengths, limit, name, "set max_window_tokens={} or less")
+
+
+def passage_name(passage: Passage, index: int) -> str:
+    """How errors and notes call a passage: its number, and its id or title if it has one."""
+    label = passage.id or passage.title
+    return f"{index}" if label is None else f"{index} ({label!r})"
+
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
 PassageLike = Passage | str | Mapping[str, Any]

@@ -9,14 +9,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from rag_windows.cached_encoding import CachedEncoder
-from rag_windows.encoding import complete
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage
-from rag_windows.request import Messages, PassageLike
-from rag_windows.sources import sources_of
+from rag_windows.prefill import complete
+from rag_windows.request import Messages, PassageLike, sources_of
 
 if TYPE_CHECKING:
-    from rag_windows.text_level import TextLM
+    from rag_windows.engine import Engine
 
 OnWarmed = Callable[[int, int | None], None]
 """Told how many passages are done, and of how many; None where that is not known."""
@@ -47,7 +46,7 @@ class Warmed:
 
 
 def warm(
-    lm: TextLM,
+    engine: Engine,
     passages: Iterable[PassageLike],
     *,
     prefix: str | None,
@@ -57,28 +56,28 @@ def warm(
 ) -> Warmed:
     """See `WindowedLM.warm`."""
     begun = time.perf_counter()
-    encoder = lm._encoder
-    if lm.cache is None or not isinstance(encoder, CachedEncoder):
+    encoder = engine.encoder
+    if engine.cache is None or not isinstance(encoder, CachedEncoder):
         raise InputError(
             "This model has no cache to warm; load it with cache=True or cache=PassageCache(...)."
         )
     if isinstance(passages, str | Passage | Mapping):
         raise InputError("passages must be a list of passages, not a single one; wrap it in [].")
-    if lm._rank_in_window:
+    if engine.numbered:
         raise InputError(
             "The header writes a passage's number into its window, and numbers are only known with "
             "a question; load the model with header='title' or header='none' to warm it."
         )
     if ttl is not None and not ttl > 0:
         raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
-    if not lm.method.windowed:
+    if not engine.method.windowed:
         raise InputError(
-            f"The method {lm.method.name!r} reads passages one after the other, so none can be "
+            f"The method {engine.method.name!r} reads passages one after the other, so none can be "
             "encoded ahead; load the model with a method that has windows, such as 'ape'."
         )
-    if lm.method.alignment != "left":
+    if engine.method.alignment != "left":
         raise InputError(
-            f"With the method {lm.method.name!r} a window's place depends on the others of its "
+            f"With the method {engine.method.name!r} a window's place depends on the others of its "
             "request, so none can be encoded ahead; load the model with a method whose windows all "
             "start behind the prefix, such as 'ape'."
         )
@@ -86,7 +85,7 @@ def warm(
     done = encoded = present = tokens = 0
     for chunk in _chunks(passages):
         question = _ANY_QUESTION if conversation is None else conversation
-        request = lm._request(question, chunk, prefix=prefix, method=None)
+        request = engine.request(question, chunk, prefix=prefix, method=None)
         parts = request.parts
         windows = [window.ids for window in parts.windows]
         missing = encoder.missing(parts.prefix_ids, windows, request.method)
@@ -108,7 +107,7 @@ def warm(
         tokens += sum(len(windows[index]) for index in missing)
         if on_warmed is not None:
             on_warmed(done, total)
-    lm.cache.flush()
+    engine.cache.flush()
     return Warmed(done, encoded, present, tokens, time.perf_counter() - begun)
 
 

@@ -8,7 +8,7 @@ import pytest
 from docs import draw_attention as picture
 from rag_windows import APE, PCW, Sequential
 from rag_windows.kv import PackedWindows
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 
 def expected(windowed: bool) -> picture.Grid:

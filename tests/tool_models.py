@@ -159,15 +159,18 @@ class ScriptedLM(WindowedLM):
     ends: bool = True
     asked: list[tuple[Any, list[Any]]]
 
-    def _request(self, query: Any, passages: Any, *, options: Any = None, **checked: Any) -> Any:
-        self.asked.append((query, list(passages)))
-        assert self.tokenizer is not None
-        ids = self.tokenizer(self.script(query) + "</s>" * self.ends, add_special_tokens=False)[
-            "input_ids"
-        ]
-        forced = {**(options or {}), "logits_processor": [_Forced(list(ids))]}
-        checked["max_new_tokens"] = len(ids)
-        return super()._request(query, passages, options=forced, **checked)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        checked = self.engine.request
+
+        def request(query: Any, passages: Any, *, options: Any = None, **rest: Any) -> Any:
+            self.asked.append((query, list(passages)))
+            text = self.script(query) + "</s>" * self.ends
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            forced = {**(options or {}), "logits_processor": [_Forced(list(ids))]}
+            return checked(query, passages, options=forced, **{**rest, "max_new_tokens": len(ids)})
+
+        self.engine.request = request  # type: ignore[method-assign]  # what a script is for
 
 
 def scripted(kind: str, *answers: str) -> ScriptedLM:

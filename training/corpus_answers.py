@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rag_windows import WindowedLM
-from rag_windows.dialogue import Dialogue
+from rag_windows.prompt.conversation import Dialogue
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 from training.evaluate import method_of
 from training.intervals import wilson

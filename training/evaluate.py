@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from rag_windows import APE, Passage, WindowedLM
-from rag_windows.rescaling import Method, resolve
+from rag_windows.methods import Method, resolve
 from training.intervals import wilson
 from training.tasks import FEWEST, TASKS, TRAINED, Case, draw_case
 

@@ -1,7 +1,7 @@
 """Training sequences: ordinary sequential conversations over a few passages, as tensors.
 
 A sequence is the prefix, the passages one after another, and a conversation of several questions
-and answers. It is tokenized part by part, exactly as `rag_windows.prompt` cuts a prompt. Loss falls
+and answers. It is tokenized part by part, exactly as the engine cuts a prompt. Loss falls
 on the answers with the token that ends them, and on the second word of names mentioned before.
 """
 

@@ -11,7 +11,7 @@ from benchmarks.judgement.cases import draw_groups
 from benchmarks.judgement.journal import Choice
 from rag_windows import WindowedLM
 from rag_windows.calibration import Example
-from rag_windows.rescaling import describe
+from rag_windows.methods import describe
 
 OTHER_SEED = 1000
 """Added to the seed of the judgement's questions."""

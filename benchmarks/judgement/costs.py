@@ -9,7 +9,7 @@ from benchmarks.judgement.ensembles import read_ensembles, scored
 from benchmarks.judgement.journal import Cost
 from benchmarks.judgement.reading import Prepared, Reader, Reading
 from benchmarks.judgement.work import Work
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 MOST_TOKENS = 16
 """Greater than any right answer."""

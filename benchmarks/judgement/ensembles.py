@@ -10,9 +10,9 @@ import torch
 from benchmarks.judgement.cases import Group, Question
 from benchmarks.judgement.reading import Prepared, Reader, Reading, judged, rows_of
 from rag_windows import Passage
-from rag_windows.ensemble.view import taken_passes
-from rag_windows.rescaling import Method
-from rag_windows.rescaling.steps import Combination
+from rag_windows.methods import Method
+from rag_windows.methods.pooling import Pooling
+from rag_windows.steps.ensemble import taken_passes
 from rag_windows_retrievers import BM25Retriever
 
 AT_ONCE = 2
@@ -40,7 +40,7 @@ def read_ensembles(
         asked = [prepared.asked[number] for number in numbers]
         ids, first = rows_of(asked)
         with taken_passes() as passes:
-            reader.lm._decoder.forward(context, ids, last=ids.shape[1] - first)
+            reader.lm.engine.decoder.forward(context, ids, last=ids.shape[1] - first)
         logprobs = torch.cat([one.logprobs for one in passes], dim=2)
         priors = [one.prior for one in passes if one.prior is not None]
         prior = torch.cat(priors, dim=1) if priors else None
@@ -54,7 +54,7 @@ def read_ensembles(
 
 
 def _chosen(
-    combination: Combination,
+    combination: Pooling,
     logprobs: torch.Tensor,
     prior: torch.Tensor | None,
     row: int,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rag_windows.errors import MethodError
-from rag_windows.rescaling import Method, resolve
-from rag_windows.rescaling.registry import METHODS
+from rag_windows.methods import Method, resolve
+from rag_windows.methods.registry import METHODS
 
 BASE = "sequential"
 PLAIN = "pcw"

@@ -74,7 +74,7 @@ class Choice:
     """What calibration found for a model.
 
     Attributes:
-        description: the best setting as JSON, see `rag_windows.rescaling.describe`.
+        description: the best setting as JSON, see `rag_windows.methods.describe`.
         adopted: whether a user of calibration would get it rather than the default.
         verdict: calibration's own sentence.
         examples: how many it saw.

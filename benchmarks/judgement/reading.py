@@ -15,8 +15,8 @@ from benchmarks.judgement.cases import Group, Question
 from rag_windows import WindowedLM
 from rag_windows.attention.layout import WeightRecorder
 from rag_windows.context import EncodedContext, encode_context
-from rag_windows.prompt import Prompt
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
+from rag_windows.prompt.builder import Prompt
 
 MOST_LOGITS = 1 << 25
 """Logits that one pass over questions holds at most."""
@@ -107,7 +107,7 @@ class Reader:
             scores: of the passages, for methods that weigh by them.
         """
         return encode_context(
-            self.lm._encoder,
+            self.lm.engine.encoder,
             prepared.prefix_ids,
             prepared.windows,
             method,
@@ -128,13 +128,13 @@ class Reader:
         asked = prepared.asked
         if context.method.selection is not None:
             # Which windows are read is chosen anew for every question.
-            narrowed = (self.lm._decoder.narrowed(context, one.query_ids) for one in asked)
+            narrowed = (self.lm.engine.decoder.narrowed(context, one.query_ids) for one in asked)
             return [
                 self._read(own, [one], citations)[0]
                 for own, one in zip(narrowed, asked, strict=True)
             ]
         longest = max(len(one.query_ids) + len(one.answer_ids) for one in asked)
-        at_once = max(1, MOST_LOGITS // (longest * self.lm._decoder.vocabulary))
+        at_once = max(1, MOST_LOGITS // (longest * self.lm.engine.decoder.vocabulary))
         readings: list[Reading] = []
         for start in range(0, len(asked), at_once):
             readings += self._read(context, asked[start : start + at_once], citations)
@@ -147,7 +147,7 @@ class Reader:
         mass = None
         if citations and context.windows is not None:
             mass = WeightRecorder(context.query_start + first)
-        logits = self.lm._decoder.forward(context, ids, last=ids.shape[1] - first, mass=mass)
+        logits = self.lm.engine.decoder.forward(context, ids, last=ids.shape[1] - first, mass=mass)
         readings = judged(logits.argmax(dim=-1).tolist(), asked, first)
         if mass is None:
             return readings

@@ -31,7 +31,7 @@ from benchmarks.judgement.reading import Reader
 from benchmarks.judgement.work import Work, fill
 from rag_windows import WindowedLM
 from rag_windows.evaluation.machine import machine
-from rag_windows.rescaling import PCW, Method, from_description
+from rag_windows.methods import PCW, Method, from_description
 
 log = logging.getLogger("judgement")
 

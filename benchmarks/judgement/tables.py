@@ -17,7 +17,7 @@ from benchmarks.judgement.page import (
 from benchmarks.judgement.run import COST_TASK, SWEEP_PASSAGES, SWEEP_TASK
 from benchmarks.judgement.summary import Summary
 from rag_windows.evaluation.statistics.estimate import Estimate
-from rag_windows.rescaling import from_description
+from rag_windows.methods import from_description
 
 TRAINED = 8
 """The most passages that the readers were trained with: there, sequential reading still fits."""

@@ -12,7 +12,7 @@ from benchmarks.judgement.entries import BASE, CALIBRATED, PLAIN, shares_windows
 from benchmarks.judgement.journal import Cell
 from benchmarks.judgement.reading import Asked, Reader, Reading
 from rag_windows.context import EncodedContext
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 CITED_TASK = "single-hop"
 """The task whose answers each stand in one passage, so that a citation is right or wrong."""

@@ -16,14 +16,13 @@ from langchain_rag_windows.options import EngineOptions
 from langchain_rag_windows.results import logprobs_metadata, response_metadata
 from langchain_rag_windows.tools import AnswerReader
 from rag_windows import Chunk, Generation, Method, Passage, WindowedLM
-from rag_windows.background import Watch
-from rag_windows.batch.awaiting import submitted
-from rag_windows.batch.crowd import Crowd
-from rag_windows.batch.scheduled import Scheduled
-from rag_windows.batch.ticket import OnText
+from rag_windows.batching.awaiting import Crowd, submitted
+from rag_windows.batching.questions import OnText
+from rag_windows.batching.scheduler import Scheduled
+from rag_windows.generate import sampling_options
 from rag_windows.hints import LONG_PROMPT_TOKENS, user_level, warn_without_windows
-from rag_windows.rescaling import linked, resolve
-from rag_windows.sampling import sampling_options
+from rag_windows.methods import linked, resolve
+from rag_windows.streaming import Watch
 
 _NOT_FOR_THE_ENGINE = ("stream", "timeout")
 """Keywords by which LangChain steers itself, and that of the watch."""

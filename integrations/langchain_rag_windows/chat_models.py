@@ -26,13 +26,13 @@ from langchain_rag_windows.options import EngineOptions
 from langchain_rag_windows.results import answer, last_chunk
 from langchain_rag_windows.running import finished, streamed
 from rag_windows import Chunk, Generation, WindowedLM
+from rag_windows.attention.layers import position_limit
 from rag_windows.calibration.profile import Profile
 from rag_windows.errors import ToolsUnsupportedError
-from rag_windows.limits import position_limit
 from rag_windows.loading import EMBEDDED, embedded_path
+from rag_windows.prompt.tool_calls import ToolFormat
 from rag_windows.sharing import folder_state
 from rag_windows.structured import available
-from rag_windows.tool_format import ToolFormat
 
 
 class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):

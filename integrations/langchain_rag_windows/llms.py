@@ -20,7 +20,7 @@ from langchain_rag_windows.results import usage_metadata
 from langchain_rag_windows.running import finished, streamed, together
 from rag_windows import Chunk
 from rag_windows import Generation as Answer
-from rag_windows.background import Watch
+from rag_windows.streaming import Watch
 
 _of_this_call: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar(
     "rag_windows_keywords", default=None

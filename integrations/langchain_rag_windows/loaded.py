@@ -10,7 +10,7 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from rag_windows import WindowedLM
-from rag_windows.batch.crowd import Crowd
+from rag_windows.batching.awaiting import Crowd
 from rag_windows.forks import Lock, in_children
 from rag_windows.sharing import load_shared
 

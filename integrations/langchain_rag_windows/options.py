@@ -23,11 +23,11 @@ from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from langchain_rag_windows.identity import identity
 from langchain_rag_windows.loaded import Loaded
 from rag_windows import Method, WindowedLM
-from rag_windows.batch.crowd import Crowd
+from rag_windows.batching.awaiting import Crowd
 from rag_windows.calibration.profile import Profile
 from rag_windows.guard import guard_of
-from rag_windows.linking.plan import Choose
-from rag_windows.rescaling import linked, resolve
+from rag_windows.methods import linked, resolve
+from rag_windows.methods.steps import Choose
 
 PROVIDER = "rag_windows"
 """Under this name LangChain and LangSmith know our models."""

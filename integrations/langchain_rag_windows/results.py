@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from langchain_rag_windows.options import PROVIDER
 from langchain_rag_windows.tools import ParsedAnswer
 from rag_windows import Generation, Method, Passage
-from rag_windows.citing import carried
-from rag_windows.rescaling import describe
+from rag_windows.methods import describe
+from rag_windows.results import carried
 
 
 def usage_metadata(generation: Generation) -> UsageMetadata:
@@ -81,7 +81,7 @@ def response_metadata(
 
     ``citations`` has one entry a document, in the order given: its place (``index``), ``id``,
     ``title`` and ``metadata``, its share of the attention (``mass``), and whether it carried the
-    answer (``cited``, see `rag_windows.citing.carried`); those that did come with their ``text``.
+    answer (``cited``, see `rag_windows.results.carried`); those that did come with their ``text``.
     ``windows`` is the engine's record of what was read in a window of its own: which document,
     which part of how many, and the span of its text. ``fallback`` is None, or what the guard found:
     where it was ``taken``, the documents were read one after the other and not by ``method``.

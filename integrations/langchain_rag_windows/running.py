@@ -10,10 +10,10 @@ from langchain_rag_windows.calls import Call
 from langchain_rag_windows.errors import in_langchain_terms
 from langchain_rag_windows.options import EngineOptions
 from rag_windows import Chunk, Generation
-from rag_windows.background import Watch, iterate, run
-from rag_windows.batch.awaiting import answered, followed
-from rag_windows.batch.scheduled import Scheduled
-from rag_windows.batch.ticket import OnText
+from rag_windows.batching.awaiting import answered, followed
+from rag_windows.batching.questions import OnText
+from rag_windows.batching.scheduler import Scheduled
+from rag_windows.streaming import Watch, iterate, run
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Tool calls in LangChain's terms; `rag_windows.tool_format` tells what a chat template can do."""
+"""Tool calls in LangChain's terms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from langchain_rag_windows.errors import in_langchain_terms
-from rag_windows import Generation, WindowedLM, tool_answers
-from rag_windows.conversation import Conversation
+from rag_windows import Generation, WindowedLM
 from rag_windows.errors import ToolsUnsupportedError
 from rag_windows.hints import install
-from rag_windows.tool_answers import ToolAnswer
+from rag_windows.prompt import tool_answers
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.tool_answers import ToolAnswer
 
 ToolLike = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 """What LangChain takes for a tool."""
@@ -87,7 +88,7 @@ class ParsedAnswer:
 
 
 class AnswerReader:
-    """`rag_windows.tool_answers.AnswerReader`, in LangChain's terms.
+    """`rag_windows.prompt.tool_answers.AnswerReader`, in LangChain's terms.
 
     Args:
         reader: of one request.
@@ -116,7 +117,7 @@ class AnswerReader:
             return self._reader.query(messages)
 
     def grammar(self) -> str | None:
-        """See `rag_windows.tool_answers.AnswerReader.grammar`."""
+        """See `rag_windows.prompt.tool_answers.AnswerReader.grammar`."""
         return self._reader.grammar()
 
     def feed(self, text: str) -> str:

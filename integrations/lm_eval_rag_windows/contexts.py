@@ -9,10 +9,10 @@ from jinja2.exceptions import TemplateError
 
 from lm_eval_rag_windows.borders import Borders
 from lm_eval_rag_windows.tokens import common_length
-from rag_windows.boundary import Boundary, Piece
-from rag_windows.conversation import Conversation
 from rag_windows.errors import PromptError
-from rag_windows.template import ChatTemplate
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.template import ChatTemplate
+from rag_windows.prompt.tokenizing import Boundary, Piece
 
 _MARK = "\ue000\ue001\ue002"
 """Private-use characters, which survive a template's trimming; no text of a user meets them."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from lm_eval_rag_windows.tokens import Cut, Ids
 from rag_windows.errors import LimitError
-from rag_windows.limits import in_order
-from rag_windows.refinement.room import check_room
-from rag_windows.rescaling import Method, window_starts
+from rag_windows.methods import Method, window_starts
+from rag_windows.request import in_order
+from rag_windows.steps.refinement import check_room
 
 _log = logging.getLogger(__name__)
 

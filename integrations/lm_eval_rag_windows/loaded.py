@@ -12,8 +12,8 @@ from rag_windows import WindowedLM, loading
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.calibration.profile import Profile
 from rag_windows.errors import InputError, MethodError
-from rag_windows.rescaling import Method, linked, resolve
-from rag_windows.rescaling.parameters import known_parameters, with_known
+from rag_windows.methods import Method, linked, resolve
+from rag_windows.methods.registry import known_parameters, with_known
 
 DEFAULT_METHOD = "ape"
 
@@ -28,7 +28,7 @@ def method_of(
     Args:
         name: of it, or itself; None for the default one if there are numbers, else for none.
         numbers: parameters by name; each goes to the method, or to the one that it stands on.
-        link_tokens: see `rag_windows.rescaling.Linked`; None for no linking.
+        link_tokens: see `rag_windows.methods.Linked`; None for no linking.
         link_choose: likewise.
 
     Raises:

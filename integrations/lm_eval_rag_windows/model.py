@@ -20,7 +20,7 @@ from lm_eval_rag_windows.reader import Prepared, Reader
 from lm_eval_rag_windows.scoring import Likelihood
 from lm_eval_rag_windows.tokens import Cut
 from rag_windows.errors import InputError, LimitError, ModelError, PromptError
-from rag_windows.rescaling import describe
+from rag_windows.methods import describe
 
 Pair = tuple[float, bool]
 

@@ -10,8 +10,8 @@ from lm_eval_rag_windows.borders import Borders, find_borders
 from lm_eval_rag_windows.contexts import ChatContext
 from lm_eval_rag_windows.grouping import Grouping
 from lm_eval_rag_windows.tokens import Cut, Cutter, Ids, clipped
-from rag_windows.boundary import Boundary, Piece
 from rag_windows.errors import InputError
+from rag_windows.prompt.tokenizing import Boundary, Piece
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import torch
 
 from lm_eval_rag_windows.tokens import Ids
 from rag_windows import WindowedLM
-from rag_windows.batching import bucket_by_length
 from rag_windows.context import EncodedContext
 from rag_windows.kv import Members
+from rag_windows.prefill import bucket_by_length
 from rag_windows.scoring import MAX_ROW_TOKENS, MAX_VALUES
 
 
@@ -68,7 +68,7 @@ def likelihoods(
     found: dict[int, Likelihood] = {}
     for question in dict.fromkeys(one.question for one in asked):
         own = [index for index, one in enumerate(asked) if one.question == question]
-        narrowed = lm._decoder.narrowed(context, question)
+        narrowed = lm.engine.decoder.narrowed(context, question)
         made = _likelihoods(lm, narrowed, [asked[index] for index in own])
         found |= dict(zip(own, made, strict=True))
     return [found[index] for index in range(len(asked))]
@@ -90,7 +90,7 @@ def _likelihoods(
             ids = torch.zeros(len(chunk), longest, dtype=torch.int64)
             for place, number in enumerate(chunk):
                 ids[place, : len(rows[number])] = torch.tensor(rows[number])
-            logits = lm._decoder.forward(context, ids, last=longest - first)
+            logits = lm.engine.decoder.forward(context, ids, last=longest - first)
             for place, number in enumerate(chunk):
                 for index in readers[rows[number]]:
                     begin = len(asked[index].question) - 1 - first
@@ -119,7 +119,7 @@ def _chunks(
     windows = context.windows
     each = windows.per_query if isinstance(windows, Members) else 1
     seen = longest * max(1, context.window_tokens // each)
-    values = max(predicted * lm._decoder.vocabulary, seen)
+    values = max(predicted * lm.engine.decoder.vocabulary, seen)
     size = min(MAX_ROW_TOKENS // (len(context.prefix_ids) + longest), MAX_VALUES // values)
     size = max(1, size // each)
     return [list(bucket[i : i + size]) for i in range(0, len(bucket), size)]

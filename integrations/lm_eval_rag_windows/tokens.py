@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rag_windows.base_layout import BaseLayout
-from rag_windows.boundary import Boundary, Piece
+from rag_windows.prompt.template import BaseLayout
+from rag_windows.prompt.tokenizing import Boundary, Piece
 
 Ids = tuple[int, ...]
 

@@ -15,9 +15,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from rag_windows.attention.backends import Request, attend, native
-from rag_windows.attention.native.items import Items
-from rag_windows.attention.native.items import Reading as NativeReading
+from rag_windows.attention.backends import Request, attend
+from rag_windows.attention.native import kernel as native
 
 Role = Literal["prefix", "context", "query"]
 Part = tuple[torch.Tensor, torch.Tensor]
@@ -128,7 +127,7 @@ class Segments:
         self.segments = tuple(segments)
         self.index = _index(self.segments, tokens)
         self._static = static
-        self._items: dict[int, tuple[list[int], Items]] = {}
+        self._items: dict[int, tuple[list[int], native.Items]] = {}
         self._index: dict[torch.device, torch.Tensor] = {}
 
     def index_on(self, device: torch.device) -> torch.Tensor | None:
@@ -166,7 +165,7 @@ class Segments:
         if items is None:
             made = [_read(one, layer, query, rows, scale, softcap, reach) for one in self.segments]
         else:
-            output, lse = native.attend_items(items, query)
+            output, lse = native.call(items, query)
             if len(chosen) == len(self.segments):
                 return output, lse
             sizes = [self.segments[i].readers(len(query)) for i in chosen]
@@ -189,7 +188,7 @@ class Segments:
         scale: float,
         softcap: float | None,
         reach: int | None,
-    ) -> tuple[list[int], Items | None]:
+    ) -> tuple[list[int], native.Items | None]:
         """The segments that one call of the CPU kernel answers, and what it is asked."""
         if query.device.type != "cpu" or not native.active():
             return [], None
@@ -203,7 +202,7 @@ class Segments:
         held = self._items.get(layer)
         if held is not None and held[0] == chosen:
             return held
-        readings: list[NativeReading] = []
+        readings: list[native.Reading] = []
         taken: list[int] = []
         for index in chosen:
             made = _readings(self.segments[index], layer, query, scale, softcap, reach)
@@ -212,7 +211,7 @@ class Segments:
                 readings += made
         if not native.pays(readings):
             return [], None
-        items = Items(readings)
+        items = native.Items(readings)
         if self._static and taken == chosen:
             self._items[layer] = taken, items
         return taken, items
@@ -441,7 +440,7 @@ def _readings(
     scale: float,
     softcap: float | None,
     reach: int | None,
-) -> list[NativeReading]:
+) -> list[native.Reading]:
     """A segment as the CPU kernel is asked for it, a reading a group; none if it can't be."""
     parts = segment.layers[layer]
     groups, kv_heads, keys, _ = parts[0][0].shape
@@ -458,7 +457,7 @@ def _readings(
             for seen in segment.seen.tolist()
         ]
     return [
-        NativeReading(
+        native.Reading(
             [
                 (key[group][:, stretches[group]], value[group][:, stretches[group]])
                 for key, value in parts

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rag_windows.batch.loop import BatchLoop
-from rag_windows.batch.row import Asked
+from rag_windows.batching.loop import BatchLoop
+from rag_windows.batching.rows import Asked
 from rag_windows.benchmark.clock import synchronize
 from rag_windows.benchmark.load import Load, sharing
 from rag_windows.benchmark.result import Crowd
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.context_parts import prefill_parts
-from rag_windows.encoding import complete
+from rag_windows.context import prefill_parts
 from rag_windows.errors import GenerationError
 from rag_windows.model import WindowedLM
+from rag_windows.prefill import complete
 
 ALONE, TOGETHER = "one by one", "together"
 _ROOM = "64GiB"
@@ -80,7 +80,7 @@ def _alone(lm: WindowedLM, asked: Sequence[Load], tokens: int) -> list[list[int]
 
 
 def _together(lm: WindowedLM, asked: Sequence[Load], tokens: int) -> list[list[int]]:
-    loop = BatchLoop(lm._encoder, lm._decoder)
+    loop = BatchLoop(lm.engine.encoder, lm.engine.decoder)
     rows = []
     for load in asked:
         context = complete(prefill_parts(loop.encoder, load.prefix, load.windows, lm.method))

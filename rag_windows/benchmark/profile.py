@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch.profiler import ProfilerActivity, profile
 
-from rag_windows.attention.native.calling import NAME
+from rag_windows.attention.native.kernel import NAME
 from rag_windows.benchmark.load import Load
 from rag_windows.benchmark.plan import Place
 from rag_windows.benchmark.result import Step

@@ -14,8 +14,8 @@ from rag_windows.benchmark.load import Load
 from rag_windows.benchmark.plan import Place
 from rag_windows.benchmark.result import Reading
 from rag_windows.context import EncodedContext
+from rag_windows.methods import Method, resolve
 from rag_windows.model import WindowedLM
-from rag_windows.rescaling import Method, resolve
 
 
 def measure_readings(
@@ -64,7 +64,7 @@ class Reader:
     """
 
     def __init__(self, lm: WindowedLM, context: EncodedContext, asked: Load) -> None:
-        self._decoder = lm._decoder
+        self._decoder = lm.engine.decoder
         self._query = torch.tensor([asked.query])
         self._context = self._decoder.narrowed(context, asked.query)
         self._tail, self._past, self._ids = self._context.new_tail(), 0, self._query

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rag_windows.attention.backends import native
+from rag_windows.attention.native import kernel as native
 from rag_windows.benchmark.crowd import measure_crowd
 from rag_windows.benchmark.floor import Floor, measure_floor
 from rag_windows.benchmark.journal import Journal, sources
@@ -24,9 +24,9 @@ from rag_windows.benchmark.rounds import measure_ways
 from rag_windows.benchmark.shape import Pretrained, Shape, timed
 from rag_windows.benchmark.way import all_ways
 from rag_windows.evaluation.machine import surroundings
+from rag_windows.methods import resolve
+from rag_windows.methods.registry import describe
 from rag_windows.model import WindowedLM
-from rag_windows.rescaling import resolve
-from rag_windows.rescaling.description import describe
 
 Tell = Callable[[str], None]
 

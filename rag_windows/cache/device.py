@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from rag_windows.device import input_device
 from rag_windows.kv import Window
+from rag_windows.loading import input_device
 
 ALIGNMENT = 64
 """Bytes on whose multiples tensors start within a buffer."""

@@ -26,8 +26,8 @@ from rag_windows.cache.weights import (
     stretches,
     version_of,
 )
-from rag_windows.device import input_device
 from rag_windows.forks import Lock
+from rag_windows.loading import input_device
 
 PROBE_BYTES = 2 << 20
 """Weights that one check reads again; see `ModelIdentity`."""

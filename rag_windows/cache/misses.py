@@ -13,7 +13,7 @@ import torch
 
 from rag_windows.cache.entry import Entry
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.encoding import Source
+from rag_windows.prefill import Source
 
 FOLLOW_S = 120.0
 """How long to wait for another thread or process that encodes a window, before doing it too."""
@@ -25,7 +25,7 @@ Compute = Callable[[Sequence["Wanted"]], Iterator[Mapping[str, Entry | None]]]
 """Encodes windows and yields those of each pass by their keys; None for one that failed."""
 
 Pauses = Generator[float, None, None]
-"""See `rag_windows.encoding.Prefill`."""
+"""See `rag_windows.prefill.Prefill`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Misses:
         compute: Compute,
         told: Callable[[int], None] | None,
     ) -> Generator[float, None, dict[str, Entry]]:
-        """Get every window, by whatever way; see `rag_windows.encoding.Prefill`.
+        """Get every window, by whatever way; see `rag_windows.prefill.Prefill`.
 
         Args:
             wanted: by key.

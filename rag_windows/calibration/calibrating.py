@@ -16,10 +16,10 @@ from rag_windows.calibration.profile import Profile, Setting
 from rag_windows.calibration.spread import guard_of
 from rag_windows.calibration.stamp import ModelStamp
 from rag_windows.errors import InputError
-from rag_windows.rescaling import Method, resolve
+from rag_windows.methods import Method, resolve
 
 if TYPE_CHECKING:
-    from rag_windows.text_level import TextLM
+    from rag_windows.engine import Engine
 
 By = Literal["labels", "agreement"]
 
@@ -28,7 +28,7 @@ FEWEST = 8
 
 
 def calibrate(
-    lm: TextLM,
+    engine: Engine,
     examples: Iterable[Example | Mapping[str, Any]],
     *,
     method: str | Method = "ape",
@@ -56,7 +56,7 @@ def calibrate(
         given = [one for one in given if one.answer is not None]
     tell = on_progress or _silent
     ready, left_out = prepare(
-        lm,
+        engine,
         given,
         coarse,
         prefix=prefix,
@@ -71,9 +71,9 @@ def calibrate(
             f"Calibration needs at least {FEWEST} {kind}examples that can be used, and got "
             f"{len(ready)}; a few dozen make the choice trustworthy.{reasons}"
         )
-    contexts = Contexts(lm, keep_bytes)
+    contexts = Contexts(engine, keep_bytes)
     measuring = Measuring(
-        lm, ready, contexts, metric=metric, max_new_tokens=max_new_tokens, on_progress=tell
+        engine, ready, contexts, metric=metric, max_new_tokens=max_new_tokens, on_progress=tell
     )
 
     def measure(some: Sequence[Method]) -> Table:
@@ -100,7 +100,7 @@ def calibrate(
         folds=choice.folds,
         seed=seed,
         left_out=tuple(left_out),
-        model=ModelStamp.of(lm.model),
+        model=ModelStamp.of(engine.model),
         guard=_guard(measuring, ready, chosen, tell),
     )
 

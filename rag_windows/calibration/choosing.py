@@ -12,7 +12,7 @@ from rag_windows.calibration.intervals import bootstrap
 from rag_windows.calibration.measuring import Table
 from rag_windows.calibration.method_json import label
 from rag_windows.calibration.profile import Comparison, sign
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 FOLDS = 4
 

@@ -10,10 +10,10 @@ from rag_windows.answer import encode_request
 from rag_windows.calibration.prepared import Prepared
 from rag_windows.context import EncodedContext
 from rag_windows.kv import Members
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 if TYPE_CHECKING:
-    from rag_windows.text_level import TextLM
+    from rag_windows.engine import Engine
 
 KEEP_BYTES = 4 << 30
 """Keys and values that are kept for the next round at most; others are encoded again for it."""
@@ -40,12 +40,12 @@ class Contexts:
             they fit into `keep_bytes`, that is once an example whatever the number of settings.
 
     Args:
-        lm: the model; its passage cache is used where it has one.
+        engine: the model; its passage cache is used where it has one.
         keep_bytes: see `KEEP_BYTES`.
     """
 
-    def __init__(self, lm: TextLM, keep_bytes: int = KEEP_BYTES) -> None:
-        self._lm = lm
+    def __init__(self, engine: Engine, keep_bytes: int = KEEP_BYTES) -> None:
+        self._engine = engine
         self._room = keep_bytes
         self._kept: dict[Hashable, EncodedContext] = {}
         self._passing: dict[Hashable, EncodedContext] = {}
@@ -69,7 +69,7 @@ class Contexts:
     def _encode(self, prepared: Prepared, method: Method) -> EncodedContext:
         self.encodings += 1
         request = dataclasses.replace(prepared.request, method=method)
-        return encode_request(self._lm._encoder, request)
+        return encode_request(self._engine.encoder, request)
 
 
 def _bytes(context: EncodedContext) -> int:

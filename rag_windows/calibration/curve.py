@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rag_windows.calibration.method_json import label
 from rag_windows.calibration.profile import Profile, Setting
-from rag_windows.rescaling.parameters import numbers_of
+from rag_windows.methods.registry import numbers_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

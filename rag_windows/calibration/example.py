@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_windows.conversation import Conversation
 from rag_windows.errors import DataError, InputError
 from rag_windows.evaluation.data.fields import Place
 from rag_windows.evaluation.data.strict_json import parse
 from rag_windows.passage import Passage
+from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import Messages, PassageLike
 
 MULTI_HOP = "multi-hop"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from rag_windows.context import EncodedContext
-from rag_windows.decoding import Decoder
+from rag_windows.generate import Decoder
 
 
 def forced_logprobs(

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from rag_windows.errors import InputError, MethodError
-from rag_windows.rescaling import APE, Method
-from rag_windows.rescaling.mateicl import SCHEDULES
-from rag_windows.rescaling.parameters import numbers_of, with_numbers, with_own
+from rag_windows.methods import APE, Method
+from rag_windows.methods.mateicl import SCHEDULES
+from rag_windows.methods.registry import numbers_of, with_numbers, with_own
 
 VALUES = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 """Coarse values of APE's temperature and scale; the paper searches 0.1 to 1.0."""

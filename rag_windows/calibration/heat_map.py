@@ -13,12 +13,12 @@ from rag_windows.calibration.grid import varying
 from rag_windows.calibration.profile import FIGURES, LOWER_IS_BETTER, Profile, Setting
 from rag_windows.errors import MissingExtraError, ProfileError
 from rag_windows.hints import missing
-from rag_windows.rescaling.parameters import numbers_of
+from rag_windows.methods.registry import numbers_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from rag_windows.rescaling import Method
+    from rag_windows.methods import Method
 
 _NAMES = {"temperature": "temperature T", "scale": "scale S", "eta": "step size η"}
 _SYMBOLS = {"temperature": "T", "scale": "S", "eta": "η"}

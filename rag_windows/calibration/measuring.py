@@ -12,10 +12,10 @@ from rag_windows.calibration.forced import forced_logprobs
 from rag_windows.calibration.prepared import OnProgress, Prepared
 from rag_windows.context import EncodedContext
 from rag_windows.guard import Guard, mass_spread
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 if TYPE_CHECKING:
-    from rag_windows.text_level import TextLM
+    from rag_windows.engine import Engine
 
 Metric = Callable[[str, str], float]
 """From a greedy answer and the right one to a number; more is better."""
@@ -32,7 +32,7 @@ class Measuring:
         passes: forward passes over a question and its answers.
 
     Args:
-        lm: the model.
+        engine: the model.
         examples: prepared ones.
         contexts: of the examples.
         metric: instead of the exact match; then each setting generates its answers.
@@ -42,7 +42,7 @@ class Measuring:
 
     def __init__(
         self,
-        lm: TextLM,
+        engine: Engine,
         examples: Sequence[Prepared],
         contexts: Contexts,
         *,
@@ -50,13 +50,13 @@ class Measuring:
         max_new_tokens: int,
         on_progress: OnProgress,
     ) -> None:
-        self._lm = lm
+        self._engine = engine
         self._examples = examples
         self._contexts = contexts
         self._metric = metric
         self._max_new_tokens = max_new_tokens
         self._on_progress = on_progress
-        self._ends = sorted(lm._decoder.end_tokens({}))
+        self._ends = sorted(engine.decoder.end_tokens({}))
         self.table: Table = {}
         self.passes = 0
 
@@ -83,7 +83,7 @@ class Measuring:
         attention mass.
         """
         context = self._contexts.context(prepared, method)
-        decoded = self._lm._decoder.generate(
+        decoded = self._engine.decoder.generate(
             context,
             prepared.request.parts.query_ids,
             options={**self._options(), "max_new_tokens": Guard().rows},
@@ -110,7 +110,7 @@ class Measuring:
         if not answers:
             return {}
         self.passes += 1
-        rows = forced_logprobs(self._lm._decoder, context, query, answers)
+        rows = forced_logprobs(self._engine.decoder, context, query, answers)
         found = dict(zip(answers, rows, strict=True))
         figures: dict[str, float] = {}
         if prepared.gold is not None:
@@ -140,12 +140,12 @@ class Measuring:
         return {"exact match": float(right), "log-probability": float(total)}
 
     def _by_metric(self, prepared: Prepared, context: EncodedContext, metric: Metric) -> float:
-        decoded = self._lm._decoder.generate(
+        decoded = self._engine.decoder.generate(
             context,
             prepared.request.parts.query_ids,
             options=self._options(),
         )
-        text = self._lm._text().detokenizer.text(decoded.sequences[0], ())
+        text = self._engine.text.detokenizer.text(decoded.sequences[0], ())
         return float(metric(text.strip(), prepared.example.answer or ""))
 
     def _options(self) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rag_windows.errors import MethodError, ProfileError
-from rag_windows.rescaling import METHODS, Method, describe, from_description
+from rag_windows.methods import METHODS, Method, describe, from_description
 
 
 def method_to_json(method: Method) -> dict[str, Any]:

@@ -12,12 +12,11 @@ from rag_windows.answer import encode_request
 from rag_windows.calibration.example import Example
 from rag_windows.calibration.forced import forced_logprobs
 from rag_windows.errors import InputError
-from rag_windows.limits import check_limits
-from rag_windows.request import Request
-from rag_windows.rescaling import Method, Sequential
+from rag_windows.methods import Method, Sequential
+from rag_windows.request import Request, check_limits
 
 if TYPE_CHECKING:
-    from rag_windows.text_level import TextLM
+    from rag_windows.engine import Engine
 
 OnProgress = Callable[[str, int, int | None], None]
 """Told what goes on, how much of it is done, and how much there is."""
@@ -56,7 +55,7 @@ class Prepared:
 
 
 def prepare(
-    lm: TextLM,
+    engine: Engine,
     examples: Sequence[Example],
     settings: Sequence[Method],
     *,
@@ -68,7 +67,7 @@ def prepare(
     """Tokenize the examples and let the sequential reader answer them.
 
     Args:
-        lm: the model.
+        engine: the model.
         examples: as given.
         settings: that every example has to fit.
         prefix: system prompt, as requests will have it.
@@ -84,7 +83,7 @@ def prepare(
         name = f"Example {number + 1}"
         on_progress("Reading sequentially", number, len(examples))
         try:
-            request = lm._request(
+            request = engine.request(
                 example.query,
                 example.passages,
                 prefix=prefix,
@@ -92,7 +91,9 @@ def prepare(
                 max_new_tokens=max_new_tokens,
             )
             for one in settings:
-                check_limits(request.parts, request.passages, one, max_new_tokens, lm._limit)
+                check_limits(
+                    request.parts, request.passages, one, max_new_tokens, engine.position_limit
+                )
         except InputError as error:
             left_out.append(f"{name} was left out: {error}")
             continue
@@ -101,10 +102,10 @@ def prepare(
             continue
         reference, gold = None, None
         if example.answer is not None:
-            text = lm._text().prompt
+            text = engine.text.prompt
             gold = tuple(text.encode_text(example.answer.strip(), continuation=True))
         try:
-            reference = _reference(lm, example, prefix, max_new_tokens)
+            reference = _reference(engine, example, prefix, max_new_tokens)
         except InputError as error:
             if need_reference:
                 left_out.append(f"{name} was left out: {error}")
@@ -115,9 +116,11 @@ def prepare(
     return ready, left_out
 
 
-def _reference(lm: TextLM, example: Example, prefix: str | None, max_new_tokens: int) -> Reference:
+def _reference(
+    engine: Engine, example: Example, prefix: str | None, max_new_tokens: int
+) -> Reference:
     """Raises `LimitError` where the passages don't fit."""
-    request = lm._request(
+    request = engine.request(
         example.query,
         example.passages,
         prefix=prefix,
@@ -125,9 +128,9 @@ def _reference(lm: TextLM, example: Example, prefix: str | None, max_new_tokens:
         max_new_tokens=max_new_tokens,
     )
     # Read once and thrown away: no cache would be asked for this order of passages again.
-    context = encode_request(lm._plain_encoder, request)
+    context = encode_request(engine.plain_encoder, request)
     query = request.parts.query_ids
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1}
-    ids = lm._decoder.generate(context, query, options=options).sequences[0]
-    (logprobs,) = forced_logprobs(lm._decoder, context, query, [ids])
+    ids = engine.decoder.generate(context, query, options=options).sequences[0]
+    (logprobs,) = forced_logprobs(engine.decoder, context, query, [ids])
     return Reference(tuple(ids), logprobs)

@@ -13,7 +13,7 @@ from rag_windows.calibration.intervals import Mean
 from rag_windows.calibration.method_json import label
 from rag_windows.calibration.stamp import ModelStamp
 from rag_windows.errors import ProfileError
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

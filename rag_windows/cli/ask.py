@@ -15,11 +15,11 @@ from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.passage import Passage
-from rag_windows.visible_text import encodable, visible
+from rag_windows.prompt.detokenize import encodable, visible
 
 if TYPE_CHECKING:
-    from rag_windows.generation import Generation
     from rag_windows.model import WindowedLM
+    from rag_windows.results import Generation
 
 NO_HITS = "No passage shares a word with the question, so the model answered without any."
 
@@ -45,7 +45,7 @@ class AnswerOptions:
             "link_tokens": self.link_tokens,
             "fallback": self.fallback,
         }
-        from rag_windows.sampling import sampling_options  # with the model, torch is loaded already
+        from rag_windows.generate import sampling_options  # with the model, torch is loaded already
 
         return options | sampling_options(self.temperature)
 
@@ -107,7 +107,7 @@ def reply(
         notes: what to tell besides what the generation tells.
         heard: called with each piece of text as it is shown.
     """
-    from rag_windows.rescaling import linked  # with the model, torch is loaded already
+    from rag_windows.methods import linked  # with the model, torch is loaded already
 
     options = answering.generate_kwargs()
     method = linked(lm.method, answering.link_tokens).name

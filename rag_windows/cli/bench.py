@@ -76,7 +76,7 @@ def _check(plan: Plan) -> None:
     from rag_windows.benchmark.load import PREFIX_TOKENS, QUERY_TOKENS, lengths
     from rag_windows.benchmark.plan import WAYS
     from rag_windows.benchmark.shape import Pretrained, timed
-    from rag_windows.rescaling import resolve
+    from rag_windows.methods import resolve
 
     shape = timed(plan.shape, plan.model)
     for method in (plan.method, *plan.against):

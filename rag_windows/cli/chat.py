@@ -12,9 +12,9 @@ from rag_windows.cli.corpus import Corpus, SearchOptions, open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
-from rag_windows.dialogue import Dialogue
 from rag_windows.errors import RagWindowsError
-from rag_windows.visible_text import encodable
+from rag_windows.prompt.conversation import Dialogue
+from rag_windows.prompt.detokenize import encodable
 
 if TYPE_CHECKING:
     from rag_windows.model import WindowedLM

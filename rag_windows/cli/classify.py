@@ -16,11 +16,11 @@ from rag_windows.cli import render
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError
-from rag_windows.visible_text import encodable, one_line
+from rag_windows.prompt.detokenize import encodable, one_line
 
 if TYPE_CHECKING:
-    from rag_windows.learning import Classification, Demonstration
-    from rag_windows.learning.language_model import ClassifyOptions as Keywords
+    from rag_windows.icl import Classification, Demonstration
+    from rag_windows.model import ClassifyOptions as Keywords
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def read_demonstrations(path: str) -> list[Demonstration]:
     Raises:
         InputError: the file can't be read, or naming the line that is no demonstration.
     """
-    from rag_windows.learning.demonstration import demonstrations_of
+    from rag_windows.icl.demonstrations import demonstrations_of
 
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()

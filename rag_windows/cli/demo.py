@@ -17,8 +17,8 @@ from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.engine import DEFAULT_METHOD, ModelOptions, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.passage import Passage
+from rag_windows.prompt.detokenize import one_line
 from rag_windows.sample_files import samples_path
-from rag_windows.visible_text import one_line
 
 if TYPE_CHECKING:
     from rag_windows.model import WindowedLM

@@ -21,8 +21,8 @@ from rag_windows.errors import CacheError, InputError, MethodError
 if TYPE_CHECKING:
     from rag_windows.cache.passage_cache import PassageCache
     from rag_windows.calibration.profile import Profile
+    from rag_windows.methods import Method
     from rag_windows.model import WindowedLM
-    from rag_windows.rescaling import Method
 
 DEFAULT_MODEL = "tiny-reader"
 DEFAULT_METHOD = "ape"
@@ -78,8 +78,8 @@ def build_method(name: str, temperature: float | None, scale: float | None) -> M
     Raises:
         MethodError: the name is unknown, a parameter is not the method's, or out of its domain.
     """
-    from rag_windows.rescaling import METHODS, resolve
-    from rag_windows.rescaling.parameters import known_parameters, parameters, with_known
+    from rag_windows.methods import METHODS, resolve
+    from rag_windows.methods.registry import known_parameters, parameters, with_known
 
     given = {"temperature": temperature, "scale": scale}
     chosen = {key: value for key, value in given.items() if value is not None}
@@ -223,7 +223,7 @@ def choose_device(asked: str) -> str:
     Raises:
         InputError: a CUDA device that is not there.
     """
-    from rag_windows.device import best_device, check_device
+    from rag_windows.loading import best_device, check_device
 
     if asked == "auto":
         return best_device()

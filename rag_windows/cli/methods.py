@@ -10,7 +10,7 @@ from rag_windows.cli import render
 
 def methods(as_json: bool, as_markdown: bool = False) -> None:
     """Show every method: its formula and paper, what it is, its parameters' defaults."""
-    from rag_windows.rescaling.table import markdown_table, method_rows
+    from rag_windows.methods.registry import markdown_table, method_rows
 
     if as_markdown:
         sys.stdout.write(markdown_table())
@@ -22,7 +22,7 @@ def methods(as_json: bool, as_markdown: bool = False) -> None:
 
 def json_rows() -> list[dict[str, Any]]:
     """One mapping a method: name, formula, summary, parameters (with defaults) and paper."""
-    from rag_windows.rescaling.table import method_rows
+    from rag_windows.methods.registry import method_rows
 
     return [
         {

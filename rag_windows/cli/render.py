@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rag_windows.passage import Passage
-from rag_windows.visible_text import one_line, visible
+from rag_windows.prompt.detokenize import one_line, visible
 
 if TYPE_CHECKING:
-    from rag_windows.generation import Generation
-    from rag_windows.prompt import Note
-    from rag_windows.rescaling.table import MethodRow
+    from rag_windows.methods.registry import MethodRow
+    from rag_windows.prompt.builder import Note
+    from rag_windows.results import Generation
 
 _BAR = 16
 _NAME = 32

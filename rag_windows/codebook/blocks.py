@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rag_windows.codebook.search import KeySearch, page_owners
+from rag_windows.methods.key_search import KeySearch, page_owners
 
 MOST_PASSAGES = 4096
 """Passages of one block at most, so that a change copies little."""

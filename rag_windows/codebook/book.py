@@ -16,9 +16,9 @@ from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
 from rag_windows.codebook.record import Record, require_json
 from rag_windows.codebook.results import Added, Retrieved
 from rag_windows.errors import InputError
+from rag_windows.methods import Codebook, Method, chain
 from rag_windows.passage import Passage
 from rag_windows.request import Messages, PassageLike
-from rag_windows.rescaling import Codebook, Method, chain
 
 if TYPE_CHECKING:
     from rag_windows.model import WindowedLM
@@ -68,7 +68,7 @@ class PassageBook:
         self.path = path
         self.prefix = prefix
         self._preparer = Preparer(
-            lm, cache, method, codebook.search, prefix=prefix, conversation=conversation
+            lm.engine, cache, method, codebook.search, prefix=prefix, conversation=conversation
         )
         index = None if path is None else Index(path, wait_s)
         self._holdings = Holdings(self._preparer, cache, index, on_loaded)

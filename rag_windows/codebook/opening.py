@@ -4,44 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING
 
 from rag_windows.codebook.book import PassageBook, codebook_of
 from rag_windows.errors import InputError, MethodError
+from rag_windows.methods import Method, resolve
 from rag_windows.request import Messages, PassageLike
-from rag_windows.rescaling import Method, resolve
 
 if TYPE_CHECKING:
-    from rag_windows.text_level import TextLM
-
-
-LM = TypeVar("LM", bound="TextLM")
+    from rag_windows.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
-class Opened(Generic[LM]):
+class Opened:
     """What a request reads, and how.
 
     Attributes:
-        lm: the model; with a book, the same with the book's cache.
+        engine: of the model; with a book, the same with the book's cache.
         passages: those given, or those that the book chose.
         prefix: the request's, or the book's.
         method: the request's, or the book's; None for the model's own.
     """
 
-    lm: LM
+    engine: Engine
     passages: Sequence[PassageLike]
     prefix: str | None
     method: str | Method | None
 
 
 def opened(
-    lm: LM,
+    engine: Engine,
     query: Messages,
     passages: Sequence[PassageLike] | PassageBook,
     prefix: str | None,
     method: str | Method | None,
-) -> Opened[LM]:
+) -> Opened:
     """Let a book choose the passages for a query; passages stay as they are.
 
     Raises:
@@ -49,16 +46,16 @@ def opened(
         MethodError: a method that can't read what the book keeps.
     """
     if not isinstance(passages, PassageBook):
-        return Opened(lm, passages, prefix, method)
+        return Opened(engine, passages, prefix, method)
     book = passages
-    if book.lm.model is not lm.model:
+    if book.lm.model is not engine.model:
         raise InputError("This book belongs to another model; ask the one that made it (book.lm).")
     chosen = book.method if method is None else resolve(method)
     _check(book, chosen)
     codebook = codebook_of(chosen) or book.codebook
     found = book.search(query, codebook.retrieve, prefix=prefix)
     return Opened(
-        cast(LM, book.lm),
+        book.lm.engine,
         [one.passage for one in found],
         book.prefix if prefix is None else prefix,
         chosen,

@@ -13,19 +13,18 @@ from rag_windows.cache.entry import Entry
 from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cached_encoding import CachedEncoder
-from rag_windows.codebook.search import KeySearch
-from rag_windows.codebook.selection import encode_query
-from rag_windows.encoding import Source, complete
 from rag_windows.errors import CacheError, InputError
 from rag_windows.kv import Window
+from rag_windows.methods import Method
+from rag_windows.methods.key_search import KeySearch
 from rag_windows.passage import Passage
-from rag_windows.prompt import Note
-from rag_windows.request import Messages
-from rag_windows.rescaling import Method
-from rag_windows.sources import sources_of
+from rag_windows.prefill import Source, complete
+from rag_windows.prompt.builder import Note
+from rag_windows.request import Messages, sources_of
+from rag_windows.steps.selection import encode_query
 
 if TYPE_CHECKING:
-    from rag_windows.text_level import TextLM
+    from rag_windows.engine import Engine
 
 CHUNK = 64
 """Windows that are encoded and stored together."""
@@ -55,7 +54,7 @@ class Preparer:
     """Encodes passages behind one prefix, and queries like them.
 
     Args:
-        lm: with that cache.
+        engine: with that cache.
         cache: in which all is kept.
         method: that will read the windows; they stand right behind the prefix.
         search: which keys are searched.
@@ -68,7 +67,7 @@ class Preparer:
 
     def __init__(
         self,
-        lm: TextLM,
+        engine: Engine,
         cache: PassageCache,
         method: Method,
         search: KeySearch,
@@ -76,10 +75,10 @@ class Preparer:
         prefix: str | None,
         conversation: Messages | None,
     ) -> None:
-        encoder = lm._encoder
+        encoder = engine.encoder
         if not isinstance(encoder, CachedEncoder):
             raise InputError("A book keeps its windows in a cache; give the model one.")
-        if lm._rank_in_window:
+        if engine.numbered:
             raise InputError(
                 "The header writes a passage's number into its window, and numbers are only known "
                 "with a question; load the model with header='title' or header='none'."
@@ -89,10 +88,10 @@ class Preparer:
                 f"The method {method.name!r} places windows by the longest one of a request, so "
                 "none can be kept for others; choose a reader such as ape, pcw or mateicl."
             )
-        self._lm, self._encoder, self._cache = lm, encoder, cache
+        self._engine, self._encoder, self._cache = engine, encoder, cache
         self._method, self._search = method, search
         self._prefix, self._conversation = prefix, conversation
-        request = lm._request(self._question, [Passage("?")], prefix=prefix, method=method)
+        request = engine.request(self._question, [Passage("?")], prefix=prefix, method=method)
         self.prefix_ids = request.parts.prefix_ids
 
     @property
@@ -139,7 +138,7 @@ class Preparer:
         """
         if not passages:
             return []
-        request = self._lm._request(
+        request = self._engine.request(
             self._question, passages, prefix=self._prefix, method=self._method
         )
         parts = request.parts
@@ -180,7 +179,7 @@ class Preparer:
             InputError: its prefix is another one than the passages were encoded behind.
         """
         given = self._prefix if prefix is None else prefix
-        request = self._lm._request(query, [Passage("?")], prefix=given, method=self._method)
+        request = self._engine.request(query, [Passage("?")], prefix=given, method=self._method)
         if request.parts.prefix_ids != self.prefix_ids:
             raise InputError(
                 "This request has another prefix (system prompt, system message or tools) than the "

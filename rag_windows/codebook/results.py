@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rag_windows.passage import Passage
-from rag_windows.prompt import Note
+from rag_windows.prompt.builder import Note
 
 
 @dataclass(frozen=True, slots=True)

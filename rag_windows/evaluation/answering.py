@@ -11,9 +11,9 @@ from rag_windows.evaluation.example import Example
 from rag_windows.evaluation.fitting import fitting
 from rag_windows.evaluation.options import RunOptions
 from rag_windows.evaluation.record import ReadPassage, Record
-from rag_windows.generation import Generation
 from rag_windows.model import WindowedLM
 from rag_windows.passage import Passage
+from rag_windows.results import Generation
 
 Asked = tuple[Example, Sequence[Passage]]
 """An example with its passages, best first, not more than the arm reads."""

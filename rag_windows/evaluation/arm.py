@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rag_windows.errors import InputError
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rag_windows import WindowedLM
 from rag_windows.errors import LimitError
-from rag_windows.limits import check_limits, in_order
+from rag_windows.methods import Method
 from rag_windows.passage import Passage
-from rag_windows.request import Messages
-from rag_windows.rescaling import Method
-from rag_windows.text_level import TextLM
+from rag_windows.request import Messages, check_limits, in_order
 
 
 def fitting(
-    lm: TextLM,
+    lm: WindowedLM,
     query: Messages,
     passages: Sequence[Passage],
     method: Method,
@@ -39,11 +38,11 @@ def fitting(
     Raises:
         PromptError: see `Prompt.build`.
     """
-    limit = lm._limit
+    limit = lm.engine.position_limit
     if limit is None or not passages or not in_order(method):
         return len(passages)
     # One tokenization for all the counts that are tried.
-    parts = lm._text().prompt.build(query, passages, prefix=prefix)
+    parts = lm.engine.text.prompt.build(query, passages, prefix=prefix)
 
     def too_many(count: int) -> bool:
         windows = tuple(window for window in parts.windows if window.passage < count)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rag_windows import WindowedLM
 from rag_windows.cache.tokenizer_print import tokenizer_fingerprint
 from rag_windows.calibration.stamp import ModelStamp
 from rag_windows.evaluation.arm import Arm
@@ -20,9 +21,8 @@ from rag_windows.evaluation.machine import surroundings
 from rag_windows.evaluation.options import RunOptions
 from rag_windows.evaluation.shard import Shard
 from rag_windows.evaluation.task import Task
-from rag_windows.rescaling import describe
-from rag_windows.rescaling.description import plain
-from rag_windows.text_level import TextLM
+from rag_windows.methods import describe
+from rag_windows.methods.registry import plain
 
 FORMAT = "rag-windows evaluation run"
 VERSION = 1
@@ -48,7 +48,7 @@ class Manifest:
     @classmethod
     def of(
         cls,
-        lm: TextLM,
+        lm: WindowedLM,
         task: Task,
         arms: Sequence[Arm],
         retriever: Mapping[str, Any],
@@ -176,7 +176,7 @@ class Manifest:
         return cls({"shard": None, **settings}, tuple(strings(data, "keys", place)), tuple(made))
 
 
-def _model(lm: TextLM) -> dict[str, Any]:
+def _model(lm: WindowedLM) -> dict[str, Any]:
     stamp = ModelStamp.of(lm.model)
     return {
         "name": stamp.name,

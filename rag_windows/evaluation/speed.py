@@ -16,9 +16,9 @@ from rag_windows.evaluation.options import RunOptions
 from rag_windows.evaluation.record import Speed
 from rag_windows.evaluation.runner import Progress, Ranking, chosen_examples
 from rag_windows.evaluation.task import Task
-from rag_windows.generation import Generation
 from rag_windows.model import WindowedLM
 from rag_windows.passage import Passage
+from rag_windows.results import Generation
 
 
 def measure_speed(
@@ -142,7 +142,7 @@ class _Timed:
         )
 
     def _context_tokens(self, arm: Arm, example: Example, passages: Sequence[Passage]) -> int:
-        request = self._cold._request(
+        request = self._cold.engine.request(
             list(example.messages),
             passages,
             method=arm.method,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rag_windows.errors import InputError
-from rag_windows.splitting import TooLittleRoomError, split
+from rag_windows.prompt.builder import TooLittleRoomError, split
 
 # Scripts without spaces count a word a character; a run of 40 characters without a space counts as
 # a word too, so that no single "word" can be longer than a passage.

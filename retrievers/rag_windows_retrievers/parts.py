@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rag_windows.errors import InputError
-from rag_windows.splitting import TooLittleRoomError, split
+from rag_windows.prompt.builder import TooLittleRoomError, split
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -14,7 +14,7 @@ def fitting_parts(text: str, header: str, encode: Encode, limit: int | None) -> 
     """Cut a text so that no token of it is lost to a model's limit.
 
     Cuts fall behind paragraphs, sentences, white space or, where none of these is near, between
-    two characters; see `rag_windows.splitting.split`.
+    two characters; see `rag_windows.prompt.builder.split`.
 
     Args:
         text: any text.

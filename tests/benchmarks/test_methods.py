@@ -32,7 +32,7 @@ def test_one_pass_says_what_generate_writes(reader: Reader, task: str, method: s
     lm = reader.lm
     for group in draw_groups(task, 24, 7, seed=3):
         prepared = reader.prepare(group)
-        readings = reader.read(reader.encode(prepared, lm._method(method)), prepared)
+        readings = reader.read(reader.encode(prepared, lm.engine.method_of(method)), prepared)
         written = [
             lm.generate(
                 list(question.messages),
@@ -76,7 +76,7 @@ def test_methods_that_share_windows_read_what_they_would_encode(reader: Reader) 
     method = APE(0.8, 0.9)
     assert shares_windows(PCW(), method)
     shared = replace(reader.encode(prepared, PCW()), method=method)
-    decoder = reader.lm._decoder
+    decoder = reader.lm.engine.decoder
     own = decoder.forward(reader.encode(prepared, method), ids)
     torch.testing.assert_close(decoder.forward(shared, ids), own)
 
@@ -92,7 +92,7 @@ def test_ensembles_share_rows_and_answer_as_alone(reader: Reader) -> None:
         for one, own, reading in zip(prepared.asked, scores, readings, strict=True):
             context = reader.encode(prepared, method, own)
             ids, first = rows_of([one])
-            logits = reader.lm._decoder.forward(context, ids)[:, first:]
+            logits = reader.lm.engine.decoder.forward(context, ids)[:, first:]
             alone = judged(logits.argmax(dim=-1).tolist(), [one], first)
             assert reading == alone[0]
 

@@ -205,7 +205,7 @@ def test_a_conversation_is_written_as_transformers_writes_it(name: str, template
     lm, messages = with_template(template), CONVERSATIONS[name]
     begun = messages[-1]["role"] == "assistant"
     ending = {"continue_final_message" if begun else "add_generation_prompt": True}
-    expected = lm.tokenizer.apply_chat_template(messages, tokenize=False, **ending)  # type: ignore[union-attr]
+    expected = lm.tokenizer.apply_chat_template(messages, tokenize=False, **ending)
     ids = asked(lm, messages, [])
     tokens: Any = lm.tokenizer
     assert tokens.decode(ids) == expected

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from rag_windows.batch.loop import BatchLoop
+from rag_windows.batching.loop import BatchLoop
 
 DOCUMENTS = tuple(f"Document {i}: " + "abcdefgh"[i] * (9 + 4 * (i % 3)) for i in range(8))
 TOKENS = 10

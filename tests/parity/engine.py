@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from rag_windows import APE, PCW, WindowedLM
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 from . import zoo
 from .cases import Case

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows import Codebook
-from rag_windows.codebook.fusion import Fusion
-from rag_windows.codebook.search import Similarity
-from rag_windows.codebook.selection import encode_query
+from rag_windows.methods.key_search import Similarity
+from rag_windows.methods.steps import Fusion
+from rag_windows.steps.selection import encode_query
 
 from . import dense, engine, float64, fused, tolerances, zoo
 from .cases import Case, case
@@ -97,10 +97,10 @@ def test_reads_the_most_similar_windows(
         retrieve=3, similarity=kind, layers=layers, page=page, reader=engine.method(SHARP)
     )
     context = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=method)
-    narrow = lm._decoder.narrowed(context, RAGGED.query)
+    narrow = lm.engine.decoder.narrowed(context, RAGGED.query)
     assert narrow.chosen == tuple(best)
     search = method.search
-    encoded = encode_query(lm._decoder.runner, context.prefix, RAGGED.query)
+    encoded = encode_query(lm.engine.decoder.runner, context.prefix, RAGGED.query)
     for window, value in zip(context.singles, expected, strict=True):
         pages = search.pages(window)
         owners = torch.zeros(len(pages), dtype=torch.int64)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rag_windows import ParallelEnsemble
-from rag_windows.ensemble import passes
 from rag_windows.errors import GenerationError
+from rag_windows.steps import ensemble as passes
 
 from . import dense, engine, test_ensemble, tolerances, zoo
 from .cases import CASES, case
@@ -62,7 +62,7 @@ def test_sampling_draws_from_the_combined_distribution(name: str) -> None:
 @pytest.mark.parametrize("ruled", ["retrieval", "nbce"])
 def test_beams_add_up_combined_log_probabilities(ruled: str) -> None:
     lm, one, rule = engine.shared("llama"), CASES["ragged"], RULES[ruled]
-    decoded = lm._decoder.generate(
+    decoded = lm.engine.decoder.generate(
         encoded("llama", one, rule),
         one.query,
         options={
@@ -88,11 +88,14 @@ def test_several_queries_at_once() -> None:
     context = encoded("gemma3_text-sliding", one, rule)
     queries = [one.query, zoo.ids(3, 8), zoo.ids(6, 9)]
     padded = torch.tensor([[*query, *[0] * (6 - len(query))] for query in queries])
-    together = lm._decoder.forward(context, padded)
+    together = lm.engine.decoder.forward(context, padded)
     for row, query in enumerate(queries):
         alone = lm.logits(context, query)
         assert tolerances.gap(together[row, : len(query)], alone) <= tolerances.fp32(alone)
-    last, alone = lm._decoder.forward(context, padded[:1], last=2), lm.logits(context, one.query)
+    last, alone = (
+        lm.engine.decoder.forward(context, padded[:1], last=2),
+        lm.logits(context, one.query),
+    )
     assert last.shape[1] == 2
     assert tolerances.gap(last[0], alone[-2:]) <= tolerances.fp32(alone)
 

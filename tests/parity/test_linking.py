@@ -10,10 +10,9 @@ import torch
 from rag_windows import APE, PCW, Linked, Sequential
 from rag_windows.attention import segments
 from rag_windows.context import EncodedContext
-from rag_windows.encoding import complete
-from rag_windows.linking import linker
-from rag_windows.linking.deviation import key_deviation
-from rag_windows.linking.linker import relink
+from rag_windows.prefill import complete
+from rag_windows.steps import recompute as linker
+from rag_windows.steps.recompute import key_deviation, relink
 
 from . import dense, engine, linked, tolerances, zoo
 from .cases import RULES, Case, case
@@ -47,8 +46,8 @@ def test_tokens_of_largest_deviation(name: str, which: str) -> None:
     entry, model, one = zoo.BY_NAME[name], zoo.shared(name), CASES[which]
     lm = engine.shared(name)
     expected = linked.deviations(model, entry.sliding, one)
-    encoder = lm._encoder.runner
-    encoded = complete(lm._encoder.prefill(one.prefix, one.windows, Linked()))
+    encoder = lm.engine.encoder.runner
+    encoded = complete(lm.engine.encoder.prefill(one.prefix, one.windows, Linked()))
     measured = key_deviation(encoder, encoded.windows, encoded.prefix)
     assert tolerances.gap(measured, expected.float()) <= 1e-4 * float(expected.max())
     behind = len(one.windows[0])
@@ -103,9 +102,11 @@ def test_every_token_encoded_again_is_sequential(
     monkeypatch.setattr(linker, "MAX_MASK", mask)
     model, one = zoo.shared(name), CASES["ragged"]
     lm = engine.shared(name)
-    encoded = complete(lm._encoder.prefill(one.prefix, one.windows, Linked()))
+    encoded = complete(lm.engine.encoder.prefill(one.prefix, one.windows, Linked()))
     total = sum(len(window) for window in one.windows)
-    windows = relink(lm._encoder.runner, encoded.windows, encoded.prefix, torch.arange(7, total))
+    windows = relink(
+        lm.engine.encoder.runner, encoded.windows, encoded.prefix, torch.arange(7, total)
+    )
     context = lm.encode_ids(one.prefix, one.windows, method=Linked(1))
     packed = context.narrowed(windows, range(len(windows)))
     plain = dense.plain_logits(model, one.flat, len(one.query))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rag_windows import MateICL
 from rag_windows.attention import backends
-from rag_windows.attention.backends import native
-from rag_windows.attention.native.items import Items
+from rag_windows.attention.native import kernel as native
+from rag_windows.attention.native.kernel import Items
 from tests.rag_windows.attention.native.asking import NEEDS_COMPILER
 
 from . import dense, engine, tolerances, weighted, zoo
@@ -53,7 +53,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     # It is compared with the reference first, with questions that are none of the models'.
     assert all(native.available(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16))
     served: list[Asked] = []
-    attend = native.attend_items
+    attend = native.call
 
     def recorded(items: Items, query: Tensor) -> tuple[Tensor, Tensor]:
         for row, (_, softcap, _) in zip(
@@ -65,7 +65,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         return attend(items, query)
 
     monkeypatch.setattr(native, "LEAST_KEYS", 1)
-    monkeypatch.setattr(native, "attend_items", recorded)
+    monkeypatch.setattr(native, "call", recorded)
     return served
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rag_windows import PCW, MateICL, StructuredPrompting
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 from . import engine, tolerances, weighted, zoo
 from .cases import CASES, Case, case

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rag_windows import Sequential, WindowedLM
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 from . import dense, engine, tolerances, zoo
 from .cases import Case, case

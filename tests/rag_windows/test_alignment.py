@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rag_windows import PCW, Passage, PassageCache, StructuredPrompting, WindowedLM
-from rag_windows.encoding import Encoder
 from rag_windows.errors import InputError
 from rag_windows.kv import PackedWindows, Window
-from rag_windows.rescaling import window_starts
+from rag_windows.methods import window_starts
+from rag_windows.prefill import Encoder
 from tests.parity import zoo
 from tests.rag_windows import small
 
@@ -24,7 +24,7 @@ def windows() -> list[list[int]]:
 
 
 def encoder(name: str) -> Encoder:
-    return WindowedLM.from_pretrained(zoo.shared(name), tokenizer=None)._plain_encoder
+    return WindowedLM.from_pretrained(zoo.shared(name), tokenizer=None).engine.plain_encoder
 
 
 def test_starts() -> None:

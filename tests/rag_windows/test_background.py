@@ -12,8 +12,8 @@ from contextlib import aclosing
 
 import pytest
 
-from rag_windows.background import CancelledGenerationError, Watch, iterate, run
 from rag_windows.errors import GenerationTimeoutError
+from rag_windows.streaming import CancelledGenerationError, Watch, iterate, run
 from tests.rag_windows import small
 
 LONG = {"min_new_tokens": 200, "max_new_tokens": 200}

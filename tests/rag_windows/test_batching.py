@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_windows.batching import FREE_PADDING, MAX_PADDING, bucket_by_length, chunks
+from rag_windows.prefill import FREE_PADDING, MAX_PADDING, bucket_by_length, chunks
 
 lengths = st.lists(st.integers(1, 600), max_size=60)
 

@@ -9,10 +9,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from rag_windows.boundary import Boundary, Piece
-from rag_windows.control_tokens import any_of
 from rag_windows.errors import PromptError
-from rag_windows.prompt import Prompt
+from rag_windows.prompt.builder import Prompt
+from rag_windows.prompt.tokenizing import Boundary, Piece, any_of
 from tests.fixtures_tokenizers import build
 from tests.small_tokenizers.in_python import Words
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rag_windows.boundary import Boundary
+from rag_windows.prompt.tokenizing import Boundary
 from tests.fixtures_tokenizers import ALPHABET, NAMES, SENTENCES, build
 
 TEXTS = 10_000

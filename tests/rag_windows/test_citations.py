@@ -10,7 +10,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 
 from rag_windows import APE, PCW, MateICL, Sequential, StructuredPrompting, WindowedLM
 from rag_windows.attention.layout import WeightRecorder
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 from tests.parity import dense, float64, weighted, zoo
 from tests.parity.weighted import Weighed
 from tests.rag_windows import small
@@ -49,7 +49,7 @@ def _types(model: object) -> list[str]:
 def measured(lm: WindowedLM, method: Method, query: list[int], tokens: int) -> torch.Tensor:
     """(tokens, windows + 2) shares of each answer token's row."""
     context = lm.encode_ids(PREFIX, WINDOWS, method=method)
-    decoded = lm._decoder.generate(
+    decoded = lm.engine.decoder.generate(
         context, query, options={"max_new_tokens": tokens, "do_sample": False}, record_mass=True
     )
     mass = decoded.mass
@@ -126,7 +126,9 @@ def test_mass_where_the_query_is_weighed(name: str, method: Method, rule: Weighe
 def test_mass_without_a_prefix_where_the_query_is_weighed() -> None:
     lm = small.lm()
     context = lm.encode_ids([], WINDOWS, method=MateICL(3))
-    decoded = lm._decoder.generate(context, QUERY, options={"max_new_tokens": 1}, record_mass=True)
+    decoded = lm.engine.decoder.generate(
+        context, QUERY, options={"max_new_tokens": 1}, record_mass=True
+    )
     assert decoded.mass is not None
     shares = decoded.mass.average([decoded.mass.first_position], [0])
     reach = [None] * small.model().config.num_hidden_layers
@@ -137,7 +139,9 @@ def test_mass_without_a_prefix_where_the_query_is_weighed() -> None:
 def test_sequential_passages_have_mass_of_their_own() -> None:
     lm = small.lm()
     context = lm.encode_ids(PREFIX, WINDOWS, method=Sequential())
-    decoded = lm._decoder.generate(context, QUERY, options={"max_new_tokens": 1}, record_mass=True)
+    decoded = lm.engine.decoder.generate(
+        context, QUERY, options={"max_new_tokens": 1}, record_mass=True
+    )
     assert decoded.mass is not None
     shares = decoded.mass.average([decoded.mass.first_position], [0])
     ids = [*PREFIX, *(token for window in WINDOWS for token in window), *QUERY]
@@ -157,7 +161,7 @@ def test_beams_follow_the_winning_beam() -> None:
     lm = small.lm()
     context = lm.encode_ids(PREFIX, WINDOWS, method=APE(0.7, 0.8))
     options = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False}
-    decoded = lm._decoder.generate(context, QUERY, options=options, record_mass=True)
+    decoded = lm.engine.decoder.generate(context, QUERY, options=options, record_mass=True)
     mass, answer = decoded.mass, decoded.sequences[0]
     assert mass is not None
     for step in range(len(answer)):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rag_windows.conversation import Conversation, Message
 from rag_windows.errors import PromptError
+from rag_windows.prompt.conversation import Conversation, Message
 
 
 def test_a_question_alone_and_an_instruction_from_both_places() -> None:

@@ -17,10 +17,10 @@ from rag_windows import (
     WindowedLM,
 )
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.encoding import Encoder
 from rag_windows.errors import LimitError, MethodError
 from rag_windows.kv import PackedWindows
-from rag_windows.rescaling import Linked, Method, ParallelEnsemble, resolve
+from rag_windows.methods import Linked, Method, ParallelEnsemble, resolve
+from rag_windows.prefill import Encoder
 from tests.parity import zoo
 from tests.rag_windows import small
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from rag_windows.detokenize import Detokenizer
+from rag_windows.prompt.detokenize import Detokenizer
 from tests.rag_windows import small
 
 

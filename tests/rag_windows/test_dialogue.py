@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rag_windows.dialogue import Dialogue
+from rag_windows.prompt.conversation import Dialogue
 
 
 def test_follow_ups_search_with_what_was_said() -> None:

@@ -111,7 +111,7 @@ def test_no_passages_is_the_model_itself(options: dict[str, Any]) -> None:
 
 def test_what_a_generation_carries() -> None:
     out = small.lm().generate("What?", PASSAGES, max_new_tokens=6)
-    parts = small.lm()._text().prompt.build("What?", [*map(Passage.of, PASSAGES)])
+    parts = small.lm().engine.text.prompt.build("What?", [*map(Passage.of, PASSAGES)])
     tokens = len(parts.prefix_ids) + len(parts.query_ids) + sum(len(w.ids) for w in parts.windows)
     assert (out.usage.prompt_tokens, out.usage.cached_tokens) == (tokens, 0)
     assert out.usage.completion_tokens == len(out.token_ids) == 6
@@ -242,7 +242,7 @@ def test_blank_and_duplicate_passages_are_told() -> None:
 @pytest.mark.parametrize("beams", [1, 3])
 def test_the_tail_never_holds_the_windows(beams: int) -> None:
     out = small.lm().generate("What?", PASSAGES * 3, max_new_tokens=6, num_beams=beams)
-    parts = small.lm()._text().prompt.build("What?", [*map(Passage.of, PASSAGES)])
+    parts = small.lm().engine.text.prompt.build("What?", [*map(Passage.of, PASSAGES)])
     tail = len(parts.prefix_ids) + len(parts.query_ids) + len(out.token_ids) - 1
     assert out.raw.past_key_values.get_seq_length() == tail
     assert out.usage.prompt_tokens > tail
@@ -256,13 +256,13 @@ def test_added_words_may_be_allowed_in_text() -> None:
     word = tokenizer.convert_tokens_to_ids("Xyloph")
     for text_tokens, there in (((), False), (["Xyloph"], True)):
         lm = WindowedLM.from_pretrained(model, tokenizer=tokenizer, text_tokens=text_tokens)
-        parts = lm._text().prompt.build("What?", [Passage("A Xyloph plays.")])
+        parts = lm.engine.text.prompt.build("What?", [Passage("A Xyloph plays.")])
         assert (word in parts.windows[0].ids) is there
 
 
 def test_sequential_is_one_ordinary_prompt() -> None:
     lm = small.lm()
-    parts = lm._text().prompt.build("What?", [*map(Passage.of, PASSAGES)])
+    parts = lm.engine.text.prompt.build("What?", [*map(Passage.of, PASSAGES)])
     ids = [*parts.prefix_ids, *(t for w in parts.windows for t in w.ids), *parts.query_ids]
     out = lm.generate("What?", PASSAGES, method="sequential", max_new_tokens=10)
     assert list(out.token_ids) == plain(ids)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.encoding import Encoder
 from rag_windows.errors import InputError, LimitError
+from rag_windows.prefill import Encoder
 from tests.rag_windows import small
 
 LONG = "A sentence of some words. " * 30
@@ -27,7 +27,7 @@ def test_a_long_passage_becomes_windows_that_cover_it() -> None:
         small.model(), tokenizer=small.tokenizer(), max_window_tokens=200
     )
     passage = Passage(LONG, title="Long", id="p7")
-    parts = lm._text().prompt.build("What?", [passage], max_window_tokens=200)
+    parts = lm.engine.text.prompt.build("What?", [passage], max_window_tokens=200)
     assert len(parts.windows) > 3
     assert "".join(LONG[w.start : w.end] for w in parts.windows) == LONG
     out = lm.generate("What?", ["Short.", passage], max_new_tokens=4)
@@ -73,7 +73,7 @@ def test_a_window_limit_below_one_is_refused() -> None:
 
 
 def test_what_just_fits_is_answered() -> None:
-    parts = small.lm()._text().prompt.build("What?", [Passage("x")])
+    parts = small.lm().engine.text.prompt.build("What?", [Passage("x")])
     room = small.POSITIONS - len(parts.prefix_ids) - len(parts.windows[0].ids)
     tokens = room - len(parts.query_ids)
     options: dict[str, Any] = {"max_new_tokens": tokens, "max_time": 0.01}

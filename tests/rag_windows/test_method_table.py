@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from rag_windows.rescaling import METHODS
-from rag_windows.rescaling.table import markdown_table, method_rows
+from rag_windows.methods import METHODS
+from rag_windows.methods.registry import markdown_table, method_rows
 from tests.test_repository import ROOT
 
 BEGIN, END = "<!-- methods -->\n", "<!-- /methods -->"

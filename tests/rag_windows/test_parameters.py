@@ -6,8 +6,8 @@ import pytest
 
 from rag_windows import APE, PCW
 from rag_windows.errors import MethodError
-from rag_windows.rescaling import DeepThinking, Linked
-from rag_windows.rescaling.parameters import (
+from rag_windows.methods import DeepThinking, Linked
+from rag_windows.methods.registry import (
     known_parameters,
     numbers_of,
     parameters,

@@ -9,7 +9,7 @@ import pytest
 
 from rag_windows.errors import LimitError, PromptError
 from rag_windows.passage import Passage
-from rag_windows.prompt import Note, Prompt, WindowTokens
+from rag_windows.prompt.builder import Note, Prompt, WindowTokens
 from tests.fixtures_tokenizers import build
 
 LONG = "\n\n".join(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rag_windows.boundary import Piece
-from rag_windows.conversation import Conversation
 from rag_windows.errors import PromptError
 from rag_windows.passage import Passage
-from rag_windows.prompt import Prompt
-from rag_windows.template import ChatTemplate
+from rag_windows.prompt.builder import Prompt
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.template import ChatTemplate
+from rag_windows.prompt.tokenizing import Piece
 from tests.fixtures_tokenizers import NAMES, build
 
 CHAT = [name for name in NAMES if build(name).tokenizer.chat_template]
@@ -222,7 +222,7 @@ def test_private_use_characters_in_text_are_only_text() -> None:
 
 def test_a_placeholder_is_never_one_that_a_text_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     nonces = iter(["\ue000" * 16, "\ue001" * 16])
-    monkeypatch.setattr("rag_windows.filling._nonce", lambda: next(nonces))
+    monkeypatch.setattr("rag_windows.prompt.template._nonce", lambda: next(nonces))
     tokenizer = build("tiktoken").tokenizer
     parts = Prompt(tokenizer).build("\ue000" * 20, [])
     assert "\ue000" * 20 in tokenizer.decode(parts.query_ids)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_windows.passage import Passage
-from rag_windows.prompt import Prompt, PromptParts
+from rag_windows.prompt.builder import Prompt, PromptParts
 from tests.fixtures_tokenizers import NAMES, build
 from tests.rag_windows.test_boundary_properties import (
     BYTE_COMPLETE,

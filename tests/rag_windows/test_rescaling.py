@@ -9,7 +9,7 @@ import pytest
 
 from rag_windows import APE, METHODS, PCW, MateICL, Method, Sequential, StructuredPrompting
 from rag_windows.errors import MethodError
-from rag_windows.rescaling import (
+from rag_windows.methods import (
     Composed,
     chain,
     describe,
@@ -17,7 +17,7 @@ from rag_windows.rescaling import (
     query_bias,
     resolve,
 )
-from rag_windows.rescaling.mateicl import SCHEDULES
+from rag_windows.methods.mateicl import SCHEDULES
 
 
 def numbers(method: Method) -> tuple[float, float, float]:
@@ -131,7 +131,7 @@ def test_readers_that_make_no_sense_are_refused(reader: Any, reason: str) -> Non
 
 
 def test_combined_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rag_windows.rescaling.registry.METHODS", {**METHODS, "wrapper": Wrapper})
+    monkeypatch.setattr("rag_windows.methods.registry.METHODS", {**METHODS, "wrapper": Wrapper})
     assert resolve("wrapper+ape") == resolve(" Wrapper + APE ") == Wrapper(reader=APE())
     assert resolve("wrapper") == Wrapper(reader=PCW())
     with pytest.raises(MethodError, match=r"'ape\+pcw': ape reads windows by itself.*'wrapper'"):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rag_windows import APE, Passage, scoring
-from rag_windows.encoding import Encoder
 from rag_windows.errors import InputError, LimitError
+from rag_windows.prefill import Encoder
 from rag_windows.scoring import score_ids, score_queries
 from tests.parity import engine, zoo
 from tests.rag_windows import small
@@ -27,7 +27,7 @@ def by_hand(
 def test_a_score_is_the_sum_of_its_log_probabilities(passages: list[str]) -> None:
     lm = small.lm()
     scores = lm.score("Is it?", passages, CHOICES, method=APE(0.8, 0.9), prefix="Be brief.")
-    prompt = lm._text().prompt
+    prompt = lm.engine.text.prompt
     parts = prompt.build("Is it?", [Passage(p) for p in passages], prefix="Be brief.")
     for score, choice in zip(scores, CHOICES, strict=True):
         ids = prompt.encode_text(choice, continuation=True)
@@ -45,7 +45,7 @@ def test_the_best_continuation_scores_best() -> None:
     context = lm.encode_ids([0, 4], [[70, 71, 72], [90, 91]])
     greedy = lm.generate_ids(context, [99, 5], max_new_tokens=1)
     others = [[token] for token in range(20, 40)]
-    scores = score_ids(lm._decoder, context, [99, 5], [greedy, *others])
+    scores = score_ids(lm.engine.decoder, context, [99, 5], [greedy, *others])
     assert int(torch.tensor(scores).argmax()) == 0
 
 
@@ -76,11 +76,11 @@ def test_passes_of_any_size_give_the_same(
     context = lm.encode_ids([0, 4], windows, method=method)
     queries = [[9 + i, *range(40, 44 + i % 3)] for i in range(7)]
     choices = [[50], [51, 52, 53], [51, 52], [60, 61]]
-    expected = score_queries(lm._decoder, context, queries, choices)
+    expected = score_queries(lm.engine.decoder, context, queries, choices)
     for limit in ("MAX_ROW_TOKENS", "MAX_VALUES"):
         with monkeypatch.context() as patch:
             patch.setattr(scoring, limit, 30)
-            alone = score_queries(lm._decoder, context, queries, choices)
+            alone = score_queries(lm.engine.decoder, context, queries, choices)
         for one, other in zip(alone, expected, strict=True):
             assert one == pytest.approx(other, abs=1e-5)
 
@@ -91,7 +91,7 @@ def test_padded_rows_score_like_plain_ones(name: str) -> None:
     context = lm.encode_ids(zoo.ids(4, 0), [zoo.ids(9, 1), zoo.ids(14, 2)])
     queries = [zoo.ids(length, length) for length in (3, 9, 5, 8, 7, 3)]
     choices = [zoo.ids(length, 20 + length) for length in (1, 4, 2)]
-    scored = score_queries(lm._decoder, context, queries, choices)
+    scored = score_queries(lm.engine.decoder, context, queries, choices)
     for query, sums in zip(queries, scored, strict=True):
         for choice, total in zip(choices, sums, strict=True):
             rows = lm.logits(context, [*query, *choice])[len(query) - 1 : -1].log_softmax(-1)
@@ -144,4 +144,4 @@ def test_bad_choices_are_refused() -> None:
         small.lm().score("Is it?", PASSAGES, ["yes", ""])
     lm = small.lm()
     with pytest.raises(InputError, match="Query 1 has no tokens"):
-        score_queries(lm._decoder, lm.encode_ids([0], [[70]]), [[5], []], [[9]])
+        score_queries(lm.engine.decoder, lm.encode_ids([0], [[70]]), [[5], []], [[9]])

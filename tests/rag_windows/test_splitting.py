@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rag_windows.splitting import TooLittleRoomError, split
+from rag_windows.prompt.builder import TooLittleRoomError, split
 
 
 def _words(text: str) -> list[int]:

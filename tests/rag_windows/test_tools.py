@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.conversation import Conversation
 from rag_windows.errors import PromptError, ToolsUnsupportedError
-from rag_windows.prompt import Prompt
-from rag_windows.tool_answers import AnswerParser, ToolAnswer
-from rag_windows.tool_format import ToolFormat
+from rag_windows.prompt.builder import Prompt
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.tool_answers import AnswerParser, ToolAnswer
+from rag_windows.prompt.tool_calls import ToolFormat
 from tests.fixtures_tokenizers import build
 from tests.tool_models import SEARCH, TEMPLATES, scripted, tokenizer
 

@@ -5,7 +5,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rag_windows.passage import Passage
-from rag_windows.prompt import Prompt
+from rag_windows.prompt.builder import Prompt
 from training.levels import CURRICULA
 from training.phrasing import NOT_STATED
 from training.recipes import Demonstrations, Recipe

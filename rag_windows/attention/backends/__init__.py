@@ -9,9 +9,8 @@ from typing import Protocol
 
 import torch
 
-from rag_windows.attention.backends import cpu, cuda, native, reference
-from rag_windows.attention.backends.choice import FORCED, names
-from rag_windows.attention.backends.request import Request, Segment
+from rag_windows.attention.backends import cpu, cuda, reference
+from rag_windows.attention.backends.request import FORCED, KERNEL, Request, Segment, names
 
 __all__ = ["BACKENDS", "Request", "Segment", "attend", "forced"]
 
@@ -27,7 +26,7 @@ class Backend(Protocol):
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {"reference": reference, "native": native, "cpu": cpu, "cuda": cuda}
+    {"reference": reference, "cpu": cpu, "cuda": cuda}
 )
 
 
@@ -36,12 +35,12 @@ def forced(name: str) -> Iterator[None]:
     """Use one backend, and the reference for what it does not serve, in this thread or task.
 
     Args:
-        name: of `BACKENDS`.
+        name: of `BACKENDS`, or "native", the C kernel that serves whole segments.
 
     Raises:
         KeyError: there is none of that name.
     """
-    if name not in BACKENDS:
+    if name not in (*BACKENDS, KERNEL):
         raise KeyError(name)
     token = FORCED.set(name)
     try:
@@ -53,6 +52,6 @@ def forced(name: str) -> Iterator[None]:
 def attend(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """Answer with the fastest backend that serves the request; see `reference.attend`."""
     for name in names(request.query.device.type):
-        if BACKENDS[name].serves(request):
+        if name in BACKENDS and BACKENDS[name].serves(request):
             return BACKENDS[name].attend(request)
     return reference.attend(request)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -47,3 +50,19 @@ class Request:
             return None
         keys = torch.arange(self.key.shape[2], device=self.key.device)
         return keys <= torch.arange(start, stop, device=self.key.device).unsqueeze(-1)
+
+
+KERNEL = "native"
+"""The C kernel, which is asked for several segments at once, see `rag_windows.attention.native`."""
+
+ORDER: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": (KERNEL, "cpu"), "cuda": ("cuda",)})
+"""For each type of device, the backends that are asked before the reference, fastest first."""
+
+FORCED: ContextVar[str | None] = ContextVar("rag_windows_backend", default=None)
+"""The one that is asked in this thread or task instead; see ``forced``."""
+
+
+def names(device: str) -> tuple[str, ...]:
+    """Backends that are asked on a type of device, before the reference."""
+    name = FORCED.get()
+    return ORDER.get(device, ()) if name is None else (name,)

@@ -9,7 +9,7 @@ from rag_windows.errors import InputError, MethodError
 
 if TYPE_CHECKING:
     from rag_windows.evaluation.arm import Arm
-    from rag_windows.rescaling import Method
+    from rag_windows.methods import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def arms_of(compared: Compared) -> tuple[Arm, ...]:
         ProfileError: the profile can't be read.
     """
     from rag_windows.evaluation.arm import arms
-    from rag_windows.rescaling import linked, resolve
-    from rag_windows.rescaling.registry import names_in
+    from rag_windows.methods import linked, resolve
+    from rag_windows.methods.registry import names_in
 
     names = names_in(compared.methods)
     if "" in names:
@@ -78,7 +78,7 @@ def _profiled(methods: list[tuple[str, Method]], compared: Compared) -> list[tup
 
 
 def _numbered(methods: list[tuple[str, Method]], compared: Compared) -> list[tuple[str, Method]]:
-    from rag_windows.rescaling.parameters import known_parameters, with_known
+    from rag_windows.methods.registry import known_parameters, with_known
 
     given = {"temperature": compared.temperature, "scale": compared.scale}
     numbers = {key: value for key, value in given.items() if value is not None}

@@ -169,7 +169,7 @@ def _opened(source: Source) -> Task:
 
 def _icl(source: Source, options: dict[str, Any]) -> Task:
     from rag_windows.evaluation.icl import IclOptions, IclTask
-    from rag_windows.learning import Template
+    from rag_windows.icl import Template
 
     demonstrations, test = options.pop("demonstrations"), options.pop("test")
     template, seeds = options.pop("template"), tuple(options.pop("seeds"))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rag_windows.errors import InputError
 from rag_windows.evaluation.icl.item import Item
-from rag_windows.learning.classifier import labels_for
-from rag_windows.learning.labels import Labels
+from rag_windows.icl.classifier import labels_for
+from rag_windows.icl.demonstrations import Labels
 
 if TYPE_CHECKING:
     from rag_windows.evaluation.icl.task import IclTask
@@ -37,7 +37,7 @@ class Measured:
         """
         choices = self._task.choices_of(item)
         if choices not in self._labels:
-            self._labels[choices] = labels_for(self.lm, self._task.template, choices)
+            self._labels[choices] = labels_for(self.lm.engine, self._task.template, choices)
         return self._labels[choices]
 
     def apart(self, item: Item) -> bool:
@@ -46,7 +46,7 @@ class Measured:
         It does if it takes more than half of the model's positions, so that one overlong text makes
         nobody else's windows short; or if its choices can't be used, which is told of it alone.
         """
-        size, limit = self._sizes[item.key], self.lm._limit
+        size, limit = self._sizes[item.key], self.lm.engine.position_limit
         return size is None or (limit is not None and size > limit // 2)
 
     @cached_property
@@ -61,7 +61,7 @@ class Measured:
     @cached_property
     def _sizes(self) -> Mapping[str, int | None]:
         """Tokens of each item's text; None where its choices can't be used."""
-        encode = self.lm._text().prompt.encode_text
+        encode = self.lm.engine.text.prompt.encode_text
         sizes: dict[str, int | None] = {}
         for item in self._task.asked.values():
             try:

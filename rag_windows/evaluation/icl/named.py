@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from rag_windows.errors import InputError
-from rag_windows.learning import Template
+from rag_windows.icl import Template
 
 Wording = Literal["pcw", "structured-prompting"]
 WORDINGS: tuple[Wording, ...] = get_args(Wording)

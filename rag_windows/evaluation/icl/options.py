@@ -9,9 +9,9 @@ from typing import Any, get_args
 from rag_windows.errors import InputError
 from rag_windows.evaluation.icl.item import ChoicesAs
 from rag_windows.evaluation.icl.named import Wording
-from rag_windows.learning import Template
-from rag_windows.learning.classification import Normalize, check_normalize
-from rag_windows.learning.sizing import Sizes
+from rag_windows.icl import Template
+from rag_windows.icl.classifier import Normalize, check_normalize
+from rag_windows.icl.packing import Sizes
 
 USUAL_WINDOWS = 8
 """So many windows are filled where nobody says how many..."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self
 from rag_windows.errors import LimitError
 from rag_windows.evaluation.arm import Arm
 from rag_windows.evaluation.record import ReadPassage
-from rag_windows.learning.labels import Labels
-from rag_windows.learning.shown import Shown
-from rag_windows.learning.sizing import Sizes
+from rag_windows.icl.classifier import Shown
+from rag_windows.icl.demonstrations import Labels
+from rag_windows.icl.packing import Sizes
 from rag_windows.passage import Passage
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Ready:
         def shown(count: int) -> Shown:
             def filled(sizes: Sizes) -> Shown:
                 return Shown.of(
-                    lm,
+                    lm.engine,
                     [longest, *task.options.calibrate_with],
                     demonstrations[:count],
                     choices,

@@ -20,8 +20,8 @@ from rag_windows.evaluation.icl.scoring import baselines, macro_f1
 from rag_windows.evaluation.record import Record
 from rag_windows.evaluation.scores.exact import accuracy
 from rag_windows.evaluation.task import Score
-from rag_windows.learning import Demonstration, Template
-from rag_windows.learning.classification import Normalize
+from rag_windows.icl import Demonstration, Template
+from rag_windows.icl.classifier import Normalize
 from rag_windows.passage import Passage
 
 _CHOICE = Template("{text}\nAnswer: {label}", separator="\n\n")

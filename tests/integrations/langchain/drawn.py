@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -13,8 +13,8 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from rag_windows import Chunk, Generation, WindowedLM
-from rag_windows.batch.scheduler import Lone, Scheduler
-from rag_windows.batch.ticket import Ticket
+from rag_windows.batching.questions import Ticket
+from rag_windows.batching.scheduler import Lone, Scheduler
 from training.tasks import draw_case
 
 N = 16
@@ -32,13 +32,15 @@ class Drawn:
 class RecordingScheduler(Scheduler):
     """Keeps every generation on its model."""
 
+    generations: list[Generation]
+
     def _resolve(self, ticket: Ticket, result: Generation | BaseException) -> None:
         if isinstance(result, Generation):
-            cast(RecordingLM, self._lm).generations.append(result)
+            self.generations.append(result)
         super()._resolve(ticket, result)
 
     def answer(self, request: Any, *, lone: Lone | None = None) -> Generation:
-        generations = cast(RecordingLM, self._lm).generations
+        generations = self.generations
         generation = super().answer(request, lone=lone)
         if not any(one is generation for one in generations):  # by the caller's own thread
             generations.append(generation)
@@ -58,7 +60,9 @@ class RecordingLM(WindowedLM):
         return generation
 
     def scheduler(self, *, max_rows: int = 32) -> Scheduler:
-        return RecordingScheduler(self, max_rows=max_rows)
+        made = RecordingScheduler(self.engine, max_rows=max_rows)
+        made.generations = self.generations
+        return made
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Chunk]:
         chunks = super().stream(*args, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_rag_windows.errors import RequestError, RequestTimeoutError
-from rag_windows.batch.crowd import Crowd
+from rag_windows.batching.awaiting import Crowd
 from tests.integrations.langchain import test_async as one_by_one
 from tests.integrations.langchain.crowd import N, alone, model, questions, text_of
 from tests.integrations.langchain.drawn import answered

@@ -20,7 +20,7 @@ from langchain_rag_windows import ChatRagWindows, RagWindows
 from langchain_rag_windows.calls import engine_options
 from rag_windows import PCW
 from rag_windows.errors import LimitError, MethodError, PromptError, RagWindowsError
-from rag_windows.sampling import sampling_options
+from rag_windows.generate import sampling_options
 from tests.integrations.langchain.drawn import reader
 
 BORN = "Where was Alra Ashden born?"

@@ -192,6 +192,6 @@ def test_tool_text_forges_no_turn() -> None:
         ToolMessage(evil, tool_call_id="abc"),
     ]
     ChatRagWindows(lm=lm).bind_tools([add]).invoke(messages)
-    parts = lm._text().prompt.build(lm.asked[0][0], [])
+    parts = lm.engine.text.prompt.build(lm.asked[0][0], [])
     system = tokenizer("hermes").convert_tokens_to_ids("<|system|>")
     assert parts.query_ids.count(system) == 1

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -17,8 +17,8 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows import Chunk, Generation, Passage, WindowedLM
-from rag_windows.batch.scheduler import Lone, Scheduler
-from rag_windows.batch.ticket import Ticket
+from rag_windows.batching.questions import Ticket
+from rag_windows.batching.scheduler import Lone, Scheduler
 from training.tasks import draw_case
 
 N = 16
@@ -46,13 +46,15 @@ class Asked:
 class RecordingScheduler(Scheduler):
     """Keeps every generation on its model."""
 
+    generations: list[Generation]
+
     def _resolve(self, ticket: Ticket, result: Generation | BaseException) -> None:
         if isinstance(result, Generation):
-            cast(RecordingLM, self._lm).generations.append(result)
+            self.generations.append(result)
         super()._resolve(ticket, result)
 
     def answer(self, request: Any, *, lone: Lone | None = None) -> Generation:
-        generations = cast(RecordingLM, self._lm).generations
+        generations = self.generations
         generation = super().answer(request, lone=lone)
         if not any(one is generation for one in generations):  # by the caller's own thread
             generations.append(generation)
@@ -71,7 +73,9 @@ class RecordingLM(WindowedLM):
         return self._note(super().generate(*args, **kwargs))
 
     def scheduler(self, *, max_rows: int = 32) -> Scheduler:
-        return RecordingScheduler(self, max_rows=max_rows)
+        made = RecordingScheduler(self.engine, max_rows=max_rows)
+        made.generations = self.generations
+        return made
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Chunk]:
         chunks = super().stream(*args, **kwargs)

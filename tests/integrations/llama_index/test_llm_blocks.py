@@ -22,8 +22,8 @@ from llama_index.llms.rag_windows import passage_of_node
 from llama_index.llms.rag_windows.blocks import read_messages
 from llama_index.llms.rag_windows.passages import block_of_passage
 from rag_windows import Citation, Passage
-from rag_windows.citing import SHARE_OF_STRONGEST, carried
 from rag_windows.errors import InputError, PromptError
+from rag_windows.results import SHARE_OF_STRONGEST, carried
 from tests.integrations.llama_index.cases import (
     Asked,
     llm,

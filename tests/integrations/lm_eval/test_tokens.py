@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_eval_rag_windows.tokens import Cut, Cutter, common_length
-from rag_windows.boundary import Boundary, Piece
+from rag_windows.prompt.tokenizing import Boundary, Piece
 from tests.fixtures_tokenizers import build
 
 NAMES = ["gpt2", "llama3", "llama2", "gemma", "unigram"]

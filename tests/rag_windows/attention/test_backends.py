@@ -14,22 +14,17 @@ from rag_windows.attention.backends import (
     attend,
     cpu,
     cuda,
-    native,
     reference,
 )
-
-from .native.asking import NEEDS_COMPILER, left_by_native
 
 Attend = Callable[[Request], tuple[Tensor, Tensor]]
 BACKENDS: dict[str, tuple[ModuleType, str]] = {
     "reference": (reference, "cpu"),
-    "native": (native, "cpu"),
     "cpu": (cpu, "cpu"),
     "reference on cuda": (reference, "cuda"),
     "cuda": (cuda, "cuda"),
 }
 MARKS = {
-    "native": NEEDS_COMPILER,
     "reference on cuda": pytest.mark.gpu,
     "cuda": pytest.mark.gpu,
 }
@@ -51,12 +46,6 @@ SHAPES = {
     "a few rows of grouped heads, long": (1, 8, 2, 4, 1100, 16),
     "odd head dim": (1, 2, 2, 3, 20, 20),
 }
-
-
-@pytest.fixture(autouse=True)
-def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not worth a call of the compiled kernel; here it answers all the same."""
-    monkeypatch.setattr(native, "LEAST_KEYS", 1)
 
 
 def backend(name: str) -> tuple[Attend, Callable[[Request], bool], str]:
@@ -105,10 +94,7 @@ def check(name: str, request: Request) -> None:
     function, serves, device = backend(name)
     if not serves(request):
         odd_values = request.key.shape[-1] != request.value.shape[-1]
-        if name == "native":
-            assert left_by_native(request)
-        else:
-            assert device == "cuda" or request.softcap is not None or odd_values
+        assert device == "cuda" or request.softcap is not None or odd_values
         return
     output, lse = function(request)
     expected, expected_lse = exact(request)

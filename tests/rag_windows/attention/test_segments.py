@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rag_windows.attention import backends
-from rag_windows.attention.backends import native
+from rag_windows.attention.native import kernel as native
 from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments, read
 
 from .native.asking import NEEDS_COMPILER

@@ -76,7 +76,9 @@ def test_the_second_question_computes_only_itself() -> None:
     windows = sum(len(window.ids) for window in second.windows)
     prefix = second.usage.cached_tokens - windows
     assert prefix > 0
-    query = len(lm._request("And who was it?", PASSAGES, prefix=None, method=None).parts.query_ids)
+    query = len(
+        lm.engine.request("And who was it?", PASSAGES, prefix=None, method=None).parts.query_ids
+    )
     assert second.usage.prompt_tokens == second.usage.cached_tokens + query
     third = lm.generate("What?", [*PASSAGES[:2], "Something new."], max_new_tokens=2)
     known = sum(len(window.ids) for window in third.windows if window.passage < 2)
@@ -167,7 +169,7 @@ def test_a_failing_leader_neither_hangs_nor_poisons_those_who_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lm = cached()
-    encoder = lm._plain_encoder
+    encoder = lm.engine.plain_encoder
     original = encoder.encode_batches
     inside, follow = threading.Event(), threading.Event()
     failed = threading.Lock()
@@ -235,7 +237,7 @@ def test_a_lossy_store_gives_one_answer_cold_and_warm(store: str) -> None:
 def test_weights_edited_while_encoding_store_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(small.model())
     lm = WindowedLM(model, small.tokenizer(), cache=PassageCache("50MB"))
-    encoder = lm._plain_encoder
+    encoder = lm.engine.plain_encoder
     original = encoder.encode_batches
 
     def edited(*args: Any) -> Any:

@@ -102,7 +102,7 @@ def test_equal_texts_are_forgotten_by_any_of_their_ids(tmp_path: Path) -> None:
 def test_what_is_forgotten_while_it_is_encoded_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PassageCache("1MB")
     lm = model(cache)
-    encoder = lm._plain_encoder
+    encoder = lm.engine.plain_encoder
     original = encoder.encode_batches
 
     def forgetful(*args: Any) -> Any:

@@ -6,7 +6,7 @@ from rag_windows import APE
 from rag_windows.calibration import Comparison, Profile, Setting
 from rag_windows.calibration.intervals import Mean
 from rag_windows.calibration.stamp import ModelStamp
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 
 GUARD = {
     "measure": "1 - sum of squared shares",

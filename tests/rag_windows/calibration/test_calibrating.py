@@ -12,10 +12,10 @@ from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.contexts import Contexts
 from rag_windows.calibration.measuring import Measuring
 from rag_windows.calibration.prepared import prepare
-from rag_windows.encoding import Encoder
 from rag_windows.errors import InputError, MethodError
 from rag_windows.guard import Guard, mass_spread
-from rag_windows.rescaling import Codebook, DeepThinking, Linked, MateICL, Method
+from rag_windows.methods import Codebook, DeepThinking, Linked, MateICL, Method
+from rag_windows.prefill import Encoder
 from tests.rag_windows import small
 
 WORDS = "tower river bridge lamp stone field quiet green seven door".split()
@@ -81,7 +81,7 @@ def test_figures_are_those_of_the_distributions() -> None:
     lm, method = small.lm(), APE(0.7, 0.8)
     one = examples(labelled=True)[0]
     (ready,), _ = prepare(
-        lm,
+        lm.engine,
         [one],
         [method],
         prefix="Be brief.",
@@ -90,9 +90,9 @@ def test_figures_are_those_of_the_distributions() -> None:
         on_progress=lambda *_: None,
     )
     measuring = Measuring(
-        lm,
+        lm.engine,
         [ready],
-        Contexts(lm),
+        Contexts(lm.engine),
         metric=None,
         max_new_tokens=3,
         on_progress=lambda *_: None,
@@ -100,7 +100,7 @@ def test_figures_are_those_of_the_distributions() -> None:
     measuring.run([method], "")
     found = {name: rows[method][0] for name, rows in measuring.table.items()}
 
-    parts = lm._text().prompt.build(
+    parts = lm.engine.text.prompt.build(
         one.query, [Passage.of(passage) for passage in one.passages], prefix="Be brief."
     )
     windows = [list(window.ids) for window in parts.windows]
@@ -117,7 +117,7 @@ def test_figures_are_those_of_the_distributions() -> None:
     assert found["divergence"] == pytest.approx(float(kl) / 3, rel=1e-4)
     assert found["agreement"] == float(candidate.argmax(-1).tolist() == answer)
     assert one.answer is not None
-    gold = [*lm._text().prompt.encode_text(one.answer, continuation=True), 1]
+    gold = [*lm.engine.text.prompt.encode_text(one.answer, continuation=True), 1]
     rows = along(method, gold)
     total = float(sum(rows[place, token] for place, token in enumerate(gold)))
     assert found["log-probability"] == pytest.approx(total, rel=1e-4)

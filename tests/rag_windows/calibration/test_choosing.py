@@ -9,8 +9,8 @@ from rag_windows import APE
 from rag_windows.calibration.choosing import beats, best_of, compare, deal, search, verdict
 from rag_windows.calibration.grid import ape_grid
 from rag_windows.calibration.measuring import Table
-from rag_windows.rescaling import Method
-from rag_windows.rescaling.parameters import numbers_of
+from rag_windows.methods import Method
+from rag_windows.methods.registry import numbers_of
 
 GRID = ape_grid((0.5, 0.7, 0.9), (0.5, 0.7, 0.9))
 DEFAULT = APE(0.9, 0.9)

@@ -13,7 +13,7 @@ from rag_windows.calibration.choosing import compare
 from rag_windows.calibration.contexts import Contexts
 from rag_windows.calibration.measuring import Measuring
 from rag_windows.calibration.prepared import prepare
-from rag_windows.rescaling import Method
+from rag_windows.methods import Method
 from training.tasks import draw_case
 
 GRID = ape_grid((0.7, 0.9), (0.6, 0.9))
@@ -50,7 +50,7 @@ def good_default(lm: WindowedLM) -> Profile:
 def held_out(lm: WindowedLM, settings: list[Method]) -> dict[str, list[list[float]]]:
     """Figure -> one row of values a setting, on questions that chose nothing."""
     ready, _ = prepare(
-        lm,
+        lm.engine,
         questions(16, seed=2),
         settings,
         prefix=None,
@@ -59,7 +59,12 @@ def held_out(lm: WindowedLM, settings: list[Method]) -> dict[str, list[list[floa
         on_progress=lambda *_: None,
     )
     measuring = Measuring(
-        lm, ready, Contexts(lm), metric=None, max_new_tokens=8, on_progress=lambda *_: None
+        lm.engine,
+        ready,
+        Contexts(lm.engine),
+        metric=None,
+        max_new_tokens=8,
+        on_progress=lambda *_: None,
     )
     measuring.run(settings, "")
     return {

@@ -11,8 +11,8 @@ from rag_windows.calibration.grid import (
     varying,
 )
 from rag_windows.errors import InputError
-from rag_windows.rescaling import DeepThinking, MateICL
-from rag_windows.rescaling.parameters import numbers_of
+from rag_windows.methods import DeepThinking, MateICL
+from rag_windows.methods.registry import numbers_of
 
 
 def test_ape_is_tried_at_every_pair_and_keeps_its_form() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rag_windows.calibration import Profile
 from rag_windows.errors import MissingExtraError, ProfileError
-from rag_windows.rescaling import DeepThinking, MateICL
+from rag_windows.methods import DeepThinking, MateICL
 from tests.rag_windows.calibration.profiles import profile, setting
 
 

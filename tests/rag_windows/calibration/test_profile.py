@@ -13,7 +13,7 @@ from rag_windows.calibration import Profile
 from rag_windows.calibration.method_json import label, method_to_json
 from rag_windows.calibration.stamp import ModelStamp
 from rag_windows.errors import ProfileError
-from rag_windows.rescaling import DeepThinking, MateICL
+from rag_windows.methods import DeepThinking, MateICL
 from tests.rag_windows import small
 from tests.rag_windows.calibration.profiles import GUARD, profile
 

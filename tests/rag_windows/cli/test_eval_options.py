@@ -11,7 +11,7 @@ from rag_windows.cli.evaluation.compared import Compared, arms_of
 from rag_windows.cli.evaluation.options import numbers
 from rag_windows.cli.progress import Progress, time_shown
 from rag_windows.errors import InputError, MethodError
-from rag_windows.rescaling import Linked, Sequential
+from rag_windows.methods import Linked, Sequential
 
 
 def test_numbers_are_read_in_rising_order() -> None:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rag_windows.rescaling import METHODS, from_description
-from rag_windows.rescaling.table import markdown_table
+from rag_windows.methods import METHODS, from_description
+from rag_windows.methods.registry import markdown_table
 from tests.rag_windows.cli.conftest import Run
 
 

@@ -20,9 +20,9 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
-from rag_windows.codebook.fusion import Fusion
 from rag_windows.codebook.record import Record
 from rag_windows.errors import InputError, MethodError
+from rag_windows.methods.steps import Fusion
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import METHOD, PASSAGES, QUESTION, TOPICS, book
 

@@ -20,10 +20,10 @@ from rag_windows import (
     Sequential,
     StructuredPrompting,
 )
-from rag_windows.codebook.search import KeySearch, best, page_owners
 from rag_windows.errors import InputError, MethodError
 from rag_windows.kv import PackedWindows
-from rag_windows.rescaling import describe, from_description, resolve
+from rag_windows.methods import describe, from_description, resolve
+from rag_windows.methods.key_search import KeySearch, best, page_owners
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import PASSAGES, QUESTION
 
@@ -86,7 +86,7 @@ def test_a_fused_position_counts_for_the_passages_that_reach_it() -> None:
     lm = small.lm()
     windows = [[7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
     context = lm.encode_ids([5, 6], windows, method=Codebook(fusion="mean"))
-    narrow = lm._decoder.narrowed(context, [20, 21])
+    narrow = lm.engine.decoder.narrowed(context, [20, 21])
     packed = narrow.windows
     assert isinstance(packed, PackedWindows)
     assert packed.spans == (2, 2)
@@ -97,14 +97,14 @@ def test_a_fused_position_counts_for_the_passages_that_reach_it() -> None:
 def test_a_context_is_narrowed_once() -> None:
     lm = small.lm()
     context = lm.encode_ids([5], [[7, 8], [9, 10], [11]], method=Codebook(retrieve=1))
-    narrow = lm._decoder.narrowed(context, [9, 10])
+    narrow = lm.engine.decoder.narrowed(context, [9, 10])
     assert narrow.chosen is not None
     assert len(narrow.chosen) == 1
-    assert lm._decoder.narrowed(narrow, [7, 8]) is narrow
+    assert lm.engine.decoder.narrowed(narrow, [7, 8]) is narrow
     plain = replace(context, method=PCW())
-    assert lm._decoder.narrowed(plain, [9, 10]) is plain
+    assert lm.engine.decoder.narrowed(plain, [9, 10]) is plain
     with pytest.raises(InputError, match="narrow the context"):
-        lm._decoder.forward(context, torch.tensor([[5], [6]]))
+        lm.engine.decoder.forward(context, torch.tensor([[5], [6]]))
 
 
 def test_no_passages_are_the_plain_model() -> None:
@@ -154,7 +154,7 @@ def test_equal_windows_are_taken_in_their_order() -> None:
 
 def test_a_short_last_page_is_the_mean_of_what_it_has() -> None:
     lm = small.lm()
-    window = lm._decoder.runner.run([[7, 8, 9, 10, 11]], [0], None)[0]
+    window = lm.engine.decoder.runner.run([[7, 8, 9, 10, 11]], [0], None)[0]
     rows = KeySearch(similarity="dot", layers=(1,), page=2).pages(window)
     keys = window.keys[1]
     means = torch.stack([keys[:, :2].mean(1), keys[:, 2:4].mean(1), keys[:, 4]])

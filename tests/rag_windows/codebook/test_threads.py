@@ -10,7 +10,7 @@ import torch
 
 from rag_windows import Passage
 from rag_windows.codebook.blocks import Block, rank, with_pages, without
-from rag_windows.codebook.search import KeySearch
+from rag_windows.methods.key_search import KeySearch
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import PASSAGES, QUESTION, TOPICS, book
 

@@ -12,8 +12,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from rag_windows import DeepThinking, ParallelEnsemble, Passage, PassageCache, WindowedLM
 from rag_windows.errors import InputError
-from rag_windows.generation import Generation
-from rag_windows.rescaling import PCW, resolve
+from rag_windows.methods import PCW, resolve
+from rag_windows.results import Generation
 from tests.rag_windows import small
 
 PASSAGES = [
@@ -104,7 +104,7 @@ def test_citations_are_weights_times_the_rows_attention() -> None:
         kept: dict[str, Any] = dict(options)
         if forced is not None:
             kept["logits_processor"] = [Forced(forced)]
-        decoded = lm._decoder.generate(context, query, options=kept, record_mass=True)
+        decoded = lm.engine.decoder.generate(context, query, options=kept, record_mass=True)
         recorder = decoded.mass
         assert recorder is not None
         first = recorder.first_position
@@ -158,7 +158,7 @@ def test_a_missing_score_is_told_before_any_work() -> None:
 def test_scores_are_sums_of_combined_log_probabilities() -> None:
     lm, choices = small.lm(), ["a", "river", "old"]
     scores = lm.score("What?", PASSAGES, choices, method=ENTROPY)
-    parts = lm._request("What?", PASSAGES, method=ENTROPY, prefix=None).parts
+    parts = lm.engine.request("What?", PASSAGES, method=ENTROPY, prefix=None).parts
     context = lm.encode_ids(
         parts.prefix_ids, [window.ids for window in parts.windows], method=ENTROPY
     )

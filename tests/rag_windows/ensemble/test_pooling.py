@@ -10,7 +10,7 @@ import torch
 
 from rag_windows import METHODS, ParallelEnsemble
 from rag_windows.errors import InputError, MethodError
-from rag_windows.rescaling import resolve
+from rag_windows.methods import resolve
 
 
 def logs(*rows: list[float]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from rag_windows.evaluation.record import Record
 from rag_windows.evaluation.runner import Outcome, run
 from rag_windows.evaluation.shard import Shard
 from rag_windows.evaluation.task import Score
-from rag_windows.rescaling import resolve
+from rag_windows.methods import resolve
 
 PETS = ("lion", "donkey", "bear", "hare", "goose", "otter", "wren")
 

@@ -9,8 +9,8 @@ import pytest
 
 from rag_windows import APE, PCW, Linked, MateICL, ParallelEnsemble, PassageCache, Sequential
 from rag_windows.errors import LimitError, MethodError
-from rag_windows.linking.plan import LinkPlan
-from rag_windows.rescaling import StructuredPrompting, linked, resolve
+from rag_windows.methods import StructuredPrompting, linked, resolve
+from rag_windows.methods.steps import Recompute
 from tests.rag_windows import small
 
 PASSAGES = [
@@ -40,7 +40,7 @@ def answer(**options: Any) -> Any:
 )
 def test_counts(tokens: Any, counts: list[int]) -> None:
     lengths = [20, 3, 9]
-    plan = LinkPlan(tokens)
+    plan = Recompute(tokens)
     assert plan.counts(lengths) == counts
     assert plan.nothing == (sum(counts) == 0)
     assert plan.everything(lengths) == (counts == lengths)
@@ -110,7 +110,7 @@ def test_citations_stay_with_their_passages(choose: Any) -> None:
 def test_what_a_cache_can_reuse() -> None:
     lm = small.lm().with_cache(PassageCache())
 
-    request = lm._request("What?", PASSAGES, prefix=None, method=None)
+    request = lm.engine.request("What?", PASSAGES, prefix=None, method=None)
     prefix = len(request.parts.prefix_ids)
 
     def used(passages: Any, tokens: Any = 4) -> tuple[int, int]:

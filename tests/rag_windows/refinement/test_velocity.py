@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rag_windows.refinement.velocity import Velocity
+from rag_windows.steps.refinement import Velocity
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

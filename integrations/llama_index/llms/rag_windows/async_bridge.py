@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 from llama_index.llms.rag_windows.questions import Question, surfacing
 from llama_index.llms.rag_windows.source import ModelSource
 from rag_windows import Chunk, Generation, WindowedLM
-from rag_windows.background import Watch, iterate, run
-from rag_windows.batch.awaiting import answered, followed, submitted
-from rag_windows.batch.scheduled import Scheduled
-from rag_windows.batch.ticket import OnText
+from rag_windows.batching.awaiting import answered, followed, submitted
+from rag_windows.batching.questions import OnText
+from rag_windows.batching.scheduler import Scheduled
 from rag_windows.forks import Lock
+from rag_windows.streaming import Watch, iterate, run
 
 WORKERS = 4
 """Threads that tokenize the asynchronous calls of one model, or, where they are answered one by

@@ -31,8 +31,8 @@ from llama_index.llms.rag_windows.tools import definitions, selections
 from rag_windows import Chunk, Generation
 from rag_windows.errors import InputError
 from rag_windows.hints import LONG_PROMPT_TOKENS, user_level, warn_without_windows
-from rag_windows.rescaling import linked
-from rag_windows.tool_answers import AnswerReader, ToolAnswer
+from rag_windows.methods import linked
+from rag_windows.prompt.tool_answers import AnswerReader, ToolAnswer
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from llama_index.llms.rag_windows.blocks import read_messages
 from llama_index.llms.rag_windows.parts import Parts, WindowedPrompt
 from llama_index.llms.rag_windows.passages import passages_of_nodes
 from rag_windows import Passage
-from rag_windows.conversation import Conversation
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.tool_answers import AnswerReader
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.tool_answers import AnswerReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from rag_windows.calibration.profile import Profile
 from rag_windows.calibration.profile_json import dump, parse
 from rag_windows.errors import InputError
 from rag_windows.guard import FallbackOption, guard_of
-from rag_windows.rescaling import describe, from_description
+from rag_windows.methods import describe, from_description
 
 SECRETS = ("token", "use_auth_token")
 """Keys that are left out."""

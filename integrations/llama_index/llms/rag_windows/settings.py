@@ -27,13 +27,12 @@ from llama_index.llms.rag_windows.serializing import (
 from llama_index.llms.rag_windows.source import ModelSource
 from rag_windows import Method, WindowedLM
 from rag_windows.calibration.profile import Profile
-from rag_windows.encoding import OnEncoded
 from rag_windows.errors import InputError
+from rag_windows.generate import OURS, sampling_options
 from rag_windows.guard import FallbackOption, Guard
-from rag_windows.headers import Header
-from rag_windows.linking.plan import Choose, LinkPlan, LinkTokens
-from rag_windows.refused_options import OURS
-from rag_windows.sampling import sampling_options
+from rag_windows.methods.steps import Choose, LinkTokens, Recompute
+from rag_windows.prefill import OnEncoded
+from rag_windows.prompt.builder import Header
 
 MEMORY_SPARES = 256
 """Tokens of ``context_window`` that LlamaIndex's chat engines leave to the answer."""
@@ -222,7 +221,7 @@ class Settings(FunctionCallingLLM):
             stopping_ids=list(stopping_ids or []),
             method=None if method is None else read_method(method),
             profile=profile,
-            link_tokens=None if link_tokens is None else LinkPlan(link_tokens, link_choose).tokens,
+            link_tokens=None if link_tokens is None else Recompute(link_tokens, link_choose).tokens,
             link_choose=link_choose,
             fallback=read_guard(fallback),
             header=header,

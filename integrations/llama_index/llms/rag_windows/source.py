@@ -11,13 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from llama_index.llms.rag_windows.counting import Counting
 from rag_windows import WindowedLM
-from rag_windows.batch.crowd import Crowd
+from rag_windows.attention.layers import position_limit
+from rag_windows.batching.awaiting import Crowd
 from rag_windows.errors import InputError, ModelLoadError, ToolsUnsupportedError
 from rag_windows.forks import Lock
-from rag_windows.limits import position_limit
 from rag_windows.loading import load_config, load_tokenizer
+from rag_windows.prompt.tool_calls import ToolFormat
 from rag_windows.sharing import load_shared
-from rag_windows.tool_format import ToolFormat
 
 _HUB = ("revision", "token", "cache_dir", "gguf_file")
 """Loading options that say which files, not how; those for the tokenizer, too."""

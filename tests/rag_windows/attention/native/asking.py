@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rag_windows.attention.backends import Request, native
 from rag_windows.attention.native import building
-from rag_windows.attention.native.items import Reading, sizes_fit
+from rag_windows.attention.native.kernel import Reading
 
 NEEDS_COMPILER = pytest.mark.skipif(
     os.environ.get(building.VARIABLE) == "0"
@@ -120,16 +119,3 @@ def exact(readings: Sequence[Reading], query: Tensor) -> tuple[Tensor, Tensor]:
         outputs.append((logits.softmax(-1) @ value.unsqueeze(0)).flatten(1, 2))
         lses.append(logits.logsumexp(-1).flatten(1, 2))
     return torch.cat(outputs), torch.cat(lses)
-
-
-def left_by_native(request: Request) -> bool:
-    """Whether it has a reason to leave a request on the CPU to others."""
-    (batch, heads, rows, dim), value_dim = request.query.shape, request.value.shape[-1]
-    folded = rows * heads // request.key.shape[1]
-    return (
-        request.causal
-        or request.mask is not None
-        or batch > 1
-        or not sizes_fit(dim, value_dim)
-        or folded > native.most_rows(request.query.dtype, dim, value_dim)
-    )

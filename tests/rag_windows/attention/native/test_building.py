@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rag_windows.attention import backends
-from rag_windows.attention.backends import Request, cpu, native
+from rag_windows.attention.backends import Request, cpu
 from rag_windows.attention.native import building
+from rag_windows.attention.native import kernel as native
 from rag_windows.attention.native.building import Kernel, kernel
-from rag_windows.attention.native.calling import call
-from rag_windows.attention.native.items import Items
+from rag_windows.attention.native.kernel import Items, call
+from rag_windows.attention.segments import Rows, Segment, Segments
 
 from .asking import NEEDS_COMPILER, SMALL, draw, exact, reading, segment
 
@@ -58,11 +58,12 @@ def long_request() -> Request:
 
 def answered_by_pytorch() -> bool:
     request = long_request()
-    assert not native.serves(request)
-    return all(
-        torch.equal(answer, expected)
-        for answer, expected in zip(backends.attend(request), cpu.attend(request), strict=True)
-    )
+    assert not native.available(*KIND)
+    whole = Segments("context", [Segment(0, 0, layers={0: [(request.key, request.value)]})], 2)
+    query, rows = request.query[0].transpose(0, 1), Rows.at(torch.zeros(2, dtype=torch.int64))
+    answers = whole.attend(0, query, rows, request.scale, None, None)
+    expected = [part[0].transpose(0, 1) for part in cpu.attend(request)]
+    return all(map(torch.equal, answers, expected))
 
 
 BROKEN: dict[str, str] = {
@@ -220,14 +221,14 @@ def test_a_named_compiler_with_arguments(
     query, one = draw(torch.float32, 2, 4, 16), reading([segment(KIND, 2, 500)], [1, 0])
     lse = call(Items([one]), query)[1]
     torch.testing.assert_close(lse.double(), exact([one], query)[1], atol=1e-5, rtol=0)
-    assert native.serves(long_request())
+    assert native.available(*KIND)
 
 
 @NEEDS_COMPILER
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it is built already; other values leave it on."""
     monkeypatch.setenv(building.VARIABLE, "1")
-    assert native.serves(long_request())
+    assert native.available(*KIND)
     monkeypatch.setenv(building.VARIABLE, "0")
     assert kernel(*KIND) is None
     assert answered_by_pytorch()

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rag_windows.attention.native.calling import call
-from rag_windows.attention.native.items import Items
+from rag_windows.attention.native.kernel import Items, call
 
 from .asking import KINDS, NEEDS_COMPILER, SMALL, Kind, draw, exact, reading, segment
 

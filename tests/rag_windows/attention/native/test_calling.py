@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rag_windows.attention.native.calling import call
-from rag_windows.attention.native.items import CHUNK, Items, Reading
+from rag_windows.attention.native.kernel import CHUNK, Items, Reading, call
 
 from .asking import (
     KINDS,

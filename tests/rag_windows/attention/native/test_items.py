@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from rag_windows import RagWindowsError
-from rag_windows.attention.native import calling, items
-from rag_windows.attention.native.calling import call
-from rag_windows.attention.native.items import MAX_DIM, Items, sizes_fit
+from rag_windows.attention.native import kernel as items
+from rag_windows.attention.native.kernel import MAX_DIM, Items, call, sizes_fit
 
 from .asking import NEEDS_COMPILER, draw, reading
 
@@ -95,13 +94,13 @@ QUERIES: dict[str, Tensor] = {
 def test_a_query_that_does_not_fit(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Items([reading([GOOD]), reading([GOOD], [0, 2])])
     assert made.fit(numbers(3, 4, 16))
-    monkeypatch.setattr(calling, "kernel", lambda *_: pytest.fail("the kernel was asked"))
+    monkeypatch.setattr(items, "kernel", lambda *_: pytest.fail("the kernel was asked"))
     with pytest.raises(RagWindowsError, match="takes a query"):
         call(made, QUERIES[what])
 
 
 def test_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calling, "kernel", lambda *_: None)
+    monkeypatch.setattr(items, "kernel", lambda *_: None)
     with pytest.raises(RagWindowsError, match="There is no CPU kernel"):
         call(Items([reading([GOOD])]), numbers(1, 4, 16))
 

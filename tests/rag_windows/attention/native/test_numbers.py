@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from rag_windows.attention.backends import Request, reference
-from rag_windows.attention.native.calling import call
-from rag_windows.attention.native.items import Items, Reading
+from rag_windows.attention.native.kernel import Items, Reading, call
 
 from .asking import (
     LSE_TOLERANCE,

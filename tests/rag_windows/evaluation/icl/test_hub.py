@@ -11,7 +11,7 @@ import pytest
 
 from rag_windows.errors import DataError, InputError, MissingExtraError
 from rag_windows.evaluation.icl import NAMED, IclOptions, IclTask
-from rag_windows.learning import Demonstration
+from rag_windows.icl import Demonstration
 
 ROWS = {
     "train": [{"sentence": f"text {i} ", "label": i % 2} for i in range(10)],

@@ -15,7 +15,7 @@ from rag_windows.evaluation.icl import IclOptions, IclTask
 from rag_windows.evaluation.manifest import Manifest
 from rag_windows.evaluation.options import RunOptions
 from rag_windows.evaluation.runner import run
-from rag_windows.rescaling import resolve
+from rag_windows.methods import resolve
 from training.demonstrations import draw_demonstrations
 from training.recipes import Demonstrations
 

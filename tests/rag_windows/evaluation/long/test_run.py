@@ -11,7 +11,7 @@ from rag_windows.evaluation.long import LongOptions, LongTask
 from rag_windows.evaluation.manifest import Manifest
 from rag_windows.evaluation.options import RunOptions
 from rag_windows.evaluation.runner import run
-from rag_windows.rescaling import resolve
+from rag_windows.methods import resolve
 
 
 def test_the_reader_finds_needles_among_eight_passages(tmp_path: Path) -> None:

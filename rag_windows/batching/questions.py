@@ -1,0 +1,485 @@
+"""Questions in words, answered together."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from rag_windows.answer import Answered, answer, criteria_of, encoded_by, generation_of, unbegun
+from rag_windows.batching.loop import BatchLoop
+from rag_windows.batching.rows import Asked, Row, served
+from rag_windows.codebook.opening import opened
+from rag_windows.context import ContextParts, prefill_parts
+from rag_windows.errors import GenerationError, InputError
+from rag_windows.generate import BATCHING, FirstToken, whole_number
+from rag_windows.guard import FallbackOption
+from rag_windows.methods import Method
+from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.prefill import OnEncoded, Prefill
+from rag_windows.request import Messages, PassageLike, Request
+from rag_windows.results import Generation, Timings
+from rag_windows.streaming import Pieces
+
+if TYPE_CHECKING:
+    from rag_windows.codebook.book import PassageBook
+    from rag_windows.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """The arguments of `WindowedLM.generate`, which tells more of them.
+
+    Attributes:
+        query: a question, or a conversation.
+        passages: in any order, or a book of them that chooses those which are read.
+        prefix: system prompt, or None.
+        method: how windows are read; None for the model's default.
+        max_new_tokens: of the answer at most; None for 128, or a ``generation_config``'s.
+        stop: the text ends before any of these strings.
+        citations: whether to measure each passage's attention mass.
+        seed: for sampling, private to this question; None uses PyTorch's global generator.
+        on_encoded: called while passages are encoded, with the windows done and all of them.
+        link_tokens: tokens of each window that are encoded in sight of the others: a number, a
+            share of the window, or "all"; None for the method's own.
+        link_choose: which ones: "first" or those of largest "deviation".
+        fallback: "sequential" or a `Guard`: when to read the passages one after the other; None
+            for never.
+        options: what `generate` takes as ``generate_kwargs``.
+    """
+
+    query: Messages
+    passages: Sequence[PassageLike] | PassageBook = ()
+    prefix: str | None = None
+    method: str | Method | None = None
+    max_new_tokens: int | None = None
+    stop: str | Sequence[str] | None = None
+    citations: bool = True
+    seed: int | None = None
+    on_encoded: OnEncoded | None = None
+    link_tokens: LinkTokens | None = None
+    link_choose: Choose = "first"
+    fallback: FallbackOption = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
+        """A request from the keyword arguments of `WindowedLM.generate`.
+
+        Raises:
+            InputError: there is no query, or it is no request at all.
+        """
+        if isinstance(request, BatchRequest):
+            return request
+        if not isinstance(request, Mapping) or "query" not in request:
+            raise InputError(
+                "Each request must be a BatchRequest or a dict of generate's arguments with a "
+                f"'query', got {type(request).__name__}."
+            )
+        own = {one.name for one in fields(cls)} - {"options"}
+        named = {name: value for name, value in request.items() if name in own}
+        options = {name: value for name, value in request.items() if name not in own}
+        return cls(**named, options=options)
+
+
+OnText = Callable[[str], None]
+"""Told each piece of the text as it settles."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One question.
+
+    Attributes:
+        engine: whose encoder and cache it uses.
+        request: checked and tokenized.
+        alone: whether it is answered by itself, as `WindowedLM.generate` does it.
+        context: variables of the one who asks, in which callbacks run.
+        cancelled: ends it early when set.
+        pieces: tells its text as it comes; None if nobody wants it so.
+        on_text: told the pieces.
+        first: when its first token came.
+        encoded_at: when its windows were there, ``time.perf_counter()``.
+        cached_tokens: of its prompt, those that were not computed for it.
+        windows: that it reads.
+        cached_windows: those of them that were not computed for it.
+    """
+
+    engine: Engine
+    request: Request
+    alone: bool
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    pieces: Pieces | None = None
+    on_text: OnText | None = None
+    first: FirstToken = field(default_factory=FirstToken)
+    encoded_at: float = 0.0
+    cached_tokens: int = 0
+    windows: int = 0
+    cached_windows: int = 0
+
+    def tell_rest(self, generation: Generation) -> None:
+        """Tell what of the whole text was not told yet.
+
+        Raises:
+            GenerationError: what was told is not how the text begins.
+        """
+        if self.on_text is None:
+            return
+        sent = "" if self.pieces is None else self.pieces.sent
+        if not generation.text.startswith(sent):
+            raise GenerationError(
+                "The tokenizer rewrote text that was already streamed; leave on_text out with this "
+                "tokenizer."
+            )
+        if rest := generation.text[len(sent) :]:
+            self.on_text(rest)
+
+
+def checked(engine: Engine, asked: BatchRequest, on_text: OnText | None = None) -> Ticket:
+    """Check and tokenize a question, as `WindowedLM.generate` does.
+
+    Raises:
+        InputError, PromptError, LimitError: saying what to do.
+    """
+    started = time.perf_counter()
+    reading = opened(engine, asked.query, asked.passages, asked.prefix, asked.method)
+    request = reading.engine.request(
+        asked.query,
+        reading.passages,
+        prefix=reading.prefix,
+        method=reading.method,
+        started=started,
+        max_new_tokens=asked.max_new_tokens,
+        stop=asked.stop,
+        citations=asked.citations,
+        seed=asked.seed,
+        on_encoded=asked.on_encoded,
+        link_tokens=asked.link_tokens,
+        link_choose=asked.link_choose,
+        fallback=asked.fallback,
+        options=asked.options,
+    )
+    method = request.method
+    alone = (
+        reading.engine is not engine
+        or request.fallback is not None
+        or method.combination is not None
+        or method.selection is not None
+        or not served(engine.decoder, request.options)
+    )
+    ticket = Ticket(reading.engine, request, alone, on_text=on_text)
+    by_token = all(engine.decoder.option(request.options, name) in (None, 1) for name in BATCHING)
+    if on_text is not None and by_token:
+        tell, inside = on_text, ticket.context.run
+        ticket.pieces = Pieces(
+            engine.text.detokenizer, request.stop, lambda text: inside(tell, text)
+        )
+    return ticket
+
+
+Ended = tuple[Ticket, Generation | BaseException | None]
+"""A question that left the batch, and its answer or what ended it; None if it has to be answered
+alone after all, and then nothing was told to anybody."""
+
+_NAP_S = 0.01
+"""The longest rest while every question waits for others; who comes meanwhile waits so long."""
+
+
+@dataclass(eq=False, slots=True)
+class _Entering:
+    """A question whose windows are being encoded.
+
+    Attributes:
+        ticket: of the question.
+        prefill: gives what it reads.
+        due: when it may go on, if it waits for others that encode the same; else 0.
+    """
+
+    ticket: Ticket
+    prefill: Prefill[ContextParts]
+    due: float = 0.0
+
+
+class Batch:
+    """The rows of one model's batch, as questions and answers. Not for several threads at once.
+
+    Questions are encoded in turn, a forward pass of one between two tokens of the others.
+
+    Args:
+        engine: the model.
+        max_rows: so many are encoded or answered at a time, beside those that wait for others that
+            encode the same.
+    """
+
+    def __init__(self, engine: Engine, max_rows: int) -> None:
+        self._engine = engine
+        self._max_rows = max_rows
+        self._loop = BatchLoop(engine.encoder, engine.decoder)
+        self._entering: list[_Entering] = []
+        self._tickets: dict[Row, Ticket] = {}
+
+    def __len__(self) -> int:
+        return len(self._entering) + len(self._tickets)
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Those that are in the batch."""
+        return [*(one.ticket for one in self._entering), *self._tickets.values()]
+
+    @property
+    def full(self) -> bool:
+        """Whether others have to wait."""
+        busy = sum(not one.due for one in self._entering)
+        return busy + len(self._tickets) >= self._max_rows
+
+    def admit(self, ticket: Ticket) -> None:
+        """Let a question in; `step` encodes what it reads."""
+        prefill = encoded_by(prefill_parts, self._loop.encoder, ticket.request)
+        self._entering.append(_Entering(ticket, prefill))
+
+    def step(self) -> list[Ended]:
+        """A forward pass for a question that enters, and a token for each of the others.
+
+        Returns:
+            Those that ended. What fails ends one question; a pass of many that fails is tried again
+            with the others.
+        """
+        ended = self._cancelled()
+        worked = self._encode(ended)
+        if self._tickets:
+            ended += self._decode()
+        elif not worked and not ended and self._entering:
+            until = min(one.due for one in self._entering) - time.monotonic()
+            time.sleep(min(_NAP_S, max(0.0, until)))
+        return ended
+
+    def close(self) -> None:
+        """Stop what is being encoded."""
+        for one in [*self._entering]:
+            self._leave(one.ticket)
+
+    def _cancelled(self) -> list[Ended]:
+        """Questions that were cancelled before they were encoded; they have left."""
+        stopped = [one.ticket for one in self._entering if one.ticket.cancelled.is_set()]
+        engine = self._engine
+        ended: list[Ended] = [
+            (ticket, unbegun(engine.decoder, engine.text.detokenizer, ticket.request))
+            for ticket in stopped
+        ]
+        for ticket in stopped:
+            self._leave(ticket)
+        return ended
+
+    def _encode(self, ended: list[Ended]) -> bool:
+        """One forward pass of the first that needs one; it goes to the end of the line.
+
+        Args:
+            ended: takes those that ended by it.
+
+        Returns:
+            Whether there was anything to do.
+        """
+        worked = False
+        for one in [*self._entering]:
+            if one.due and (self.full or one.due > time.monotonic()):
+                continue
+            try:
+                pause = one.ticket.context.run(next, one.prefill)
+            except StopIteration as made:
+                self._entering.remove(one)
+                try:
+                    joined = self._join(one.ticket, made.value)
+                except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
+                    ended.append((one.ticket, error))
+                else:
+                    ended += [] if joined else [(one.ticket, None)]
+            except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
+                self._leave(one.ticket)
+                ended.append((one.ticket, error))
+                return True
+            else:
+                one.due = time.monotonic() + pause if pause else 0.0
+                if pause:
+                    continue
+                self._entering.remove(one)
+                self._entering.append(one)
+                return True
+            worked = True
+        return worked
+
+    def _join(self, ticket: Ticket, context: ContextParts) -> bool:
+        """Let a question join that is encoded; False if a batch can't answer it."""
+        request = ticket.request
+        ticket.encoded_at = time.perf_counter()
+        # Not the context itself: its windows may stand elsewhere soon, and once is enough.
+        ticket.cached_tokens = context.cached_tokens
+        ticket.windows = len(context.windows)
+        ticket.cached_windows = context.found
+        prompt = len(context.prefix_ids) + len(request.parts.query_ids)
+        asked = Asked(
+            context=context,
+            query_ids=request.parts.query_ids,
+            options={**request.options, "max_new_tokens": request.max_new_tokens},
+            criteria=criteria_of(
+                request, self._engine.text.detokenizer, ticket.first, ticket.cancelled, prompt
+            ),
+            seed=request.seed,
+            record_mass=request.citations,
+            streamer=ticket.pieces,
+        )
+        if not self._loop.fits(asked, request.max_new_tokens):
+            return False
+        row = self._loop.admit(asked)
+        if row is None:
+            return False
+        self._tickets[row] = ticket
+        return True
+
+    def _decode(self) -> list[Ended]:
+        """A token for each row; returns those that ended."""
+        try:
+            rows = self._loop.step()
+        except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
+            return [self._failed(error)]
+        ended: list[Ended] = []
+        for row in rows:
+            ticket = self._tickets.pop(row)
+            try:
+                ended.append((ticket, self._ended(row, ticket)))
+            except BaseException as error:  # noqa: BLE001 - a caller's code; only its own row ends
+                ended.append((ticket, error))
+        return ended
+
+    def _failed(self, error: BaseException) -> Ended:
+        """The question that a pass of all rows ends: the largest of those that came last.
+
+        Where memory ends, whoever asks for more next runs into it, which need not be who took it.
+        So those that are being encoded count as well.
+        """
+        among = [self._tickets[row] for row in self._loop.new_rows]
+        if _out_of_memory(error):
+            # What a failed pass has made is held by its frames.
+            traceback.clear_frames(error.__traceback__)
+            among += [one.ticket for one in self._entering]
+        ended = max(among or self._tickets.values(), key=_tokens)
+        self._leave(ended)
+        return ended, error
+
+    def _leave(self, ticket: Ticket) -> None:
+        for one in [one for one in self._entering if one.ticket is ticket]:
+            self._entering.remove(one)
+            with suppress(BaseException):  # it is being ended for another reason
+                ticket.context.run(one.prefill.close)
+        for row in [row for row, mine in self._tickets.items() if mine is ticket]:
+            self._loop.drop(row)
+            del self._tickets[row]
+
+    def _ended(self, row: Row, ticket: Ticket) -> Generation:
+        if row.error is not None:
+            raise row.error
+        now = time.perf_counter()
+        started = ticket.request.started
+        generation = generation_of(
+            self._engine.decoder,
+            self._engine.text.detokenizer,
+            ticket.request,
+            Answered(
+                ids=row.chooser.result(),
+                masses=row.masses(),
+                cached_tokens=ticket.cached_tokens,
+                windows=ticket.windows,
+                cached_windows=ticket.cached_windows,
+                chosen=None,
+                timings=Timings(
+                    encode_s=ticket.encoded_at - started,
+                    ttft_s=(ticket.first.seen_at or now) - started,
+                    total_s=now - started,
+                ),
+                fallback=None,
+                stopped_early=ticket.cancelled.is_set(),
+                raw=GenerateDecoderOnlyOutput(sequences=row.chooser.sequence),
+            ),
+        )
+        ticket.context.run(ticket.tell_rest, generation)
+        return generation
+
+
+def answer_alone(ticket: Ticket) -> Generation:
+    """Answer one question as `WindowedLM.generate` does."""
+    generation = answer(ticket.engine, ticket.request, ticket.pieces, ticket.cancelled)
+    ticket.tell_rest(generation)
+    return generation
+
+
+def answer_all(engine: Engine, tickets: Sequence[Ticket], max_rows: int) -> list[Generation]:
+    """Answer questions, at most ``max_rows`` at a time.
+
+    Returns:
+        In the order given.
+
+    Raises:
+        InputError: ``max_rows`` is not at least 1.
+        Exception: the first that ended a question.
+    """
+    check_rows(max_rows)
+    answers: dict[Ticket, Generation] = {}
+    alone = [ticket for ticket in tickets if ticket.alone]
+    waiting = deque(ticket for ticket in tickets if not ticket.alone)
+    batch = Batch(engine, max_rows)
+    try:
+        while batch or waiting:
+            while waiting and not batch.full:
+                batch.admit(waiting.popleft())
+            for ticket, ended in batch.step():
+                if isinstance(ended, BaseException):
+                    raise ended
+                if ended is None:
+                    alone.append(ticket)
+                else:
+                    answers[ticket] = ended
+    finally:
+        batch.close()
+    for ticket in alone:
+        answers[ticket] = answer_alone(ticket)
+    return [answers[ticket] for ticket in tickets]
+
+
+def check_rows(max_rows: int) -> None:
+    """Refuse a batch without rows.
+
+    Raises:
+        InputError: ``max_rows`` is no whole number from 1 on.
+    """
+    whole_number("max_rows", max_rows)
+
+
+def _tokens(ticket: Ticket) -> int:
+    """Of its prompt: what it reads, and so roughly what memory it takes."""
+    parts = ticket.request.parts
+    return sum(map(len, (parts.prefix_ids, parts.query_ids, *(one.ids for one in parts.windows))))
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch, on an accelerator or a CPU, or Python got no more memory."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "bad_alloc",
+    "could not create a primitive",
+)

@@ -1,1 +1,0 @@
-"""Windows that answer each for itself, and what makes one answer of theirs."""

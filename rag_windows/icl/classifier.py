@@ -1,0 +1,506 @@
+"""Classification by demonstrations in windows."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Self
+
+from rag_windows.answer import encode_request
+from rag_windows.errors import InputError, LimitError
+from rag_windows.icl.demonstrations import (
+    Demonstration,
+    DemonstrationLike,
+    Labels,
+    Template,
+    demonstrations_of,
+)
+from rag_windows.icl.packing import Sizes, fill
+from rag_windows.methods import Method
+from rag_windows.methods.steps import Refinement
+from rag_windows.prompt.builder import Note, PromptParts
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.request import Messages, PassageLike, Request, check_limits, in_order
+from rag_windows.scoring import Ids, score_queries
+
+if TYPE_CHECKING:
+    from rag_windows.engine import Engine
+
+
+Normalize = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """One text's label.
+
+    Attributes:
+        text: as given.
+        label: the one with the highest score; the first of equals.
+        scores: of each label: its log-probability in nats, as a sum or as the mean of its tokens,
+            and minus that of content-free inputs where these were asked for.
+        probabilities: of each label, the softmax of the scores: among these labels only.
+        windows: how many windows of demonstrations were read.
+        notes: what the caller should know about a window, such as one that repeats another.
+    """
+
+    text: str
+    label: str
+    scores: Mapping[str, float]
+    probabilities: Mapping[str, float]
+    windows: int = 0
+    notes: tuple[Note, ...] = field(default=(), repr=False)
+
+
+def check_normalize(normalize: str) -> None:
+    """Refuse anything but "sum" and "mean".
+
+    Raises:
+        InputError: saying so.
+    """
+    if normalize not in ("sum", "mean"):
+        raise InputError(f"normalize={normalize!r} must be 'sum' or 'mean'.")
+
+
+def scores_of(labels: Labels, sums: Sequence[float], normalize: Normalize) -> list[float]:
+    """Each label's score from the sums of its tokens' log-probabilities."""
+    values = labels.apart(sums)
+    if normalize == "mean":
+        return [value / len(ids) for value, ids in zip(values, labels.ids, strict=True)]
+    return values
+
+
+def content_free(rows: Sequence[Sequence[float]]) -> list[float]:
+    """What to take from the scores: labels' log-probabilities given inputs that say nothing.
+
+    Contextual calibration (https://arxiv.org/abs/2102.09690, section 5): ``q = softmax(W p)`` with
+    ``W = diag(p_cf)^-1``, where ``p_cf`` is the mean of the label probabilities over content-free
+    inputs. The label of highest ``q`` is that of highest ``log p - log p_cf``, and here the softmax
+    of this difference is the probability.
+
+    Args:
+        rows: scores of the labels, one row an input.
+    """
+    probabilities = [softmax(row) for row in rows]
+    means = [math.fsum(column) / len(rows) for column in zip(*probabilities, strict=True)]
+    return [math.log(max(mean, sys.float_info.min)) for mean in means]
+
+
+def classified(
+    text: str, labels: Labels, scores: Sequence[float], windows: int, notes: tuple[Note, ...]
+) -> Classification:
+    """The result that a text's scores make."""
+    names = labels.names
+    return Classification(
+        text=text,
+        label=names[max(range(len(names)), key=lambda index: scores[index])],
+        scores=dict(zip(names, scores, strict=True)),
+        probabilities=dict(zip(names, softmax(scores), strict=True)),
+        windows=windows,
+        notes=notes,
+    )
+
+
+def softmax(scores: Sequence[float]) -> list[float]:
+    """Probabilities from log-probabilities up to a constant."""
+    return [math.exp(score) for score in log_softmax(scores)]
+
+
+def log_softmax(scores: Sequence[float]) -> list[float]:
+    """Log-probabilities that sum to one, from those up to a constant."""
+    highest = max(scores)
+    total = highest + math.log(math.fsum(math.exp(score - highest) for score in scores))
+    return [score - total for score in scores]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Labels for texts.
+
+    Attributes:
+        labels: one a text.
+        read: how they were found: the texts first, content-free ones behind them.
+    """
+
+    labels: list[Classification]
+    read: Read
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Demonstrations packed into windows, for texts that are no longer than those it was made for.
+
+    Attributes:
+        engine: the model.
+        form: how demonstrations and texts are written.
+        windows: the windows' texts.
+        method: how they are read.
+        prefix: system prompt.
+    """
+
+    engine: Engine
+    form: Template
+    windows: tuple[str, ...]
+    method: Method
+    prefix: str | None
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        texts: Sequence[str],
+        demonstrations: Sequence[Demonstration],
+        choices: Sequence[Labels],
+        *,
+        form: Template,
+        method: Method,
+        prefix: str | None,
+        sizes: Sizes,
+    ) -> Self:
+        """Pack demonstrations into windows.
+
+        Args:
+            engine: the model.
+            texts: at least one; the longest leaves the windows the least room.
+            demonstrations: in this order; none is allowed.
+            choices: what the texts are judged by; the longest counts, as above.
+            form: of demonstrations and texts.
+            method: how the windows are read.
+            prefix: system prompt.
+            sizes: how many windows, or how long.
+
+        Raises:
+            LimitError: a demonstration that fits no window.
+        """
+        shown = [form.show(one) for one in demonstrations]
+        empty = cls(engine, form, (), method, prefix)
+        questions = [empty._question(text) for text in texts]
+        longest = max(len(ids) for labels in choices for ids in labels.ids)
+        made = _windows(engine, shown, form, questions, longest, sizes, method.refinement)
+        return replace(empty, windows=tuple(made))
+
+    def judge(
+        self,
+        texts: Sequence[str],
+        choices: Sequence[Labels],
+        normalize: Normalize = "sum",
+        neutral: Sequence[str] = (),
+    ) -> Judged:
+        """Choose a label for each text; the windows are encoded once for all of them.
+
+        Args:
+            texts: at least one.
+            choices: the labels of each; texts with the same ones share passes.
+            normalize: how the tokens of a label are counted together.
+            neutral: content-free texts, judged by the same labels.
+
+        Raises:
+            LimitError: read one after the other, the windows don't fit the model's positions.
+        """
+        kinds = list(dict.fromkeys(choices)) if neutral else []
+        asked = [*texts, *(text for _ in kinds for text in neutral)]
+        each = [*choices, *(labels for labels in kinds for _ in neutral)]
+        result = read_each(
+            self.engine,
+            [self._question(text) for text in asked],
+            self.windows,
+            [labels.ids for labels in each],
+            prefix=None,
+            method=self.method,
+            # A window is as long as its demonstrations, which are counted already.
+            max_window_tokens=sys.maxsize,
+            headers=False,
+        )
+        rows = [
+            scores_of(labels, sums, normalize)
+            for labels, sums in zip(each, result.sums, strict=True)
+        ]
+        if neutral:
+            behind = rows[len(texts) :]
+            step = len(neutral)
+            bias = {
+                labels: content_free(behind[i * step : (i + 1) * step])
+                for i, labels in enumerate(kinds)
+            }
+            rows = [
+                [a - b for a, b in zip(log_softmax(row), bias[labels], strict=True)]
+                for row, labels in zip(rows, choices, strict=False)
+            ]
+        parts = result.parts
+        found = [
+            classified(text, labels, row, len(parts.windows), parts.notes)
+            for text, labels, row in zip(texts, choices, rows, strict=False)
+        ]
+        return Judged(found, result)
+
+    def fits(self, text: str, choices: Sequence[Labels]) -> bool:
+        """Whether the windows fit the model's positions beside a text and its longest choice.
+
+        Packed windows always do where they are read side by side; read one after the other, all of
+        them together may not.
+        """
+        if not in_order(self.method):
+            return True
+        try:
+            self.engine.request(
+                self._question(text),
+                self.windows,
+                prompt=self.engine.text.prompt.without_header(),
+                prefix=None,
+                method=self.method,
+                max_new_tokens=max(len(ids) for labels in choices for ids in labels.ids),
+                max_window_tokens=sys.maxsize,
+            )
+        except LimitError:
+            return False
+        return True
+
+    def _question(self, text: str) -> Conversation:
+        return replace(Conversation.of(self.form.ask(text), self.prefix), plain=True)
+
+
+def _windows(
+    engine: Engine,
+    shown: Sequence[str],
+    form: Template,
+    questions: Sequence[Conversation],
+    longest_choice: int,
+    sizes: Sizes,
+    refinement: Refinement | None,
+) -> list[str]:
+    """The windows' texts."""
+    if not shown:
+        return []
+    prompt = engine.text.prompt
+    both = [prompt.around(question) for question in questions]
+    fixed = max(len(before) + len(query) for before, query in both) + longest_choice
+    limit = engine.position_limit
+    if limit is not None and fixed >= limit:
+        raise LimitError(
+            f"The prefix, the longest text and the longest label make {fixed} tokens, and the "
+            f"model has {limit} positions: no demonstration would fit. Shorten the text."
+        )
+    continues = prompt.is_chat or bool(questions[0].system)
+
+    def size_of(text: str) -> int:
+        return len(prompt.encode_text(f"{text}\n\n", continuation=continues))
+
+    left = None if limit is None else limit - fixed
+    if left is not None and limit is not None and refinement is not None:
+        behind = limit - max(len(before) for before, _ in both)
+        left = bisect_right(range(left + 1), behind, key=refinement.positions) - 1
+    room = sizes.room(left, limit)
+    return fill(shown, form.separator, size_of, room, sizes.windows)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What reading gave.
+
+    Attributes:
+        sums: a list a question, of one log-probability a choice, in nats.
+        parts: the prompt of the first question, whose windows all of them read.
+        query_tokens: of each question.
+        context_tokens: of prefix and windows.
+        cached_tokens: those of them that were found in the passage cache.
+        encoded_windows: how many windows were computed.
+        cached_windows: how many were found in the passage cache.
+        encode_s: seconds that prefix and windows took.
+    """
+
+    sums: list[list[float]]
+    parts: PromptParts
+    query_tokens: list[int]
+    context_tokens: int
+    cached_tokens: int
+    encoded_windows: int
+    cached_windows: int
+    encode_s: float
+
+
+def read(
+    engine: Engine,
+    questions: Sequence[Messages],
+    passages: Sequence[PassageLike],
+    choices: Sequence[Ids],
+    *,
+    prefix: str | None,
+    method: str | Method | None,
+    max_window_tokens: int | None = None,
+    headers: bool = True,
+) -> Read:
+    """Score choices behind every question; passages are encoded once for all of them.
+
+    Once for each prefix, to be exact: conversations may bring system messages of their own.
+
+    Args:
+        engine: the model.
+        questions: at least one, each as in `WindowedLM.generate`.
+        passages: read by all.
+        choices: token ids.
+        prefix: system prompt.
+        method: instead of the model's.
+        max_window_tokens: instead of the model's.
+        headers: whether windows have the model's header.
+
+    Raises:
+        InputError, PromptError, LimitError: before any work.
+    """
+    return read_each(
+        engine,
+        questions,
+        passages,
+        [choices] * len(questions),
+        prefix=prefix,
+        method=method,
+        max_window_tokens=max_window_tokens,
+        headers=headers,
+    )
+
+
+def read_each(
+    engine: Engine,
+    questions: Sequence[Messages],
+    passages: Sequence[PassageLike],
+    choices: Sequence[Sequence[Ids]],
+    *,
+    prefix: str | None,
+    method: str | Method | None,
+    max_window_tokens: int | None = None,
+    headers: bool = True,
+) -> Read:
+    """`read` where each question brings choices of its own.
+
+    Args:
+        engine: the model.
+        questions: at least one.
+        passages: read by all.
+        choices: token ids of the choices, a list a question. Questions with the same ones share
+            passes.
+        prefix: system prompt.
+        method: instead of the model's.
+        max_window_tokens: instead of the model's.
+        headers: whether windows have the model's header.
+
+    Raises:
+        InputError, PromptError, LimitError: before any work.
+    """
+    prompt = engine.text.prompt if headers else engine.text.prompt.without_header()
+    longest = max((len(ids) for one in choices for ids in one), default=1)
+
+    def request_for(question: Messages) -> Request:
+        return engine.request(
+            question,
+            passages,
+            prompt=prompt,
+            prefix=prefix,
+            method=method,
+            max_new_tokens=max(1, longest),
+            max_window_tokens=max_window_tokens,
+        )
+
+    first = request_for(questions[0])
+    alike: dict[tuple[int, ...], list[int]] = {}
+    queries = []
+    for index, question in enumerate(questions):
+        before, query = prompt.around(question, prefix=prefix, windows=bool(first.parts.windows))
+        alike.setdefault(before, []).append(index)
+        queries.append(query)
+    requests = []
+    for before, kind in alike.items():
+        same = before == first.parts.prefix_ids
+        request = first if same else request_for(questions[kind[0]])
+        longest_query = max((queries[index] for index in kind), key=len)
+        parts = replace(request.parts, query_ids=longest_query)
+        limit = engine.position_limit if parts.windows else engine.prompt_limit
+        check_limits(parts, request.passages, request.method, request.max_new_tokens, limit)
+        requests.append(request)
+    sums: dict[int, list[float]] = {}
+    contexts = []
+    seconds = 0.0
+    for request, kind in zip(requests, alike.values(), strict=True):
+        begun = time.perf_counter()
+        context = encode_request(engine.encoder, request)
+        seconds += time.perf_counter() - begun
+        contexts.append(context)
+        offered: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for index in kind:
+            offered.setdefault(tuple(map(tuple, choices[index])), []).append(index)
+        for ids, group in offered.items():
+            scored = score_queries(engine.decoder, context, [queries[i] for i in group], ids)
+            sums |= dict(zip(group, scored, strict=True))
+    return Read(
+        [sums[index] for index in range(len(questions))],
+        first.parts,
+        query_tokens=[len(query) for query in queries],
+        context_tokens=len(first.parts.prefix_ids)
+        + sum(len(window.ids) for window in first.parts.windows),
+        cached_tokens=sum(one.cached_tokens for one in contexts),
+        encoded_windows=sum(one.encoded_windows for one in contexts),
+        cached_windows=sum(one.cached_windows for one in contexts),
+        encode_s=seconds,
+    )
+
+
+def classify(
+    engine: Engine,
+    texts: Sequence[str],
+    demonstrations: Sequence[DemonstrationLike],
+    labels: Sequence[str] | None,
+    *,
+    template: Template | str | tuple[str, str] | None,
+    method: str | Method | None,
+    prefix: str | None,
+    normalize: Normalize,
+    calibrate_with: str | Sequence[str] | None,
+    sizes: Sizes,
+) -> list[Classification]:
+    """See `WindowedLM.classify`."""
+    check_normalize(normalize)
+    form = Template.of(template)
+    examples = demonstrations_of(demonstrations)
+    neutral = [calibrate_with] if isinstance(calibrate_with, str) else list(calibrate_with or ())
+    for kind, given in (("Text", texts), ("Content-free text", neutral)):
+        for index, text in enumerate(given):
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(
+                    f"{kind} {index} must be a string that is not blank, not {text!r}."
+                )
+    choices = labels_for(engine, form, labels, examples)
+    if not texts:
+        return []
+    shown = Shown.of(
+        engine,
+        [*texts, *neutral],
+        examples,
+        [choices],
+        form=form,
+        method=engine.method_of(method),
+        prefix=prefix,
+        sizes=sizes,
+    )
+    return shown.judge(texts, [choices] * len(texts), normalize, neutral).labels
+
+
+def labels_for(
+    engine: Engine,
+    form: Template,
+    labels: Sequence[str] | None,
+    demonstrations: Sequence[DemonstrationLike] = (),
+) -> Labels:
+    """Labels as a model's tokens behind a text in this form.
+
+    Raises:
+        InputError: see `Labels.of`.
+    """
+    prompt = engine.text.prompt
+    gap = "" if prompt.is_chat else form.gap
+    return Labels.of(
+        labels,
+        demonstrations_of(demonstrations),
+        lambda label: prompt.encode_text(gap + label, continuation=True),
+    )

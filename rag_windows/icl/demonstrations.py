@@ -1,0 +1,246 @@
+"""Demonstrations, how they are written, and the labels that they teach."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rag_windows.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A text with its right label.
+
+    Raises:
+        InputError: one of them is no string, or blank.
+    """
+
+    text: str
+    label: str
+
+    def __post_init__(self) -> None:
+        for name, value in (("text", self.text), ("label", self.label)):
+            if not isinstance(value, str) or not value.strip():
+                raise InputError(
+                    f"A demonstration's {name} must be a string that is not blank, not {value!r}."
+                )
+
+
+DemonstrationLike = Demonstration | tuple[str, str] | Sequence[str] | Mapping[str, Any]
+"""A demonstration, a pair (text, label), or a mapping with these two keys."""
+
+
+def demonstrations_of(values: Sequence[DemonstrationLike]) -> list[Demonstration]:
+    """Read demonstrations as callers give them.
+
+    Raises:
+        InputError: naming the one that can't be read, by its index.
+    """
+    if isinstance(values, str | Mapping | Demonstration):
+        raise InputError("demonstrations must be a list of (text, label) pairs; wrap it in [].")
+    made = []
+    for index, value in enumerate(values):
+        try:
+            made.append(_demonstration_of(value))
+        except InputError as error:
+            raise InputError(f"Demonstration {index}: {error}") from error
+    return made
+
+
+def _demonstration_of(value: DemonstrationLike) -> Demonstration:
+    if isinstance(value, Demonstration):
+        return value
+    if isinstance(value, Mapping):
+        if value.keys() != {"text", "label"}:
+            raise InputError(
+                f"a mapping must have the keys 'text' and 'label', not "
+                f"{sorted(map(str, value.keys()))}."
+            )
+        return Demonstration(value["text"], value["label"])
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise InputError(
+            f"it must be a (text, label) pair, a mapping or a Demonstration, not {value!r}."
+        )
+    return Demonstration(value[0], value[1])
+
+
+_FIELD = re.compile(r"(\{text\}|\{label\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    r"""Forms of a demonstration and of the question.
+
+    ``{text}`` and ``{label}`` stand for the two; no other brace means anything, in the forms or in
+    the texts.
+
+    Attributes:
+        demonstration: holds ``{text}`` and ``{label}``.
+        query: holds ``{text}``; what a model goes on from. Empty: the demonstration up to its
+            label, without the white space before it.
+        separator: stands between two demonstrations of one window. Windows themselves end with a
+            blank line, as passages do.
+
+    Raises:
+        InputError: a form lacks its ``{text}`` or ``{label}``, or the separator is empty.
+    """
+
+    demonstration: str = "{text}: {label}"
+    query: str = ""
+    separator: str = "\n"
+
+    def __post_init__(self) -> None:
+        for name in ("demonstration", "query", "separator"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise InputError(
+                    f"The template's {name} must be a string, not {type(value).__name__}."
+                )
+        for field in ("{text}", "{label}"):
+            if field not in self.demonstration:
+                raise InputError(
+                    f"The template's demonstration {self.demonstration!r} lacks {field}; write "
+                    'something like "{text}: {label}".'
+                )
+        if not self.query:
+            derived = self.demonstration.partition("{label}")[0].rstrip()
+            object.__setattr__(self, "query", derived)
+        if "{text}" not in self.query or "{label}" in self.query:
+            raise InputError(
+                f"The template's query {self.query!r} must hold {{text}} and no {{label}}; give "
+                'one beside the demonstration, such as ("{label}: {text}", "{text}:").'
+            )
+        if not self.separator:
+            raise InputError('The template\'s separator is empty; "\\n" puts one on each line.')
+
+    @classmethod
+    def of(cls, value: Template | str | tuple[str, str] | None) -> Template:
+        """A template from itself, a demonstration's form, a pair with the query's, or the default.
+
+        Raises:
+            InputError: none of these, or see the class.
+        """
+        if value is None:
+            return cls()
+        if isinstance(value, Template):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, tuple) and len(value) == 2:
+            return cls(*value)
+        raise InputError(
+            f"template must be a Template, a string or a pair of strings, not {value!r}."
+        )
+
+    @property
+    def gap(self) -> str:
+        """The white space between a query and its label, where they are one text."""
+        before = self.demonstration.partition("{label}")[0]
+        return "" if self.query[-1].isspace() else before[len(before.rstrip()) :]
+
+    def show(self, demonstration: Demonstration) -> str:
+        """A demonstration in its form."""
+        return _fill(self.demonstration, demonstration.text, demonstration.label)
+
+    def ask(self, text: str) -> str:
+        """A text in the form of the query."""
+        return _fill(self.query, text, "")
+
+
+def _fill(form: str, text: str, label: str) -> str:
+    """In one pass, so that a field's name inside of a text stays what it is."""
+    values = {"{text}": text, "{label}": label}
+    return "".join(values.get(part, part) for part in _FIELD.split(form))
+
+
+_LEAST = 2.0**-23
+"""Share of a label's probability that its longer versions leave it at least: fp32 knows no less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """At least two labels.
+
+    Attributes:
+        names: as given.
+        ids: their tokens, as they follow the query.
+    """
+
+    names: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(
+        cls,
+        labels: Sequence[str] | None,
+        demonstrations: Sequence[Demonstration],
+        encode: Callable[[str], Sequence[int]],
+    ) -> Labels:
+        """Check labels and tokenize them.
+
+        Args:
+            labels: or None for those of the demonstrations, in the order of their first one.
+            demonstrations: theirs must be among the labels.
+            encode: a label -> its ids behind a query.
+
+        Raises:
+            InputError: fewer than two labels, one that is blank or comes twice, also as tokens, or
+                a demonstration with another label.
+        """
+        if isinstance(labels, str):
+            raise InputError("labels must be a list of strings, not one string; wrap them in [].")
+        if labels is None:
+            labels = list(dict.fromkeys(one.label for one in demonstrations))
+        for label in labels:
+            if not isinstance(label, str) or not label.strip():
+                raise InputError(f"A label must be a string that is not blank, not {label!r}.")
+        if len(labels) < 2:
+            raise InputError(f"At least two labels are needed to choose from, not {list(labels)}.")
+        twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None)
+        if twice is not None:
+            raise InputError(f"The label {twice!r} is given twice; name each label once.")
+        for index, one in enumerate(demonstrations):
+            if one.label not in labels:
+                raise InputError(
+                    f"Demonstration {index} has the label {one.label!r}, which is none of "
+                    f"{list(labels)}; add it to the labels, or leave the demonstration out."
+                )
+        ids = [tuple(encode(label)) for label in labels]
+        for index, tokens in enumerate(ids):
+            if not tokens:
+                raise InputError(f"The tokenizer has no tokens for the label {labels[index]!r}.")
+            if tokens in ids[:index]:
+                raise InputError(
+                    f"The labels {labels[ids.index(tokens)]!r} and {labels[index]!r} are the same "
+                    "tokens, so no score tells them apart; use other words."
+                )
+        return cls(tuple(labels), tuple(ids))
+
+    def apart(self, sums: Sequence[float]) -> list[float]:
+        """Log-probabilities of answers, where one label may begin with the whole of another.
+
+        ``sums`` counts "art" whenever the answer is "article". Here each label gets what is
+        not a longer label's: ``log(P(label) - sum of P(longer))`` over those longer labels that
+        don't go on from a longer one themselves. Other labels keep their values.
+
+        Args:
+            sums: of each label, in nats.
+        """
+        values = list(sums)
+        for index, own in enumerate(self.ids):
+            longer = [i for i, ids in enumerate(self.ids) if _begins(ids, own)]
+            nearest = [
+                i for i in longer if not any(_begins(self.ids[i], self.ids[j]) for j in longer)
+            ]
+            if nearest:
+                taken = sum(math.exp(sums[i] - sums[index]) for i in nearest)
+                values[index] = sums[index] + math.log(max(1.0 - taken, _LEAST))
+        return values
+
+
+def _begins(ids: tuple[int, ...], start: tuple[int, ...]) -> bool:
+    return len(ids) > len(start) and ids[: len(start)] == start

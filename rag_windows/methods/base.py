@@ -1,0 +1,135 @@
+"""What a method is: what it changes about encoding the windows and about reading them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import ClassVar, Literal
+
+from rag_windows.errors import MethodError
+from rag_windows.methods.pooling import Pooling
+from rag_windows.methods.steps import Recompute, Refinement, Selection
+
+Alignment = Literal["left", "right", "in order"]
+
+
+def window_starts(alignment: Alignment, first: int, lengths: Sequence[int]) -> list[int]:
+    """Position of each window's first token.
+
+    Args:
+        alignment: "left": every window starts at ``first``; "right": every window ends where the
+            longest does that starts there; "in order": each starts where the one before it ends.
+        first: the prefix's length.
+        lengths: tokens of each window.
+    """
+    if alignment == "left":
+        return [first] * len(lengths)
+    if alignment == "right":
+        longest = max(lengths, default=0)
+        return [first + longest - length for length in lengths]
+    return list(accumulate(lengths[:-1], initial=first)) if lengths else []
+
+
+class Method:
+    """How windows are encoded, and how the query reads them.
+
+    For one head and one query row, segment ``s`` gives an output ``o_s`` and
+    ``l_s = logsumexp`` of its logits. Attention over the union of the segments is exactly
+    ``sum_s w_s o_s`` with ``w = softmax(l)``. Most methods change only that: ``temperature`` inside
+    the context segment (all windows together), that segment's ``l`` (`slope` and `shift`), the
+    query segment's ``l`` (`query_weight`), and where windows stand (`alignment`). The others name a
+    step of their own, which the engine takes where it belongs: `refinement`, `linking`,
+    `selection`, `combination`.
+
+    Subclasses are frozen dataclasses, one a file. Class attributes ``name``, ``formula`` and
+    ``paper`` describe them to users. Every property below may be a field of the dataclass instead;
+    such a field needs a default.
+    """
+
+    name: ClassVar[str]
+    formula: ClassVar[str]
+    paper: ClassVar[str]
+
+    @property
+    def windowed(self) -> bool:
+        """False where passages are read one after the other instead of side by side."""
+        return True
+
+    @property
+    def temperature(self) -> float:
+        """Divides the logits inside the context; 1 leaves them as they are."""
+        return 1.0
+
+    @property
+    def slope(self) -> float:
+        """Above 0: the context's log-sum-exp enters the merge as ``slope * l + shift``."""
+        return 1.0
+
+    @property
+    def shift(self) -> float:
+        """See `slope`."""
+        return 0.0
+
+    def query_weight(self, windows: int) -> float:
+        """Factor on the attention mass of the query's own tokens, generated ones included.
+
+        The prefix is not weighed. 1 changes nothing and costs nothing.
+
+        Args:
+            windows: how many the query reads, at least one.
+
+        Returns:
+            A finite number above 0.
+        """
+        return 1.0
+
+    @property
+    def alignment(self) -> Alignment:
+        """Where windows stand, see `window_starts`; a cache finds a window by its position, too."""
+        return "left"
+
+    @property
+    def encoding(self) -> str:
+        """How windows are encoded: windows under one name and at one position are equal.
+
+        A cache keeps windows of different encodings apart, so a refinement's numbers all belong
+        in here; how windows are read does not.
+        """
+        return "behind the prefix"
+
+    @property
+    def refinement(self) -> Refinement | None:
+        """What changes encoded windows before anybody reads or stores them."""
+        return None
+
+    @property
+    def linking(self) -> Recompute | None:
+        """What lets the windows of one request see each other after they were encoded alone."""
+        return None
+
+    @property
+    def selection(self) -> Selection | None:
+        """What narrows the windows to those that a query reads."""
+        return None
+
+    @property
+    def combination(self) -> Pooling | None:
+        """What makes one distribution out of those of windows that answer each for itself."""
+        return None
+
+
+def query_bias(method: Method, windows: int) -> float:
+    """What a method adds to the query segment's log-sum-exp; 0 where it does not weigh it.
+
+    Raises:
+        MethodError: the method's weight is not a finite number above 0.
+    """
+    weight = method.query_weight(windows)
+    if not isinstance(weight, int | float) or not 0 < weight <= sys.float_info.max:
+        raise MethodError(
+            f"{method.name} weighs the query by {weight!r} for {windows} windows; a weight must be "
+            "a finite number above 0."
+        )
+    return math.log(weight)

@@ -1,0 +1,109 @@
+"""A method on top of another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rag_windows.errors import MethodError
+from rag_windows.methods.base import Alignment, Method
+from rag_windows.methods.pcw import PCW
+from rag_windows.methods.pooling import Pooling
+from rag_windows.methods.steps import Recompute, Refinement, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Composed(Method):
+    """Changes one thing about how windows are encoded or chosen, and leaves the rest to a reader.
+
+    Attributes:
+        reader: the method that reads the windows. Everything that a subclass does not change is
+            the reader's.
+
+    Raises:
+        MethodError: a reader that can't be combined with this method, and why.
+    """
+
+    reader: Method = field(default=PCW(), kw_only=True)
+
+    reads_sequential: ClassVar[bool] = False
+    """Whether the reader may be one that has no windows but one long one."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reader, Method):
+            raise MethodError(
+                f"The reader of {self.name} must be a method such as APE(), got {self.reader!r}; "
+                f'by name, "{self.name}+ape" combines two.'
+            )
+        if not self.reader.windowed and not self.reads_sequential:
+            raise MethodError(
+                f"{self.name} can't be combined with {self.reader.name}, which reads passages one "
+                "after the other and has no windows; choose a reader with windows, such as ape."
+            )
+        if self.name in (one.name for one in chain(self.reader)):
+            raise MethodError(
+                f"{self.name} can't be combined with itself; give it a reader that reads windows, "
+                "such as ape, and set its own numbers instead."
+            )
+
+    @property
+    def windowed(self) -> bool:
+        """The reader's."""
+        return self.reader.windowed
+
+    @property
+    def temperature(self) -> float:
+        """The reader's."""
+        return self.reader.temperature
+
+    @property
+    def slope(self) -> float:
+        """The reader's."""
+        return self.reader.slope
+
+    @property
+    def shift(self) -> float:
+        """The reader's."""
+        return self.reader.shift
+
+    def query_weight(self, windows: int) -> float:
+        """The reader's."""
+        return self.reader.query_weight(windows)
+
+    @property
+    def alignment(self) -> Alignment:
+        """The reader's."""
+        return self.reader.alignment
+
+    @property
+    def encoding(self) -> str:
+        """The reader's."""
+        return self.reader.encoding
+
+    @property
+    def refinement(self) -> Refinement | None:
+        """The reader's."""
+        return self.reader.refinement
+
+    @property
+    def linking(self) -> Recompute | None:
+        """The reader's."""
+        return self.reader.linking
+
+    @property
+    def selection(self) -> Selection | None:
+        """The reader's."""
+        return self.reader.selection
+
+    @property
+    def combination(self) -> Pooling | None:
+        """The reader's."""
+        return self.reader.combination
+
+
+def chain(method: Method) -> list[Method]:
+    """A method, its reader, that one's reader and so on."""
+    methods = [method]
+    while isinstance(methods[-1], Composed):
+        methods.append(methods[-1].reader)
+    return methods

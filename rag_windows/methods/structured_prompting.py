@@ -1,0 +1,38 @@
+"""Structured Prompting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rag_windows.methods.base import Alignment, Method
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredPrompting(Method):
+    """Windows that end at one position, and a query that weighs itself as much as each of them.
+
+    With M windows, logits of the query's own tokens (generated ones included) count M times, so
+    that M windows don't drown them: ``l_Q + log M``. The context stays ``l_C``, and the prefix,
+    which the paper does not have, is not weighed. Every window ends where the longest ends, next
+    to the query, whatever its length. Source: Hao et al., "Structured Prompting: Scaling
+    In-Context Learning to 1,000 Examples", https://arxiv.org/abs/2212.06713, section 3 (rescaled
+    attention, right-aligned position embeddings).
+
+    With one window it is ordinary attention. A window's position depends on the longest one of the
+    request, so a cache finds it again only beside windows of the same longest length, and it can't
+    be warmed ahead.
+    """
+
+    name: ClassVar[str] = "structured-prompting"
+    formula: ClassVar[str] = "l = l_C; query: l_Q + log M; windows end together"
+    paper: ClassVar[str] = "arXiv:2212.06713"
+
+    @property
+    def alignment(self) -> Alignment:
+        """Every window ends where the longest does."""
+        return "right"
+
+    def query_weight(self, windows: int) -> float:
+        """M, the number of windows."""
+        return float(windows)

@@ -1,0 +1,1 @@
+"""Messages and passages become token ids here, and nowhere else."""

@@ -1,0 +1,418 @@
+"""The prompt of a request: prefix, windows and query as token ids."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rag_windows.errors import LimitError, PromptError
+from rag_windows.passage import Passage
+from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.template import BaseLayout, ChatTemplate
+from rag_windows.prompt.tokenizing import At, Boundary
+from rag_windows.prompt.tool_calls import strings, tool_names
+
+HeaderFunction = Callable[[Passage, int], str]
+"""Passage and its 1-based number among the passages as given -> header line, or an empty string."""
+
+Header = str | HeaderFunction
+"""A name of ``HEADERS``, or a function."""
+
+
+def _none(passage: Passage, number: int) -> str:
+    return ""
+
+
+def _title(passage: Passage, number: int) -> str:
+    return passage.title or ""
+
+
+def _number(passage: Passage, number: int) -> str:
+    return f"[{number}]"
+
+
+def _number_and_title(passage: Passage, number: int) -> str:
+    return f"[{number}] {passage.title}" if passage.title else f"[{number}]"
+
+
+HEADERS: Mapping[str, HeaderFunction] = {
+    "none": _none,
+    "title": _title,
+    "number": _number,
+    "number+title": _number_and_title,
+}
+"""``number`` and ``number+title`` make a window depend on the passage's place among the others."""
+
+
+def header_function(header: Header) -> HeaderFunction:
+    """The function of a header's name, or the function itself.
+
+    Raises:
+        PromptError: the name is unknown.
+    """
+    if callable(header):
+        return header
+    if header not in HEADERS:
+        raise PromptError(
+            f"Unknown header {header!r}; use one of {', '.join(HEADERS)}, or a function of "
+            "(passage, number) that returns the header line."
+        )
+    return HEADERS[header]
+
+
+_PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
+_SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]")
+_SPACE = re.compile(r"\s+")
+
+_FULL = 0.85
+"""A part that uses this share of its room is long enough; searching on costs more than it gains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Characters ``start`` to ``end`` of the text, and the ids of the window they make."""
+
+    start: int
+    end: int
+    ids: tuple[int, ...]
+
+
+class TooLittleRoomError(ValueError):
+    """The smallest window is larger than the limit; ``size`` is its number of tokens."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the smallest window has {size} tokens")
+        self.size = size
+
+
+def split(text: str, encode: Callable[[str], Sequence[int]], limit: int, size: int) -> list[Part]:
+    """Cut a text into parts whose windows hold at most ``limit`` tokens.
+
+    Parts follow each other without a gap or an overlap. A cut falls behind the last paragraph that
+    ends in the second half of what fits, else behind the last such sentence, else behind the last
+    white space, else between any two characters. Each part is encoded a few times at its own size,
+    so the work grows with the length of the text and not with its square.
+
+    Args:
+        text: the whole text.
+        encode: part of the text -> ids of the whole window, header included.
+        limit: greatest number of tokens in a window.
+        size: number of tokens of the window that the whole text would make.
+
+    Raises:
+        TooLittleRoomError: a window with one character does not fit, or what stands around the text
+            leaves less than an eighth of the window for it.
+    """
+    around = len(encode(""))
+    room = limit - around
+    if room < max(1, limit // 8):
+        raise TooLittleRoomError(around)
+    guess = max(1, int(len(text) * room / max(1, size - around)))
+    parts: list[Part] = []
+    start = 0
+    while start < len(text):
+        length, ids = _longest(text, start, guess, encode, limit, around)
+        guess = max(1, length)
+        if start + length < len(text):
+            shorter = _boundary(text[start : start + length])
+            if shorter < length:
+                shorter_ids = encode(text[start : start + shorter])
+                # Fewer characters rarely make more tokens, but they can.
+                if len(shorter_ids) <= limit:
+                    length, ids = shorter, shorter_ids
+        parts.append(Part(start, start + length, tuple(ids)))
+        start += length
+    return parts
+
+
+def _longest(
+    text: str,
+    start: int,
+    guess: int,
+    encode: Callable[[str], Sequence[int]],
+    limit: int,
+    around: int,
+) -> tuple[int, Sequence[int]]:
+    """About the greatest number of characters from ``start`` that fit, and their ids."""
+    rest = len(text) - start
+    fits, fitting = 0, encode("")
+    too_long = rest + 1
+    length = min(guess, rest)
+    while True:
+        ids = encode(text[start : start + length])
+        used = len(ids) - around
+        room = limit - around
+        if len(ids) <= limit:
+            fits, fitting = length, ids
+            if length == rest or used >= _FULL * room:
+                break
+            ahead = int(length * 0.98 * room / used) if used > 0 else length * 2
+            length = min(max(length + 1, ahead), length * 4, rest)
+        else:
+            too_long = length
+            if length == 1:
+                raise TooLittleRoomError(len(ids))
+            length = max(1, min(length - 1, int(length * 0.95 * room / used)))
+        if too_long <= fits + 1:
+            break
+        if not fits < length < too_long:
+            length = (fits + too_long) // 2
+    return fits, fitting
+
+
+def _boundary(fitting: str) -> int:
+    half = len(fitting) // 2
+    for pattern in (_PARAGRAPH, _SENTENCE, _SPACE):
+        ends = [match.end() for match in pattern.finditer(fitting, half)]
+        if ends:
+            return ends[-1]
+    return len(fitting)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTokens:
+    """One window.
+
+    Attributes:
+        ids: token ids, header and closing blank line included.
+        passage: index into the passages as given.
+        part: index of this window among the passage's windows.
+        parts: number of the passage's windows.
+        start: first character of ``passage.text`` in it.
+        end: character of ``passage.text`` behind its last one.
+    """
+
+    ids: tuple[int, ...]
+    passage: int
+    part: int
+    parts: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something the caller should know about a passage.
+
+    Attributes:
+        kind: ``blank`` and ``duplicate`` passages make no window of their own; a ``split`` one
+            makes several.
+        passage: index into the passages as given.
+        message: the same in words.
+        of: for a duplicate, the index of the first passage that equals it.
+    """
+
+    kind: Literal["blank", "duplicate", "split"]
+    passage: int
+    message: str
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParts:
+    """A prompt in token ids: the prefix, the windows in the order of their passages, the query."""
+
+    prefix_ids: tuple[int, ...]
+    windows: tuple[WindowTokens, ...]
+    query_ids: tuple[int, ...]
+    notes: tuple[Note, ...]
+
+
+class Prompt:
+    """Builds prompts for one tokenizer; safe to use from several threads.
+
+    Args:
+        tokenizer: a transformers tokenizer, fast or Python. It is read when the prompt is made;
+            tokens added to it later are not seen.
+        header: ``none``, ``title``, ``number``, ``number+title``, or a function of a passage and
+            its 1-based number among the passages as given.
+        template_kwargs: further variables of the chat template, such as ``enable_thinking``.
+        text_tokens: special or added tokens that text may produce, where ordinary text is spelled
+            with one (a padding token ``!``, words added to the vocabulary).
+
+    Raises:
+        PromptError: an unknown header, a tokenizer of a foreign kind, or a name in ``text_tokens``
+            or ``template_kwargs`` that does not belong there.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        header: Header = "title",
+        template_kwargs: Mapping[str, Any] | None = None,
+        text_tokens: Collection[str] = (),
+    ) -> None:
+        self._header = header_function(header)
+        self._boundary = Boundary(tokenizer, text_tokens)
+        self._layout: ChatTemplate | BaseLayout = (
+            ChatTemplate(tokenizer, template_kwargs or {})
+            if getattr(tokenizer, "chat_template", None)
+            else BaseLayout(tokenizer)
+        )
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return isinstance(self._layout, ChatTemplate)
+
+    def without_header(self) -> Prompt:
+        """The same with windows that hold nothing but their text."""
+        other = copy.copy(self)
+        other._header = header_function("none")
+        return other
+
+    def encode_text(self, text: str, *, continuation: bool = False) -> list[int]:
+        """Ids of untrusted text; never a control token.
+
+        Args:
+            text: any text.
+            continuation: whether the text goes on after other text, so that no dummy prefix is
+                put before it. Without, the ids are those of
+                ``tokenizer(text, add_special_tokens=False)`` unless these hold a control token.
+
+        Raises:
+            PromptError: a character of the text is itself a control token.
+        """
+        return self._boundary.encode(text, "text" if continuation else "start")
+
+    def build(
+        self,
+        query: str | Sequence[Mapping[str, Any]] | Conversation,
+        passages: Sequence[Passage],
+        *,
+        prefix: str | None = None,
+        max_window_tokens: int | None = None,
+    ) -> PromptParts:
+        """Tokenize a question with its passages.
+
+        Args:
+            query: the question, or messages with ``role`` and ``content``, see `Conversation.of`,
+                or a `Conversation`.
+            passages: in any number; blank and repeated ones make no window and are noted.
+            prefix: the instruction (system prompt); goes before a leading system message.
+            max_window_tokens: greatest length of a window; a longer passage becomes several
+                windows, each with the header, that cover its text without gap or overlap.
+
+        Raises:
+            PromptError: the conversation, the template, the header or a text can't be used.
+            LimitError: a passage can't be cut into windows of ``max_window_tokens``.
+        """
+        if max_window_tokens is not None and max_window_tokens < 1:
+            raise LimitError(f"max_window_tokens must be at least 1, not {max_window_tokens}.")
+        conversation = Conversation.of(query, prefix)
+        in_text = self._layout.begins_in_text or bool(conversation.system)
+        at: At = "text" if in_text else "start"
+        windows: list[WindowTokens] = []
+        notes: list[Note] = []
+        first: dict[tuple[str, str], int] = {}
+        for index, passage in enumerate(map(Passage.of, passages)):
+            name = f"Passage {index}" + (f" (id {passage.id!r})" if passage.id is not None else "")
+            if not passage.text.strip():
+                notes.append(Note("blank", index, f"{name} has no text and made no window."))
+                continue
+            same = first.setdefault((passage.title or "", passage.text), index)
+            if same != index:
+                message = f"{name} repeats passage {same} and made no window of its own."
+                notes.append(Note("duplicate", index, message, of=same))
+                continue
+            made = self._windows(passage, index, name, at, max_window_tokens)
+            if not made:
+                message = f"{name} has no text that this tokenizer knows and made no window."
+                notes.append(Note("blank", index, message))
+            if len(made) > 1:
+                message = (
+                    f"{name} is longer than max_window_tokens={max_window_tokens} and became "
+                    f"{len(made)} windows."
+                )
+                notes.append(Note("split", index, message))
+            windows += made
+        prefix_ids, query_ids = self.around(conversation, windows=bool(windows))
+        return PromptParts(prefix_ids, tuple(windows), query_ids, tuple(notes))
+
+    def around(
+        self,
+        query: str | Sequence[Mapping[str, Any]] | Conversation,
+        *,
+        prefix: str | None = None,
+        windows: bool = True,
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What stands before the windows and behind them: the prefix's ids and the query's.
+
+        Args:
+            query: as in `build`.
+            prefix: as in `build`.
+            windows: whether there are any; without, everything is in the query.
+
+        Raises:
+            PromptError: the question is blank, or as in `build`.
+        """
+        conversation = Conversation.of(query, prefix)
+        _check_question(conversation)
+        self._check_tools(conversation.tools)
+        before, after = self._layout.cut(conversation, slot=windows)
+        leading = tuple(self._layout.leading)
+        if not windows:
+            return (), (*leading, *self._boundary.encode_pieces(after))
+        prefix_ids = (*leading, *self._boundary.encode_pieces(before))
+        return prefix_ids, tuple(self._boundary.encode_pieces(after, "text"))
+
+    def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """A template writes tools itself, so their text must hold no control token."""
+        for tool, name in zip(tools, tool_names(tools), strict=True):
+            for text in strings(tool):
+                found = self._boundary.controls.spelled.search(text)
+                if found:
+                    raise PromptError(
+                        f"The definition of tool {name!r} holds the control token {found[0]!r}; "
+                        "take it out of its description and parameters."
+                    )
+
+    def _windows(
+        self, passage: Passage, index: int, name: str, at: At, limit: int | None
+    ) -> list[WindowTokens]:
+        header = self._header(passage, index + 1)
+        if not isinstance(header, str):
+            raise PromptError(
+                f"The header of {name.lower()} must be a string, not {type(header).__name__}; "
+                "return an empty string for none."
+            )
+        head = f"{header}\n" if header.strip() else ""
+
+        def encode(text: str) -> list[int]:
+            try:
+                return self._boundary.encode(f"{head}{text}\n\n", at)
+            except PromptError as error:
+                raise PromptError(f"{name}: {error}") from error
+
+        ids = encode(passage.text)
+        if not ids:
+            return []
+        if limit is None or len(ids) <= limit:
+            return [WindowTokens(tuple(ids), index, 0, 1, 0, len(passage.text))]
+        try:
+            parts = split(passage.text, encode, limit, len(ids))
+        except TooLittleRoomError as error:
+            raise LimitError(
+                f"{name} has {len(ids)} tokens and can't be cut into windows of "
+                f"max_window_tokens={limit}: a window's header and blank line, or one character "
+                f"with them, make {error.size} tokens, and an eighth of a window must be left for "
+                "text. Raise max_window_tokens, shorten the title, or use header='none'."
+            ) from error
+        return [
+            WindowTokens(part.ids, index, number, len(parts), part.start, part.end)
+            for number, part in enumerate(parts)
+        ]
+
+
+def _check_question(conversation: Conversation) -> None:
+    """Refuse a user's last message that asks nothing; a tool may well have given nothing back."""
+    last = next((turn for turn in reversed(conversation.turns) if turn.role != "system"), None)
+    if last is not None and last.role == "user" and not last.content.strip():
+        raise PromptError(
+            "The question is blank: it holds no text but white space. Ask something; in a "
+            "conversation the last message is the question."
+        )

@@ -1,0 +1,95 @@
+"""From generated tokens back to text, whole and piece by piece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """Decodes generated ids, special tokens left out.
+
+    Args:
+        tokenizer: of the model.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._left_out = frozenset(tokenizer.all_special_ids)
+
+    def text(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+        """The text of ``ids``, cut before the first stop string in it."""
+        text = self._decode(ids)
+        ends = [text.find(string) for string in stop]
+        return text[: min((end for end in ends if end >= 0), default=len(text))]
+
+    def find_stop(self, ids: Sequence[int], stop: Sequence[str]) -> str | None:
+        """The stop string that the text of ``ids`` holds, if any."""
+        text = self._decode(ids)
+        return next((string for string in stop if string in text), None)
+
+    def settled(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+        """The part of the text that no later token can change.
+
+        Left out: an unfinished UTF-8 sequence, an open run of byte tokens (a later invalid byte
+        would change all of it), and an end that could become a stop string.
+        """
+        keep = len(ids)
+        # A special token is left out, so bytes on both sides of it are one run.
+        while keep and (ids[keep - 1] in self._left_out or self._is_byte(ids[keep - 1])):
+            keep -= 1
+        text = self.text(ids[:keep], stop)
+        if len(text) < len(self._decode(ids[:keep])):
+            return text
+        # However many bytes of a character are there, they decode to one replacement character.
+        text = text.removesuffix(_REPLACEMENT)
+        held = max((_overlap(text, string) for string in stop), default=0)
+        return text[: len(text) - held]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def _is_byte(self, token: int) -> bool:
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        return isinstance(name, str) and _BYTE_TOKEN.fullmatch(name) is not None
+
+
+def _overlap(text: str, string: str) -> int:
+    """Length of the longest end of ``text`` that begins ``string``."""
+    sizes = range(min(len(text), len(string) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(string[:size])), 0)
+
+
+# Control characters (a terminal obeys them), marks that reverse or hide text, line separators, and
+# lone surrogates (no encoder takes them). Tab and line feed stay.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    r"""Spell out control characters, for example ESC as ``\x1b``; tab and line feed stay."""
+    return _UNSEEN.sub(lambda match: _spelled(ord(match[0])), text)
+
+
+def one_line(text: str) -> str:
+    """The same on one line, with single spaces."""
+    return visible(" ".join(text.split()))
+
+
+def encodable(text: str) -> str:
+    """Replace what can't be UTF-8, as undecodable bytes of a command line, by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _spelled(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,0 +1,1 @@
+"""Further steps of some methods: ensembles, refinement, selective recompute."""

@@ -1,0 +1,217 @@
+"""Windows that answer each for itself, and one answer made of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from rag_windows.attention import view as attention_view
+from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
+from rag_windows.errors import RagWindowsError
+from rag_windows.kv import Members, RowsCache
+from rag_windows.methods.pooling import Pooling
+
+MAX_ROW_TOKENS = 8192
+"""Tokens of all rows together that one forward pass holds at most, one a row at least."""
+
+MAX_LOGITS = 2**26
+"""Logits of all rows together that one forward pass gives at most, one token a row at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one forward pass gave.
+
+    Attributes:
+        logprobs: (queries, windows, tokens, vocabulary) log-probabilities, fp32 at least.
+        prior: (queries, tokens, vocabulary) of the row without a window, or None.
+        first_position: position of the first of these tokens.
+        mass: the rows' attention mass, or None.
+    """
+
+    logprobs: torch.Tensor
+    prior: torch.Tensor | None
+    first_position: int
+    mass: WeightRecorder | None
+
+
+def passes(
+    twin: PreTrainedModel,
+    layout: PromptLayout,
+    members: Members,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    tail: RowsCache,
+    kept: int,
+) -> Iterator[Pass]:
+    """Run every query beside every window.
+
+    Tokens are cut into as few passes as the two bounds allow, one after the other through the
+    tail, which changes nothing but the memory that a pass takes.
+
+    Args:
+        twin: the model with our attention.
+        layout: of this call.
+        members: the windows.
+        ids: (queries, tokens) int64.
+        positions: (queries or 1, tokens) int64.
+        tail: of these queries; it grows by the tokens.
+        kept: how many last tokens' distributions are wanted, at least one.
+
+    Yields:
+        A pass for every piece that holds wanted tokens, in order.
+    """
+    queries, tokens = ids.shape
+    batch = queries * members.per_query
+    vocabulary = int(twin.config.get_text_config(decoder=True).vocab_size)
+    by_tokens = max(1, MAX_ROW_TOKENS // batch)
+    by_logits = max(1, MAX_LOGITS // (batch * vocabulary))
+    wanted = tokens - min(kept, tokens)
+    start = 0
+    while start < tokens:
+        stop = min(tokens, start + by_tokens, max(start, wanted) + by_logits)
+        first = max(start, wanted)
+        held = tail.get_seq_length()
+        mass = None
+        if layout.recorder is not None:
+            mass = WeightRecorder(max(layout.recorder.first_position, layout.position(held)))
+        logits = _logits(
+            twin,
+            replace(layout, recorder=mass),
+            members,
+            ids[:, start:stop],
+            positions[:, start:stop],
+            tail,
+            max(1, stop - first),
+        )
+        if stop > first:
+            rows = logits.log_softmax(dim=-1).unflatten(0, (queries, members.per_query))
+            yield Pass(
+                logprobs=rows[:, : members.count],
+                prior=rows[:, -1] if members.prior else None,
+                first_position=layout.position(held + first - start),
+                mass=mass,
+            )
+        start = stop
+
+
+def _logits(
+    twin: PreTrainedModel,
+    layout: PromptLayout,
+    members: Members,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    tail: RowsCache,
+    last: int,
+) -> torch.Tensor:
+    """(rows, last, vocabulary) logits of the last tokens, fp32 at least."""
+    rows = positions.expand(len(ids), -1).repeat_interleave(members.per_query, dim=0)
+    with use_layout(layout):
+        output = twin(
+            ids.repeat_interleave(members.per_query, dim=0),
+            position_ids=rows,
+            past_key_values=tail,
+            use_cache=True,
+            logits_to_keep=last,
+        )
+    logits = torch.as_tensor(output.logits)[:, -last:]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+_TAKEN: ContextVar[list[Pass] | None] = ContextVar("rag_windows_ensemble_passes", default=None)
+
+
+@dataclass(slots=True)
+class EnsembleLayout(PromptLayout):
+    """A query whose windows answer each for itself.
+
+    Attributes:
+        members: the windows; those of the layout.
+        combination: makes one distribution of theirs.
+    """
+
+    members: Members = field(kw_only=True)
+    combination: Pooling = field(kw_only=True)
+
+
+def make_view(twin: PreTrainedModel) -> PreTrainedModel:
+    """A second view of the windowed model, whose forward pass asks every window.
+
+    transformers' own ``generate`` runs on it and never sees the rows behind. What they read travels
+    with the call, in its layout.
+
+    Args:
+        twin: the model with our attention.
+    """
+    return attention_view.make_view(twin, _forward)
+
+
+@contextmanager
+def taken_passes() -> Iterator[list[Pass]]:
+    """Collects the distributions of the single windows, before they are combined.
+
+    Yields:
+        A list to which each forward pass in this thread or task adds its passes in token order.
+    """
+    passed: list[Pass] = []
+    token = _TAKEN.set(passed)
+    try:
+        yield passed
+    finally:
+        _TAKEN.reset(token)
+
+
+def _forward(
+    twin: PreTrainedModel,
+    input_ids: torch.Tensor,
+    *,
+    position_ids: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    logits_to_keep: int | torch.Tensor = 0,
+    **_: Any,
+) -> CausalLMOutputWithPast:
+    """Combined log-probabilities (queries, tokens, vocabulary), fp32 at least.
+
+    Other arguments of the model (masks, what to return) concern rows that are not there.
+    """
+    layout = current_layout()
+    if not isinstance(layout, EnsembleLayout) or position_ids is None:
+        raise RagWindowsError(
+            "The view of an ensemble was called outside of a request; call the model itself."
+        )
+    kept = int(logits_to_keep) or input_ids.shape[1]
+    taken = _TAKEN.get()
+    parts = []
+    for one in passes(twin, layout, layout.members, input_ids, position_ids, past_key_values, kept):
+        if taken is not None:
+            taken.append(one)
+        weights = layout.combination.weigh(one.logprobs, layout.members.fixed)
+        parts.append(layout.combination.combine(one.logprobs, weights, one.prior))
+        _record(layout, one, weights)
+    return CausalLMOutputWithPast(logits=torch.cat(parts, dim=1), past_key_values=past_key_values)
+
+
+def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
+    """Weigh the rows' attention mass and put it where the request reads it."""
+    members = layout.members
+    if layout.recorder is None or one.mass is None:
+        return
+    groups = members.groups.to(weights.device)
+    for position, layers in one.mass.shares.items():
+        token = position - one.first_position
+        if token < 0:
+            continue
+        for layer, share in layers.items():
+            rows = share.unflatten(0, (-1, members.per_query))[:, : members.count]
+            weighed = rows.to(weights.device) * weights[:, :, token].unsqueeze(-1)
+            mass = weighed.new_zeros(len(weighed), members.n_groups + 2)
+            mass.index_add_(1, groups, weighed[..., 0])
+            mass[:, -2:] = weighed[..., 1:].sum(dim=1)
+            layout.recorder.put(layer, position, mass)

@@ -1,0 +1,212 @@
+"""Selective recompute: some tokens of each window are encoded again, in sight of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+
+from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
+from rag_windows.attention.segments import MAX_MASK, Reading, Rows, Segment, Segments
+from rag_windows.kv import Window
+from rag_windows.loading import input_device
+from rag_windows.methods.steps import Recompute
+from rag_windows.prefill import Encoder
+
+
+class RecomputeLayout:
+    """Keys and values of one context, some of which forward passes replace.
+
+    Token ``i`` stands at position ``i``: the prefix, then the windows one behind the other. The fed
+    tokens see every token up to themselves, whether that one is fed or not.
+
+    Args:
+        reach: see `rag_windows.attention.layout.Layout`.
+        keys: per layer, (kv heads, tokens, head dim); written to.
+        values: per layer, (kv heads, tokens, value dim); written to.
+    """
+
+    capture = None
+    weighs = False
+
+    def __init__(
+        self,
+        reach: tuple[int | None, ...],
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+    ) -> None:
+        self.reach = reach
+        self.keys = tuple(keys)
+        self.values = tuple(values)
+        self.take(torch.zeros(1, dtype=torch.int64))
+
+    def take(self, rows: torch.Tensor) -> None:
+        """Say which tokens the next forward pass is fed.
+
+        Args:
+            rows: (n,) int64, ascending, on the CPU.
+        """
+        self._rows = rows
+        self._segment = Segment(first=0, last=int(rows[-1]), seen=rows + 1)
+        whole = Segments("query", [self._segment], len(rows))
+        self._reading = Reading(Rows.at(rows), [whole])
+
+    def reading(
+        self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
+    ) -> Reading:
+        """Replace the fed tokens' keys and values, and say what they read."""
+        fed = self._rows.to(key.device)
+        self.keys[layer].index_copy_(1, fed, key[0])
+        self.values[layer].index_copy_(1, fed, value[0])
+        seen = self._segment.last + 1
+        part = self.keys[layer][None, :, :seen], self.values[layer][None, :, :seen]
+        self._segment.layers = {layer: [part]}
+        return self._reading
+
+    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
+        """Nothing is recorded."""
+
+
+LAYER = 1
+"""The first layer whose keys can deviate: those of layer 0 depend on token and position only."""
+
+
+@torch.no_grad()
+def key_deviation(
+    encoder: Encoder, windows: Sequence[Window], prefix: Window | None
+) -> torch.Tensor:
+    """Squared distance of each token's key in the second layer to the one it has when it sees all.
+
+    All tokens pass through the first layer once, as in an ordinary prompt, and no further. Source:
+    Yao et al., "CacheBlend", https://arxiv.org/abs/2405.16444 (tokens of high KV deviation). The
+    paper compares anew in each layer and narrows its choice on the way; this is its first step.
+
+    Args:
+        encoder: of the model; it has at least two layers.
+        windows: encoded one behind the other.
+        prefix: what stands before the windows, or None.
+
+    Returns:
+        (tokens of all windows,) fp32 on the CPU, summed over kv heads and head dim.
+    """
+    start = 0 if prefix is None else len(prefix.ids)
+    ids = [token for window in windows for token in window.ids]
+    capture = Capture(LAYER)
+    layout = TextsLayout(encoder.reach, [len(ids)], [start], prefix, capture=capture)
+    device = input_device(encoder.model)
+    rows = torch.tensor([ids], dtype=torch.int64, device=device)
+    positions = layout.positions.unsqueeze(0).to(device)
+    with use_layout(layout), suppress(AllCaptured):
+        encoder.model.base_model(rows, position_ids=positions, use_cache=False)
+    old = torch.cat([window.keys[LAYER] for window in windows], dim=1)
+    difference = capture.keys[LAYER][0].float() - old.float()
+    return difference.square().sum(dim=(0, 2)).cpu()
+
+
+def chosen(
+    encoder: Encoder, windows: Sequence[Window], prefix: Window | None, plan: Recompute
+) -> torch.Tensor:
+    """Indices among all windows' tokens of those to encode again.
+
+    Tokens of the first window are never among them: nothing stands before it but the prefix, which
+    it has seen.
+
+    Args:
+        encoder: of the model.
+        windows: at least one, encoded one behind the other.
+        prefix: what stands before the windows, or None.
+        plan: how many, and by which rule.
+
+    Returns:
+        (n,) int64, ascending, on the CPU.
+    """
+    lengths = [len(window.ids) for window in windows]
+    counts = plan.counts(lengths)
+    behind = lengths[0]
+    if plan.choose == "deviation" and len(encoder.reach) > LAYER and len(windows) > 1:
+        deviation = key_deviation(encoder, windows, prefix)[behind:]
+        # A stable order makes the choice the same on every run where tokens tie.
+        order = torch.sort(deviation, descending=True, stable=True).indices
+        return torch.sort(order[: sum(counts[1:])]).values + behind
+    parts = [torch.empty(0, dtype=torch.int64)]
+    start = behind
+    for length, count in zip(lengths[1:], counts[1:], strict=True):
+        parts.append(torch.arange(start, start + count))
+        start += length
+    return torch.cat(parts)
+
+
+def link(
+    encoder: Encoder, windows: Sequence[Window], prefix: Window | None, plan: Recompute
+) -> tuple[list[Window], list[int]]:
+    """Link the windows of one request.
+
+    Args:
+        encoder: of the model.
+        windows: each encoded behind the prefix, at the positions it has in one prompt.
+        prefix: what stands before the windows, or None.
+        plan: how many tokens, and by which rule.
+
+    Returns:
+        The windows with the chosen tokens' fresh keys and values in the place of the old ones; what
+        was given stays as it is. And of each window how many tokens those are.
+    """
+    if plan.nothing or len(windows) < 2:
+        return list(windows), [0] * len(windows)
+    indices = chosen(encoder, windows, prefix, plan)
+    lengths = torch.tensor([len(window.ids) for window in windows])
+    owners = torch.arange(len(windows)).repeat_interleave(lengths)[indices]
+    counts = torch.bincount(owners, minlength=len(windows)).tolist()
+    if not len(indices):
+        return list(windows), counts
+    return relink(encoder, windows, prefix, indices), counts
+
+
+@torch.no_grad()
+def relink(
+    encoder: Encoder, windows: Sequence[Window], prefix: Window | None, indices: torch.Tensor
+) -> list[Window]:
+    """Encode tokens again: in each layer their new keys and values count, also for one another.
+
+    A token attends to the prefix and to every token of the windows up to itself, whether that one
+    was encoded again or not. Nothing later is seen, so a long choice is run in several passes, in
+    order, and gives the same. Source: Hu et al., "EPIC", https://arxiv.org/abs/2410.15332, and Yao
+    et al., "CacheBlend", https://arxiv.org/abs/2405.16444, which differ in their choice of tokens.
+
+    Args:
+        encoder: of the model.
+        windows: encoded one behind the other.
+        prefix: what stands before the windows, or None.
+        indices: (n,) int64 on the CPU, ascending, at least one, among all windows' tokens.
+    """
+    before = [] if prefix is None else [prefix]
+    parts = [*before, *windows]
+    start = sum(len(window.ids) for window in before)
+    ids = torch.tensor([token for window in parts for token in window.ids], dtype=torch.int64)
+    layers = range(len(encoder.reach))
+    made = RecomputeLayout(
+        encoder.reach,
+        [torch.cat([window.keys[layer] for window in parts], dim=1) for layer in layers],
+        [torch.cat([window.values[layer] for window in parts], dim=1) for layer in layers],
+    )
+    device = input_device(encoder.model)
+    for rows in (indices + start).split(max(1, MAX_MASK // len(ids))):
+        made.take(rows)
+        fed = ids[rows].unsqueeze(0).to(device)
+        with use_layout(made):
+            encoder.model.base_model(
+                fed, position_ids=rows.unsqueeze(0).to(device), use_cache=False
+            )
+    # The last window's end is no beginning.
+    offsets = accumulate((len(window.ids) for window in windows), initial=start)
+    return [
+        replace(
+            window,
+            keys=tuple(key[:, at : at + len(window.ids)] for key in made.keys),
+            values=tuple(value[:, at : at + len(window.ids)] for value in made.values),
+        )
+        for at, window in zip(offsets, windows, strict=False)
+    ]

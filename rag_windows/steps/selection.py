@@ -1,0 +1,143 @@
+"""Which of a context's windows a query reads, chosen by their keys, and how they come together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from rag_windows.context import EncodedContext
+from rag_windows.kv import PackedWindows, Window, pack
+from rag_windows.methods.base import Alignment
+from rag_windows.methods.key_search import best, page_owners
+from rag_windows.methods.steps import Fusion, Selection
+from rag_windows.prefill import Encoder
+
+
+def fuse(windows: Sequence[Window], fusion: Fusion) -> Window:
+    """One window whose keys and values at a position are the mean or the sum of those there.
+
+    Windows of unlike lengths are laid over each other position by position; where a shorter one
+    has no token, the mean and the sum are over those that have one. Keys are rotated already, but
+    those that are mixed stand at the same position and are rotated alike.
+
+    Args:
+        windows: at least one.
+        fusion: "mean" or "sum".
+
+    Returns:
+        From the first position of any to the last. Its tokens stand for nothing but their number.
+    """
+    start = min(window.start for window in windows)
+    length = max(window.start + len(window.ids) for window in windows) - start
+
+    def mixed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        first = tensors[0]
+        exact = torch.promote_types(first.dtype, torch.float32)
+        total = first.new_zeros((first.shape[0], length, first.shape[2]), dtype=exact)
+        for window, tensor in zip(windows, tensors, strict=True):
+            at = window.start - start
+            total[:, at : at + len(window.ids)] += tensor.to(exact)
+        if fusion == "mean":
+            total = total / _present(windows, start, length).sum(dim=0).to(total).view(1, -1, 1)
+        return total.to(first.dtype)
+
+    layers = range(len(windows[0].keys))
+    return Window(
+        ids=(0,) * length,
+        start=start,
+        keys=tuple(mixed([window.keys[layer] for window in windows]) for layer in layers),
+        values=tuple(mixed([window.values[layer] for window in windows]) for layer in layers),
+    )
+
+
+def pack_fused(
+    fused: Window, windows: Sequence[Window], groups: Sequence[int], n_groups: int
+) -> PackedWindows:
+    """A fused window as the one that is read; passages share the attention on a position.
+
+    Positions at which the same passages have a token are one span.
+
+    Args:
+        fused: from `fuse`.
+        windows: what it was made from.
+        groups: citation group of each of these.
+        n_groups: number of groups.
+    """
+    present = _present(windows, fused.start, len(fused.ids))
+    same, counts = present.T.unique_consecutive(dim=0, return_counts=True)
+    shares = torch.zeros(len(counts), n_groups)
+    shares.index_add_(1, torch.tensor(list(groups)), same.float())
+    packed = pack([fused], [0] * len(counts), n_groups, counts.tolist())
+    return replace(packed, shares=shares / shares.sum(dim=1, keepdim=True))
+
+
+def _present(windows: Sequence[Window], start: int, length: int) -> torch.Tensor:
+    """(windows, length) bool: which window has a token at which position behind ``start``."""
+    index = torch.arange(start, start + length)
+    first = torch.tensor([window.start for window in windows]).unsqueeze(-1)
+    end = torch.tensor([window.start + len(window.ids) for window in windows]).unsqueeze(-1)
+    return (index >= first) & (index < end)
+
+
+def select(
+    selection: Selection, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
+) -> EncodedContext:
+    """The context that this query reads; chosen windows keep their order."""
+    windows = context.singles
+    chosen = _chosen(selection, context, query_ids, encoder)
+    kept = [index for index, group in enumerate(context.groups) if group in chosen]
+    read, groups = [windows[i] for i in kept], [context.groups[i] for i in kept]
+    scores = [context.scores[i] for i in kept] if context.scores else []
+    if selection.fusion == "concat":
+        narrow = context.narrowed(read, groups, scores)
+        return replace(narrow, chosen=tuple(kept), window_tokens=context.window_tokens)
+    fused = fuse(read, selection.fusion)
+    n_groups = 0 if context.windows is None else context.windows.n_groups
+    narrow = context.narrowed([fused], [groups[0]])
+    packed = pack_fused(fused, read, groups, n_groups)
+    return replace(narrow, windows=packed, chosen=tuple(kept), window_tokens=context.window_tokens)
+
+
+def _chosen(
+    selection: Selection, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
+) -> set[int]:
+    groups = list(dict.fromkeys(context.groups))
+    if len(groups) <= selection.retrieve:
+        return set(groups)
+    alignment = context.method.alignment
+    end = max(window.start + len(window.ids) for window in context.singles)
+    query = encode_query(encoder, context.prefix, query_ids, alignment, end)
+    places = {group: place for place, group in enumerate(groups)}
+    pages = [selection.search.pages(window) for window in context.singles]
+    windows = torch.tensor([places[group] for group in context.groups])
+    owners = windows[page_owners([len(page) for page in pages])].to(pages[0].device)
+    similarities = selection.search.similarities(
+        selection.search.tokens(query), torch.cat(pages), owners, len(groups)
+    )
+    return {groups[place] for place in best(similarities, selection.retrieve)}
+
+
+def encode_query(
+    encoder: Encoder,
+    prefix: Window | None,
+    query_ids: Sequence[int],
+    alignment: Alignment = "left",
+    end: int = 0,
+) -> Window:
+    """A query's keys as they would be if it were one more window.
+
+    Keys hold their position. A query that stands where windows stand is rotated as they are, in
+    every kind of model, so that equal tokens at equal places have equal keys.
+
+    Args:
+        encoder: of the model.
+        prefix: behind which the windows were encoded.
+        query_ids: at least one token.
+        alignment: of the windows; with "right" the query ends where they do.
+        end: position behind the furthest window; needed with "right" alone.
+    """
+    first = 0 if prefix is None else len(prefix.ids)
+    start = max(first, end - len(query_ids)) if alignment == "right" else first
+    return encoder.run([tuple(query_ids)], [start], prefix)[0]
