@@ -74,11 +74,11 @@ def ask(
 
 def _check_not_a_file(question: str) -> None:
     """A path that lost its --docs must not be answered as a question."""
-    from rag_windows_retrievers.files import KINDS
+    from rag_windows_retrievers import SUFFIXES
 
     if question.split() != [question]:
         return
-    if Path(question).suffix.lower() in KINDS or ("/" in question and Path(question).exists()):
+    if Path(question).suffix.lower() in SUFFIXES or ("/" in question and Path(question).exists()):
         raise InputError(
             f"The question {question!r} is the name of a file; give each file a --docs of its own, "
             "and the question in quotes."

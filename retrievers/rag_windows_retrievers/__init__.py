@@ -11,18 +11,23 @@ from rag_windows_retrievers.conversational import (
     rewritten_by,
 )
 from rag_windows_retrievers.dense import DenseRetriever
-from rag_windows_retrievers.documents import Document, Documents, load_documents
-from rag_windows_retrievers.encoder import Encoder, SentenceEncoder
-from rag_windows_retrievers.files import Skipped
+from rag_windows_retrievers.documents import (
+    SUFFIXES,
+    Document,
+    Documents,
+    Skipped,
+    load_documents,
+)
+from rag_windows_retrievers.encoder import Encoder, Progress, SentenceEncoder, progress_bar
 from rag_windows_retrievers.hybrid import HybridRetriever
 from rag_windows_retrievers.ingest import Index, ingest, open_index
-from rag_windows_retrievers.lengths import TokenBudget
-from rag_windows_retrievers.progress import Progress, progress_bar
 from rag_windows_retrievers.reranker import Reranker
-from rag_windows_retrievers.retriever import Retriever, ScoredPassage
-from rag_windows_retrievers.splitting import split_document, split_documents
+from rag_windows_retrievers.retriever import DEFAULT_K, Retriever, ScoredPassage
+from rag_windows_retrievers.splitting import TokenBudget, split_document, split_documents
 
 __all__ = [
+    "DEFAULT_K",
+    "SUFFIXES",
     "BM25Retriever",
     "ConversationalRetriever",
     "DenseRetriever",

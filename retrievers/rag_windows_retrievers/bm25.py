@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rag_windows.errors import InputError, RetrievalError
 from rag_windows.passage import Passage
-from rag_windows_retrievers import store
-from rag_windows_retrievers.passage_file import read_passages, write_passages
+from rag_windows_retrievers import index_file
 from rag_windows_retrievers.retriever import DEFAULT_K, ScoredPassage, check_k, ranked_text
 
-_KIND = "bm25"
+_FILE = "bm25.safetensors"
 _WORDS = 1
 """Raised when `tokenize` changes: the words of an older index would no longer be found."""
 
@@ -69,8 +67,10 @@ class BM25Retriever:
             raise RetrievalError("No passage holds a word; check the documents' contents.")
         import bm25s
 
-        self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-        self._index.index((rows, dict(self._vocabulary)), show_progress=False)
+        index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+        index.index((rows, dict(self._vocabulary)), show_progress=False)
+        # A sparse matrix of (passages, words), a column a word: what each adds to a score.
+        self._columns = {name: index.scores[name] for name in ("data", "indices", "indptr")}
 
     def save(self, folder: str | Path) -> None:
         """Write passages and index into a folder, in place of an index that is there.
@@ -79,12 +79,11 @@ class BM25Retriever:
             InputError: a passage's metadata can't be written as JSON.
             RetrievalError: the folder can't be written.
         """
+        import numpy as np
 
-        def fill(generation: Path) -> None:
-            write_passages(generation, self.passages)
-            self._index.save(generation, show_progress=False)
-
-        store.write(Path(folder), _KIND, {"words": _WORDS, "passages": len(self.passages)}, fill)
+        words = np.frombuffer("\n".join(self._vocabulary).encode(), dtype=np.uint8)
+        arrays = {**self._columns, "words": words}
+        index_file.write(Path(folder) / _FILE, self.passages, {"words": _WORDS}, arrays)
 
     @classmethod
     def load(cls, folder: str | Path) -> BM25Retriever:
@@ -93,22 +92,17 @@ class BM25Retriever:
         Raises:
             RetrievalError: there is no BM25 index, or it is damaged, or of another version.
         """
-        import bm25s as library
-
-        def open_index(generation: Path, settings: Mapping[str, Any]) -> BM25Retriever:
-            if settings["words"] != _WORDS:
-                raise RetrievalError(
-                    f"The index in {folder} tells words apart by other rules; build it anew."
-                )
-            loaded = cls.__new__(cls)
-            loaded.passages = read_passages(generation)
-            if not len(loaded.passages) == settings["passages"] > 0:
-                raise ValueError(f"{len(loaded.passages)} passages")
-            loaded._index = library.BM25.load(generation, show_progress=False)
-            loaded._vocabulary = loaded._index.vocab_dict
-            return loaded
-
-        return store.read(Path(folder), _KIND, open_index)
+        passages, settings, arrays = index_file.read(Path(folder) / _FILE)
+        if settings.get("words") != _WORDS:
+            raise RetrievalError(
+                f"The index in {folder} tells words apart by other rules; build it anew."
+            )
+        loaded = cls.__new__(cls)
+        loaded.passages = passages
+        words = arrays.pop("words").tobytes().decode().split("\n")
+        loaded._vocabulary = {word: number for number, word in enumerate(words)}
+        loaded._columns = arrays
+        return loaded
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Rank the passages that share a word with the query.
@@ -129,11 +123,11 @@ class BM25Retriever:
         check_k(k)
         known = [word for word in tokenize(query) if word in self._vocabulary]
         telling = [word for word in known if word not in FUNCTION_WORDS]
-        words = [self._vocabulary[word] for word in telling or known]
-        if not words:
-            return []
-        scores = self._index.get_scores_from_ids(words)
-        # bm25s's own selection leaves the order of ties open.
+        scores = np.zeros(len(self.passages), dtype=np.float32)
+        starts = self._columns["indptr"]
+        for number in (self._vocabulary[word] for word in telling or known):
+            column = slice(starts[number], starts[number + 1])
+            scores[self._columns["indices"][column]] += self._columns["data"][column]
         best = np.argsort(-scores, kind="stable")[:k]
         return [
             dataclasses.replace(self.passages[i], score=float(scores[i]))

@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rag_windows.errors import InputError, RetrievalError
 from rag_windows.passage import Passage
-from rag_windows_retrievers import store
-from rag_windows_retrievers.encoder import Encoder, SentenceEncoder
-from rag_windows_retrievers.passage_file import read_passages, write_passages
-from rag_windows_retrievers.probe import PROBE, check_model
-from rag_windows_retrievers.progress import Progress
+from rag_windows_retrievers import index_file
+from rag_windows_retrievers.encoder import Encoder, Progress, SentenceEncoder
 from rag_windows_retrievers.retriever import DEFAULT_K, ScoredPassage, check_k
-from rag_windows_retrievers.rows import Rows, embed_passages, key_of
-from rag_windows_retrievers.vectors import Graph
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -26,27 +21,34 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = "Encoder | str | Path | SentenceTransformer"
 
-APPROXIMATE_ABOVE = 100_000
+FILE = "dense.safetensors"
+
+PROBE = (
+    "Which river runs through the old town?",
+    "In 1871 the lighthouse keeper's daughter sold 3 boats, a bell & some letters (unsigned).",
+    "def area(r): return 3.14159 * r ** 2",
+)
+"""Texts whose vectors are kept with an index, and made again when it is opened."""
+
+_NEAR = 0.05
+"""How far a probe's vector may move, of its length. Half precision and other devices move it by
+about 0.01; another model, pooling, prompt or fine-tuning moves it by more."""
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
-_KIND = "dense"
-_VECTORS, _GRAPH = "vectors.safetensors", "graph.usearch"
 
 
 class DenseRetriever:
-    """Passages whose vectors lie nearest to the query's.
+    """Passages whose vectors lie nearest to the query's; every vector is compared.
 
-    Up to `approximate_above` vectors every one is compared; above, a graph (see `Graph`) names
-    candidates, which are then compared exactly. The score is the cosine, or the dot product for a
-    model made for it. Where the encoder reads less than a whole passage, the passage is embedded in
-    parts and its best part counts. A query of several paragraphs asks with the mean of their
-    vectors, and a paragraph that is longer than the encoder reads counts as the mean of its parts.
-    Blank passages are never found. A retriever is not changed by use.
+    The score is the cosine, or the dot product for a model made for it. Where the encoder reads
+    less than a whole passage, the passage is embedded in parts and its best part counts. A query of
+    several paragraphs asks with the mean of their vectors, and a paragraph that is longer than the
+    encoder reads counts as the mean of its parts. Blank passages are never found. A retriever is
+    not changed by use.
 
     Args:
         passages: the corpus.
         model: an `Encoder`, or what `SentenceEncoder` takes.
-        approximate_above: number of vectors above which the search is approximate.
         progress: told how many passages are embedded.
 
     Attributes:
@@ -60,33 +62,9 @@ class DenseRetriever:
     """
 
     def __init__(
-        self,
-        passages: Sequence[Passage],
-        model: Model,
-        *,
-        approximate_above: int = APPROXIMATE_ABOVE,
-        progress: Progress | None = None,
+        self, passages: Sequence[Passage], model: Model, *, progress: Progress | None = None
     ) -> None:
-        encoder = encoder_of(model)
-        keys = [key_of(one) for one in passages]
-        rows, embedded = embed_passages(passages, keys, encoder, {}, progress)
-        self._set(tuple(passages), encoder, rows, approximate_above)
-        self.embedded = embedded
-
-    def _set(
-        self,
-        passages: tuple[Passage, ...],
-        encoder: Encoder,
-        rows: Rows,
-        approximate_above: int,
-        graph: Graph | None = None,
-    ) -> None:
-        if not len(rows.vectors):
-            raise RetrievalError("There is no text to search; load some documents first.")
-        self.passages, self.encoder, self.embedded = passages, encoder, 0
-        self._rows, self._approximate_above = rows, approximate_above
-        large = len(rows.vectors) > approximate_above
-        self._graph = (graph or Graph(rows.vectors)) if large else None
+        self._fill(passages, encoder_of(model), {}, progress)
 
     def updated(
         self, passages: Sequence[Passage], *, progress: Progress | None = None
@@ -100,13 +78,52 @@ class DenseRetriever:
         Raises:
             RetrievalError: no passage holds text.
         """
-        known = self._rows.of([key_of(one) for one in self.passages])
-        keys = [key_of(one) for one in passages]
-        rows, embedded = embed_passages(passages, keys, self.encoder, known, progress)
+        import numpy as np
+
+        starts = np.searchsorted(self._owners, np.arange(1, len(self.passages)))
+        known = dict(zip(map(_key, self.passages), np.split(self._vectors, starts), strict=True))
         made = type(self).__new__(type(self))
-        made._set(tuple(passages), self.encoder, rows, self._approximate_above)
-        made.embedded = embedded
+        made._fill(passages, self.encoder, known, progress)
         return made
+
+    def _fill(
+        self,
+        passages: Sequence[Passage],
+        encoder: Encoder,
+        known: Mapping[tuple[str, str], Vectors],
+        progress: Progress | None,
+    ) -> None:
+        """Embed what is not known.
+
+        Args:
+            passages: the corpus.
+            encoder: embeds.
+            known: title and text of a passage -> vectors (parts, dimension) that it has.
+            progress: told how many passages are embedded.
+        """
+        import numpy as np
+
+        new = {_key(one): one for one in passages if one.text.strip()}
+        parts = {
+            key: encoder.passage_parts(one.text, one.title)
+            for key, one in new.items()
+            if key not in known
+        }
+
+        def show(done: int, total: int) -> None:
+            if progress is not None:
+                progress(done * len(parts) // total, len(parts))
+
+        nothing = np.zeros((0, encoder.dimension), dtype=np.float32)
+        texts = [text for each in parts.values() for text in each]
+        vectors = encoder.embed(texts, query=False, progress=show) if texts else nothing
+        rows = {**known, **_by_key(parts, vectors)}
+        mine = [rows.get(_key(one), nothing) for one in passages]
+        self._vectors = np.concatenate([nothing, *mine]).astype(np.float32, copy=False)
+        self._owners = np.repeat(np.arange(len(mine)), [len(each) for each in mine])
+        self.passages, self.encoder, self.embedded = tuple(passages), encoder, len(parts)
+        if not len(self._vectors):
+            raise RetrievalError("There is no text to search; load some documents first.")
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Rank the passages by their nearness to the query; see `Retriever.retrieve`.
@@ -114,11 +131,19 @@ class DenseRetriever:
         Raises:
             InputError: `k` is below 1.
         """
+        import numpy as np
+
         check_k(k)
         if not query.strip():
             return []
-        best = self._rows.best(self._embed_query(query), k, self._graph)
-        return [dataclasses.replace(self.passages[i], score=score) for i, score in best]
+        scores = self._vectors @ self._embed_query(query)
+        firsts = np.flatnonzero(np.diff(self._owners, prepend=-1))
+        greatest = np.maximum.reduceat(scores, firsts)
+        order = np.argsort(-greatest, kind="stable")[:k].tolist()
+        return [
+            dataclasses.replace(self.passages[self._owners[firsts[i]]], score=float(greatest[i]))
+            for i in order
+        ]
 
     def _embed_query(self, query: str) -> Vectors:
         import numpy as np
@@ -126,86 +151,51 @@ class DenseRetriever:
         paragraphs = [one for one in _PARAGRAPH.split(query) if one.strip()]
         # A conversation's question comes several times and is embedded once.
         parts = {one: self.encoder.query_parts(one) for one in paragraphs}
-        texts = [text for part in parts.values() for text in part]
-        vectors = self.encoder.embed(texts, query=True)
-        counts = np.asarray([len(part) for part in parts.values()], dtype=np.int64)
-        rows = Rows(vectors, counts).of(list(parts))
-        mean: Vectors = np.mean([rows[one].mean(axis=0) for one in paragraphs], axis=0)
+        texts = [text for each in parts.values() for text in each]
+        vectors = _by_key(parts, self.encoder.embed(texts, query=True))
+        mean: Vectors = np.mean([vectors[one].mean(axis=0) for one in paragraphs], axis=0)
         return mean
 
     def save(self, folder: str | Path) -> None:
-        """Write passages, vectors and graph into a folder, in place of an index that is there.
+        """Write passages and vectors into a folder, in place of an index that is there.
 
         Raises:
             InputError: a passage's metadata can't be written as JSON.
             RetrievalError: the folder can't be written.
         """
-        from safetensors.numpy import save_file
-
-        settings = {
-            "model": self.encoder.name,
-            "revision": self.encoder.revision,
-            "dimension": self.encoder.dimension,
-            "passages": len(self.passages),
+        encoder = self.encoder
+        settings = {"model": encoder.name, "revision": encoder.revision}
+        arrays = {
+            "vectors": self._vectors,
+            "owners": self._owners,
+            "probe": encoder.embed(PROBE, query=False),
         }
-        probe = self.encoder.embed(PROBE, query=False)
-
-        def fill(generation: Path) -> None:
-            write_passages(generation, self.passages)
-            rows = self._rows
-            save_file(
-                {"vectors": rows.vectors, "counts": rows.counts, "probe": probe},
-                generation / _VECTORS,
-            )
-            if self._graph is not None:
-                (generation / _GRAPH).write_bytes(self._graph.data())
-
-        store.write(Path(folder), _KIND, settings, fill)
+        index_file.write(Path(folder) / FILE, self.passages, settings, arrays)
 
     @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        model: Model,
-        *,
-        approximate_above: int = APPROXIMATE_ABOVE,
-    ) -> DenseRetriever:
+    def load(cls, folder: str | Path, model: Model) -> DenseRetriever:
         """Read what `save` wrote; nothing but a probe is embedded.
 
         Args:
             folder: given to `save`.
             model: the one that the vectors were made with, wherever it lies now: a few probe texts
                 are embedded and compared with what they gave then.
-            approximate_above: as in the constructor.
 
         Raises:
             RetrievalError: there is no dense index, it is damaged, or it holds the vectors of
                 another model or revision.
             InputError, ModelLoadError, MissingExtraError: see `SentenceEncoder`.
         """
-        encoder = encoder_of(model)
-
-        def open_index(generation: Path, settings: Mapping[str, Any]) -> DenseRetriever:
-            from safetensors import SafetensorError
-            from safetensors.numpy import load as read_tensors
-
-            # Read, not mapped: a mapped file that someone truncates ends the process.
-            try:
-                tensors = read_tensors((generation / _VECTORS).read_bytes())
-            except SafetensorError as error:
-                raise ValueError(str(error)) from error
-            check_model(Path(folder), encoder, settings, tensors["probe"])
-            passages = read_passages(generation)
-            rows = Rows(tensors["vectors"], tensors["counts"])
-            _check_rows(rows, encoder.dimension, len(passages), settings["passages"])
-            graph = None
-            if len(rows.vectors) > approximate_above and (generation / _GRAPH).exists():
-                graph = Graph.from_data((generation / _GRAPH).read_bytes(), rows.vectors)
-            loaded = cls.__new__(cls)
-            loaded._set(passages, encoder, rows, approximate_above, graph)
-            return loaded
-
-        return store.read(Path(folder), _KIND, open_index)
+        encoder, path = encoder_of(model), Path(folder) / FILE
+        loaded = cls.__new__(cls)
+        loaded.passages, settings, arrays = index_file.read(path)
+        loaded.encoder, loaded.embedded = encoder, 0
+        try:
+            loaded._vectors, loaded._owners = arrays["vectors"], arrays["owners"]
+            _check_model(path, encoder, settings, arrays["probe"])
+        except KeyError as error:
+            raise index_file.damaged(path, f"it has no {error}") from error
+        return loaded
 
 
 def encoder_of(model: Model) -> Encoder:
@@ -220,18 +210,35 @@ def encoder_of(model: Model) -> Encoder:
     )
 
 
-def _check_rows(rows: Rows, dimension: int, passages: int, expected: int) -> None:
+def _key(passage: Passage) -> tuple[str, str]:
+    """Equal for passages whose vectors are equal."""
+    return passage.title or "", passage.text
+
+
+def _by_key(parts: Mapping[Any, Sequence[str]], vectors: Vectors) -> dict[Any, Vectors]:
+    """The vectors of each key's parts; ``vectors`` has a row for each part, in order."""
     import numpy as np
 
-    vectors, counts = rows.vectors, rows.counts
-    if (
-        not passages == len(counts) == expected
-        or vectors.dtype != np.float32
-        or vectors.ndim != 2
-        or vectors.shape[1] != dimension
-        or counts.dtype != np.int64
-        or (counts < 0).any()
-        or counts.sum() != len(vectors)
-        or not np.isfinite(vectors).all()
-    ):
-        raise ValueError("vectors and passages do not fit each other")
+    borders = np.cumsum([len(each) for each in parts.values()], dtype=int)
+    return dict(zip(parts, np.split(vectors, borders[:-1]), strict=bool(parts)))
+
+
+def _check_model(path: Path, encoder: Encoder, settings: Mapping[str, Any], probe: Vectors) -> None:
+    """Refuse an encoder whose vectors are not comparable with an index's.
+
+    A model's name is not compared: the same model may lie in another folder now.
+    """
+    import numpy as np
+
+    made = (settings["revision"], probe.shape[1])
+    now = (encoder.revision, encoder.dimension)
+    same = made[1] == now[1] and (made[0] == now[0] or None in (made[0], now[0]))
+    if same:
+        moved = np.linalg.norm(encoder.embed(PROBE, query=False) - probe, axis=1)
+        same = bool((moved <= _NEAR * np.linalg.norm(probe, axis=1)).all())
+    if not same:
+        raise RetrievalError(
+            f"The vectors in {path} were made by {settings['model']!r} (revision {made[0]}, "
+            f"dimension {made[1]}), and {encoder.name!r} (revision {now[0]}, dimension {now[1]}) "
+            "makes others. Load that model, or delete the folder and embed the passages anew."
+        )

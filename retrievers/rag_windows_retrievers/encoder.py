@@ -1,16 +1,16 @@
-"""Texts into vectors, by a model of sentence-transformers."""
+"""Models of sentence-transformers: texts into vectors, and how much they read at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from rag_windows.errors import InputError, MissingExtraError, ModelLoadError
 from rag_windows.forks import Lock
 from rag_windows.hints import missing
-from rag_windows_retrievers.parts import fitting_parts
-from rag_windows_retrievers.progress import Progress
+from rag_windows_retrievers.splitting import fitting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
     Vectors: TypeAlias = NDArray[np.float32]
 
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with what is done and the total, in passages; from 0 to the total, never backwards."""
+
 
 @runtime_checkable
 class Encoder(Protocol):
     """What `DenseRetriever` asks of a model; `SentenceEncoder` is ours.
 
     Attributes:
-        name: of the model, for messages and manifests.
+        name: of the model, for messages.
         revision: of the model, or None where it has none.
         dimension: of its vectors.
     """
@@ -81,9 +84,13 @@ class SentenceEncoder:
         # The tokenizer's padding and truncation are states: one thread at a time may set them.
         self._lock = Lock()
         self._batch_size = batch_size
-        self._model = load(model, revision, device) if isinstance(model, str | Path) else model
+        loaded = not isinstance(model, str | Path)
+        self._model = (
+            model if loaded else load_model("SentenceTransformer", model, revision, device)
+        )
         config = getattr(self._model[0], "config", None)
-        self.name = str(model if isinstance(model, str | Path) else _name(config))
+        named = getattr(config, "_name_or_path", "") or "a model without a name"
+        self.name = named if loaded else str(model)
         self.revision = revision or getattr(config, "_commit_hash", None)
         self.dimension = int(self._model.get_embedding_dimension() or 0)
         similarity = str(self._model.similarity_fn_name or "cosine")
@@ -97,15 +104,15 @@ class SentenceEncoder:
     def passage_parts(self, text: str, title: str | None) -> list[str]:
         """Texts that the model reads whole; the title stands above each."""
         header = f"{title}\n" if title else ""
-        return fitting_parts(text, header, self._encode, self._limit("document"))
+        return fitting_parts(text, header, self._length, self._limit("document"))
 
     def query_parts(self, query: str) -> list[str]:
         """Texts that the model reads whole."""
-        return fitting_parts(query, "", self._encode, self._limit("query"))
+        return fitting_parts(query, "", self._length, self._limit("query"))
 
     def count(self, text: str) -> int:
         """Length of a text in the model's tokens, as `split_documents` asks for."""
-        return len(self._encode(text)) - len(self._encode(""))
+        return self._length(text) - self._length("")
 
     def embed(
         self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
@@ -127,7 +134,7 @@ class SentenceEncoder:
                 )
             vectors[rows] = np.asarray(found, dtype=np.float32)
             if progress is not None:
-                progress(min(start + self._batch_size, len(texts)), len(texts))
+                progress(start + len(rows), len(texts))
         return vectors
 
     def _limit(self, prompt: str) -> int | None:
@@ -136,17 +143,57 @@ class SentenceEncoder:
             return None
         return int(longest) - self.count((self._model.prompts or {}).get(prompt) or "")
 
-    def _encode(self, text: str) -> Sequence[int]:
+    def _length(self, text: str) -> int:
         with self._lock:
-            # verbose=False: the length is what we want to know, not an oversight.
-            return list(self._model.tokenizer(text, truncation=False, verbose=False)["input_ids"])
+            return count_tokens(self._model, text)
 
 
-def load(model: str | Path, revision: str | None, device: str | None) -> SentenceTransformer:
-    """Load a model by folder or name; see `SentenceEncoder`."""
-    library = sentence_transformers()
+def fitting_parts(
+    text: str, header: str, length: Callable[[str], int], limit: int | None
+) -> list[str]:
+    """Cut a text so that nothing of it is lost to a model's limit.
+
+    Args:
+        text: any text.
+        header: repeated before each part, unless that leaves little room.
+        length: of a text in tokens as the model gets them, special tokens included.
+        limit: tokens that the model reads; None for a model without a limit.
+
+    Returns:
+        The whole text where it fits, else its parts in order; one at least.
+
+    Raises:
+        InputError: the model reads too few tokens for a single character.
+    """
+    if limit is None or length(header + text) <= limit:
+        return [header + text]
+    if header and length(header) > limit * 7 // 8:
+        text, header = header + text, ""
+    spans = fitting(text, lambda part: length(header + part), limit)
+    return [header + text[start:end] for start, end in spans] or [header]
+
+
+def load_model(kind: str, model: str | Path, revision: str | None, device: str | None) -> Any:
+    """Load a model by folder or name.
+
+    Args:
+        kind: "SentenceTransformer" or "CrossEncoder".
+        model: a folder, or a name on the Hub.
+        revision: of the model on the Hub.
+        device: where it runs.
+
+    Raises:
+        ModelLoadError: it is not found, or can't be loaded.
+        MissingExtraError: `sentence-transformers` is not installed.
+    """
     try:
-        return library.SentenceTransformer(
+        import sentence_transformers as library  # on first use: it takes seconds
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            missing("A dense retriever or re-ranker", "sentence-transformers", "retrievers")
+        ) from error
+    try:
+        return getattr(library, kind)(
             str(model),
             revision=revision,
             device=device,
@@ -154,32 +201,37 @@ def load(model: str | Path, revision: str | None, device: str | None) -> Sentenc
             model_kwargs={"use_safetensors": True},
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
-        raise ModelLoadError(cant_load(model, error)) from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelLoadError(
+            f"The model {str(model)!r} can't be loaded: {first} Check the name and the network, or "
+            "give the folder of a sentence-transformers model with safetensors weights."
+        ) from error
 
 
-def sentence_transformers() -> Any:
-    """The library, imported on first use: it takes seconds.
+def count_tokens(model: Any, *texts: str) -> int:
+    """Tokens of a text, or a pair of texts, with the special ones; the caller holds its lock."""
+    # verbose=False: the length is what we want to know, not an oversight.
+    return len(model.tokenizer(*texts, truncation=False, verbose=False)["input_ids"])
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Progress]:
+    """A bar on standard error, shown only where that is a terminal.
+
+    Args:
+        label: stands before the bar.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: `tqdm` is not installed.
     """
     try:
-        import sentence_transformers as library
+        from tqdm import tqdm
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            missing("A dense retriever or re-ranker", "sentence-transformers", "retrievers")
-        ) from error
-    return library
+        raise MissingExtraError(missing("A progress bar", "tqdm", "retrievers")) from error
+    with tqdm(desc=label, unit=" passages", disable=None) as bar:
 
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-def cant_load(model: str | Path, error: Exception) -> str:
-    """What to tell when a model can't be loaded."""
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return (
-        f"The model {str(model)!r} can't be loaded: {first} Check the name and the network, or "
-        "give the folder of a sentence-transformers model with safetensors weights."
-    )
-
-
-def _name(config: Any) -> str:
-    return getattr(config, "_name_or_path", "") or "a model without a name"
+        yield show

@@ -7,18 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rag_windows.passage import Passage
-from rag_windows_retrievers import store
 from rag_windows_retrievers.bm25 import BM25Retriever
-from rag_windows_retrievers.dense import DenseRetriever, Model, encoder_of
-from rag_windows_retrievers.documents import load_documents
-from rag_windows_retrievers.files import Skipped
+from rag_windows_retrievers.dense import FILE, DenseRetriever, Model, encoder_of
+from rag_windows_retrievers.documents import Skipped, load_documents
+from rag_windows_retrievers.encoder import Progress
 from rag_windows_retrievers.hybrid import HybridRetriever
-from rag_windows_retrievers.lengths import TokenBudget
-from rag_windows_retrievers.progress import Progress
 from rag_windows_retrievers.retriever import Retriever
-from rag_windows_retrievers.splitting import DEFAULT_WORDS, split_documents
-
-_BM25, _DENSE = "bm25", "dense"
+from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +78,13 @@ def ingest(
     bm25 = BM25Retriever(passages)
     dense = None
     if model is not None:
-        encoder, place = encoder_of(model), Path(folder) / _DENSE
-        if store.holds_index(place):
-            dense = DenseRetriever.load(place, encoder).updated(passages, progress=progress)
+        encoder = encoder_of(model)
+        if (Path(folder) / FILE).exists():
+            dense = DenseRetriever.load(folder, encoder).updated(passages, progress=progress)
         else:
             dense = DenseRetriever(passages, encoder, progress=progress)
-        dense.save(place)
-    bm25.save(Path(folder) / _BM25)
+        dense.save(folder)
+    bm25.save(folder)
     return Index(bm25, dense, loaded.skipped)
 
 
@@ -104,6 +99,5 @@ def open_index(folder: str | Path, model: Model | None = None) -> Index:
         RetrievalError: there is no such index, or it holds another model's vectors.
         ModelLoadError, MissingExtraError: see `SentenceEncoder`.
     """
-    bm25 = BM25Retriever.load(Path(folder) / _BM25)
-    dense = None if model is None else DenseRetriever.load(Path(folder) / _DENSE, model)
-    return Index(bm25, dense)
+    dense = None if model is None else DenseRetriever.load(folder, model)
+    return Index(BM25Retriever.load(folder), dense)

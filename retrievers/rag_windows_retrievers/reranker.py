@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rag_windows.errors import InputError, ModelLoadError
+from rag_windows.errors import InputError
 from rag_windows.forks import Lock
 from rag_windows.passage import Passage
-from rag_windows_retrievers.encoder import cant_load, sentence_transformers
-from rag_windows_retrievers.parts import fitting_parts
+from rag_windows_retrievers.encoder import count_tokens, fitting_parts, load_model
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
     Retriever,
@@ -68,7 +67,9 @@ class Reranker:
         self._batch_size = batch_size
         # The tokenizer's padding and truncation are states: one thread at a time may set them.
         self._lock = Lock()
-        self._model = _load(model, revision, device) if isinstance(model, str | Path) else model
+        if isinstance(model, str | Path):
+            model = load_model("CrossEncoder", model, revision, device)
+        self._model = model
         outputs = self._model.num_labels
         if outputs != 1:
             raise InputError(
@@ -103,10 +104,10 @@ class Reranker:
         if not passages:
             return []
         limit = self._limit()
-        asked = fitting_parts(query, "", self._encode, None if limit is None else limit // 2)
+        asked = fitting_parts(query, "", self._length, None if limit is None else limit // 2)
         longest = max(self._length(part) for part in asked)
         room = None if limit is None else limit - longest
-        read = [fitting_parts(ranked_text(one), "", self._encode, room) for one in passages]
+        read = [fitting_parts(ranked_text(one), "", self._length, room) for one in passages]
         pairs = [(part, text) for texts in read for part in asked for text in texts]
         scores = iter(self._score(pairs))
         means = [
@@ -128,8 +129,7 @@ class Reranker:
         longest = self._model.max_seq_length
         if longest is None or longest >= 10**9:
             return None
-        special = len(self._encode("")), len(self._encode("", ""))
-        limit = int(longest) - special[1] + 2 * special[0]
+        limit = int(longest) - self._length("a", "a") + 2 * self._length("a")
         if limit < _SMALLEST:
             raise InputError(
                 f"The cross-encoder reads {longest} tokens at once, too few for a query and a "
@@ -137,24 +137,6 @@ class Reranker:
             )
         return limit
 
-    def _length(self, text: str) -> int:
-        return len(self._encode(text))
-
-    def _encode(self, *texts: str) -> Sequence[int]:
+    def _length(self, *texts: str) -> int:
         with self._lock:
-            # verbose=False: the length is what we want to know, not an oversight.
-            return list(self._model.tokenizer(*texts, truncation=False, verbose=False)["input_ids"])
-
-
-def _load(model: str | Path, revision: str | None, device: str | None) -> CrossEncoder:
-    library = sentence_transformers()
-    try:
-        return library.CrossEncoder(
-            str(model),
-            revision=revision,
-            device=device,
-            trust_remote_code=False,
-            model_kwargs={"use_safetensors": True},
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
-        raise ModelLoadError(cant_load(model, error)) from error
+            return count_tokens(self._model, *texts)

@@ -1,21 +1,46 @@
-"""Documents into passages of about the same length."""
+"""Texts into parts that are short enough, cut where a reader would cut them."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
+from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows_retrievers.documents import Document
-from rag_windows_retrievers.lengths import Length, TokenBudget, WordBudget
 
 DEFAULT_WORDS = 120
 
+# Scripts without spaces count a word a character; a run of 40 characters without a space counts as
+# a word too, so that no single "word" can be longer than a passage.
+_WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿]|[^\s぀-ヿ㐀-䶿一-鿿]{1,40}")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 _SENTENCE = re.compile(r"[.!?…][\"”’')\]]*\s+(?=[^\sa-z])|[。！？][”’」』]*")
 _LINE = re.compile(r"\n")
 _HEADING = re.compile(r"#{1,6}[ \t][^\n]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """How long a passage may be, in a model's tokens.
+
+    Args:
+        limit: tokens of a passage at most.
+        count: text -> number of tokens, without special tokens; `SentenceEncoder.count` is one, and
+            ``lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])`` another.
+
+    Raises:
+        InputError: the limit is below 1.
+    """
+
+    limit: int
+    count: Callable[[str], int]
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise InputError(f"A passage needs at least 1 token, not {self.limit}.")
 
 
 def split_documents(
@@ -24,7 +49,7 @@ def split_documents(
     words: int = DEFAULT_WORDS,
     tokens: TokenBudget | None = None,
 ) -> tuple[Passage, ...]:
-    """Split every document; see `split_document`."""
+    """`split_document` for each of them."""
     return tuple(
         passage for one in documents for passage in split_document(one, words=words, tokens=tokens)
     )
@@ -54,8 +79,13 @@ def split_document(
     Raises:
         InputError: ``words`` is below 1, or the budget is too small for a single character.
     """
-    length: Length = WordBudget(words) if tokens is None else tokens
-    spans = list(_pack(document.text, length))
+    if tokens is not None:
+        spans = fitting(document.text, tokens.count, tokens.limit)
+    elif words < 1:
+        raise InputError(f"A passage needs at least 1 word, not {words}.")
+    else:
+        spans = fitting(document.text, _count_words, words)
+        _join_short_rest(document.text, spans, words)
     keep = document.named and len(spans) == 1
     return tuple(
         Passage(
@@ -68,57 +98,105 @@ def split_document(
     )
 
 
-def _pack(text: str, length: Length) -> Iterator[tuple[int, int]]:
-    groups: list[tuple[int, int]] = []
-    for start, end in _units(text, length):
-        # Measured together: lengths in tokens do not add up.
-        if groups and length.measure(text[groups[-1][0] : end]) <= length.limit:
-            groups[-1] = (groups[-1][0], end)
+def fitting(text: str, measure: Callable[[str], int], limit: int) -> list[tuple[int, int]]:
+    """Stretches of a text as long as fit: (start, end), without blank space around them.
+
+    Args:
+        text: any text.
+        measure: length of a part of it. Lengths need not add up.
+        limit: the greatest length.
+
+    Raises:
+        InputError: a single character is longer.
+    """
+    spans: list[tuple[int, int]] = []
+    for start, end in _units(text, measure, limit):
+        if spans and measure(text[spans[-1][0] : end]) <= limit:
+            spans[-1] = (spans[-1][0], end)
         else:
-            groups.append((start, end))
-    if len(groups) > 1:
-        (first, _), (start, end) = groups[-2:]
-        short = length.measure(text[start:end]) * 4 < length.limit
-        if short and length.measure(text[first:end]) <= length.most:
-            groups[-2:] = [(first, end)]
-    return iter(groups)
+            spans.append((start, end))
+    return spans
 
 
-def _units(text: str, length: Length) -> Iterator[tuple[int, int]]:
-    """Stretches within the limit that are not cut: (start, end)."""
+def _count_words(text: str) -> int:
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def _join_short_rest(text: str, spans: list[tuple[int, int]], words: int) -> None:
+    if len(spans) > 1:
+        (first, _), (start, end) = spans[-2:]
+        short = _count_words(text[start:end]) * 4 < words
+        if short and _count_words(text[first:end]) <= words * 5 // 4:
+            spans[-2:] = [(first, end)]
+
+
+def _units(text: str, measure: Callable[[str], int], limit: int) -> Iterator[tuple[int, int]]:
+    """Stretches that fit and are not cut."""
+
+    def cut(start: int, end: int, *borders: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+        if measure(text[start:end]) <= limit:
+            yield start, end
+        elif borders:
+            for first, last in _between(text, start, end, borders[0]):
+                yield from cut(first, last, *borders[1:])
+        else:
+            yield from _longest_first(text, start, end, measure, limit)
+
     pending: int | None = None
-    for start, end in _stretches(text, 0, len(text), _PARAGRAPH):
+    for start, end in _between(text, 0, len(text), _PARAGRAPH):
         first = start if pending is None else pending
         if _HEADING.match(text, start, end):
             # A heading belongs to what follows it.
             pending = first
         else:
-            yield from _cut(text, first, end, length, (_SENTENCE, _LINE))
+            yield from cut(first, end, _SENTENCE, _LINE)
             pending = None
     if pending is not None:
-        yield from _cut(text, pending, len(text.rstrip()), length, (_LINE,))
+        yield from cut(pending, len(text.rstrip()), _LINE)
 
 
-def _cut(
-    text: str, start: int, end: int, length: Length, borders: tuple[re.Pattern[str], ...]
-) -> Iterator[tuple[int, int]]:
-    if length.measure(text[start:end]) <= length.limit:
-        yield start, end
-    elif borders:
-        for first, last in _stretches(text, start, end, borders[0]):
-            yield from _cut(text, first, last, length, borders[1:])
-    else:
-        for first, last in length.cut(text[start:end]):
-            yield start + first, start + last
-
-
-def _stretches(
-    text: str, start: int, end: int, border: re.Pattern[str]
-) -> Iterator[tuple[int, int]]:
-    """Visible text between borders, without blank space around it."""
+def _between(text: str, start: int, end: int, border: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    """Visible text between borders."""
     cuts = [start, *(match.end() for match in border.finditer(text, start, end)), end]
     for first, last in itertools.pairwise(cuts):
-        part = text[first:last]
-        if part.strip():
-            lead = len(part) - len(part.lstrip())
-            yield first + lead, first + len(part.rstrip())
+        yield from _visible(text, first, last)
+
+
+def _visible(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    part = text[start:end]
+    if part.strip():
+        yield start + len(part) - len(part.lstrip()), start + len(part.rstrip())
+
+
+def _longest_first(
+    text: str, start: int, end: int, measure: Callable[[str], int], limit: int
+) -> Iterator[tuple[int, int]]:
+    """As much as fits, again and again: cut between words where one ends in its second half.
+
+    The search for the length begins at the one before, so the work grows with the text alone.
+    """
+    size = 1
+    while start < end:
+        fits, too_long, step = 0, end - start + 1, 1
+        size = min(size, end - start)
+        while fits + 1 < too_long:
+            if measure(text[start : start + size]) <= limit:
+                fits, size = size, size + step
+            else:
+                too_long, size = size, size - step
+            step *= 2
+            if not fits < size < too_long:
+                size = (fits + too_long) // 2
+        if not fits:
+            raise InputError(
+                f"A passage of {limit} tokens can't hold a character of "
+                f"{measure(text[start : start + 1])}; give it more tokens."
+            )
+        size, stop = fits, start + fits
+        if stop < end and not text[stop].isspace():
+            blank = next(
+                (i for i in range(stop, start + fits // 2, -1) if text[i - 1].isspace()), 0
+            )
+            stop = blank or stop
+        yield from _visible(text, start, stop)
+        start = stop

@@ -27,7 +27,7 @@ def test_the_base_install_brings_the_command_line() -> None:
 
 def test_without_any_extra_the_command_answers(python: Process) -> None:
     extras = ["accelerate", "datasets", "langchain", "langchain_core", "llama_index", "lm_eval"]
-    extras += ["matplotlib", "pypdf", "sacrebleu", "sentence_transformers", "spacy", "usearch"]
+    extras += ["matplotlib", "pypdf", "sacrebleu", "sentence_transformers", "spacy"]
     done = python(
         f"import sys\nfor name in {extras}: sys.modules[name] = None\n"
         "sys.argv = ['rag-windows', 'ask', 'What does Zelwick Academy make?', '--device', 'cpu']\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import zlib
 from collections.abc import Sequence
@@ -14,8 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from rag_windows import Passage
-from rag_windows_retrievers.bm25 import tokenize
-from rag_windows_retrievers.progress import Progress
+from rag_windows_retrievers import Progress
 
 CORPUS = [
     Passage("The bridge of Halden was built in 1931.", id="bridge", metadata={"page": 7}),
@@ -62,7 +62,7 @@ class WordEncoder:
                 self.asked += texts
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for row, text in enumerate(texts):
-            for word in tokenize(text):
+            for word in re.findall(r"\w+", text.casefold()):
                 seed = zlib.crc32(f"{self._seed} {word}".encode())
                 vectors[row] += np.random.default_rng(seed).standard_normal(self.dimension)
             vectors[row] /= np.linalg.norm(vectors[row]) or 1.0

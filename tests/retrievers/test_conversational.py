@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,9 @@ from rag_windows_retrievers import (
     last_turns,
     rewritten_by,
 )
-from rag_windows_retrievers.conversational import INSTRUCTION, Condense
 from tests.retrievers.small import CORPUS
 
+Condense = Callable[[Sequence[Mapping[str, Any]]], str]
 TALK: list[Mapping[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Who bakes?"},
@@ -92,7 +92,7 @@ def test_a_model_rewrites_the_question() -> None:
         return "\n  When was Halden's bridge built? \nI hope that helps."
 
     assert query(rewritten_by(ask)) == "When was Halden's bridge built?"
-    assert prompts[0].startswith(INSTRUCTION)
+    assert prompts[0].startswith("Rewrite the last question of this conversation")
     assert prompts[0].endswith("Assistant: Yes, at Halden.\nUser: When was its bridge built?")
 
 

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rag_windows.errors import InputError, RetrievalError
@@ -85,37 +83,6 @@ def test_an_update_embeds_only_what_is_new() -> None:
     assert first.retrieve("bread", 1)[0].id == "bread"
 
 
-def many(count: int) -> list[Passage]:
-    rng = np.random.default_rng(0)
-    words = [f"w{i}" for i in range(200)]
-    return [Passage(" ".join(rng.choice(words, 6)), id=str(i)) for i in range(count)]
-
-
-def test_the_approximate_search_agrees_with_the_exact(tmp_path: Path) -> None:
-    passages = many(1500)
-    exact = DenseRetriever(passages, WordEncoder())
-    near = DenseRetriever(passages, WordEncoder(), approximate_above=1000)
-    near.save(tmp_path)
-    loaded = DenseRetriever.load(tmp_path, WordEncoder(), approximate_above=1000)
-    assert next(tmp_path.glob("*/graph.usearch")).stat().st_size > 0
-    right = total = 0
-    for one in passages[::50]:
-        expected = [hit.id for hit in exact.retrieve(one.text, 10)]
-        found = near.retrieve(one.text, 10)
-        assert found == loaded.retrieve(one.text, 10)
-        right += len({hit.id for hit in found} & set(expected))
-        total += len(expected)
-    assert right >= 0.97 * total
-
-
-def test_the_approximate_search_fills_k_from_passages_of_many_parts() -> None:
-    parts = Passage("one two three four " * 100, id="parts")
-    retriever = DenseRetriever([parts, *CORPUS], WordEncoder(longest=4), approximate_above=10)
-    found = [one.id for one in retriever.retrieve("one two three four", 5)]
-    assert found[0] == "parts"
-    assert len(set(found)) == 5
-
-
 def test_what_is_loaded_ranks_alike_and_embeds_nothing(tmp_path: Path) -> None:
     built = DenseRetriever([*CORPUS, Passage("")], WordEncoder(longest=3))
     built.save(tmp_path)
@@ -155,16 +122,6 @@ def test_a_moved_model_is_the_same_model(tmp_path: Path) -> None:
     moved = WordEncoder()
     moved.name = "/elsewhere/words"
     assert DenseRetriever.load(tmp_path, moved).retrieve("bridge")
-
-
-def test_files_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
-    DenseRetriever(CORPUS, WordEncoder()).save(tmp_path)
-    manifest = tmp_path / "manifest.json"
-    row = json.loads(manifest.read_text())
-    row["settings"]["passages"] = 4
-    manifest.write_text(json.dumps(row))
-    with pytest.raises(RetrievalError, match="do not fit each other"):
-        DenseRetriever.load(tmp_path, WordEncoder())
 
 
 def test_what_is_no_model_is_told() -> None:

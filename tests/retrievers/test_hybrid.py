@@ -4,8 +4,7 @@ import pytest
 
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage
-from rag_windows_retrievers import HybridRetriever
-from rag_windows_retrievers.retriever import ScoredPassage
+from rag_windows_retrievers import HybridRetriever, ScoredPassage
 
 
 class Fixed:

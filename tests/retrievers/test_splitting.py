@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rag_windows.errors import InputError
-from rag_windows_retrievers import Document, split_document, split_documents
-from rag_windows_retrievers.lengths import count_words
+from rag_windows_retrievers import Document, TokenBudget, split_document, split_documents
 
 
 def split(text: str, words: int, *, named: bool = False) -> list[str]:
@@ -17,6 +17,7 @@ def split(text: str, words: int, *, named: bool = False) -> list[str]:
 
 
 PIECES = [*"ab.!?\n \t#。東ー\"')\r\u2028\xa0", "a b. C ", "\n\n", "# a\n\n", "x" * 50]
+WORD = re.compile("東|[^\\s東]{1,40}")
 TEXT = st.lists(st.sampled_from(PIECES), max_size=100).map("".join)
 
 
@@ -29,7 +30,7 @@ def test_no_text_is_lost_or_repeated(text: str, words: int) -> None:
     for one in passages:
         assert one.text == text[one.metadata["start"] : one.metadata["end"]] != ""
         assert one.text == one.text.strip()
-        assert count_words(one.text) <= words * 1.25
+        assert len(WORD.findall(one.text)) <= words * 1.25
 
 
 def test_paragraphs_share_a_passage_while_they_fit() -> None:
@@ -82,3 +83,56 @@ def test_a_stated_id_survives_when_nothing_is_split() -> None:
 def test_words_must_be_positive() -> None:
     with pytest.raises(InputError, match="at least 1 word"):
         split("a", 0)
+
+
+def bytes_and_joints(text: str) -> int:
+    """A count that is no sum over parts: each byte counts, and a gap costs two more."""
+    return len(text.encode()) + 2 * text.count(" ")
+
+
+TOKENS = [*"ab.!?\n \t#。東", "a b. C ", "\n\n", "# a\n\n", "x" * 30]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.sampled_from(TOKENS), max_size=40).map("".join), st.integers(4, 40))
+def test_the_budget_is_kept_and_no_text_is_lost(text: str, limit: int) -> None:
+    budget = TokenBudget(limit, bytes_and_joints)
+    passages = split_document(Document(text, "doc"), tokens=budget)
+    assert "".join("".join(one.text.split()) for one in passages) == "".join(text.split())
+    for one in passages:
+        assert one.text == text[one.metadata["start"] : one.metadata["end"]].strip() == one.text
+        assert bytes_and_joints(one.text) <= limit
+
+
+def test_sentences_share_a_passage_while_they_fit() -> None:
+    budget = TokenBudget(9, lambda text: len(text.split()))
+    text = "One two three four. Five six seven. Eight nine. Ten eleven twelve thirteen."
+    passages = split_document(Document(text, "doc", "T"), tokens=budget)
+    assert [one.text for one in passages] == [
+        "One two three four. Five six seven. Eight nine.",
+        "Ten eleven twelve thirteen.",
+    ]
+    assert [(one.id, one.title) for one in passages] == [("doc#1", "T"), ("doc#2", "T")]
+
+
+def test_a_long_text_without_borders_takes_linear_time() -> None:
+    counted = 0
+
+    def count(text: str) -> int:
+        nonlocal counted
+        counted += len(text)
+        return len(text) // 4
+
+    text = "x" * 200_000
+    begun = time.monotonic()
+    passages = split_document(Document(text, "doc"), tokens=TokenBudget(100, count))
+    assert sum(len(one.text) for one in passages) == len(text)
+    assert counted < 20 * len(text)
+    assert time.monotonic() - begun < 10
+
+
+def test_budgets_that_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 1 token, not 0"):
+        TokenBudget(0, len)
+    with pytest.raises(InputError, match="can't hold a character of 3"):
+        split_document(Document("東", "doc"), tokens=TokenBudget(2, bytes_and_joints))
