@@ -142,7 +142,11 @@ def load_documents(
 
 
 class _UnreadableError(Exception):
-    """A file or line that should be read and can't be; ``args`` are its label and the reason."""
+    """A file or line that should be read and can't be."""
+
+    def __init__(self, label: str, reason: str) -> None:
+        super().__init__(label, reason)
+        self.label, self.reason = label, reason
 
 
 class _Loader:
@@ -250,33 +254,27 @@ class _Loader:
         return None
 
     def _read(self, data: bytes, kind: str, label: str) -> None:
-        source = {"source": label}
-        stem = Path(label).stem
         try:
-            if kind == "pdf":
-                text, title = _pdf(data, label)
-                self._keep(Document(text, label, title or stem, metadata=source))
-                return
-            text = _decode(data, label)
-            if kind == "markdown":
-                title, text = _first_heading(text)
-                self._keep(Document(text, label, title or stem, metadata=source))
-            elif kind == "text":
-                self._keep(Document(text, label, stem, metadata=source))
+            text, title = _pdf(data, label) if kind == "pdf" else (_decode(data, label), None)
         except _UnreadableError as error:
-            self._problem(*error.args, cause=error)
+            self._problem(error.label, error.reason, error)
             return
+        if kind == "markdown":
+            title, text = _first_heading(text)
         if kind == "jsonl":
             # Not splitlines: U+2028 and its like may stand inside a JSON string.
             for number, line in enumerate(text.split("\n"), start=1):
                 if line.strip():
                     self._line(line, label, f"{label}:{number}")
+        else:
+            title = title or Path(label).stem
+            self._keep(Document(text, label, title, metadata={"source": label}))
 
     def _line(self, line: str, label: str, place: str) -> None:
         try:
             self._keep(_document(line, label, place))
         except _UnreadableError as error:
-            self._problem(*error.args, cause=error.__cause__ or error)
+            self._problem(error.label, error.reason, error)
 
     def _keep(self, document: Document) -> None:
         if document.text.strip():
@@ -383,7 +381,7 @@ def _heading(line: str) -> str | None:
     return (open_end.rstrip() if closed else text) or None
 
 
-def _pdf(data: bytes, label: str) -> tuple[str, str]:
+def _pdf(data: bytes, label: str) -> tuple[str, str | None]:
     """Text and title of a PDF file."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, PyPdfError

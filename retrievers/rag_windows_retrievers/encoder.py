@@ -84,13 +84,10 @@ class SentenceEncoder:
         # The tokenizer's padding and truncation are states: one thread at a time may set them.
         self._lock = Lock()
         self._batch_size = batch_size
-        loaded = not isinstance(model, str | Path)
-        self._model = (
-            model if loaded else load_model("SentenceTransformer", model, revision, device)
-        )
+        name = str(model) if isinstance(model, str | Path) else ""
+        self._model: Any = load_model("SentenceTransformer", model, revision, device)
         config = getattr(self._model[0], "config", None)
-        named = getattr(config, "_name_or_path", "") or "a model without a name"
-        self.name = named if loaded else str(model)
+        self.name = name or getattr(config, "_name_or_path", "") or "a model without a name"
         self.revision = revision or getattr(config, "_commit_hash", None)
         self.dimension = int(self._model.get_embedding_dimension() or 0)
         similarity = str(self._model.similarity_fn_name or "cosine")
@@ -173,12 +170,12 @@ def fitting_parts(
     return [header + text[start:end] for start, end in spans] or [header]
 
 
-def load_model(kind: str, model: str | Path, revision: str | None, device: str | None) -> Any:
-    """Load a model by folder or name.
+def load_model(kind: str, model: object, revision: str | None, device: str | None) -> Any:
+    """Load a model by folder or name; one that is loaded is given back.
 
     Args:
         kind: "SentenceTransformer" or "CrossEncoder".
-        model: a folder, or a name on the Hub.
+        model: a folder, a name on the Hub, or a loaded model.
         revision: of the model on the Hub.
         device: where it runs.
 
@@ -186,6 +183,8 @@ def load_model(kind: str, model: str | Path, revision: str | None, device: str |
         ModelLoadError: it is not found, or can't be loaded.
         MissingExtraError: `sentence-transformers` is not installed.
     """
+    if not isinstance(model, str | Path):
+        return model
     try:
         import sentence_transformers as library  # on first use: it takes seconds
     except ModuleNotFoundError as error:

@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -52,8 +53,9 @@ def write(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob(f".{path.name}.*"):
-            if time.time() - old.stat().st_mtime > _ABANDONED_S:
-                old.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another writer was faster
+                if time.time() - old.stat().st_mtime > _ABANDONED_S:
+                    old.unlink()
         with temporary.open("xb") as stream:
             stream.write(data)
             stream.flush()

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rag_windows.errors import InputError
 from rag_windows.forks import Lock
@@ -67,9 +67,7 @@ class Reranker:
         self._batch_size = batch_size
         # The tokenizer's padding and truncation are states: one thread at a time may set them.
         self._lock = Lock()
-        if isinstance(model, str | Path):
-            model = load_model("CrossEncoder", model, revision, device)
-        self._model = model
+        self._model: Any = load_model("CrossEncoder", model, revision, device)
         outputs = self._model.num_labels
         if outputs != 1:
             raise InputError(

@@ -8,6 +8,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -159,11 +160,10 @@ def test_readers_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
                 failures.append(error)
 
     readers = [threading.Thread(target=reader) for _ in range(3)]
-    writers = [threading.Thread(target=one.save, args=(tmp_path,)) for one in made]
-    for thread in readers + writers:
+    for thread in readers:
         thread.start()
-    for thread in writers:
-        thread.join()
+    with ThreadPoolExecutor(len(made)) as writers:
+        list(writers.map(lambda one: one.save(tmp_path), made * 4))
     done.set()
     for thread in readers:
         thread.join()
