@@ -209,8 +209,8 @@ def test_nothing_is_loaded_before_the_first_call_and_copies_share() -> None:
 
 def test_bad_input_gets_langchain_s_kinds_of_error() -> None:
     model = chat()
-    with pytest.raises(ModelInvalidRequestError, match="must be the user's") as refused:
-        model.invoke([("human", "a"), ("ai", "b")])
+    with pytest.raises(ModelInvalidRequestError, match="question is blank") as refused:
+        model.invoke(" ")
     assert isinstance(refused.value, PromptError | ValueError)
     with pytest.raises(ModelInvalidRequestError) as unknown:
         model.invoke("a", method="telepathy")
@@ -231,7 +231,7 @@ def test_bad_input_gets_langchain_s_kinds_of_error() -> None:
 
 def test_an_error_in_a_batch_can_be_returned_and_others_are_answered() -> None:
     model = chat().bind(documents=[DOCUMENT])
-    good, bad = model.batch([BORN, [("ai", "b")]], return_exceptions=True)
+    good, bad = model.batch([BORN, " "], return_exceptions=True)
     assert isinstance(bad, ModelInvalidRequestError)
     assert isinstance(good, AIMessage)
     assert good.text == "Arava"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows.batching.awaiting import Crowd
-from rag_windows.errors import GenerationError
+from rag_windows.errors import InputError
 from tests.integrations.llama_index import test_llm_async as one_by_one
 from tests.integrations.llama_index.endpoints import ASYNC, text_of, user
 from tests.integrations.shared_steps import (
@@ -119,7 +119,7 @@ def test_an_error_in_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> N
     got = asyncio.run(all_at_once())
     assert isinstance(got[5], RuntimeError)
     assert "broken on purpose" in str(got[5])
-    assert isinstance(got[9], GenerationError)
+    assert isinstance(got[9], InputError)
     rest = [i for i in range(N) if i not in (5, 9)]
     assert [got[i].message.content for i in rest] == [expected[i] for i in rest]
     assert max(steps) > N / 2
