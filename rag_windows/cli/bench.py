@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from rag_windows.cli.engine import choose_device, quieten
 from rag_windows.cli.errors import tell
-from rag_windows.errors import InputError
 
 if TYPE_CHECKING:
-    from rag_windows.benchmark.plan import Plan
-    from rag_windows.benchmark.result import Result
+    from rag_windows.benchmark.workload import Plan
 
-_JOURNAL = "performance.partial.jsonl"
+PARTIAL = "performance.partial.json"
 
 
 def bench(
@@ -40,68 +38,32 @@ def bench(
     quieten(verbose)
     import torch
 
-    from rag_windows.benchmark.change import changes
-    from rag_windows.benchmark.result import Result as Older
+    from rag_windows.benchmark.result import Result, changes, draw, markdown
     from rag_windows.benchmark.run import run
-    from rag_windows.benchmark.table import markdown
     from rag_windows.evaluation.folder_lock import lock_folder
 
-    _check(plan)
     device = choose_device(plan.device)
     plan = dataclasses.replace(plan, device="cuda" if device == "auto" else device)
-    if plan.profile and plan.device != "cpu":
-        raise InputError("--profile takes a token apart on the CPU alone; leave it out.")
-    older = None if compare is None else Older.load(Path(compare))
+    plan.check()
+    older = None if compare is None else Result.load(Path(compare))
     if threads is not None:
         torch.set_num_threads(threads)
     folder = None if out is None else Path(out)
     with ExitStack() as stack:
-        journal = None
+        partial_path = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_folder(folder))
-            journal = folder / _JOURNAL
-        result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), tell, journal)
+            partial_path = folder / PARTIAL
+        result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), tell, partial_path)
         text = markdown(result)
         print(text)
-        if folder is not None and journal is not None:
-            _write(result, text, folder)
-            journal.unlink(missing_ok=True)
+        if folder is not None and partial_path is not None:
+            result.save(folder / "performance.json")
+            (folder / "performance.md").write_text(text, encoding="utf-8")
+            draw(result, folder / "performance.png")
+            for name in ("performance.json", "performance.md", "performance.png"):
+                tell(f"{folder / name}")
+            partial_path.unlink(missing_ok=True)
     if older is not None:
         print("\n".join(["### What moved", "", *changes(older, result)]))
-
-
-def _check(plan: Plan) -> None:
-    """Refuse before any work what would fail behind it."""
-    from rag_windows.benchmark.load import PREFIX_TOKENS, QUERY_TOKENS, lengths
-    from rag_windows.benchmark.plan import WAYS
-    from rag_windows.benchmark.shape import Pretrained, timed
-    from rag_windows.methods import resolve
-
-    shape = timed(plan.shape, plan.model)
-    for method in (plan.method, *plan.against):
-        resolve(method)
-    if unknown := [way for way in plan.ways if way not in WAYS]:
-        raise InputError(f"--way {unknown[0]!r} is unknown; choose among {list(WAYS)}.")
-    for place in plan.places:
-        lengths(place.context, place.window, ragged=False, seed=0)
-    if plan.question_context is not None:
-        lengths(plan.question_context, plan.windows[0], ragged=False, seed=0)
-    positions = shape.positions if isinstance(shape, Pretrained) else None
-    beside = PREFIX_TOKENS + QUERY_TOKENS + max(plan.tokens)
-    longest = max((*plan.contexts, plan.question_context or 0))
-    if positions is not None and longest + beside > positions:
-        raise InputError(
-            f"{shape.name} has {positions} positions, and transformers' one prompt over {longest} "
-            f"tokens takes {longest + beside}; take a shorter --context."
-        )
-
-
-def _write(result: Result, text: str, folder: Path) -> None:
-    from rag_windows.benchmark.plot import draw
-
-    result.save(folder / "performance.json")
-    (folder / "performance.md").write_text(text, encoding="utf-8")
-    draw(result, folder / "performance.png")
-    for name in ("performance.json", "performance.md", "performance.png"):
-        tell(f"{folder / name}")

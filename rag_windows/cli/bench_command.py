@@ -146,7 +146,8 @@ def bench(
     verbose: options.Verbose = False,
 ) -> None:
     """Time windows beside plain transformers, the same tokens for both, on any weights."""
-    from rag_windows.benchmark.plan import WAYS, Plan
+    from rag_windows.benchmark.result import WAYS
+    from rag_windows.benchmark.workload import Plan
     from rag_windows.cli.bench import bench as run
     from rag_windows.errors import InputError
 
@@ -167,9 +168,9 @@ def bench(
         against=tuple(against or ()),
         questions=tuple(questions or ()),
         question_context=question_context,
-        dear_above=dear_above,
-        dear_rounds=dear_rounds,
-        dear_tokens=dear_tokens,
+        slow_above=dear_above,
+        slow_rounds=dear_rounds,
+        slow_tokens=dear_tokens,
         memory=memory,
         profile=profile,
     )

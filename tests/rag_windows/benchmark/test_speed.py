@@ -13,39 +13,28 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rag_windows import WindowedLM
-from rag_windows.benchmark.crowd import ALONE, TOGETHER, measure_crowd
-from rag_windows.benchmark.load import load
-from rag_windows.benchmark.plan import MEMORY, SEQUENTIAL
-from rag_windows.benchmark.shape import Shape
-from rag_windows.benchmark.way import all_ways
+from rag_windows.benchmark.result import ALONE, MEMORY, SEQUENTIAL, TOGETHER, Place
+from rag_windows.benchmark.run import measure_crowd
+from rag_windows.benchmark.workload import all_ways, load
 
-SMALL = Shape(
-    "small",
-    "llama",
-    {
-        "vocab_size": 1000,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 96,
-    },
-)
-HEAVY = Shape(
-    "heavy",
-    "llama",
-    {
-        "vocab_size": 1000,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-    },
-)
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 96,
+}
+HEAVY = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+}
 CONTEXT, WINDOW, TOKENS, ROUNDS = 3072, 128, 12, 2
 
 
@@ -61,23 +50,29 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def lm(sizes: dict[str, int]) -> WindowedLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1000, max_position_embeddings=8192, eos_token_id=None, pad_token_id=0, **sizes
+    )
+    return WindowedLM(LlamaForCausalLM(config).eval())
+
+
 def test_windows_stay_faster_than_one_prompt() -> None:
     """The quickest first token and the quickest step of all rounds count, for either way.
 
     On 2 cores with two busy loops beside it, a step is about 4 times as fast; where each step
     copies the context, as plain generate does, 0.8 times.
     """
-    lm = WindowedLM(SMALL.build("cpu", torch.float32))
-    asked = load(1000, CONTEXT, WINDOW)
+    asked = load(1000, Place(CONTEXT, WINDOW, ragged=False))
     first = {SEQUENTIAL: torch.inf, MEMORY: torch.inf}
     step = dict(first)
-    with all_ways(lm, device=False) as ways:
-        chosen = [way for way in ways if way.name in first]
-        for way in [*chosen * ROUNDS]:
-            timing = way.run(asked, TOKENS)
-            gaps = [late - soon for soon, late in itertools.pairwise(timing.stamps)]
-            first[way.name] = min(first[way.name], timing.first_s)
-            step[way.name] = min(step[way.name], *gaps)
+    with all_ways(lm(SMALL), device=False) as ways:
+        for name in [*first] * ROUNDS:
+            stamps = ways[name](asked, TOKENS).stamps
+            gaps = [late - soon for soon, late in itertools.pairwise(stamps)]
+            first[name] = min(first[name], stamps[0])
+            step[name] = min(step[name], *gaps)
     sooner, faster = first[SEQUENTIAL] / first[MEMORY], step[SEQUENTIAL] / step[MEMORY]
     print(f"first token {sooner:.1f}x sooner, a step {faster:.1f}x faster")
     assert sooner > 4
@@ -86,7 +81,8 @@ def test_windows_stay_faster_than_one_prompt() -> None:
 
 def test_questions_together_stay_faster_than_one_by_one() -> None:
     """Weights are read once a step for all questions; 2.3 to 2.8 times as fast when measured."""
-    lm = WindowedLM(HEAVY.build("cpu", torch.float32))
-    crowds = {one.way: min(one.seconds) for one in measure_crowd(lm, 8, 256, 64, 12, ROUNDS)}
+    place = Place(256, 64, ragged=False)
+    found = measure_crowd(lm(HEAVY), 8, place, tokens=12, rounds=ROUNDS)
+    crowds = {one.way: min(one.seconds) for one in found}
     print(f"8 questions {crowds[ALONE] / crowds[TOGETHER]:.1f}x faster")
     assert crowds[ALONE] > 1.5 * crowds[TOGETHER]
