@@ -1,7 +1,7 @@
 """The guard: where windows are likely to lose, the passages are read in one prompt, and it says so.
 
 docs/guard.md has what each signal is worth. The guard knows nothing of a request but its windows
-and its query; `rag_windows.answer` asks it, and answers in whichever way it chose.
+and its query; the engine asks it, and answers in whichever way it chose.
 """
 
 from __future__ import annotations
