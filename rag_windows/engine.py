@@ -20,7 +20,7 @@ from rag_windows.cache.fingerprint import ModelIdentity
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.cached_encoding import CachedEncoder
-from rag_windows.calibration.profile import Profile
+from rag_windows.calibration import Profile
 from rag_windows.errors import ModelError
 from rag_windows.generate import Decoder, whole_number
 from rag_windows.guard import FallbackOption, guard_of

@@ -19,12 +19,9 @@ from rag_windows.batching.questions import BatchRequest, answer_all, check_rows,
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.sizes import Size
-from rag_windows.calibration.calibrating import By, calibrate
-from rag_windows.calibration.contexts import KEEP_BYTES
-from rag_windows.calibration.example import Example
-from rag_windows.calibration.measuring import Metric
-from rag_windows.calibration.prepared import OnProgress
-from rag_windows.calibration.profile import Profile
+from rag_windows.calibration import Example, Profile
+from rag_windows.calibration.calibrate import By, calibrate
+from rag_windows.calibration.measure import KEEP_BYTES, Metric, OnProgress
 from rag_windows.codebook.book import PassageBook, codebook_of
 from rag_windows.codebook.opening import opened
 from rag_windows.codebook.preparing import OnPrepared

@@ -12,8 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import loading
-from rag_windows.calibration.profile import Profile
-from rag_windows.calibration.profile_json import dump
+from rag_windows.calibration import Profile
 from rag_windows.forks import in_children
 from rag_windows.model import WindowedLM
 
@@ -60,7 +59,7 @@ def as_key(value: Any) -> Hashable:
     if type(value).__module__ == "torch":  # dtypes and devices
         return "torch", str(value)
     if isinstance(value, Profile):
-        return "profile", dump(value)
+        return "profile", value.to_json()
     described = getattr(value, "to_dict", None)
     if callable(described) and not isinstance(value, PreTrainedModel | PreTrainedTokenizerBase):
         return type(value).__name__, as_key(described())

@@ -27,7 +27,7 @@ from langchain_rag_windows.results import answer, last_chunk
 from langchain_rag_windows.running import finished, streamed
 from rag_windows import Chunk, Generation, WindowedLM
 from rag_windows.attention.layers import position_limit
-from rag_windows.calibration.profile import Profile
+from rag_windows.calibration import Profile
 from rag_windows.errors import ToolsUnsupportedError
 from rag_windows.loading import EMBEDDED, embedded_path
 from rag_windows.prompt.tool_calls import ToolFormat

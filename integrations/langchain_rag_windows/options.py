@@ -24,7 +24,7 @@ from langchain_rag_windows.identity import identity
 from langchain_rag_windows.loaded import Loaded
 from rag_windows import Method, WindowedLM
 from rag_windows.batching.awaiting import Crowd
-from rag_windows.calibration.profile import Profile
+from rag_windows.calibration import Profile
 from rag_windows.guard import guard_of
 from rag_windows.methods import linked, resolve
 from rag_windows.methods.steps import Choose

@@ -10,7 +10,7 @@ import torch
 
 from rag_windows import WindowedLM, loading
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.calibration.profile import Profile
+from rag_windows.calibration import Profile
 from rag_windows.errors import InputError, MethodError
 from rag_windows.methods import Method, linked, resolve
 from rag_windows.methods.registry import known_parameters, with_known

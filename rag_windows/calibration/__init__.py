@@ -2,11 +2,14 @@
 
 from rag_windows.calibration.example import Example, read_examples
 from rag_windows.calibration.grid import ape_grid, default_grid
-from rag_windows.calibration.profile import Comparison, Profile, Setting
+from rag_windows.calibration.model_fingerprint import ModelFingerprint
+from rag_windows.calibration.profile import Comparison, Mean, Profile, Setting
 
 __all__ = [
     "Comparison",
     "Example",
+    "Mean",
+    "ModelFingerprint",
     "Profile",
     "Setting",
     "ape_grid",

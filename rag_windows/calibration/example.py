@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_windows.errors import DataError, InputError
-from rag_windows.evaluation.data.fields import Place
-from rag_windows.evaluation.data.strict_json import parse
+from rag_windows.calibration.strict_json import parse_json
+from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import Messages, PassageLike
@@ -17,7 +16,7 @@ from rag_windows.request import Messages, PassageLike
 MULTI_HOP = "multi-hop"
 """The `Example.kind` of questions whose answer needs several passages."""
 
-_KEYS = frozenset(("query", "question", "passages", "answer", "kind"))
+_KEYS = ["answer", "kind", "passages", "query", "question"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,8 @@ class Example:
     kind: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.query, str | Sequence | Conversation):
+            raise InputError("An example needs a 'query' (or 'question').")
         for name, value in (("answer", self.answer), ("kind", self.kind)):
             if value is not None and not isinstance(value, str):
                 raise InputError(
@@ -50,6 +51,10 @@ class Example:
             raise InputError("Example.answer is blank; leave it out for an unlabelled example.")
         if isinstance(self.passages, str | Passage | Mapping):
             raise InputError("Example.passages must be a list of passages, not a single one.")
+        if not isinstance(self.passages, Sequence):
+            raise InputError(
+                f"'passages' of an example must be a list, not {type(self.passages).__name__}."
+            )
         passages = tuple(Passage.of(passage) for passage in self.passages)
         object.__setattr__(self, "passages", passages)
 
@@ -76,20 +81,14 @@ class Example:
                 "An example must be an Example or a mapping with 'query' and 'passages', "
                 f"not {type(value).__name__}."
             )
-        unknown = sorted(str(key) for key in value.keys() - _KEYS)
+        unknown = sorted(str(key) for key in value if key not in _KEYS)
         if unknown:
-            raise InputError(f"Unknown example keys {unknown}; use {sorted(_KEYS)}.")
-        query = value.get("query", value.get("question"))
-        if not isinstance(query, str | Sequence | Conversation):
-            raise InputError("An example needs a 'query' (or 'question').")
+            raise InputError(f"Unknown example keys {unknown}; use {_KEYS}.")
+        query: Any = value.get("query", value.get("question"))
         passages = value.get("passages")
-        if passages is None:
-            passages = ()
-        elif not isinstance(passages, Sequence):
-            raise InputError(
-                f"'passages' of an example must be a list, not {type(passages).__name__}."
-            )
-        return cls(query, passages, value.get("answer"), value.get("kind"))
+        return cls(
+            query, () if passages is None else passages, value.get("answer"), value.get("kind")
+        )
 
 
 def read_examples(path: str | Path) -> list[Example]:
@@ -108,10 +107,10 @@ def read_examples(path: str | Path) -> list[Example]:
         if not line.strip():
             continue
         try:
-            examples.append(Example.of(parse(line, Place(str(path), f"line {number}"))))
-        except DataError as error:
+            examples.append(Example.of(parse_json(line)))
+        except ValueError as error:
             raise InputError(
-                f"{error} Each line holds one example such as "
+                f"{path}, line {number}: {error}. Each line holds one example such as "
                 '{"query": "...", "passages": ["...", "..."], "answer": "..."}.'
             ) from error
         except InputError as error:

@@ -76,9 +76,7 @@ def calibrate(search: SearchOptions, options: CalibrateOptions, model: ModelOpti
         profile.plot(options.plot)
     notes = [*notes, *profile.left_out]
     if options.as_json:
-        from rag_windows.calibration.profile_json import dump
-
-        render.write_json(json.loads(dump(profile)))
+        render.write_json(json.loads(profile.to_json()))
         for note in notes:
             tell(f"Note: {note}")
         return
@@ -143,8 +141,7 @@ def sample_examples() -> list[Example]:
 
 def show(out: Console, profile: Profile) -> None:
     """Print the best settings and the default as a table, and the verdict."""
-    from rag_windows.calibration.method_json import label
-    from rag_windows.calibration.profile import FIGURES
+    from rag_windows.calibration.profile import FIGURES, label
 
     ranked = profile.ranked()
     shown = ranked[:_SHOWN]

@@ -20,7 +20,7 @@ from rag_windows.errors import CacheError, InputError, MethodError
 
 if TYPE_CHECKING:
     from rag_windows.cache.passage_cache import PassageCache
-    from rag_windows.calibration.profile import Profile
+    from rag_windows.calibration import Profile
     from rag_windows.methods import Method
     from rag_windows.model import WindowedLM
 
@@ -126,7 +126,7 @@ def load_model(options: ModelOptions, progress: Progress) -> WindowedLM:
 def _profile(options: ModelOptions) -> Profile | None:
     if options.profile is None:
         return None
-    from rag_windows.calibration.profile import Profile
+    from rag_windows.calibration import Profile
 
     numbers = options.temperature, options.scale
     if options.method is None and any(number is not None for number in numbers):

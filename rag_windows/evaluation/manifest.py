@@ -11,7 +11,7 @@ from typing import Any
 
 from rag_windows import WindowedLM
 from rag_windows.cache.tokenizer_print import tokenizer_fingerprint
-from rag_windows.calibration.stamp import ModelStamp
+from rag_windows.calibration import ModelFingerprint
 from rag_windows.evaluation.arm import Arm
 from rag_windows.evaluation.data.fields import Place, entries, field, record_of, shown, strings
 from rag_windows.evaluation.data.reading import read
@@ -177,7 +177,7 @@ class Manifest:
 
 
 def _model(lm: WindowedLM) -> dict[str, Any]:
-    stamp = ModelStamp.of(lm.model)
+    stamp = ModelFingerprint.of(lm.model)
     return {
         "name": stamp.name,
         "sha256": stamp.fingerprint,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_windows import WindowedLM
-from rag_windows.calibration import Profile
-from rag_windows.calibration.stamp import ModelStamp
+from rag_windows.calibration import ModelFingerprint, Profile
 from tests.rag_windows import small
 from tests.rag_windows.calibration.profiles import GUARD, profile
 
@@ -29,4 +28,4 @@ def saved(folder: Path) -> Path:
 def stamped(folder: Path, guard: Mapping[str, Any] | None = None) -> Profile:
     """One that was made for the model in a folder, with a guard's threshold or without."""
     model = WindowedLM.from_pretrained(folder).model
-    return dataclasses.replace(profile(), model=ModelStamp.of(model), guard=guard)
+    return dataclasses.replace(profile(), model=ModelFingerprint.of(model), guard=guard)

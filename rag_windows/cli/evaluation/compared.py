@@ -60,7 +60,7 @@ def arms_of(compared: Compared) -> tuple[Arm, ...]:
 
 
 def _profiled(methods: list[tuple[str, Method]], compared: Compared) -> list[tuple[str, Method]]:
-    from rag_windows.calibration.profile import Profile
+    from rag_windows.calibration import Profile
 
     if compared.temperature is not None or compared.scale is not None:
         raise InputError(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from rag_windows import APE
-from rag_windows.calibration import Comparison, Profile, Setting
-from rag_windows.calibration.intervals import Mean
-from rag_windows.calibration.stamp import ModelStamp
+from rag_windows.calibration import Comparison, Mean, ModelFingerprint, Profile, Setting
 from rag_windows.methods import Method
 
 GUARD = {
@@ -23,8 +21,9 @@ def mean(value: float) -> Mean:
 
 
 def setting(method: Method, divergence: float, *, fine: bool = False) -> Setting:
-    figures = {"divergence": mean(divergence), "agreement": mean(1 - divergence)}
-    return Setting(method, figures, fine)
+    return Setting(
+        method, {"divergence": mean(divergence), "agreement": mean(1 - divergence)}, fine
+    )
 
 
 def profile(*, guard: dict[str, object] | None = None) -> Profile:
@@ -48,6 +47,6 @@ def profile(*, guard: dict[str, object] | None = None) -> Profile:
         folds=4,
         seed=3,
         left_out=("Example 1 was left out: it has no passages.",),
-        model=ModelStamp("some/model", "ab" * 32),
+        model=ModelFingerprint("some/model", "ab" * 32),
         guard=guard,
     )

@@ -20,7 +20,7 @@ FAST = ("--method", "mateicl", "--max-new-tokens", "4")
 def few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two settings instead of eleven: what is tried is tested elsewhere."""
     monkeypatch.setattr(
-        "rag_windows.calibration.calibrating.default_grid", lambda _: (MateICL(2.0), MateICL(4.0))
+        "rag_windows.calibration.calibrate.default_grid", lambda _: (MateICL(2.0), MateICL(4.0))
     )
 
 

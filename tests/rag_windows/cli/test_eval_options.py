@@ -54,7 +54,7 @@ def test_linked_tokens_go_to_the_methods_with_windows() -> None:
 def test_a_profile_gives_its_numbers_to_its_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rag_windows.calibration.profile import Profile
+    from rag_windows.calibration import Profile
 
     calibrated = type("Found", (), {"method": APE(temperature=0.5, scale=0.5)})()
     monkeypatch.setattr(Profile, "load", lambda path: calibrated)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from rag_windows import Guard, Method
-from rag_windows.calibration.profile import Profile
-from rag_windows.calibration.profile_json import dump, parse
+from rag_windows.calibration import Profile
 from rag_windows.errors import InputError
 from rag_windows.guard import FallbackOption, guard_of
 from rag_windows.methods import describe, from_description
@@ -35,7 +34,7 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, Guard):
         return asdict(value)
     if isinstance(value, Profile):
-        return json.loads(dump(value))
+        return json.loads(value.to_json())
     if isinstance(value, Mapping):
         return {str(key): as_plain(entry) for key, entry in value.items() if key not in SECRETS}
     if isinstance(value, Sequence):
@@ -65,7 +64,7 @@ def read_profile(value: Profile | str | Path | Mapping[str, Any] | None) -> Prof
     """
     if value is None:
         return None
-    return parse(json.dumps(value)) if isinstance(value, Mapping) else Profile.of(value)
+    return Profile.from_json(json.dumps(value)) if isinstance(value, Mapping) else Profile.of(value)
 
 
 def read_guard(value: FallbackOption | Mapping[str, Any]) -> Guard | None:

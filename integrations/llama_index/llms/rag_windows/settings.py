@@ -26,7 +26,7 @@ from llama_index.llms.rag_windows.serializing import (
 )
 from llama_index.llms.rag_windows.source import ModelSource
 from rag_windows import Method, WindowedLM
-from rag_windows.calibration.profile import Profile
+from rag_windows.calibration import Profile
 from rag_windows.errors import InputError
 from rag_windows.generate import OURS, sampling_options
 from rag_windows.guard import FallbackOption, Guard

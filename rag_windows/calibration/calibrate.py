@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from rag_windows.calibration.choosing import search, verdict
-from rag_windows.calibration.contexts import KEEP_BYTES, Contexts
+from rag_windows.calibration.choose import bootstrap, multi_hop_threshold, search, verdict
 from rag_windows.calibration.example import Example
 from rag_windows.calibration.grid import default_grid
-from rag_windows.calibration.intervals import bootstrap
-from rag_windows.calibration.measuring import Measuring, Metric, Table
-from rag_windows.calibration.prepared import OnProgress, Prepared, prepare
-from rag_windows.calibration.profile import Profile, Setting
-from rag_windows.calibration.spread import guard_of
-from rag_windows.calibration.stamp import ModelStamp
+from rag_windows.calibration.measure import (
+    KEEP_BYTES,
+    Measuring,
+    Metric,
+    OnProgress,
+    Prepared,
+    Table,
+    prepare,
+)
+from rag_windows.calibration.model_fingerprint import ModelFingerprint
+from rag_windows.calibration.profile import Figure, Profile, Setting
+from rag_windows.engine import Engine
 from rag_windows.errors import InputError
 from rag_windows.methods import Method, resolve
-
-if TYPE_CHECKING:
-    from rag_windows.engine import Engine
 
 By = Literal["labels", "agreement"]
 
@@ -42,10 +44,15 @@ def calibrate(
     keep_bytes: int = KEEP_BYTES,
     on_progress: OnProgress | None = None,
 ) -> Profile:
-    """See `WindowedLM.calibrate`."""
+    """What `WindowedLM.calibrate` does, with its arguments.
+
+    Raises:
+        InputError: fewer than eight examples can be used, or settings that read no windows.
+    """
     default = resolve(method)
     coarse = list(dict.fromkeys([default, *(settings or default_grid(default))]))
-    _check(coarse)
+    for one in coarse:
+        _check(one)
     given = [Example.of(example) for example in examples]
     if by not in (None, "labels", "agreement"):
         raise InputError(f"by must be 'labels', 'agreement' or None, got {by!r}.")
@@ -71,16 +78,15 @@ def calibrate(
             f"Calibration needs at least {FEWEST} {kind}examples that can be used, and got "
             f"{len(ready)}; a few dozen make the choice trustworthy.{reasons}"
         )
-    contexts = Contexts(engine, keep_bytes)
     measuring = Measuring(
-        engine, ready, contexts, metric=metric, max_new_tokens=max_new_tokens, on_progress=tell
+        engine, ready, metric=metric, max_new_tokens=max_new_tokens, keep_bytes=keep_bytes
     )
 
     def measure(some: Sequence[Method]) -> Table:
-        measuring.run(some, "Trying settings")
+        measuring.run(some, tell)
         return measuring.table
 
-    criteria: tuple[str, ...] = ("divergence",)
+    criteria: tuple[Figure, ...] = ("divergence",)
     if labelled:
         criteria = ("exact match" if metric is None else "metric", "log-probability")
     numbers = [one.number for one in ready]
@@ -94,32 +100,31 @@ def calibrate(
         beats_default=beats_default,
         verdict=sentence,
         criteria=criteria,
-        settings=_rows(measuring.table, coarse, choice.fine, seed),
+        settings=_settings(measuring.table, coarse, choice.fine, seed),
         held_out=choice.held_out,
         examples=len(ready),
         folds=choice.folds,
         seed=seed,
         left_out=tuple(left_out),
-        model=ModelStamp.of(engine.model),
+        model=ModelFingerprint.of(engine.model),
         guard=_guard(measuring, ready, chosen, tell),
     )
 
 
-def _check(settings: Sequence[Method]) -> None:
-    for one in settings:
-        if not isinstance(one, Method):
-            raise InputError(f"settings must be methods such as APE(0.8, 0.7), got {one!r}.")
-        if not one.windowed:
-            raise InputError(
-                f"The method {one.name!r} reads no windows, so there is nothing to calibrate."
-            )
+def _check(setting: Any) -> None:
+    if not isinstance(setting, Method):
+        raise InputError(f"settings must be methods such as APE(0.8, 0.7), got {setting!r}.")
+    if not setting.windowed:
+        raise InputError(
+            f"The method {setting.name!r} reads no windows, so there is nothing to calibrate."
+        )
 
 
-def _rows(
+def _settings(
     table: Table, coarse: Sequence[Method], fine: Sequence[Method], seed: int
 ) -> tuple[Setting, ...]:
     settings = [*coarse, *fine]
-    means: dict[str, list[Any]] = {
+    means: dict[Any, Any] = {
         figure: bootstrap([list(rows[one].values()) for one in settings], seed)
         for figure, rows in table.items()
     }
@@ -131,7 +136,7 @@ def _rows(
 
 def _guard(
     measuring: Measuring, ready: Sequence[Prepared], method: Method, tell: OnProgress
-) -> Mapping[str, Any] | None:
+) -> dict[str, Any] | None:
     if len({one.example.multi_hop for one in ready}) < 2:
         return None
     spreads: dict[bool, list[float]] = {False: [], True: []}
@@ -141,7 +146,7 @@ def _guard(
         if spread is not None:
             spreads[one.example.multi_hop].append(spread)
     tell("Measuring attention", len(ready), len(ready))
-    return guard_of(spreads[False], spreads[True])
+    return multi_hop_threshold(spreads[False], spreads[True])
 
 
 def _silent(what: str, done: int, whole: int | None) -> None:

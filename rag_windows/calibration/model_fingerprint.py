@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 
 import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from rag_windows.cache.description import canonical
@@ -22,8 +23,8 @@ _SAMPLES = 1024
 """64-bit words of a tensor that are read."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStamp:
+@dataclass(frozen=True, config=ConfigDict(strict=True))
+class ModelFingerprint:
     """A model by name and by content.
 
     Attributes:
@@ -37,8 +38,8 @@ class ModelStamp:
     fingerprint: str
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> ModelStamp:
-        """The stamp of a loaded model."""
+    def of(cls, model: PreTrainedModel) -> ModelFingerprint:
+        """That of a loaded model."""
         path = str(getattr(model.config, "_name_or_path", "") or "")
         # A folder's place says nothing elsewhere, and may say more than its owner wants.
         name = os.path.basename(os.path.normpath(path)) if os.path.isdir(path) else path
@@ -56,7 +57,7 @@ class ModelStamp:
 
     def mismatch(self, model: PreTrainedModel) -> str | None:
         """What to tell the user of a profile if it was made for another model."""
-        own = ModelStamp.of(model)
+        own = ModelFingerprint.of(model)
         if own.fingerprint == self.fingerprint:
             return None
         return (

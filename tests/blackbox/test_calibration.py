@@ -1,0 +1,527 @@
+"""`lm.calibrate`, its examples, and the profile that it gives."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import random
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rag_windows import APE, METHODS, Guard, Passage, PassageCache, WindowedLM
+from rag_windows.calibration import Example, ModelFingerprint, Profile, ape_grid, read_examples
+from rag_windows.errors import InputError, MethodError, MissingExtraError, ProfileError
+from rag_windows.methods import Codebook, DeepThinking, Linked, MateICL, Method
+from tests.rag_windows import small
+from tests.rag_windows.calibration.profiles import GUARD, profile, setting
+from training.tasks import draw_case
+
+WORDS = "tower river bridge lamp stone field quiet green seven door".split()
+GRID = (APE(0.7, 0.9), APE(1.0, 1.0), APE(0.9, 0.6))
+QUICK: dict[str, Any] = {"settings": GRID, "max_new_tokens": 4, "refine": False}
+
+
+def examples(count: int = 8, *, labelled: bool = False, kinds: bool = False) -> list[Example]:
+    rng = random.Random(7)
+    made = []
+    for number in range(count):
+        passages = [
+            Passage(" ".join(rng.choices(WORDS, k=4)), id=f"{number}-{index}", score=float(index))
+            for index in range(3)
+        ]
+        kind = "multi-hop" if number % 2 else "single-hop"
+        answer = rng.choice(WORDS) if labelled else None
+        made.append(
+            Example(f"Which {rng.choice(WORDS)}?", passages, answer, kind if kinds else None)
+        )
+    return made
+
+
+def calibrate(some: Sequence[Any], **options: Any) -> Profile:
+    return small.lm().calibrate(some, **{**QUICK, **options})
+
+
+def windows_asked_for(**options: Any) -> int:
+    """How often a calibration looks for a window in its cache."""
+    cache = PassageCache(memory="16MiB")
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), cache=cache)
+    lm.calibrate(examples(), **{**QUICK, **options})
+    found = cache.stats().tiers["memory"]
+    return found.hits + found.misses
+
+
+def test_settings_share_windows_as_long_as_they_are_kept() -> None:
+    once = windows_asked_for()
+    assert windows_asked_for(refine=True) == once
+    assert windows_asked_for(refine=True, keep_bytes=0) == 2 * once
+    steps = [DeepThinking(steps=1, reader=APE(T, 0.9)) for T in (0.8, 0.9)]
+    assert once < windows_asked_for(settings=[APE(0.7, 0.9), *steps]) <= 2 * once
+
+
+def test_figures_are_those_of_the_distributions() -> None:
+    lm, method = small.lm(), APE(0.7, 0.8)
+    given = examples(labelled=True)
+    made = lm.calibrate(given, settings=[method], refine=False, max_new_tokens=3, prefix="Hm.")
+    found: dict[str, list[float]] = {}
+    for one in given:
+        parts = lm.engine.text.prompt.build(
+            one.query, [Passage.of(passage) for passage in one.passages], prefix="Hm."
+        )
+        windows = [list(window.ids) for window in parts.windows]
+        query = list(parts.query_ids)
+        contexts = {
+            how: lm.encode_ids(parts.prefix_ids, windows, method=how)
+            for how in ("sequential", method)
+        }
+
+        def along(how: str | Method, ids: list[int], query: Any = query, of: Any = contexts) -> Any:
+            return lm.logits(of[how], [*query, *ids])[len(query) - 1 : -1].log_softmax(-1)
+
+        answer = lm.generate_ids(contexts["sequential"], query, max_new_tokens=3)
+        reference, candidate = along("sequential", answer), along(method, answer)
+        kl = torch.nn.functional.kl_div(candidate, reference, reduction="sum", log_target=True)
+        assert one.answer is not None
+        gold = [*lm.engine.text.prompt.encode_text(one.answer, continuation=True), 1]
+        rows = along(method, gold)
+        for name, value in (
+            ("divergence", float(kl) / 3),
+            ("agreement", candidate.argmax(-1).tolist() == answer),
+            ("log-probability", float(sum(rows[place, id] for place, id in enumerate(gold)))),
+            ("exact match", rows.argmax(-1).tolist() == gold),
+        ):
+            found.setdefault(name, []).append(float(value))
+    figures = made.setting(method).figures
+    assert {name: one.value for name, one in figures.items()} == pytest.approx(
+        {name: float(np.mean(values)) for name, values in found.items()}, rel=1e-4
+    )
+
+
+def test_the_sequential_reader_agrees_with_itself() -> None:
+    alone = [Example(one.query, one.passages[:1]) for one in examples()]
+    made = calibrate(alone, settings=[APE(1.0, 1.0)])
+    row = made.setting(APE(1.0, 1.0))
+    assert row.figures["divergence"].value == pytest.approx(0, abs=1e-5)
+    assert row.figures["agreement"].value == 1.0
+    assert (made.method, made.beats_default) == (APE(1.0, 1.0), True)
+
+
+SETTINGS: dict[str, Sequence[Method]] = {
+    "mateicl": (MateICL(2.0), MateICL(3.0)),
+    "codebook": (Codebook(retrieve=1), Codebook(retrieve=2)),
+    "deep-thinking": (DeepThinking(steps=1), DeepThinking(steps=2)),
+    "linked": (Linked(1), Linked(2)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"sequential"}))
+def test_every_method_can_be_calibrated(name: str) -> None:
+    settings = SETTINGS.get(name, ())
+    tried = [METHODS[name](), *settings]
+    made = calibrate(examples(), method=name, settings=tried, refine=name == "deep-thinking")
+    assert len({row.method for row in made.settings}) >= 1 + len(settings)
+    assert all(0 <= row.figures["divergence"].value < 50 for row in made.settings)
+    if settings:
+        values = {round(row.figures["divergence"].value, 7) for row in made.settings}
+        assert len(values) > 1
+
+
+def test_labels_decide_where_all_examples_have_them() -> None:
+    labelled = examples(labelled=True)
+    assert calibrate(labelled).criteria == ("exact match", "log-probability")
+    assert calibrate(labelled, by="agreement").criteria == ("divergence",)
+    mixed = [*labelled, *examples(2)]
+    assert calibrate(mixed).criteria == ("divergence",)
+    by_labels = calibrate(mixed, by="labels")
+    assert (by_labels.examples, by_labels.criteria[0]) == (8, "exact match")
+    assert by_labels.settings[0].figures.keys() >= {"divergence", "agreement", "exact match"}
+
+
+def test_a_metric_judges_generated_answers() -> None:
+    heard: list[tuple[str, str]] = []
+
+    def metric(prediction: str, answer: str) -> float:
+        heard.append((prediction, answer))
+        return float(len(prediction))
+
+    labelled = examples(labelled=True)
+    made = calibrate(labelled, metric=metric)
+    texts = {
+        small.lm()
+        .generate(one.query, one.passages, method=method, max_new_tokens=4, do_sample=False)
+        .text.strip()
+        for one in labelled
+        for method in (APE(), *GRID)
+    }
+    assert {prediction for prediction, _ in heard} == texts
+    assert {answer for _, answer in heard} == {one.answer for one in labelled}
+    assert made.criteria == ("metric", "log-probability")
+    with pytest.raises(InputError, match="A metric compares with right answers"):
+        calibrate(examples(), metric=metric)
+
+
+def test_what_does_not_fit_sequentially_is_left_out_and_told() -> None:
+    long = [Passage("stone " * 60 + str(number)) for number in range(3)]
+    given = [*examples(), Example("Which?", long), Example("Who?")]
+    made = calibrate(given)
+    assert made.examples == 8
+    first, second = made.left_out
+    assert first.startswith("Example 9 was left out: Read one after the other, the passages pass")
+    assert second == "Example 10 was left out: it has no passages."
+    assert calibrate(given, settings=[*GRID, Linked(1)], by="agreement").examples == 8
+    kept = calibrate([*examples(labelled=True), Example("Which?", long, "stone")])
+    assert kept.examples == 9
+    assert kept.left_out[0].startswith("Example 9 is not compared with sequential reading: ")
+
+
+def test_few_examples_and_wrong_settings_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 8 examples that can be used, and got 7"):
+        calibrate(examples(7))
+    with pytest.raises(InputError, match=r"got 7; .*Example 1 was left out: it has no passages"):
+        calibrate([Example("Who?"), *examples(7)])
+    with pytest.raises(InputError, match="at least 8 labelled examples"):
+        calibrate(examples(), by="labels")
+    with pytest.raises(InputError, match="'sequential' reads no windows"):
+        calibrate(examples(), method="sequential")
+    with pytest.raises(InputError, match="settings must be methods"):
+        calibrate(examples(), settings=["ape"])
+    with pytest.raises(InputError, match="by must be"):
+        calibrate(examples(), by="luck")
+    with pytest.raises(MethodError, match="nonsense"):
+        calibrate(examples(), method="nonsense")
+    with pytest.raises(InputError, match="must be an Example"):
+        calibrate(["Who?"] * 8)
+
+
+def test_the_same_seed_gives_the_same_profile_whatever_is_kept_or_cached() -> None:
+    one, other = calibrate(examples()), calibrate(examples(), seed=1)
+    mappings = [{"query": e.query, "passages": list(e.passages)} for e in examples()]
+    assert calibrate(mappings) == calibrate(examples(), keep_bytes=0) == one
+    assert other.settings[0].figures != one.settings[0].figures
+    cached = WindowedLM.from_pretrained(
+        small.model(), tokenizer=small.tokenizer(), cache=PassageCache(memory="16MiB")
+    )
+    assert cached.calibrate(examples(), **QUICK) == one
+    out = cached.generate("Which door?", examples()[0].passages, max_new_tokens=2)
+    assert out.usage.cached_tokens > 0
+
+
+def test_both_kinds_of_questions_give_the_guard_its_threshold() -> None:
+    lm, method = small.lm(), APE(1.0, 1.0)
+    made = calibrate(examples(kinds=True), method=method, settings=[method])
+    assert made.guard is not None
+    assert (made.guard["single_hop"], made.guard["multi_hop"]) == (4, 4)
+    above = {False: 0, True: 0}
+    for one in examples(kinds=True):
+        out = lm.generate(
+            one.query, one.passages, method=method, max_new_tokens=Guard().rows, do_sample=False
+        )
+        masses = np.array([citation.mass for citation in out.citations or ()])
+        spread = 1 - ((masses / masses.sum()) ** 2).sum()
+        above[one.multi_hop] += spread > made.guard["threshold"]
+    assert above[False] / 4 == made.guard["false_alarms"]
+    assert 1 - above[True] / 4 == made.guard["missed"]
+    assert calibrate(examples(), settings=[method]).guard is None
+
+
+def test_progress_is_told_to_its_end() -> None:
+    told: list[tuple[str, int, int | None]] = []
+    calibrate(examples(kinds=True), on_progress=lambda *one: told.append(one))
+    assert list(dict.fromkeys(what for what, _, _ in told)) == [
+        "Reading sequentially",
+        "Trying settings",
+        "Measuring attention",
+    ]
+    assert told[-1][1] == told[-1][2] == 8
+    assert ("Trying settings", 32, 32) in told
+
+
+def questions(count: int, seed: int) -> list[Example]:
+    """What `tiny-reader` was trained to answer."""
+    rng = np.random.default_rng(seed)
+    cases = [draw_case(rng, "single", 6) for _ in range(count)]
+    return [
+        Example(
+            list(case.messages),
+            [Passage(text, title=title) for title, text in case.passages],
+            case.answer,
+        )
+        for case in cases
+    ]
+
+
+EMBEDDED = ape_grid((0.7, 0.9), (0.6, 0.9))
+
+
+@pytest.fixture(scope="module")
+def bad_default(reader: WindowedLM) -> Profile:
+    return reader.calibrate(questions(12, seed=1), method=APE(0.9, 0.6), settings=EMBEDDED)
+
+
+def test_a_default_that_does_not_suit_is_beaten(reader: WindowedLM, bad_default: Profile) -> None:
+    assert bad_default.beats_default
+    assert bad_default.method == bad_default.best != APE(0.9, 0.6)
+    assert bad_default.held_out[0].better
+    assert "beats the default ape(temperature=0.9, scale=0.6)" in bad_default.verdict
+    assert bad_default.setting(bad_default.method).figures["exact match"].value > 0.8
+    # Nor is it worse on questions that chose nothing.
+    new = reader.calibrate(
+        questions(16, seed=2),
+        method=bad_default.default,
+        settings=[bad_default.method],
+        refine=False,
+    )
+    assert new.method == bad_default.method
+
+
+def test_a_default_that_suits_stays_or_is_beaten_beyond_the_noise(reader: WindowedLM) -> None:
+    made = reader.calibrate(questions(12, seed=1), by="agreement", settings=EMBEDDED, refine=False)
+    (comparison,) = made.held_out
+    assert made.beats_default == (comparison.better and made.best != made.default)
+    if not made.beats_default:
+        assert made.method == APE()
+    worst = made.setting(APE(0.9, 0.6)).figures["divergence"]
+    assert worst.low > made.setting(made.method).figures["divergence"].high
+
+
+def test_an_answer_that_only_begins_right_is_no_exact_match(reader: WindowedLM) -> None:
+    of_two = [one for one in questions(60, seed=1) if one.answer and " " in one.answer][:8]
+    cut = [dataclasses.replace(one, answer=str(one.answer).split()[0]) for one in of_two]
+    whole, begun = (
+        reader.calibrate(some, settings=[APE()], refine=False).setting(APE()).figures["exact match"]
+        for some in (of_two, cut)
+    )
+    assert whole.value > 0.8
+    assert begun.value == 0
+
+
+def test_one_pass_finds_the_exact_matches_of_generation(
+    reader: WindowedLM, bad_default: Profile
+) -> None:
+    for method in (bad_default.default, bad_default.method):
+        right = [
+            reader.generate(
+                one.query, one.passages, method=method, max_new_tokens=12, do_sample=False
+            ).text.strip()
+            == one.answer
+            for one in questions(12, seed=1)
+        ]
+        assert bad_default.setting(method).figures["exact match"].value == np.mean(right)
+
+
+def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"query": "Who?\u2028Now.", "passages": ["One.", {"text": "Two.", "id": "2"}]},
+        {"question": "Where?", "answer": "There", "kind": "multi-hop"},
+        {"query": [{"role": "user", "content": "When?"}], "passages": ["Then."]},
+    ]
+    path = tmp_path / "examples.jsonl"
+    lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_text(lines + '\n{"query": "half \\ud83d"}\n', encoding="utf-8")
+    first, second, third, fourth = read_examples(path)
+    assert first == Example("Who?\u2028Now.", (Passage("One."), Passage("Two.", id="2")))
+    assert second == Example.of(Example("Where?", (), "There", "multi-hop"))
+    assert (first.multi_hop, second.multi_hop) == (False, True)
+    assert third.query == [{"role": "user", "content": "When?"}]
+    assert fourth.query == "half \ufffd"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "must be an Example"),
+        ({"passages": []}, "needs a 'query'"),
+        ({"query": "a", "passage": []}, r"Unknown example keys \['passage'\]"),
+        ({"query": "a", "passages": "b"}, "not a single one"),
+        ({"query": "a", "passages": 3}, "must be a list, not int"),
+        ({"query": "a", "answer": 3}, "answer must be a string"),
+        ({"query": "a", "answer": " "}, "answer is blank"),
+    ],
+)
+def test_what_is_no_example_is_told(value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Example.of(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"query": "a"}\n{"query"', "line 2: not valid JSON"),
+        ('\n{"ask": "a"}', r"Line 2 .*Unknown example keys \['ask'\]"),
+        ("\n \n", "holds no examples"),
+        ("\udcff", "can't be read"),
+        (None, "can't be read"),
+    ],
+)
+def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    if text is not None:
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(InputError, match=message):
+        read_examples(path)
+
+
+def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    for made in (profile(), profile(guard=GUARD), calibrate(examples(labelled=True))):
+        made.save(path)
+        assert Profile.load(path) == made == Profile.of(str(path))
+    profile().save(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["profile.json"]
+    data = json.loads(path.read_text())
+    assert data["method"] == {"name": "ape", "temperature": 0.95, "scale": 0.949, "form": "as used"}
+    assert (data["version"], data["model"]["name"]) == (1, "some/model")
+    assert data.keys() == {
+        *("format", "version", "model", "method", "best", "default", "beats_default", "verdict"),
+        *("criteria", "examples", "folds", "seed", "left_out", "held_out", "guard", "settings"),
+    }
+    assert data["settings"][0].keys() == {"method", "fine", "figures"}
+    assert data["held_out"][0].keys() == {"figure", "chosen", "default", "difference"}
+
+
+def damaged(**changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(profile(guard=GUARD).to_json())
+    return {**data, **changes}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "is no rag-windows calibration profile"),
+        (damaged(format="x"), "is no rag-windows calibration profile"),
+        (damaged(version=2), "version 2 and this rag-windows reads version 1; calibrate again"),
+        (damaged(method={"name": "apex"}), "entry 'method': .*apex.* names no method of"),
+        (damaged(method={"name": "ape", "scale": -1}), "entry 'method': APE scale must be"),
+        (damaged(method={"name": "ape", "scale": "0.9"}), "entry 'method': APE scale must be"),
+        (damaged(method={"name": "ape", "beta": 1}), "entry 'method': .*beta"),
+        (damaged(best="ape"), "entry 'best': must be an object"),
+        (damaged(beats_default=1), "entry 'beats_default': .* valid boolean"),
+        (damaged(criteria=["beauty"]), r"entry 'criteria': \[0\]: .*'divergence'"),
+        (damaged(criteria=[]), "entry 'criteria': .* at least 1 item"),
+        (damaged(criteria=["metric"]), r"'settings': \[0\] lacks the figures \['metric'\]"),
+        (damaged(examples=-1), "entry 'examples': .* greater than or equal to 0"),
+        (damaged(examples=1.5), "entry 'examples': .* integer"),
+        (damaged(verdict=None), "entry 'verdict': .* string"),
+        (damaged(settings=[{}]), r"entry 'settings': \[0\] 'method': Field required"),
+        (damaged(held_out={}), "entry 'held_out': .* array"),
+        (damaged(model={"name": "x"}), "entry 'model': 'fingerprint': Field required"),
+        (damaged(guard={"threshold": 2}), "entry 'guard': .*'measure'"),
+        (damaged(guard={**GUARD, "threshold": 1.5}), "entry 'guard': .*'threshold': .* 1"),
+        (damaged(guard={**GUARD, "missed": True}), "entry 'guard': .*'missed': .* number"),
+        (damaged(guard={**GUARD, "measure": "entropy"}), "entry 'guard': .*'measure'"),
+        (damaged(guard={**GUARD, "extra": 1}), "entry 'guard': .*'extra'"),
+    ],
+)
+def test_a_damaged_profile_is_told(tmp_path: Path, data: Any, message: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ProfileError, match=message) as error:
+        Profile.load(path)
+    assert str(error.value).startswith(f"The profile {str(path)!r} can't be used: ")
+
+
+def test_files_that_are_none_or_can_not_be_written_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"can't be read.*rag-windows calibrate"):
+        Profile.load(tmp_path / "none.json")
+    (tmp_path / "torn.json").write_text('{"format": ')
+    with pytest.raises(ProfileError, match="not valid JSON"):
+        Profile.load(tmp_path / "torn.json")
+    with pytest.raises(ProfileError, match="can't be written"):
+        profile().save(tmp_path / "no" / "folder.json")
+    with pytest.raises(ProfileError, match="must be a Profile or the path of one, not int"):
+        Profile.of(3)  # type: ignore[arg-type] # that is the point
+    unnamed = dataclasses.replace(profile(), method=MateICL(lambda windows: 2.0))
+    with pytest.raises(ProfileError, match="numbers and text as parameters"):
+        unnamed.save(tmp_path / "profile.json")
+
+
+def test_rows_are_found_ranked_and_named() -> None:
+    made = profile()
+    assert made.ranked()[0].method == made.best
+    assert made.setting(APE()).figures["agreement"].value == pytest.approx(0.69)
+    for method, told in (
+        (APE(0.1, 0.1), r"ape\(temperature=0.1, scale=0.1\)"),
+        (MateICL(), r"mateicl\(schedule='sqrt'\)"),
+        (APE(0.5, 1.0, "fixed ratio"), "scale=1, form='fixed ratio'"),
+        (DeepThinking(reader=APE()), r"reader=ape\(temperature=0.9, scale=0.9\)"),
+    ):
+        with pytest.raises(ProfileError, match=f"no row of .*{told}"):
+            made.setting(method)
+
+
+def stamped() -> Profile:
+    return dataclasses.replace(profile(), model=ModelFingerprint.of(small.model()))
+
+
+def test_a_model_takes_its_method_from_the_profile(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    stamped().save(path)
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), profile=path)
+    assert lm.method == APE(0.95, 0.949)
+    assert lm.profile == stamped() == lm.with_cache(None).profile
+    explicit = WindowedLM.from_pretrained(
+        small.model(), tokenizer=small.tokenizer(), profile=stamped(), method="pcw"
+    )
+    assert (explicit.method.name, explicit.profile) == ("pcw", stamped())
+
+
+def test_another_model_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="made for 'LlamaForCausalLM' .* calibrate again") as told:
+        WindowedLM.from_pretrained(small.model(1), tokenizer=small.tokenizer(), profile=stamped())
+    assert len(told) == 1
+
+
+def test_a_fingerprint_tells_weights_and_precisions_apart() -> None:
+    one = ModelFingerprint.of(small.model())
+    again = copy.deepcopy(small.model())
+    again.config.transformers_version = "9.9.9"
+    assert ModelFingerprint.of(again) == one
+    assert ModelFingerprint.of(small.model(1)).fingerprint != one.fingerprint
+    half = copy.deepcopy(small.model()).bfloat16()
+    assert ModelFingerprint.of(half).fingerprint != one.fingerprint
+
+
+def size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def with_settings(*settings: Any) -> Profile:
+    method = settings[0].method
+    return dataclasses.replace(
+        profile(), settings=settings, default=method, best=settings[-1].method, method=method
+    )
+
+
+def test_settings_are_drawn(tmp_path: Path) -> None:
+    deep = [
+        setting(DeepThinking(steps=steps, eta=eta, momentum=momentum), steps * eta * momentum)
+        for steps in (1, 2, 3)
+        for eta in (0.1, 0.2, 0.3)
+        for momentum in (0.5, 0.9)
+    ]
+    for name, made in (
+        ("map", profile()),
+        ("curve", with_settings(*(setting(MateICL(b), 0.3) for b in ("sqrt", 1.0, 2.0)))),
+        ("three numbers", with_settings(*deep)),
+    ):
+        made.plot(tmp_path / f"{name}.png")
+        assert min(size(tmp_path / f"{name}.png")) > 600
+    with pytest.raises(ProfileError, match="No number of the method was varied"):
+        with_settings(setting(MateICL(), 0.1), setting(MateICL("log"), 0.1)).plot(tmp_path / "x")
+    with pytest.raises(ProfileError, match="can't be written"):
+        profile().plot(tmp_path / "no" / "folder.png")
+
+
+def test_matplotlib_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "\.\[figures\]"'):
+        profile().plot(tmp_path / "heat.png")
