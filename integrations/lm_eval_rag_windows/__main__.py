@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from rag_windows.errors import RagWindowsError
-from rag_windows.prompt.detokenize import one_line
+from rag_windows.prompt.visible_text import one_line
 
 
 def main() -> None:

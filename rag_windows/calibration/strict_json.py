@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from rag_windows.prompt.detokenize import encodable
+from rag_windows.prompt.visible_text import encodable
 
 
 def parse_json(text: str) -> Any:

@@ -15,7 +15,7 @@ from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.passage import Passage
-from rag_windows.prompt.detokenize import encodable, visible
+from rag_windows.prompt.visible_text import encodable, visible
 
 if TYPE_CHECKING:
     from rag_windows.model import WindowedLM

@@ -10,7 +10,7 @@ from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model, quieten
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
-from rag_windows.prompt.detokenize import encodable, visible
+from rag_windows.prompt.visible_text import encodable, visible
 
 if TYPE_CHECKING:
     from rag_windows.cache.passage_cache import PassageCache

@@ -14,7 +14,7 @@ from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import RagWindowsError
 from rag_windows.prompt.conversation import Dialogue
-from rag_windows.prompt.detokenize import encodable
+from rag_windows.prompt.visible_text import encodable
 
 if TYPE_CHECKING:
     from rag_windows.model import WindowedLM

@@ -16,7 +16,7 @@ from rag_windows.cli import render
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError
-from rag_windows.prompt.detokenize import encodable, one_line
+from rag_windows.prompt.visible_text import encodable, one_line
 
 if TYPE_CHECKING:
     from rag_windows.icl import Classification, Demonstration

@@ -17,7 +17,7 @@ from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.engine import DEFAULT_METHOD, ModelOptions, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.passage import Passage
-from rag_windows.prompt.detokenize import one_line
+from rag_windows.prompt.visible_text import one_line
 from rag_windows.sample_files import samples_path
 
 if TYPE_CHECKING:

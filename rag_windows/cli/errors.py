@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from rag_windows.errors import RagWindowsError
-from rag_windows.prompt.detokenize import one_line
+from rag_windows.prompt.visible_text import one_line
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130

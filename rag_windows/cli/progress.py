@@ -16,7 +16,7 @@ from rich.progress import MofNCompleteColumn as MofNColumn
 from rich.progress import Progress as Bars
 
 from rag_windows.cli.errors import tell
-from rag_windows.prompt.detokenize import one_line
+from rag_windows.prompt.visible_text import one_line
 
 Timed = Callable[[int, int, float], None]
 """Told how much is done, how much there is, and the seconds since the work began.

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rag_windows.passage import Passage
-from rag_windows.prompt.detokenize import one_line, visible
+from rag_windows.prompt.visible_text import one_line, visible
 
 if TYPE_CHECKING:
     from rag_windows.methods.registry import MethodRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rag_windows.prompt.detokenize import one_line
+from rag_windows.prompt.visible_text import one_line
 
 # What begins anything in Markdown inside a line, or at its start; "<" and "&" begin HTML, and an
 # address becomes a link by itself. An underscore between letters or digits begins nothing.

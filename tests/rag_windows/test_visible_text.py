@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_windows.prompt.detokenize import encodable, one_line, visible
+from rag_windows.prompt.visible_text import encodable, one_line, visible
 
 
 def test_visible() -> None:

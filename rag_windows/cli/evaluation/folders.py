@@ -14,7 +14,7 @@ from rag_windows.cli.evaluation.showing import as_object, show
 from rag_windows.cli.evaluation.source import Source, check_packages
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import DataError
-from rag_windows.prompt.detokenize import visible
+from rag_windows.prompt.visible_text import visible
 
 if TYPE_CHECKING:
     from rag_windows.evaluation.manifest import Manifest

@@ -24,7 +24,7 @@ from rag_windows.cli.evaluation.showing import show
 from rag_windows.cli.evaluation.source import Source, check_packages
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError, RagWindowsError
-from rag_windows.prompt.detokenize import encodable
+from rag_windows.prompt.visible_text import encodable
 
 if TYPE_CHECKING:
     from rag_windows.evaluation.arm import Arm

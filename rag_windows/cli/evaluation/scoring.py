@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rag_windows.cli import render
-from rag_windows.prompt.detokenize import one_line
+from rag_windows.prompt.visible_text import one_line
 
 Scores = Mapping[str, float]
 

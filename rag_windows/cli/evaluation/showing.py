@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from rag_windows.cli import render
-from rag_windows.prompt.detokenize import visible
+from rag_windows.prompt.visible_text import visible
 
 if TYPE_CHECKING:
     from rag_windows.cli.evaluation.finishing import Finished

@@ -11,7 +11,7 @@ from rag_windows.errors import MissingExtraError
 from rag_windows.evaluation.report.palette import GRID, GROUND, INK, SOFT, Look
 from rag_windows.evaluation.report.svg import inline
 from rag_windows.hints import missing
-from rag_windows.prompt.detokenize import one_line
+from rag_windows.prompt.visible_text import one_line
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

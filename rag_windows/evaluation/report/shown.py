@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rag_windows.prompt.detokenize import one_line, visible
+from rag_windows.prompt.visible_text import one_line, visible
 
 TEXT = 2000
 """Characters of a passage, a message or an answer that are shown."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.prompt.detokenize import visible
+from rag_windows.prompt.visible_text import visible
 from tests.rag_windows.cli.conftest import BRIDGE, HOSTILE, Run
 
 QUESTION = "Who built the bridge at Halden?"

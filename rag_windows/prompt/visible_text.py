@@ -1,0 +1,30 @@
+"""Text of others, made harmless to show; needs neither torch nor transformers."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters (a terminal obeys them), marks that reverse or hide text, line separators, and
+# lone surrogates (no encoder takes them). Tab and line feed stay.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    r"""Spell out control characters, for example ESC as ``\x1b``; tab and line feed stay."""
+    return _UNSEEN.sub(lambda match: _spelled(ord(match[0])), text)
+
+
+def one_line(text: str) -> str:
+    """The same on one line, with single spaces."""
+    return visible(" ".join(text.split()))
+
+
+def encodable(text: str) -> str:
+    """Replace what can't be UTF-8, as undecodable bytes of a command line, by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _spelled(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
