@@ -18,8 +18,8 @@ import torch
 
 from rag_windows import PCW, Codebook, Passage, WindowedLM
 from rag_windows.codebook.blocks import Blocks, rank, with_pages
-from rag_windows.context import EncodedContext
 from rag_windows.methods.key_search import KeySearch
+from rag_windows.prefill import EncodedContext
 from training.tasks import draw_case
 
 FOUND: dict[str, Codebook] = {

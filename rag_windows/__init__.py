@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_windows.batching.questions import BatchRequest
     from rag_windows.batching.scheduler import Scheduler
     from rag_windows.cache.passage_cache import PassageCache
     from rag_windows.calibration import Example, Profile
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     )
     from rag_windows.model import WindowedLM
     from rag_windows.passage import Passage
+    from rag_windows.request import BatchRequest
     from rag_windows.results import Chunk, Citation, Fallback, Generation, Timings, Usage
     from rag_windows.scoring import Score
 
@@ -71,7 +71,6 @@ __all__ = [
 
 # Imported on first use: the command line shows its help and its errors without loading torch.
 _HOMES = {
-    "rag_windows.batching.questions": ("BatchRequest",),
     "rag_windows.batching.scheduler": ("Scheduler",),
     "rag_windows.cache.passage_cache": ("PassageCache",),
     "rag_windows.calibration": ("Example", "Profile"),
@@ -82,6 +81,7 @@ _HOMES = {
     "rag_windows.icl": ("Classification", "Demonstration"),
     "rag_windows.model": ("WindowedLM",),
     "rag_windows.passage": ("Passage",),
+    "rag_windows.request": ("BatchRequest",),
     "rag_windows.methods": (
         "APE",
         "METHODS",

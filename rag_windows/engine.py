@@ -1,16 +1,20 @@
-"""What a wrapped model is made of, for the parts that answer with it: no public interface."""
+"""A wrapped model and the one path of a request: check, prefill, generate, result.
+
+No public interface: `WindowedLM` is.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
-import warnings
+import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.hook import register
 from rag_windows.attention.layers import position_limit, prompt_limit
@@ -20,16 +24,24 @@ from rag_windows.cache.fingerprint import ModelIdentity
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.cached_encoding import CachedEncoder
-from rag_windows.calibration import Profile
-from rag_windows.errors import ModelError
-from rag_windows.generate import Decoder, whole_number
-from rag_windows.guard import FallbackOption, guard_of
+from rag_windows.errors import LimitError, ModelError, StopIterationTold
+from rag_windows.generate import Cancelled, Decoder, FirstToken, StopStrings, whole_number
+from rag_windows.guard import FallbackPlan, guard_of
 from rag_windows.methods import Method, Sequential, linked, resolve
-from rag_windows.methods.steps import Choose, LinkTokens
-from rag_windows.prefill import Encoder, WindowEncoder
+from rag_windows.prefill import (
+    ContextParts,
+    EncodedContext,
+    Encoder,
+    Prefill,
+    PrefillCancelledError,
+    WindowEncoder,
+    complete,
+    prefill_parts,
+)
 from rag_windows.prompt.builder import Header, Prompt
 from rag_windows.prompt.detokenize import Detokenizer
-from rag_windows.request import Messages, PassageLike, Request, check_request
+from rag_windows.request import BatchRequest, Book, Messages, PassageLike, Request, check_request
+from rag_windows.results import Citation, Fallback, FinishReason, Generation, Timings, Usage
 from rag_windows.structured import with_form
 
 
@@ -49,13 +61,13 @@ class Engine:
         tokenizer: or None, for token-level work only.
         method: the default method.
         cache: the passage cache, or None.
-        profile: of a calibration, or None.
         max_window_tokens: a longer passage becomes several windows.
         position_limit: positions that windows may use, or None for no limit.
         prompt_limit: those of a prompt without windows.
         plain_encoder: encodes windows.
         encoder: asks the cache before it does, where there is one.
         decoder: generates against encoded windows.
+        guard_spread: a calibrated threshold for guards that name none, or None.
         numbered: whether windows hold where their passage stands among the others.
 
     Args:
@@ -67,7 +79,7 @@ class Engine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        method: str | Method | None = None,
+        method: str | Method = "ape",
         max_window_tokens: int | None = None,
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
@@ -75,11 +87,8 @@ class Engine:
         max_batch_tokens: int | None = None,
         cache: PassageCache | bool | None = None,
         revision: str | None = None,
-        profile: Profile | str | Path | None = None,
+        guard_spread: float | None = None,
     ) -> None:
-        self.profile = None if profile is None else Profile.of(profile)
-        if method is None:
-            method = "ape" if self.profile is None else self.profile.method
         if max_batch_tokens is not None:
             max_batch_tokens = whole_number("max_batch_tokens", max_batch_tokens)
         self.model = model
@@ -94,8 +103,7 @@ class Engine:
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision
         self._attach(PassageCache.of(cache))
-        if self.profile is not None and (told := self.profile.model.mismatch(model)):
-            warnings.warn(told, UserWarning, stacklevel=4)
+        self.guard_spread = guard_spread
         self.tokenizer = tokenizer
         self.position_limit = position_limit(model.config)
         self.prompt_limit = prompt_limit(model.config)
@@ -145,47 +153,279 @@ class Engine:
             )
             self.encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
 
+    def ask(self, asked: BatchRequest) -> tuple[Engine, Request]:
+        """What answers a question, and the checked question; a book chooses its passages first.
+
+        Raises:
+            InputError, PromptError, LimitError: saying what to do.
+        """
+        started = time.perf_counter()
+        engine = self
+        if isinstance(asked.passages, Book):
+            engine, asked = asked.passages.chosen(self.model, asked)
+        return engine, engine._checked(asked, started)
+
     def request(
         self,
         query: Messages,
         passages: Sequence[PassageLike],
         *,
-        method: str | Method | None,
-        link_tokens: LinkTokens | None = None,
-        link_choose: Choose = "first",
-        fallback: FallbackOption = None,
         prompt: Prompt | None = None,
         max_window_tokens: int | None = None,
-        options: Mapping[str, Any] | None = None,
-        **checked: Any,
+        **arguments: Any,
     ) -> Request:
-        """Check and tokenize a question; see `WindowedLM.generate`, and `check_request`."""
-        options = dict(options or {})
+        """Check and tokenize a question.
+
+        Args:
+            query: as in `WindowedLM.generate`.
+            passages: a list of them.
+            prompt: instead of the model's own.
+            max_window_tokens: instead of the model's own.
+            arguments: others of `WindowedLM.generate`.
+        """
+        asked = BatchRequest.of({"query": query, "passages": passages, **arguments})
+        return self._checked(asked, time.perf_counter(), prompt, max_window_tokens)
+
+    def _checked(
+        self,
+        asked: BatchRequest,
+        started: float,
+        prompt: Prompt | None = None,
+        max_window_tokens: int | None = None,
+    ) -> Request:
+        options = dict(asked.options)
         if "stop_strings" in options:
             options.setdefault("tokenizer", self.tokenizer)
+        ends = self.decoder.end_tokens(options)
 
-        def checked_for(chosen: Method) -> Request:
-            formed = with_form(
-                options,
-                self.tokenizer,
-                self.decoder.vocabulary,
-                self.decoder.end_tokens(options),
-            )
+        def checked_for(method: Method) -> Request:
             return check_request(
                 prompt or self.text.prompt,
-                query,
-                passages,
-                method=chosen,
+                asked,
+                method,
+                # Anew for each: what enforces a form notes where its answer stands.
+                options=with_form(options, self.tokenizer, self.decoder.vocabulary, ends),
                 max_window_tokens=max_window_tokens or self.max_window_tokens,
                 position_limit=self.position_limit,
                 prompt_limit=self.prompt_limit,
-                options=formed,
-                **checked,
+                started=started,
             )
 
-        request = checked_for(linked(self.method_of(method), link_tokens, link_choose))
-        calibrated = None if self.profile is None else self.profile.guard
-        return request.guarded(guard_of(fallback), calibrated, lambda: checked_for(Sequential()))
+        method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
+        request = checked_for(method)
+        guard = guard_of(asked.fallback)
+        if guard is None or not request.parts.windows or not method.windowed:
+            return request
+        spread = self.guard_spread if guard.spread is None else guard.spread
+        plan: FallbackPlan[Request]
+        try:
+            plan = FallbackPlan(guard, spread, checked_for(Sequential()))
+        except LimitError as error:
+            plan = FallbackPlan(guard, spread, None, str(error))
+        return replace(request, fallback=plan)
+
+    def prefill(
+        self, request: Request, encoder: WindowEncoder | None = None
+    ) -> Prefill[ContextParts]:
+        """Encode what a request's query reads, pass by pass; a passage is one citation group.
+
+        Args:
+            request: checked.
+            encoder: instead of the engine's own.
+        """
+        windows, told = request.parts.windows, request.on_encoded
+        return prefill_parts(
+            encoder or self.encoder,
+            request.parts.prefix_ids,
+            [window.ids for window in windows],
+            request.method,
+            groups=[window.passage for window in windows],
+            on_encoded=None if told is None else StopIterationTold()(told),
+            sources=request.sources,
+            scores=[request.passages[window.passage].score for window in windows],
+        )
+
+    def encode(
+        self,
+        request: Request,
+        cancelled: threading.Event | None = None,
+        encoder: WindowEncoder | None = None,
+    ) -> EncodedContext:
+        """`prefill`, at once.
+
+        Raises:
+            PrefillCancelledError: ``cancelled`` was set meanwhile.
+        """
+        return complete(self.prefill(request, encoder), cancelled).together()
+
+    def answer(
+        self,
+        request: Request,
+        streamer: BaseStreamer | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> Generation:
+        """Encode, generate, and put the result together.
+
+        Args:
+            request: checked.
+            streamer: gets each token as it comes.
+            cancelled: ends the work when set.
+        """
+        try:
+            request, context, fallback = self._guarded(request, cancelled)
+        except PrefillCancelledError:
+            return self.unbegun(request)
+        query_ids = request.parts.query_ids
+        context = self.decoder.narrowed(context, query_ids)
+        encoded_at = time.perf_counter()
+        first = FirstToken()
+        decoded = self.decoder.generate(
+            context,
+            query_ids,
+            options={**request.options, "max_new_tokens": request.max_new_tokens},
+            seed=request.seed,
+            record_mass=request.citations,
+            streamer=streamer,
+            stopping=lambda length: self.criteria(request, first, cancelled, length),
+        )
+        timings = Timings.of(request.started, encoded_at, first.seen_at)
+        stopped_early = cancelled is not None and cancelled.is_set()
+        results = [
+            self.generation(
+                request,
+                ids,
+                decoded.weights(index) if request.citations else None,
+                cached_tokens=context.cached_tokens,
+                windows=context.encoded_windows + context.cached_windows,
+                cached_windows=context.cached_windows,
+                timings=timings,
+                stopped_early=stopped_early,
+                chosen=context.chosen,
+                fallback=fallback,
+                raw=decoded.raw,
+            )
+            for index, ids in enumerate(decoded.sequences)
+        ]
+        return replace(results[0], alternatives=tuple(results[1:]))
+
+    def _guarded(
+        self, request: Request, cancelled: threading.Event | None
+    ) -> tuple[Request, EncodedContext, Fallback | None]:
+        """The request to answer, encoded, and what its guard found.
+
+        The signals are asked from the cheapest on, and the first that speaks decides. Nothing of
+        the answer has been told to anybody by then.
+
+        Returns:
+            The request itself, or the one that reads passages one after the other.
+        """
+        plan = request.fallback
+        if plan is None:
+            return request, self.encode(request, cancelled), None
+        found = plan.few_short_passages(request.parts.windows)
+        if found is None or plan.ordinary is None:
+            context = self.encode(request, cancelled)
+            if found is None:
+                query_ids = request.parts.query_ids
+                found = plan.multi_hop(self.decoder, context, query_ids, request.options, cancelled)
+            if found is None or plan.ordinary is None:
+                return request, context, found
+            del context  # the windows' keys make room for those of the whole prompt
+        return plan.ordinary, self.encode(plan.ordinary, cancelled), found
+
+    def criteria(
+        self,
+        request: Request,
+        first: FirstToken,
+        cancelled: threading.Event | None,
+        prompt_length: int,
+    ) -> list[StoppingCriteria]:
+        """Our stopping criteria for a request, beside those in its options."""
+        criteria: list[StoppingCriteria] = [first]
+        if cancelled is not None:
+            criteria.append(Cancelled(cancelled))
+        if request.stop:
+            criteria.append(StopStrings(self.text.detokenizer, request.stop, prompt_length))
+        return criteria
+
+    def unbegun(self, request: Request) -> Generation:
+        """What was written for a request that was cancelled while it was encoded: nothing."""
+        now = time.perf_counter()
+        return self.generation(
+            request, (), None, timings=Timings.of(request.started, now, now), stopped_early=True
+        )
+
+    def generation(
+        self,
+        request: Request,
+        ids: Sequence[int],
+        weights: Sequence[float] | None,
+        *,
+        timings: Timings,
+        stopped_early: bool,
+        cached_tokens: int = 0,
+        windows: int = 0,
+        cached_windows: int = 0,
+        chosen: tuple[int, ...] | None = None,
+        fallback: Fallback | None = None,
+        raw: Any = None,
+    ) -> Generation:
+        """Put a result together.
+
+        Args:
+            request: that was answered.
+            ids: the generated tokens.
+            weights: attention of the citation groups, the prefix and the query, in this order; None
+                where it was not recorded.
+            timings: of the request.
+            stopped_early: whether it was cancelled.
+            cached_tokens: prompt tokens that were not computed for this request.
+            windows: that were encoded or found.
+            cached_windows: those of them that were found.
+            chosen: which of the windows were read, where the method chose; None for all.
+            fallback: what a guard found, or None.
+            raw: what ``transformers`` gives.
+        """
+        parts = request.parts
+        made = parts.windows if request.method.windowed else ()
+        tokens = (parts.prefix_ids, parts.query_ids, *(window.ids for window in parts.windows))
+        citations = prefix_mass = query_mass = None
+        if request.citations:
+            *groups, prefix_mass, query_mass = weights or (None, None)
+            groups += [0.0] * (len(request.passages) - len(groups))
+            citations = tuple(
+                Citation(number, passage.id, groups[number])
+                for number, passage in enumerate(request.passages)
+            )
+        return Generation(
+            text=self.text.detokenizer.text(ids, request.stop),
+            token_ids=tuple(ids),
+            finish_reason=self._finish_reason(request, ids, stopped_early),
+            usage=Usage(sum(map(len, tokens)), cached_tokens, len(ids), windows, cached_windows),
+            timings=timings,
+            citations=citations,
+            prefix_mass=prefix_mass,
+            query_mass=query_mass,
+            notes=parts.notes,
+            windows=made if chosen is None or not made else tuple(made[i] for i in chosen),
+            fallback=fallback,
+            logprobs=None if request.logprobs is None else request.logprobs.tokens(ids),
+            raw=raw,
+        )
+
+    def _finish_reason(
+        self, request: Request, ids: Sequence[int], stopped_early: bool
+    ) -> FinishReason:
+        if ids and ids[-1] in self.decoder.end_tokens(request.options):
+            return "stop"
+        strings = request.options.get("stop_strings") or ()
+        strings = (strings,) if isinstance(strings, str) else tuple(strings)
+        if self.text.detokenizer.find_stop(ids, (*request.stop, *strings)) is not None:
+            return "stop"
+        if stopped_early:
+            return "cancelled"
+        timed = request.options.get("max_time") is not None
+        return "length" if timed or len(ids) >= request.max_new_tokens else "stop"
 
 
 def _check(model: PreTrainedModel, twin: Twin) -> None:

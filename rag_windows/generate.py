@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteria,
@@ -24,13 +25,13 @@ from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layout
-from rag_windows.context import EncodedContext, require_narrowed
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.kv import Members
 from rag_windows.loading import input_device
 from rag_windows.methods import query_bias
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import EncodedContext, Encoder, require_narrowed
 from rag_windows.prompt.detokenize import Detokenizer
+from rag_windows.results import TokenLogprob
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
 from rag_windows.steps.selection import select
 
@@ -221,6 +222,85 @@ class FirstToken(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
+MOST = 20
+"""Further tokens that may be asked for at each place."""
+
+
+class LogprobRecorder(LogitsProcessor):
+    """Notes the distribution of each token of one answer.
+
+    Args:
+        top: how many of the likeliest tokens to note in each place.
+    """
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._first: int | None = None
+        self._noted: dict[int, TokenLogprob] = {}
+        self._newest: tuple[int, torch.Tensor] | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Note; the scores stay as they are."""
+        if len(scores) != 1:
+            raise GenerationError(
+                "logprobs are those of one sequence; leave num_beams and num_return_sequences out."
+            )
+        length = input_ids.shape[1]
+        if self._first is None or length <= self._first:
+            self._first, self._noted = length, {}
+        elif self._newest is not None:
+            place, row = self._newest
+            self._noted[place] = self._note(int(input_ids[0, place]), row)
+        self._newest = length, scores[0].float().log_softmax(-1)
+        return scores
+
+    def tokens(self, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        """What was noted of an answer with these tokens."""
+        if self._first is None or not ids:
+            return ()
+        noted = dict(self._noted)
+        if self._newest is not None and self._newest[0] == self._first + len(ids) - 1:
+            place, row = self._newest
+            noted[place] = self._note(ids[-1], row)
+        return tuple(noted[self._first + place] for place in range(len(ids)))
+
+    def _note(self, token: int, row: torch.Tensor) -> TokenLogprob:
+        best = row.topk(self._top)
+        top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return TokenLogprob(token, float(row[token]), tuple(top))
+
+
+def recorder_of(options: dict[str, Any]) -> LogprobRecorder | None:
+    """Take ``logprobs`` and ``top_logprobs`` out of the options of ``generate``.
+
+    Returns:
+        What notes them, which then stands first among the options' logits processors; or None.
+
+    Raises:
+        InputError: they can't be had with the other options.
+    """
+    wanted, top = options.pop("logprobs", None), options.pop("top_logprobs", None)
+    if not isinstance(wanted, bool | None):
+        raise InputError(
+            f"logprobs must be True or False, got {wanted!r}; top_logprobs is a number of tokens."
+        )
+    if top is not None and (not isinstance(top, int) or not 0 <= top <= MOST):
+        raise InputError(f"top_logprobs must be a whole number from 0 to {MOST}, got {top!r}.")
+    if not wanted:
+        if top:
+            raise InputError("top_logprobs needs logprobs=True.")
+        return None
+    for name in ASSISTED:
+        if options.get(name) is not None:
+            raise InputError(
+                f"logprobs can't be noted with {name}, which checks drafts of several tokens at "
+                "once; leave one of them out."
+            )
+    recorder = LogprobRecorder(top or 0)
+    options["logits_processor"] = [recorder, *(options.get("logits_processor") or [])]
+    return recorder
+
+
 class StopStrings(StoppingCriteria):
     """Stops a row when its generated text holds one of the strings.
 
@@ -259,6 +339,14 @@ class Decoded:
     raw: Any
     mass: WeightRecorder | None
     rows: list[list[int]]
+
+    def weights(self, index: int) -> list[float] | None:
+        """Attention of one sequence's tokens, on average: citation groups, prefix, query."""
+        if self.mass is None:
+            return None
+        first, rows = self.mass.first_position, self.rows[index]
+        weights: list[float] = self.mass.average([*range(first, first + len(rows))], rows).tolist()
+        return weights
 
 
 class Decoder:
@@ -489,6 +577,10 @@ class Decoder:
             return kwargs[name]
         passed = getattr(kwargs.get("generation_config"), name, None)
         return passed if passed is not None else getattr(self.model.generation_config, name, None)
+
+    def by_token(self, options: Mapping[str, Any]) -> bool:
+        """Whether tokens are final as they come: not with beams or several sequences."""
+        return all(self.option(options, name) in (None, 1) for name in BATCHING)
 
     def end_tokens(self, options: Mapping[str, Any]) -> frozenset[int]:
         """Ids that end a generation under these options."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from rag_windows.context import EncodedContext
 from rag_windows.errors import InputError
 from rag_windows.generate import Cancelled, Decoder
 from rag_windows.kv import PackedWindows
-from rag_windows.prompt.builder import WindowTokens
+from rag_windows.passage import WindowTokens
+from rag_windows.prefill import EncodedContext
 from rag_windows.results import Fallback, Signal
 
 OrdinaryT = TypeVar("OrdinaryT")
@@ -197,8 +197,4 @@ def attention_masses(
         record_mass=True,
         stopping=lambda _: list(stopping),
     )
-    if decoded.mass is None:
-        return []
-    first, steps = decoded.mass.first_position, decoded.rows[0]
-    masses = decoded.mass.average(list(range(first, first + len(steps))), steps).tolist()
-    return [float(mass) for mass in masses[:-2]]
+    return (decoded.weights(0) or [])[:-2]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack, overload
+from typing import Any, Self, TypedDict, Unpack, cast, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows import loading
-from rag_windows.answer import answer
-from rag_windows.batching.questions import BatchRequest, answer_all, check_rows, checked
+from rag_windows.batching.questions import answer_all, check_rows, checked
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.sizes import Size
@@ -23,12 +22,10 @@ from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.calibrate import By, calibrate
 from rag_windows.calibration.measure import KEEP_BYTES, Metric, OnProgress
 from rag_windows.codebook.book import PassageBook, codebook_of
-from rag_windows.codebook.opening import opened
 from rag_windows.codebook.preparing import OnPrepared
-from rag_windows.context import EncodedContext, encode_context
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, StopIterationTold
-from rag_windows.generate import BATCHING, check_counts
+from rag_windows.generate import check_counts
 from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import Classification, Normalize, classify, read
 from rag_windows.icl.demonstrations import DemonstrationLike, Template
@@ -37,10 +34,10 @@ from rag_windows.listing import passages_of
 from rag_windows.loading import OnLoaded, autocast_here
 from rag_windows.methods import Codebook, Method
 from rag_windows.methods.steps import Choose, LinkTokens
-from rag_windows.prefill import OnEncoded
+from rag_windows.prefill import EncodedContext, OnEncoded, encode_context
 from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.request import DEFAULT_NEW_TOKENS, Messages, PassageLike
+from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
 from rag_windows.results import Chunk, Generation
 from rag_windows.scoring import Score
 from rag_windows.streaming import stream
@@ -69,6 +66,7 @@ class WindowedLM:
     Attributes:
         header: of each window: its name, or the function that writes it.
         template_kwargs: further variables of the chat template.
+        profile: of a calibration, or None.
         engine: what it is made of, for packages that build on it; it may change at any time.
     """
 
@@ -77,13 +75,27 @@ class WindowedLM:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
+        method: str | Method | None = None,
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
+        profile: Profile | str | Path | None = None,
         **options: Any,
     ) -> None:
+        self.profile = None if profile is None else Profile.of(profile)
+        guard = None if self.profile is None else self.profile.guard
+        if method is None:
+            method = "ape" if self.profile is None else self.profile.method
         self.engine = Engine(
-            model, tokenizer, header=header, template_kwargs=template_kwargs, **options
+            model,
+            tokenizer,
+            method=method,
+            header=header,
+            template_kwargs=template_kwargs,
+            guard_spread=None if guard is None else float(guard["threshold"]),
+            **options,
         )
+        if self.profile is not None and (told := self.profile.model.mismatch(model)):
+            warnings.warn(told, UserWarning, stacklevel=3)
         self.header = header
         self.template_kwargs = dict(template_kwargs or {})
 
@@ -106,11 +118,6 @@ class WindowedLM:
     def cache(self) -> PassageCache | None:
         """The passage cache, or None."""
         return self.engine.cache
-
-    @property
-    def profile(self) -> Profile | None:
-        """Of a calibration, or None."""
-        return self.engine.profile
 
     @property
     def max_window_tokens(self) -> int | None:
@@ -251,14 +258,11 @@ class WindowedLM:
             MissingExtraError: a form for the answer without the extra ``structured``.
             GenerationError: an option that can't work with windows.
         """
-        started = time.perf_counter()
-        reading = opened(self.engine, query, passages, prefix, method)
-        request = reading.engine.request(
+        asked = BatchRequest(
             query,
-            reading.passages,
-            prefix=reading.prefix,
-            method=reading.method,
-            started=started,
+            passages,
+            prefix=prefix,
+            method=method,
             max_new_tokens=max_new_tokens,
             stop=stop,
             citations=citations,
@@ -269,62 +273,37 @@ class WindowedLM:
             fallback=fallback,
             options=generate_kwargs,
         )
-        return answer(reading.engine, request)
+        engine, request = self.engine.ask(asked)
+        return engine.answer(request)
 
     @StopIterationTold()
     def stream(
         self,
         query: Messages,
         passages: Sequence[PassageLike] | PassageBook = (),
-        *,
-        prefix: str | None = None,
-        method: str | Method | None = None,
-        max_new_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        citations: bool = True,
-        seed: int | None = None,
-        on_encoded: OnEncoded | None = None,
-        link_tokens: LinkTokens | None = None,
-        link_choose: Choose = "first",
-        fallback: FallbackOption = None,
-        **generate_kwargs: Any,
+        **arguments: Any,
     ) -> Iterator[Chunk]:
         """Like `generate`, piece by piece; the last chunk carries the whole `Generation`.
 
         The joined chunks are exactly ``generate``'s text. Closing the iterator stops the work. With
         beams, where no token is final before the end, one chunk comes. Arguments are checked at
         the call, before the first chunk is asked for.
-        """
-        started = time.perf_counter()
-        reading = opened(self.engine, query, passages, prefix, method)
-        request = reading.engine.request(
-            query,
-            reading.passages,
-            prefix=reading.prefix,
-            method=reading.method,
-            started=started,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            citations=citations,
-            seed=seed,
-            on_encoded=on_encoded,
-            link_tokens=link_tokens,
-            link_choose=link_choose,
-            fallback=fallback,
-            options=generate_kwargs,
-        )
-        detokenizer = self.engine.text.detokenizer
-        by_token = all(
-            self.engine.decoder.option(generate_kwargs, name) in (None, 1) for name in BATCHING
-        )
 
+        Args:
+            query: as in `generate`.
+            passages: as in `generate`.
+            arguments: the others of `generate`.
+        """
+        asked = BatchRequest.of({**arguments, "query": query, "passages": passages})
+        engine, request = self.engine.ask(asked)
         autocast = autocast_here()
 
         def work(streamer: BaseStreamer | None, cancelled: threading.Event) -> Generation:
             with autocast():
-                return answer(reading.engine, request, streamer, cancelled)
+                return engine.answer(request, streamer, cancelled)
 
-        return stream(work, detokenizer, request.stop, by_token)
+        by_token = engine.decoder.by_token(request.options)
+        return stream(work, engine.text.detokenizer, request.stop, by_token)
 
     @StopIterationTold()
     def generate_batch(
@@ -446,10 +425,11 @@ class WindowedLM:
         Returns:
             One score a choice, in order; log-probabilities in nats.
         """
-        reading = opened(self.engine, query, passages, prefix, method)
-        return self._scores(
-            reading.engine, [query], reading.passages, choices, reading.prefix, reading.method
-        )[0]
+        asked = BatchRequest(query, passages, prefix=prefix, method=method)
+        engine = self.engine
+        if isinstance(passages, PassageBook):
+            engine, asked = passages.chosen(self.model, asked)
+        return _scores(engine, [query], asked, choices)[0]
 
     @StopIterationTold()
     def score_batch(
@@ -482,23 +462,8 @@ class WindowedLM:
             return [
                 self.score(one, passages, choices, prefix=prefix, method=method) for one in queries
             ]
-        return self._scores(self.engine, queries, passages, choices, prefix, method)
-
-    @staticmethod
-    def _scores(
-        engine: Engine,
-        queries: Sequence[Messages],
-        passages: Sequence[PassageLike],
-        choices: Sequence[str],
-        prefix: str | None,
-        method: str | Method | None,
-    ) -> list[list[Score]]:
-        prompt = engine.text.prompt
-        ids = [prompt.encode_text(choice, continuation=True) for choice in choices]
-        rows = read(engine, queries, passages, ids, prefix=prefix, method=method).sums
-        return [
-            [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)] for sums in rows
-        ]
+        asked = BatchRequest(queries[0], passages, prefix=prefix, method=method)
+        return _scores(self.engine, queries, asked, choices)
 
     @overload
     def classify(
@@ -753,3 +718,16 @@ class WindowedLM:
             options.setdefault("do_sample", False)
         decoded = self.engine.decoder.generate(context, query_ids, options=options, seed=seed)
         return decoded.sequences[0]
+
+
+def _scores(
+    engine: Engine, queries: Sequence[Messages], asked: BatchRequest, choices: Sequence[str]
+) -> list[list[Score]]:
+    """Score choices behind each query; the rest of what was asked holds for all of them."""
+    prompt = engine.text.prompt
+    ids = [prompt.encode_text(choice, continuation=True) for choice in choices]
+    passages = cast("Sequence[PassageLike]", asked.passages)
+    rows = read(engine, queries, passages, ids, prefix=asked.prefix, method=asked.method).sums
+    return [
+        [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)] for sums in rows
+    ]

@@ -1,10 +1,10 @@
-"""One retrieved text."""
+"""One retrieved text, and the windows made from it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rag_windows.errors import InputError
 
@@ -80,3 +80,42 @@ class Passage:
             score=None if score is None else float(score),
             metadata=dict(metadata),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTokens:
+    """One window.
+
+    Attributes:
+        ids: token ids, header and closing blank line included.
+        passage: index into the passages as given.
+        part: index of this window among the passage's windows.
+        parts: number of the passage's windows.
+        start: first character of ``passage.text`` in it.
+        end: character of ``passage.text`` behind its last one.
+    """
+
+    ids: tuple[int, ...]
+    passage: int
+    part: int
+    parts: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something the caller should know about a passage.
+
+    Attributes:
+        kind: ``blank`` and ``duplicate`` passages make no window of their own; a ``split`` one
+            makes several.
+        passage: index into the passages as given.
+        message: the same in words.
+        of: for a duplicate, the index of the first passage that equals it.
+    """
+
+    kind: Literal["blank", "duplicate", "split"]
+    passage: int
+    message: str
+    of: int | None = None

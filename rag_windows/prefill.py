@@ -1,4 +1,4 @@
-"""Prefill: keys and values of the prefix and of the windows, each behind that prefix."""
+"""Prefill: from tokens to what a query reads, the keys and values of prefix and windows."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows.attention.layers import check_tables, layer_reach, position_limit, table_limit
 from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.attention.twin import Twin
-from rag_windows.errors import GenerationError
-from rag_windows.kv import Shelf, Window
+from rag_windows.errors import GenerationError, InputError
+from rag_windows.kv import Members, PackedWindows, RowsCache, Shelf, Window, pack
 from rag_windows.loading import input_device
-from rag_windows.methods import Method
+from rag_windows.methods import Method, Sequential
 from rag_windows.methods.base import window_starts
 from rag_windows.methods.steps import Refinement
+from rag_windows.steps.recompute import link
 from rag_windows.steps.refinement import check_room, refine
 
 MAX_PADDING = 0.1
@@ -77,74 +78,6 @@ def bucket_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]
             buckets.append([index])
             longest = lengths[index]
     return buckets
-
-
-class Passes:
-    """Runs a model's decoder; holds no state of a call.
-
-    No logits are computed, and of the last layer nothing behind its keys and values.
-
-    Args:
-        twin: the model with our attention.
-        reach: of each layer, see `rag_windows.attention.layout.Layout`.
-        table: positions of rotary tables that don't grow, or None; see `table_limit`.
-    """
-
-    def __init__(
-        self, twin: PreTrainedModel, reach: tuple[int | None, ...], table: int | None
-    ) -> None:
-        self._twin = twin
-        self._decoder: torch.nn.Module = twin.base_model
-        self._reach = reach
-        self._table = table
-        # Where accelerate moves weights, it takes them back when a module returns.
-        moved = any(hasattr(module, "_hf_hook") for module in twin.modules())
-        self._last = None if moved else len(reach) - 1
-
-    @torch.no_grad()
-    def run(
-        self,
-        windows: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        prefix: Window | None,
-        before: Sequence[Window] = (),
-    ) -> list[Window]:
-        """One forward pass over windows, one behind the other without padding.
-
-        Args:
-            windows: token ids of each, at least one token each; those of equal length side by side.
-            starts: position of each one's first token.
-            prefix: what every window sees before itself, or None.
-            before: a window for each, all of which its tokens see, too; or none.
-
-        Returns:
-            Their keys and values: views of the pass's own.
-        """
-        capture = Capture(self._last)
-        lengths = [len(ids) for ids in windows]
-        layout = TextsLayout(self._reach, lengths, starts, prefix, before, capture)
-        check_tables(self._table, int(layout.positions.max()) + 1)
-        device = input_device(self._twin)
-        ids = torch.tensor([[token for window in windows for token in window]], device=device)
-        with use_layout(layout), suppress(AllCaptured):
-            self._decoder(
-                ids, position_ids=layout.positions.unsqueeze(0).to(device), use_cache=False
-            )
-        layers = range(len(self._reach))
-        made = []
-        first = 0
-        for window, start in zip(windows, starts, strict=True):
-            place = slice(first, first + len(window))
-            made.append(
-                Window(
-                    ids=tuple(window),
-                    start=start,
-                    keys=tuple(capture.keys[layer][0, :, place] for layer in layers),
-                    values=tuple(capture.values[layer][0, :, place] for layer in layers),
-                )
-            )
-            first = place.stop
-        return made
 
 
 T = TypeVar("T")
@@ -274,8 +207,11 @@ class Encoder:
         self._version = self.twin.version
         config = self.model.config.get_text_config(decoder=True)
         self.reach = layer_reach(config)
-        self._passes = Passes(self.model, self.reach, table_limit(config))
+        self._table_limit = table_limit(config)
         self._position_limit = position_limit(self.model.config)
+        # Where accelerate moves weights, it takes them back when a module returns.
+        moved = any(hasattr(module, "_hf_hook") for module in self.model.modules())
+        self._last_layer = None if moved else len(self.reach) - 1
 
     @property
     def runner(self) -> Encoder:
@@ -320,17 +256,6 @@ class Encoder:
             return None
         return self.run([ids], [0], None)[0]
 
-    def encode_windows(
-        self,
-        prefix: Window | None,
-        windows: Sequence[Sequence[int]],
-        on_encoded: OnEncoded | None = None,
-        starts: Sequence[int] | None = None,
-        refinement: Refinement | None = None,
-    ) -> list[Window]:
-        """`prefill_windows`, at once."""
-        return complete(self.prefill_windows(prefix, windows, on_encoded, starts, refinement))
-
     def prefill_windows(
         self,
         prefix: Window | None,
@@ -369,7 +294,7 @@ class Encoder:
         starts: Sequence[int] | None = None,
         refinement: Refinement | None = None,
     ) -> Iterator[dict[int, Window]]:
-        """Like `encode_windows`, one forward pass after the other: windows by their index."""
+        """Like `prefill_windows`, one forward pass after the other: windows by their index."""
         lengths = [len(ids) for ids in windows]
         if starts is None:
             starts = [0 if prefix is None else len(prefix.ids)] * len(windows)
@@ -384,6 +309,7 @@ class Encoder:
                 made = refine(refinement, self.run, made, prefix)
             yield dict(zip(chunk, made, strict=True))
 
+    @torch.no_grad()
     def run(
         self,
         windows: Sequence[Sequence[int]],
@@ -391,5 +317,286 @@ class Encoder:
         prefix: Window | None,
         before: Sequence[Window] = (),
     ) -> list[Window]:
-        """See `Passes.run`."""
-        return self._passes.run(windows, starts, prefix, before)
+        """One forward pass over windows, one behind the other without padding.
+
+        No logits are computed, and of the last layer nothing behind its keys and values.
+
+        Args:
+            windows: token ids of each, at least one token each; those of equal length side by side.
+            starts: position of each one's first token.
+            prefix: what every window sees before itself, or None.
+            before: a window for each, all of which its tokens see, too; or none.
+
+        Returns:
+            Their keys and values: views of the pass's own.
+        """
+        capture = Capture(self._last_layer)
+        lengths = [len(ids) for ids in windows]
+        layout = TextsLayout(self.reach, lengths, starts, prefix, before, capture)
+        check_tables(self._table_limit, int(layout.positions.max()) + 1)
+        device = input_device(self.model)
+        ids = torch.tensor([[token for window in windows for token in window]], device=device)
+        with use_layout(layout), suppress(AllCaptured):
+            self.model.base_model(
+                ids, position_ids=layout.positions.unsqueeze(0).to(device), use_cache=False
+            )
+        layers = range(len(self.reach))
+        made = []
+        first = 0
+        for window, start in zip(windows, starts, strict=True):
+            place = slice(first, first + len(window))
+            made.append(
+                Window(
+                    ids=tuple(window),
+                    start=start,
+                    keys=tuple(capture.keys[layer][0, :, place] for layer in layers),
+                    values=tuple(capture.values[layer][0, :, place] for layer in layers),
+                )
+            )
+            first = place.stop
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParts:
+    """Prefix and windows of a context, encoded, before they are put together.
+
+    Attributes:
+        prefix_ids: tokens of the prefix.
+        prefix: its keys and values, or None without a prefix or without windows.
+        windows: one by one; a method that is not windowed has one, of all tokens.
+        method: how queries read them.
+        lengths: tokens of each window, as they were given.
+        groups: citation group of each of those.
+        n_groups: number of citation groups.
+        scores: retrieval score of each; empty if not all have one.
+        cached_tokens: those of prefix and windows that were not computed for this context.
+        found: how many windows were not.
+    """
+
+    prefix_ids: tuple[int, ...]
+    prefix: Window | None
+    windows: tuple[Window, ...]
+    method: Method
+    lengths: tuple[int, ...]
+    groups: tuple[int, ...]
+    n_groups: int
+    scores: tuple[float, ...] = ()
+    cached_tokens: int = 0
+    found: int = 0
+
+    @property
+    def query_start(self) -> int:
+        """Position of the query's first token."""
+        if not self.windows:
+            return len(self.prefix_ids)
+        return max(window.start + len(window.ids) for window in self.windows)
+
+    def together(self) -> EncodedContext:
+        """The windows as queries of the method read them."""
+        made, method = self.windows, self.method
+        if not made:
+            return EncodedContext(self.prefix_ids, None, None, method, self.query_start, 0)
+        singly = method.selection is not None
+        apart = singly or method.combination is not None
+        return EncodedContext(
+            prefix_ids=self.prefix_ids,
+            prefix=self.prefix,
+            windows=_together(method, made, self.groups, self.lengths, self.n_groups, self.scores),
+            method=method,
+            query_start=self.query_start,
+            window_tokens=sum(self.lengths),
+            cached_tokens=self.cached_tokens,
+            encoded_windows=len(made) - self.found,
+            cached_windows=self.found,
+            singles=made if singly else (),
+            groups=self.groups if apart else (),
+            scores=self.scores if apart else (),
+        )
+
+
+def prefill_parts(
+    encoder: WindowEncoder,
+    prefix_ids: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    method: Method,
+    groups: Sequence[int] | None = None,
+    on_encoded: OnEncoded | None = None,
+    sources: Sequence[Source] = (),
+    scores: Sequence[float | None] = (),
+) -> Prefill[ContextParts]:
+    """Encode prefix and windows for one method.
+
+    Args:
+        encoder: of the model.
+        prefix_ids: may be empty.
+        windows: token ids; a method that is not windowed gets them as one long window.
+        method: how queries will read them.
+        groups: citation group of each window; by default each window is its own.
+        on_encoded: see `Encoder.prefill`.
+        sources: of each window, for who stores them.
+        scores: retrieval score of each window, or none.
+
+    Raises:
+        InputError: a window without tokens, or without a score that the method needs.
+    """
+    lengths = tuple(len(ids) for ids in windows)
+    if 0 in lengths:
+        raise InputError(f"Window {lengths.index(0)} has no tokens; leave it out.")
+    numbers = tuple(range(len(windows)) if groups is None else groups)
+    n_groups = max(numbers, default=-1) + 1
+    prefix_ids = tuple(prefix_ids)
+    if not windows:
+        return ContextParts(prefix_ids, None, (), method, lengths, numbers, n_groups)
+    if method.linking is not None and method.linking.everything(lengths):
+        method = Sequential()
+    if not method.windowed:
+        windows = [[token for ids in windows for token in ids]]
+    if method.combination is not None:
+        names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
+        method.combination.check(scores or [None] * len(windows), names)
+    encoded = yield from encoder.prefill(prefix_ids, windows, method, sources, on_encoded)
+    made, cached_tokens = encoded.windows, encoded.cached_tokens
+    if method.linking is not None:
+        made, again = link(encoder.runner, made, encoded.prefix, method.linking)
+        cached_tokens -= sum(again[index] for index in encoded.found)
+    known = tuple(score for score in scores if score is not None)
+    return ContextParts(
+        prefix_ids=prefix_ids,
+        prefix=encoded.prefix,
+        windows=tuple(made),
+        method=method,
+        lengths=lengths,
+        groups=numbers,
+        n_groups=n_groups,
+        scores=known if len(known) == len(made) else (),
+        cached_tokens=cached_tokens,
+        found=len(encoded.found),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedContext:
+    """Prefix and windows, encoded; immutable, so any number of queries and threads may share it.
+
+    Attributes:
+        prefix_ids: tokens of the prefix.
+        prefix: its keys and values, or None without a prefix or without windows.
+        windows: all windows, packed, or as members of an ensemble; or None: then the context is an
+            ordinary prompt.
+        method: how queries read the windows.
+        query_start: position of the query's first token: where the furthest window ends.
+        window_tokens: tokens in all windows together.
+        cached_tokens: those of prefix and windows that were not computed for this context.
+        encoded_windows: how many windows were computed for it.
+        cached_windows: how many were found.
+        singles: the windows one by one, in order; empty where the method reads them only together.
+        groups: citation group of each window; empty where nobody needs to know.
+        scores: retrieval score of each window; empty there too, and if not all have one.
+        chosen: where the method chooses windows for each query: None before, then which of all
+            windows are read; `window_tokens` remain those of all.
+    """
+
+    prefix_ids: tuple[int, ...]
+    prefix: Window | None
+    windows: PackedWindows | Members | None
+    method: Method
+    query_start: int
+    window_tokens: int
+    cached_tokens: int = 0
+    encoded_windows: int = 0
+    cached_windows: int = 0
+    singles: tuple[Window, ...] = ()
+    groups: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    chosen: tuple[int, ...] | None = None
+
+    def narrowed(
+        self, windows: Sequence[Window], groups: Sequence[int], scores: Sequence[float] = ()
+    ) -> EncodedContext:
+        """The same context with other windows, such as some of `singles`.
+
+        Args:
+            windows: at least one.
+            groups: citation group of each, of those that this context has.
+            scores: retrieval score of each, if this context has them.
+        """
+        n_groups = 0 if self.windows is None else self.windows.n_groups
+        lengths = [len(window.ids) for window in windows]
+        return replace(
+            self,
+            windows=_together(self.method, windows, groups, lengths, n_groups, scores),
+            query_start=max(window.start + len(window.ids) for window in windows),
+            window_tokens=sum(lengths),
+            singles=tuple(windows),
+            groups=tuple(groups),
+            scores=tuple(scores),
+        )
+
+    def new_tail(self, rows: int = 1) -> DynamicCache:
+        """A fresh HF cache that holds the prefix, for ``rows`` queries, a batch row each.
+
+        In an ensemble, each query takes a row a window, of which callers need not know.
+
+        It has no config on purpose: with one, sliding layers would forget the prefix by counting
+        tokens instead of positions.
+        """
+        tail = DynamicCache()
+        if isinstance(self.windows, Members):
+            tail = RowsCache(self.windows.per_query)
+            rows *= self.windows.per_query
+        if self.prefix is not None:
+            pairs = zip(self.prefix.keys, self.prefix.values, strict=True)
+            for layer, (key, value) in enumerate(pairs):
+                tail.update(
+                    key.unsqueeze(0).expand(rows, -1, -1, -1),
+                    value.unsqueeze(0).expand(rows, -1, -1, -1),
+                    layer,
+                )
+        return tail
+
+
+def encode_context(
+    encoder: WindowEncoder,
+    prefix_ids: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    method: Method,
+    *,
+    scores: Sequence[float | None] = (),
+) -> EncodedContext:
+    """`prefill_parts` at once, each window a citation group of its own."""
+    return complete(prefill_parts(encoder, prefix_ids, windows, method, scores=scores)).together()
+
+
+def _together(
+    method: Method,
+    windows: Sequence[Window],
+    groups: Sequence[int],
+    lengths: Sequence[int],
+    n_groups: int,
+    scores: Sequence[float],
+) -> PackedWindows | Members:
+    """Windows as the method's queries read them: side by side, or each for itself."""
+    combination = method.combination
+    if combination is None:
+        return pack(windows, groups, n_groups, lengths)
+    return Members(
+        windows=tuple(windows),
+        prior=combination.prior,
+        fixed=combination.fixed(scores, groups),
+        groups=torch.tensor(list(groups)),
+        n_groups=n_groups,
+    )
+
+
+def require_narrowed(context: EncodedContext) -> None:
+    """Refuse to read windows of which a query has still to choose.
+
+    Raises:
+        InputError: several rows, or a later part of a query, can't choose.
+    """
+    if context.method.selection is not None and context.windows and context.chosen is None:
+        raise InputError(
+            f"The method {context.method.name!r} chooses windows for each query; narrow the "
+            "context to one query first, with Decoder.narrowed(context, query_ids)."
+        )

@@ -1,25 +1,28 @@
-"""A question with its passages, checked and tokenized before any work."""
+"""A question and how it is answered: the options, checked and tokenized before any work."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, SupportsIndex, cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, SupportsIndex, cast, runtime_checkable
 
 from rag_windows.errors import InputError, LimitError
-from rag_windows.generate import check_counts, whole_number
-from rag_windows.guard import FallbackPlan, Guard
+from rag_windows.generate import LogprobRecorder, check_counts, recorder_of, whole_number
+from rag_windows.guard import FallbackOption, FallbackPlan
 from rag_windows.methods import Method
 from rag_windows.methods.base import window_starts
-from rag_windows.methods.steps import Refinement
+from rag_windows.methods.steps import Choose, LinkTokens
 from rag_windows.passage import Passage
 from rag_windows.prefill import OnEncoded, Source
 from rag_windows.prompt.builder import Prompt, PromptParts
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.results import LogprobRecorder, recorder_of
 from rag_windows.steps.refinement import check_room
+
+Messages = str | Sequence[Mapping[str, Any]] | Conversation
+PassageLike = Passage | str | Mapping[str, Any]
+
+DEFAULT_NEW_TOKENS = 128
 
 DOCUMENT_KEYS = ("document_id", "doc_id", "ref_doc_id", "source")
 """Where metadata name the document that a passage is part of."""
@@ -27,33 +30,163 @@ DOCUMENT_KEYS = ("document_id", "doc_id", "ref_doc_id", "source")
 _PART = re.compile(r"(.+)#\d+", re.DOTALL)
 
 
-def labels_of(passage: Passage) -> tuple[str, ...]:
-    """Ids by which a cache can be told to forget a passage.
+@runtime_checkable
+class Book(Protocol):
+    """What stands in the place of passages and chooses those that a question reads."""
 
-    The passage's own id; its document's, which is an id without the ``#3`` that splitting adds, and
-    what the metadata say.
+    def chosen(self, model: Any, asked: BatchRequest) -> tuple[Any, BatchRequest]:
+        """The engine that answers, and the request with passages in the place of the book.
+
+        Args:
+            model: that was asked.
+            asked: the request.
+
+        Raises:
+            InputError: the book is another model's, or can't serve this request.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """The arguments of `WindowedLM.generate`, which describes them, as one object.
+
+    Attributes:
+        options: what `generate` takes as ``generate_kwargs``.
     """
-    labels: dict[str, None] = {}
-    if passage.id:
-        labels[passage.id] = None
-        if part := _PART.fullmatch(passage.id):
-            labels[part[1]] = None
-    for key in DOCUMENT_KEYS:
-        value = passage.metadata.get(key)
-        if isinstance(value, str) and value:
-            labels[value] = None
-    return tuple(labels)
+
+    query: Messages
+    passages: Sequence[PassageLike] | Book = ()
+    prefix: str | None = None
+    method: str | Method | None = None
+    max_new_tokens: int | None = None
+    stop: str | Sequence[str] | None = None
+    citations: bool = True
+    seed: int | None = None
+    on_encoded: OnEncoded | None = None
+    link_tokens: LinkTokens | None = None
+    link_choose: Choose = "first"
+    fallback: FallbackOption = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
+        """A request from the keyword arguments of `WindowedLM.generate`.
+
+        Raises:
+            InputError: there is no query, or it is no request at all.
+        """
+        if isinstance(request, BatchRequest):
+            return request
+        if not isinstance(request, Mapping) or "query" not in request:
+            raise InputError(
+                "Each request must be a BatchRequest or a dict of generate's arguments with a "
+                f"'query', got {type(request).__name__}."
+            )
+        own = {one.name for one in fields(cls)} - {"options"}
+        named = {name: value for name, value in request.items() if name in own}
+        options = {name: value for name, value in request.items() if name not in own}
+        return cls(**named, options=options)
 
 
-def sources_of(parts: PromptParts, passages: Sequence[Passage]) -> list[Source]:
-    """The source of each window."""
-    return [
-        Source(
-            f"Passage {passage_name(passages[window.passage], window.passage)}",
-            labels_of(passages[window.passage]),
-        )
-        for window in parts.windows
-    ]
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request.
+
+    Attributes:
+        parts: the prompt, tokenized.
+        passages: as they were given.
+        method: how the query reads the windows.
+        max_new_tokens: at most so many tokens are generated.
+        stop: strings before which the text ends.
+        citations: whether to record attention weights.
+        seed: of a private generator, or None.
+        options: for transformers' generate.
+        on_encoded: called while passages are encoded, or None.
+        started: ``time.perf_counter()`` at the call.
+        logprobs: notes log-probabilities of the tokens, or None.
+        fallback: a guard and the ordinary way to answer, or None.
+    """
+
+    parts: PromptParts
+    passages: tuple[Passage, ...]
+    method: Method
+    max_new_tokens: int
+    stop: tuple[str, ...]
+    citations: bool
+    seed: int | None
+    options: Mapping[str, Any]
+    on_encoded: OnEncoded | None
+    started: float
+    logprobs: LogprobRecorder | None = None
+    fallback: FallbackPlan[Request] | None = None
+
+    @property
+    def sources(self) -> list[Source]:
+        """What each window was made from."""
+        return [
+            Source(
+                f"Passage {passage_name(self.passages[window.passage], window.passage)}",
+                labels_of(self.passages[window.passage]),
+            )
+            for window in self.parts.windows
+        ]
+
+
+def check_request(
+    prompt: Prompt,
+    asked: BatchRequest,
+    method: Method,
+    *,
+    options: Mapping[str, Any],
+    max_window_tokens: int | None,
+    position_limit: int | None,
+    prompt_limit: int | None,
+    started: float,
+) -> Request:
+    """Check and tokenize.
+
+    Args:
+        prompt: tokenizes.
+        asked: what was asked for; its passages are no book.
+        method: instead of the one in ``asked``.
+        options: instead of those in ``asked``.
+        max_window_tokens: a longer passage becomes several windows.
+        position_limit: positions that windows may use, or None for no limit.
+        prompt_limit: those of a prompt without windows.
+        started: ``time.perf_counter()`` at the call.
+
+    Raises:
+        InputError, PromptError, LimitError: saying what to do.
+    """
+    options = dict(options)
+    stop = _stop_strings(asked.stop)
+    if isinstance(asked.passages, str | Passage | Mapping):
+        raise InputError("passages must be a list of passages, not a single one; wrap it in [].")
+    passages = tuple(Passage.of(one) for one in cast("Sequence[PassageLike]", asked.passages))
+    tokens = asked.max_new_tokens
+    if tokens is None:
+        tokens = getattr(options.get("generation_config"), "max_new_tokens", None)
+    tokens = whole_number("max_new_tokens", DEFAULT_NEW_TOKENS if tokens is None else tokens)
+    check_counts(options)
+    recorder = recorder_of(options)
+    # One after the other, passages need no windows to be cut into.
+    window_limit = None if in_order(method) else max_window_tokens
+    parts = prompt.build(asked.query, passages, prefix=asked.prefix, max_window_tokens=window_limit)
+    limit = position_limit if parts.windows else prompt_limit
+    check_limits(parts, passages, method, tokens, limit)
+    return Request(
+        parts=parts,
+        passages=passages,
+        method=method,
+        max_new_tokens=tokens,
+        stop=stop,
+        citations=asked.citations,
+        seed=_seed(asked.seed),
+        options=options,
+        on_encoded=asked.on_encoded,
+        started=started,
+        logprobs=recorder,
+    )
 
 
 def in_order(method: Method) -> bool:
@@ -117,8 +250,7 @@ def check_limits(
                 f"passage {name} ({size}): {used} tokens where {room} are left beside {beside}. "
                 "Give fewer passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
-    if method.refinement is not None:
-        _check_refinement(parts, passages, method, method.refinement, limit)
+    _check_refinement(parts, passages, method, limit)
 
 
 def _check_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
@@ -136,10 +268,12 @@ def _check_refinement(
     parts: PromptParts,
     passages: Sequence[Passage],
     method: Method,
-    refinement: Refinement,
     limit: int,
 ) -> None:
     """Refuse windows whose further passes would stand beyond the model's positions."""
+    refinement = method.refinement
+    if refinement is None:
+        return
     prefix, lengths = len(parts.prefix_ids), [len(window.ids) for window in parts.windows]
     if not method.windowed:
         check_room(
@@ -166,125 +300,22 @@ def passage_name(passage: Passage, index: int) -> str:
     return f"{index}" if label is None else f"{index} ({label!r})"
 
 
-Messages = str | Sequence[Mapping[str, Any]] | Conversation
-PassageLike = Passage | str | Mapping[str, Any]
+def labels_of(passage: Passage) -> tuple[str, ...]:
+    """Ids by which a cache can be told to forget a passage.
 
-DEFAULT_NEW_TOKENS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A checked request.
-
-    Attributes:
-        parts: the prompt, tokenized.
-        passages: as they were given.
-        method: how the query reads the windows.
-        max_new_tokens: at most so many tokens are generated.
-        stop: strings before which the text ends.
-        citations: whether to record attention mass.
-        seed: of a private generator, or None.
-        options: for transformers' generate.
-        on_encoded: told how many windows are encoded, of how many; or None.
-        started: ``time.perf_counter()`` at the call.
-        logprobs: notes log-probabilities of the tokens, or None.
-        fallback: a guard and the ordinary way to answer, or None.
+    The passage's own id; its document's, which is an id without the ``#3`` that splitting adds, and
+    what the metadata say.
     """
-
-    parts: PromptParts
-    passages: tuple[Passage, ...]
-    method: Method
-    max_new_tokens: int
-    stop: tuple[str, ...]
-    citations: bool
-    seed: int | None
-    options: Mapping[str, Any]
-    on_encoded: OnEncoded | None
-    started: float
-    logprobs: LogprobRecorder | None = None
-    fallback: FallbackPlan[Request] | None = None
-
-    def guarded(
-        self,
-        guard: Guard | None,
-        calibrated: Mapping[str, Any] | None,
-        ordinary: Callable[[], Request],
-    ) -> Request:
-        """This request with its guard; as it is without one, without windows, or if it is ordinary.
-
-        Args:
-            guard: or None.
-            calibrated: the entry ``guard`` of a calibration profile, or None.
-            ordinary: makes the request with passages read one after the other.
-        """
-        if guard is None or not self.parts.windows or not self.method.windowed:
-            return self
-        spread = guard.spread
-        if spread is None and calibrated is not None:
-            spread = float(calibrated["threshold"])
-        plan: FallbackPlan[Request]
-        try:
-            plan = FallbackPlan(guard, spread, replace(ordinary(), started=self.started))
-        except LimitError as error:
-            plan = FallbackPlan(guard, spread, None, str(error))
-        return replace(self, fallback=plan)
-
-
-def check_request(
-    prompt: Prompt,
-    query: Messages,
-    passages: Sequence[PassageLike],
-    *,
-    prefix: str | None,
-    method: Method,
-    max_window_tokens: int | None,
-    position_limit: int | None,
-    prompt_limit: int | None = None,
-    max_new_tokens: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    citations: bool = False,
-    seed: int | None = None,
-    options: Mapping[str, Any] | None = None,
-    on_encoded: OnEncoded | None = None,
-    started: float | None = None,
-) -> Request:
-    """Check and tokenize; for the arguments see `WindowedLM.generate`.
-
-    Raises:
-        InputError, PromptError, LimitError: saying what to do.
-    """
-    started = time.perf_counter() if started is None else started
-    options = dict(options or {})
-    strings = _stop_strings(stop)
-    if isinstance(passages, str | Passage | Mapping):
-        raise InputError("passages must be a list of passages, not a single one; wrap it in [].")
-    given = tuple(Passage.of(passage) for passage in passages)
-    tokens = max_new_tokens
-    if tokens is None:
-        tokens = getattr(options.get("generation_config"), "max_new_tokens", None)
-    if tokens is None:
-        tokens = DEFAULT_NEW_TOKENS
-    tokens = whole_number("max_new_tokens", tokens)
-    check_counts(options)
-    # One after the other, passages need no windows to be cut into.
-    window_limit = None if in_order(method) else max_window_tokens
-    recorder = recorder_of(options)
-    parts = prompt.build(query, given, prefix=prefix, max_window_tokens=window_limit)
-    limit = position_limit if parts.windows else prompt_limit
-    check_limits(parts, given, method, tokens, limit)
-    return Request(
-        parts=parts,
-        passages=given,
-        method=method,
-        max_new_tokens=tokens,
-        stop=strings,
-        citations=citations,
-        seed=_seed(seed),
-        options=options,
-        on_encoded=on_encoded,
-        started=started,
-        logprobs=recorder,
-    )
+    labels: dict[str, None] = {}
+    if passage.id:
+        labels[passage.id] = None
+        if part := _PART.fullmatch(passage.id):
+            labels[part[1]] = None
+    for key in DOCUMENT_KEYS:
+        value = passage.metadata.get(key)
+        if isinstance(value, str) and value:
+            labels[value] = None
+    return tuple(labels)
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:

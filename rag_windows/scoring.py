@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
-from rag_windows.context import EncodedContext
 from rag_windows.errors import InputError
 from rag_windows.generate import Decoder
 from rag_windows.kv import Members, RowsCache
-from rag_windows.prefill import bucket_by_length
+from rag_windows.prefill import EncodedContext, bucket_by_length
 
 MAX_ROW_TOKENS = 8192
 """Tokens, prefix and padding included, that the rows of one pass hold at most."""

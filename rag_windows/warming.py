@@ -12,7 +12,7 @@ from rag_windows.cached_encoding import CachedEncoder
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows.prefill import complete
-from rag_windows.request import Messages, PassageLike, sources_of
+from rag_windows.request import Messages, PassageLike
 
 if TYPE_CHECKING:
     from rag_windows.engine import Engine
@@ -90,7 +90,7 @@ def warm(
         windows = [window.ids for window in parts.windows]
         missing = encoder.missing(parts.prefix_ids, windows, request.method)
         if missing:
-            sources = sources_of(parts, request.passages)
+            sources = request.sources
             complete(
                 encoder.prefill(
                     parts.prefix_ids,

@@ -14,8 +14,8 @@ import torch
 from benchmarks.judgement.cases import Group, Question
 from rag_windows import WindowedLM
 from rag_windows.attention.layout import WeightRecorder
-from rag_windows.context import EncodedContext, encode_context
 from rag_windows.methods import Method
+from rag_windows.prefill import EncodedContext, encode_context
 from rag_windows.prompt.builder import Prompt
 
 MOST_LOGITS = 1 << 25

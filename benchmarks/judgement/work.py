@@ -11,8 +11,8 @@ from benchmarks.judgement.ensembles import read_ensembles
 from benchmarks.judgement.entries import BASE, CALIBRATED, PLAIN, shares_windows
 from benchmarks.judgement.journal import Cell
 from benchmarks.judgement.reading import Asked, Reader, Reading
-from rag_windows.context import EncodedContext
 from rag_windows.methods import Method
+from rag_windows.prefill import EncodedContext
 
 CITED_TASK = "single-hop"
 """The task whose answers each stand in one passage, so that a citation is right or wrong."""

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from rag_windows.context import EncodedContext
+from rag_windows.prefill import EncodedContext
 
 
 @dataclass(slots=True)

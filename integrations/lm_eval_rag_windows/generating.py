@@ -15,7 +15,7 @@ from lm_eval.models.utils import (
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
 from rag_windows import WindowedLM
-from rag_windows.context import EncodedContext
+from rag_windows.prefill import EncodedContext
 
 _SLACK = 4
 

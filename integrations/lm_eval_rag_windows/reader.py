@@ -15,8 +15,8 @@ from lm_eval_rag_windows.scoring import Continued, Likelihood, likelihoods
 from lm_eval_rag_windows.tokens import Cut, Cutter, Ids
 from rag_windows import WindowedLM
 from rag_windows.attention.layers import position_limit
-from rag_windows.context import EncodedContext
 from rag_windows.errors import InputError
+from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.tokenizing import Boundary
 
 UNKNOWN_LENGTH = 2048

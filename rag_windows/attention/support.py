@@ -11,12 +11,11 @@ from transformers import PreTrainedModel
 from rag_windows.attention.layers import layer_reach
 from rag_windows.attention.layout import PromptLayout, use_layout
 from rag_windows.attention.twin import Twin
-from rag_windows.context import encode_context
 from rag_windows.errors import RagWindowsError, UnsupportedModelError
 from rag_windows.kv import PackedWindows
 from rag_windows.loading import input_device
 from rag_windows.methods import PCW
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import Encoder, encode_context
 
 EXACT_TOLERANCE = 1e-3
 ROUGH_TOLERANCE = 0.05

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rag_windows.batching.questions import BatchRequest, OnText
+from rag_windows.batching.questions import OnText
 from rag_windows.batching.scheduler import Scheduled
 from rag_windows.forks import in_children
+from rag_windows.request import BatchRequest
 from rag_windows.results import Chunk, Generation
 from rag_windows.streaming import Watch, in_thread
 

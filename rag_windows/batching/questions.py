@@ -7,89 +7,22 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from rag_windows.answer import Answered, answer, criteria_of, encoded_by, generation_of, unbegun
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.rows import Asked, Row, served
-from rag_windows.codebook.opening import opened
-from rag_windows.context import ContextParts, prefill_parts
-from rag_windows.errors import GenerationError, InputError
-from rag_windows.generate import BATCHING, FirstToken, whole_number
-from rag_windows.guard import FallbackOption
-from rag_windows.methods import Method
-from rag_windows.methods.steps import Choose, LinkTokens
-from rag_windows.prefill import OnEncoded, Prefill
-from rag_windows.request import Messages, PassageLike, Request
+from rag_windows.engine import Engine
+from rag_windows.errors import GenerationError
+from rag_windows.generate import FirstToken, whole_number
+from rag_windows.prefill import ContextParts, Prefill
+from rag_windows.request import BatchRequest, Request
 from rag_windows.results import Generation, Timings
 from rag_windows.streaming import Pieces
-
-if TYPE_CHECKING:
-    from rag_windows.codebook.book import PassageBook
-    from rag_windows.engine import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """The arguments of `WindowedLM.generate`, which tells more of them.
-
-    Attributes:
-        query: a question, or a conversation.
-        passages: in any order, or a book of them that chooses those which are read.
-        prefix: system prompt, or None.
-        method: how windows are read; None for the model's default.
-        max_new_tokens: of the answer at most; None for 128, or a ``generation_config``'s.
-        stop: the text ends before any of these strings.
-        citations: whether to measure each passage's attention mass.
-        seed: for sampling, private to this question; None uses PyTorch's global generator.
-        on_encoded: called while passages are encoded, with the windows done and all of them.
-        link_tokens: tokens of each window that are encoded in sight of the others: a number, a
-            share of the window, or "all"; None for the method's own.
-        link_choose: which ones: "first" or those of largest "deviation".
-        fallback: "sequential" or a `Guard`: when to read the passages one after the other; None
-            for never.
-        options: what `generate` takes as ``generate_kwargs``.
-    """
-
-    query: Messages
-    passages: Sequence[PassageLike] | PassageBook = ()
-    prefix: str | None = None
-    method: str | Method | None = None
-    max_new_tokens: int | None = None
-    stop: str | Sequence[str] | None = None
-    citations: bool = True
-    seed: int | None = None
-    on_encoded: OnEncoded | None = None
-    link_tokens: LinkTokens | None = None
-    link_choose: Choose = "first"
-    fallback: FallbackOption = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
-        """A request from the keyword arguments of `WindowedLM.generate`.
-
-        Raises:
-            InputError: there is no query, or it is no request at all.
-        """
-        if isinstance(request, BatchRequest):
-            return request
-        if not isinstance(request, Mapping) or "query" not in request:
-            raise InputError(
-                "Each request must be a BatchRequest or a dict of generate's arguments with a "
-                f"'query', got {type(request).__name__}."
-            )
-        own = {one.name for one in fields(cls)} - {"options"}
-        named = {name: value for name, value in request.items() if name in own}
-        options = {name: value for name, value in request.items() if name not in own}
-        return cls(**named, options=options)
-
 
 OnText = Callable[[str], None]
 """Told each piece of the text as it settles."""
@@ -151,35 +84,17 @@ def checked(engine: Engine, asked: BatchRequest, on_text: OnText | None = None) 
     Raises:
         InputError, PromptError, LimitError: saying what to do.
     """
-    started = time.perf_counter()
-    reading = opened(engine, asked.query, asked.passages, asked.prefix, asked.method)
-    request = reading.engine.request(
-        asked.query,
-        reading.passages,
-        prefix=reading.prefix,
-        method=reading.method,
-        started=started,
-        max_new_tokens=asked.max_new_tokens,
-        stop=asked.stop,
-        citations=asked.citations,
-        seed=asked.seed,
-        on_encoded=asked.on_encoded,
-        link_tokens=asked.link_tokens,
-        link_choose=asked.link_choose,
-        fallback=asked.fallback,
-        options=asked.options,
-    )
+    reader, request = engine.ask(asked)
     method = request.method
     alone = (
-        reading.engine is not engine
+        reader is not engine
         or request.fallback is not None
         or method.combination is not None
         or method.selection is not None
         or not served(engine.decoder, request.options)
     )
-    ticket = Ticket(reading.engine, request, alone, on_text=on_text)
-    by_token = all(engine.decoder.option(request.options, name) in (None, 1) for name in BATCHING)
-    if on_text is not None and by_token:
+    ticket = Ticket(reader, request, alone, on_text=on_text)
+    if on_text is not None and engine.decoder.by_token(request.options):
         tell, inside = on_text, ticket.context.run
         ticket.pieces = Pieces(
             engine.text.detokenizer, request.stop, lambda text: inside(tell, text)
@@ -244,7 +159,7 @@ class Batch:
 
     def admit(self, ticket: Ticket) -> None:
         """Let a question in; `step` encodes what it reads."""
-        prefill = encoded_by(prefill_parts, self._loop.encoder, ticket.request)
+        prefill = self._engine.prefill(ticket.request, self._loop.encoder)
         self._entering.append(_Entering(ticket, prefill))
 
     def step(self) -> list[Ended]:
@@ -271,11 +186,7 @@ class Batch:
     def _cancelled(self) -> list[Ended]:
         """Questions that were cancelled before they were encoded; they have left."""
         stopped = [one.ticket for one in self._entering if one.ticket.cancelled.is_set()]
-        engine = self._engine
-        ended: list[Ended] = [
-            (ticket, unbegun(engine.decoder, engine.text.detokenizer, ticket.request))
-            for ticket in stopped
-        ]
+        ended: list[Ended] = [(ticket, self._engine.unbegun(ticket.request)) for ticket in stopped]
         for ticket in stopped:
             self._leave(ticket)
         return ended
@@ -330,9 +241,7 @@ class Batch:
             context=context,
             query_ids=request.parts.query_ids,
             options={**request.options, "max_new_tokens": request.max_new_tokens},
-            criteria=criteria_of(
-                request, self._engine.text.detokenizer, ticket.first, ticket.cancelled, prompt
-            ),
+            criteria=self._engine.criteria(request, ticket.first, ticket.cancelled, prompt),
             seed=request.seed,
             record_mass=request.citations,
             streamer=ticket.pieces,
@@ -387,28 +296,17 @@ class Batch:
     def _ended(self, row: Row, ticket: Ticket) -> Generation:
         if row.error is not None:
             raise row.error
-        now = time.perf_counter()
-        started = ticket.request.started
-        generation = generation_of(
-            self._engine.decoder,
-            self._engine.text.detokenizer,
-            ticket.request,
-            Answered(
-                ids=row.chooser.result(),
-                masses=row.masses(),
-                cached_tokens=ticket.cached_tokens,
-                windows=ticket.windows,
-                cached_windows=ticket.cached_windows,
-                chosen=None,
-                timings=Timings(
-                    encode_s=ticket.encoded_at - started,
-                    ttft_s=(ticket.first.seen_at or now) - started,
-                    total_s=now - started,
-                ),
-                fallback=None,
-                stopped_early=ticket.cancelled.is_set(),
-                raw=GenerateDecoderOnlyOutput(sequences=row.chooser.sequence),
-            ),
+        request = ticket.request
+        generation = self._engine.generation(
+            request,
+            row.chooser.result(),
+            row.masses(),
+            timings=Timings.of(request.started, ticket.encoded_at, ticket.first.seen_at),
+            stopped_early=ticket.cancelled.is_set(),
+            cached_tokens=ticket.cached_tokens,
+            windows=ticket.windows,
+            cached_windows=ticket.cached_windows,
+            raw=GenerateDecoderOnlyOutput(sequences=row.chooser.sequence),
         )
         ticket.context.run(ticket.tell_rest, generation)
         return generation
@@ -416,7 +314,7 @@ class Batch:
 
 def answer_alone(ticket: Ticket) -> Generation:
     """Answer one question as `WindowedLM.generate` does."""
-    generation = answer(ticket.engine, ticket.request, ticket.pieces, ticket.cancelled)
+    generation = ticket.engine.answer(ticket.request, ticket.pieces, ticket.cancelled)
     ticket.tell_rest(generation)
     return generation
 

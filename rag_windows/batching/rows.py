@@ -16,12 +16,19 @@ from transformers.generation import GenerationConfig, GenerationMode
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.segments import Part, Role
-from rag_windows.context import ContextParts
 from rag_windows.generate import Decoder, refuse_ours, seeded, with_config
 from rag_windows.kv import Shelf, Window
 from rag_windows.loading import input_device
 from rag_windows.methods import Method, query_bias, window_starts
-from rag_windows.prefill import Encoded, Encoder, OnEncoded, Prefill, Source, WindowEncoder
+from rag_windows.prefill import (
+    ContextParts,
+    Encoded,
+    Encoder,
+    OnEncoded,
+    Prefill,
+    Source,
+    WindowEncoder,
+)
 
 Key = tuple[Hashable, ...]
 

@@ -8,25 +8,23 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rag_windows.batching.questions import (
     Batch,
-    BatchRequest,
     OnText,
     Ticket,
     answer_alone,
     check_rows,
     checked,
 )
+from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError, StopIterationTold, without_stop_iteration
 from rag_windows.forks import Lock, in_children
+from rag_windows.request import BatchRequest
 from rag_windows.results import Generation
 from rag_windows.streaming import Worker
-
-if TYPE_CHECKING:
-    from rag_windows.engine import Engine
 
 
 class Scheduled(Future[Generation]):

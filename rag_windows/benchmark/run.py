@@ -66,13 +66,12 @@ from rag_windows.benchmark.workload import (
     windowed,
 )
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.context import EncodedContext, prefill_parts
 from rag_windows.errors import DataError, GenerationError, InputError
 from rag_windows.evaluation.machine import surroundings
 from rag_windows.methods import Method, resolve
 from rag_windows.methods.registry import describe
 from rag_windows.model import WindowedLM
-from rag_windows.prefill import complete
+from rag_windows.prefill import EncodedContext, complete, prefill_parts
 
 Tell = Callable[[str], None]
 TORCH_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rag_windows.answer import encode_request
 from rag_windows.calibration.example import Example
-from rag_windows.context import EncodedContext
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError
 from rag_windows.generate import Decoder
 from rag_windows.guard import Guard, attention_masses, mass_spread
 from rag_windows.kv import Members
 from rag_windows.methods import Method, Sequential
+from rag_windows.prefill import EncodedContext
 from rag_windows.request import Request, check_limits
 
 KEEP_BYTES = 4 << 30
@@ -132,7 +131,7 @@ def prepare(
 
 def _reference(engine: Engine, request: Request, max_new_tokens: int) -> Reference:
     # Encoded once and thrown away: nobody would ask a cache for this order of passages again.
-    context = encode_request(engine.plain_encoder, request)
+    context = engine.encode(request, encoder=engine.plain_encoder)
     query = request.parts.query_ids
     ids = engine.decoder.generate(context, query, options=_greedy(max_new_tokens)).sequences[0]
     (logprobs,) = forced_logprobs(engine.decoder, context, query, [ids])
@@ -260,7 +259,7 @@ class Measuring:
         context = self._kept.get(key) or self._latest.get(key)
         if context is None:
             request = dataclasses.replace(prepared.request, method=method)
-            context = encode_request(self._engine.encoder, request)
+            context = self._engine.encode(request)
             size = _bytes(context)
             if size <= self._bytes_left:
                 self._bytes_left -= size

@@ -17,7 +17,7 @@ from rag_windows.prompt.visible_text import one_line, visible
 
 if TYPE_CHECKING:
     from rag_windows.methods.registry import MethodRow
-    from rag_windows.prompt.builder import Note
+    from rag_windows.passage import Note
     from rag_windows.results import Generation
 
 _BAR = 16

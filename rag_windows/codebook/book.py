@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.codebook.blocks import rank
@@ -15,13 +17,11 @@ from rag_windows.codebook.index import Index
 from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
 from rag_windows.codebook.record import Record, require_json
 from rag_windows.codebook.results import Added, Retrieved
-from rag_windows.errors import InputError
-from rag_windows.methods import Codebook, Method, chain
+from rag_windows.engine import Engine
+from rag_windows.errors import InputError, MethodError
+from rag_windows.methods import Codebook, Method, chain, resolve
 from rag_windows.passage import Passage
-from rag_windows.request import Messages, PassageLike
-
-if TYPE_CHECKING:
-    from rag_windows.model import WindowedLM
+from rag_windows.request import BatchRequest, Messages, PassageLike
 
 
 class PassageBook:
@@ -38,7 +38,7 @@ class PassageBook:
     passages that were there when its search began.
 
     Attributes:
-        lm: the model, with the book's cache.
+        lm: the `WindowedLM`, with the book's cache.
         cache: that cache.
         method: how queries read passages, unless a request has another one.
         codebook: its part that chooses them.
@@ -48,7 +48,7 @@ class PassageBook:
 
     def __init__(
         self,
-        lm: WindowedLM,
+        lm: Any,
         cache: PassageCache,
         method: Method,
         *,
@@ -174,6 +174,32 @@ class PassageBook:
         self._holdings.count(one for one, _ in found)
         return [Retrieved(state.records[one].passage, alike) for one, alike in found]
 
+    def chosen(self, model: PreTrainedModel, asked: BatchRequest) -> tuple[Engine, BatchRequest]:
+        """What answers a question, and the question with the passages that this book chose for it.
+
+        Args:
+            model: that was asked.
+            asked: with this book in the place of passages.
+
+        Raises:
+            InputError: this book is another model's, or the request has another prefix.
+            MethodError: a method that can't read what the book keeps.
+        """
+        if self.lm.model is not model:
+            raise InputError(
+                "This book belongs to another model; ask the one that made it (book.lm)."
+            )
+        method = self.method if asked.method is None else resolve(asked.method)
+        _check(self, method)
+        codebook = codebook_of(method) or self.codebook
+        found = self.search(asked.query, codebook.retrieve, prefix=asked.prefix)
+        return self.lm.engine, replace(
+            asked,
+            passages=[one.passage for one in found],
+            prefix=self.prefix if asked.prefix is None else asked.prefix,
+            method=method,
+        )
+
     def save(self) -> None:
         """Write what was counted since the last change, and wait for the disk."""
         self.cache.flush()
@@ -251,3 +277,25 @@ def _refuse_blank(ids: set[str]) -> None:
     """A passage can't be replaced by one without text: that would be a removal unasked for."""
     if ids:
         raise InputError(f"The new text of passage {min(ids)!r} is blank; use remove() to drop it.")
+
+
+def _check(book: PassageBook, method: Method) -> None:
+    """Refuse a method that would not find its windows in the book."""
+    reason = None
+    codebook = codebook_of(method)
+    if not method.windowed:
+        reason = "it reads passages one after the other, and a book keeps windows"
+    elif method.alignment != book.method.alignment:
+        reason = "its windows stand at other positions than the book's"
+    elif method.encoding != book.method.encoding:
+        reason = (
+            f"its windows are encoded in another way ({method.encoding!r}) than the book's "
+            f"({book.method.encoding!r})"
+        )
+    elif codebook is not None and codebook.search != book.codebook.search:
+        reason = "it compares other keys than the book keeps"
+    if reason is not None:
+        raise MethodError(
+            f"{method.name} can't read this book: {reason}. Use the book's own method, or make a "
+            "book for this one."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,18 +13,15 @@ from rag_windows.cache.entry import Entry
 from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cached_encoding import CachedEncoder
+from rag_windows.engine import Engine
 from rag_windows.errors import CacheError, InputError
 from rag_windows.kv import Window
 from rag_windows.methods import Method
 from rag_windows.methods.key_search import KeySearch
-from rag_windows.passage import Passage
+from rag_windows.passage import Note, Passage
 from rag_windows.prefill import Source, complete
-from rag_windows.prompt.builder import Note
-from rag_windows.request import Messages, sources_of
+from rag_windows.request import Messages
 from rag_windows.steps.selection import encode_query
-
-if TYPE_CHECKING:
-    from rag_windows.engine import Engine
 
 CHUNK = 64
 """Windows that are encoded and stored together."""
@@ -142,7 +139,7 @@ class Preparer:
             self._question, passages, prefix=self._prefix, method=self._method
         )
         parts = request.parts
-        sources = sources_of(parts, request.passages)
+        sources = request.sources
         pages: list[torch.Tensor] = []
         keys: list[tuple[str, str]] = []
         for first in range(0, len(parts.windows), CHUNK):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rag_windows.passage import Passage
-from rag_windows.prompt.builder import Note
+from rag_windows.passage import Note, Passage
 
 
 @dataclass(frozen=True, slots=True)

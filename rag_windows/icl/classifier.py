@@ -8,9 +8,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
-from rag_windows.answer import encode_request
+from rag_windows.engine import Engine
 from rag_windows.errors import InputError, LimitError
 from rag_windows.icl.demonstrations import (
     Demonstration,
@@ -22,14 +22,11 @@ from rag_windows.icl.demonstrations import (
 from rag_windows.icl.packing import Sizes, fill
 from rag_windows.methods import Method
 from rag_windows.methods.steps import Refinement
-from rag_windows.prompt.builder import Note, PromptParts
+from rag_windows.passage import Note
+from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import Messages, PassageLike, Request, check_limits, in_order
 from rag_windows.scoring import Ids, score_queries
-
-if TYPE_CHECKING:
-    from rag_windows.engine import Engine
-
 
 Normalize = Literal["sum", "mean"]
 
@@ -424,7 +421,7 @@ def read_each(
     seconds = 0.0
     for request, kind in zip(requests, alike.values(), strict=True):
         begun = time.perf_counter()
-        context = encode_request(engine.encoder, request)
+        context = engine.encode(request)
         seconds += time.perf_counter() - begun
         contexts.append(context)
         offered: dict[tuple[tuple[int, ...], ...], list[int]] = {}

@@ -6,10 +6,10 @@ import copy
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rag_windows.errors import LimitError, PromptError
-from rag_windows.passage import Passage
+from rag_windows.passage import Note, Passage, WindowTokens
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.template import BaseLayout, ChatTemplate
 from rag_windows.prompt.tokenizing import At, Boundary
@@ -170,45 +170,6 @@ def _boundary(fitting: str) -> int:
         if ends:
             return ends[-1]
     return len(fitting)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowTokens:
-    """One window.
-
-    Attributes:
-        ids: token ids, header and closing blank line included.
-        passage: index into the passages as given.
-        part: index of this window among the passage's windows.
-        parts: number of the passage's windows.
-        start: first character of ``passage.text`` in it.
-        end: character of ``passage.text`` behind its last one.
-    """
-
-    ids: tuple[int, ...]
-    passage: int
-    part: int
-    parts: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something the caller should know about a passage.
-
-    Attributes:
-        kind: ``blank`` and ``duplicate`` passages make no window of their own; a ``split`` one
-            makes several.
-        passage: index into the passages as given.
-        message: the same in words.
-        of: for a duplicate, the index of the first passage that equals it.
-    """
-
-    kind: Literal["blank", "duplicate", "split"]
-    passage: int
-    message: str
-    of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

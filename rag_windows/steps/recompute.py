@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
+from typing import Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.attention.segments import MAX_MASK, Reading, Rows, Segment, Segments
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
 from rag_windows.methods.steps import Recompute
-from rag_windows.prefill import Encoder
 
 
 class RecomputeLayout:
@@ -70,13 +71,25 @@ class RecomputeLayout:
         """Nothing is recorded."""
 
 
+class Encoding(Protocol):
+    """What is read of an encoder here."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that encodes."""
+
+    @property
+    def reach(self) -> tuple[int | None, ...]:
+        """Of each layer."""
+
+
 LAYER = 1
 """The first layer whose keys can deviate: those of layer 0 depend on token and position only."""
 
 
 @torch.no_grad()
 def key_deviation(
-    encoder: Encoder, windows: Sequence[Window], prefix: Window | None
+    encoder: Encoding, windows: Sequence[Window], prefix: Window | None
 ) -> torch.Tensor:
     """Squared distance of each token's key in the second layer to the one it has when it sees all.
 
@@ -107,7 +120,7 @@ def key_deviation(
 
 
 def chosen(
-    encoder: Encoder, windows: Sequence[Window], prefix: Window | None, plan: Recompute
+    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Recompute
 ) -> torch.Tensor:
     """Indices among all windows' tokens of those to encode again.
 
@@ -140,7 +153,7 @@ def chosen(
 
 
 def link(
-    encoder: Encoder, windows: Sequence[Window], prefix: Window | None, plan: Recompute
+    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Recompute
 ) -> tuple[list[Window], list[int]]:
     """Link the windows of one request.
 
@@ -167,7 +180,7 @@ def link(
 
 @torch.no_grad()
 def relink(
-    encoder: Encoder, windows: Sequence[Window], prefix: Window | None, indices: torch.Tensor
+    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, indices: torch.Tensor
 ) -> list[Window]:
     """Encode tokens again: in each layer their new keys and values count, also for one another.
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from rag_windows.context import EncodedContext
 from rag_windows.kv import PackedWindows, Window, pack
 from rag_windows.methods.base import Alignment
 from rag_windows.methods.key_search import best, page_owners
 from rag_windows.methods.steps import Fusion, Selection
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import EncodedContext, Encoder
 
 
 def fuse(windows: Sequence[Window], fusion: Fusion) -> Window:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,8 +79,7 @@ def test_spread_of_the_first_tokens() -> None:
 
 def test_the_profile_s_threshold_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer())
-    profile = SimpleNamespace(guard={"threshold": 0.0})
-    monkeypatch.setattr(lm.engine, "profile", profile)
+    monkeypatch.setattr(lm.engine, "guard_spread", 0.0)
 
     def signal(guard: Guard) -> str | None:
         made = lm.generate("What?", PASSAGES, max_new_tokens=3, fallback=guard)

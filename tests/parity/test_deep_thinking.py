@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rag_windows import PCW, DeepThinking, Sequential, StructuredPrompting
-from rag_windows.context import EncodedContext
 from rag_windows.kv import PackedWindows
+from rag_windows.prefill import EncodedContext
 
 from . import deep_thinking, dense, engine, tolerances, zoo
 from .cases import Case, case

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rag_windows import ParallelEnsemble
-from rag_windows.context import EncodedContext
+from rag_windows.prefill import EncodedContext
 
 from . import engine, tolerances, zoo
 from .cases import CASES, Case

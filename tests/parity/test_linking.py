@@ -9,8 +9,7 @@ import torch
 
 from rag_windows import APE, PCW, Linked, Sequential
 from rag_windows.attention import segments
-from rag_windows.context import EncodedContext
-from rag_windows.prefill import complete
+from rag_windows.prefill import EncodedContext, complete
 from rag_windows.steps import recompute as linker
 from rag_windows.steps.recompute import key_deviation, relink
 

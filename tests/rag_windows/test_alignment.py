@@ -11,7 +11,7 @@ from rag_windows import PCW, Passage, PassageCache, StructuredPrompting, Windowe
 from rag_windows.errors import InputError
 from rag_windows.kv import PackedWindows, Window
 from rag_windows.methods import window_starts
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import Encoder, complete
 from tests.parity import zoo
 from tests.rag_windows import small
 
@@ -60,7 +60,7 @@ def test_windows_at_positions_of_their_own_share_a_pass(
         return run(batch, *args)
 
     monkeypatch.setattr(made, "run", counted)
-    together = made.encode_windows(prefix, ids, starts=starts)
+    together = complete(made.prefill_windows(prefix, ids, starts=starts))
     assert passes == [len(LENGTHS)]
     for one, other in zip(alone, together, strict=True):
         assert (one.ids, one.start) == (other.ids, other.start)
@@ -86,8 +86,8 @@ def test_a_window_beside_each_row_is_what_stands_before_it(name: str) -> None:
     made, ids = encoder(name), windows()
     prefix = made.encode_prefix(zoo.ids(9, 50))
     halves = [one[: len(one) // 2] for one in ids]
-    whole = made.encode_windows(prefix, ids)
-    before = made.encode_windows(prefix, halves)
+    whole = complete(made.prefill_windows(prefix, ids))
+    before = complete(made.prefill_windows(prefix, halves))
     rest = [one[len(half) :] for one, half in zip(ids, halves, strict=True)]
     after = made.run(rest, [9 + len(half) for half in halves], prefix, before)
     for one, half, new in zip(whole, halves, after, strict=True):
