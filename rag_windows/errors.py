@@ -62,6 +62,10 @@ class GenerationTimeoutError(GenerationError):
     """Generation took longer than it was given."""
 
 
+class CancelledGenerationError(GenerationError):
+    """Nobody waits for this generation any more."""
+
+
 class DocumentError(RagWindowsError):
     """A document can't be read or holds no text."""
 
@@ -80,6 +84,22 @@ class CacheError(RagWindowsError):
 
 class NonFiniteError(CacheError):
     """A window's keys or values hold NaN or infinity, so no answer could be right."""
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra, as it is typed in a checkout of the repository."""
+    return f'pip install ".[{extra}]"'
+
+
+def missing(what: str, package: str, extra: str) -> str:
+    """One line for a package that is not installed: who needs it, and the remedy.
+
+    Args:
+        what: that does not work without it, the sentence's subject: "The LangChain adapter".
+        package: its name on the package index.
+        extra: of this distribution that brings it.
+    """
+    return f"{what} needs {package}, which is not installed; run: {install(extra)}"
 
 
 def without_stop_iteration(error: BaseException) -> BaseException:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
-from rag_windows.errors import InputError, MissingExtraError
-from rag_windows.hints import install
+from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 
 _LISTS = ("passages", "docs")
@@ -33,11 +31,10 @@ def passages_of(retriever: object) -> list[Passage]:
 
     Ours, LangChain's and LlamaIndex's retrievers, vector stores and document stores are known by
     what they hold; nothing of these frameworks is imported before a document of theirs is seen.
-    Documents become passages as their adapters make them, so that the windows are the same.
+    Documents become passages as the adapters make them, so that the windows are the same.
 
     Raises:
         InputError: no documents are to be found in it.
-        MissingExtraError: documents of a framework whose adapter is not installed.
     """
     found = _documents(retriever, 0)
     if found is None:
@@ -53,25 +50,59 @@ def passages_of(retriever: object) -> list[Passage]:
 
 
 def passage_of(document: Any) -> Passage:
-    """A document of any framework as its adapter reads it."""
-    home = type(document).__module__.partition(".")[0]
-    if home == "llama_index":
-        convert = _adapter("llama_index.llms.rag_windows.passages", "llama-index").passage_of_node
-    elif hasattr(document, "page_content") and not isinstance(document, Mapping):
-        convert = _adapter("langchain_rag_windows.documents", "langchain").as_passage
-    else:
-        convert = Passage.of
-    made: Passage = convert(document)
-    return made
+    """A document of any framework as a passage; nothing of the framework is imported.
+
+    Of a LangChain document the title is ``metadata["title"]``, the score
+    ``metadata["relevance_score"]`` or ``["score"]``. A LlamaIndex node's text is what LlamaIndex
+    shows a model, with the metadata that is not excluded, but for a title, which becomes the
+    passage's own. Anything else is read as `Passage.of` reads it.
+
+    Raises:
+        InputError: it is no document.
+    """
+    if isinstance(document, Passage | Mapping | str):
+        return Passage.of(document)
+    if hasattr(document, "page_content"):
+        return _of_langchain(document)
+    node = getattr(document, "node", document)
+    if hasattr(node, "node_id") and callable(getattr(node, "get_content", None)):
+        return _of_llama_index(node, getattr(document, "score", None))
+    return Passage.of(document)
 
 
-def _adapter(module: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"These documents need an adapter that is not installed; run: {install(extra)}"
-        ) from error
+def _of_langchain(document: Any) -> Passage:
+    metadata = document.metadata
+    identity = document.id if document.id is not None else metadata.get("id")
+    title = metadata.get("title")
+    score = metadata.get("relevance_score", metadata.get("score"))
+    return Passage(
+        text=document.page_content,
+        id=None if identity is None else str(identity),
+        title=None if title is None else str(title),
+        score=float(score) if isinstance(score, int | float) else None,
+        metadata=dict(metadata),
+    )
+
+
+def _of_llama_index(node: Any, score: float | None) -> Passage:
+    titles = (key for key in ("title", "Title") if _is_title(node.metadata.get(key)))
+    key, shown = next(titles, None), node
+    if key is not None and key in node.excluded_llm_metadata_keys:
+        key = None
+    if key is not None:
+        shown = node.model_copy()
+        shown.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, key]
+    return Passage(
+        text=shown.get_content(metadata_mode="llm"),
+        id=node.node_id,
+        title=None if key is None else node.metadata[key],
+        score=score,
+        metadata=node.metadata,
+    )
+
+
+def _is_title(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _documents(value: Any, depth: int) -> Iterable[Any] | None:

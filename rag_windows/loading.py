@@ -31,8 +31,8 @@ from rag_windows.errors import (
     ModelLoadError,
     RagWindowsError,
     UnsupportedModelError,
+    missing,
 )
-from rag_windows.hints import missing
 
 
 def best_device() -> str:
@@ -306,7 +306,7 @@ _LOADING = (
 
 
 def _hub(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("revision", "token", "cache_dir", "gguf_file")
+    names = ("revision", "token", "cache_dir", "gguf_file", "local_files_only")
     return {key: kwargs[key] for key in names if kwargs.get(key) is not None}
 
 

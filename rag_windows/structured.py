@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
-from rag_windows.errors import GenerationError, InputError, MissingExtraError
-from rag_windows.hints import missing
+from rag_windows.errors import GenerationError, InputError, MissingExtraError, missing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rag_windows.hints import missing
+from rag_windows.errors import missing
 
 try:
     import langchain_core  # noqa: F401 - only whether it is there
 except ImportError as error:
     raise ImportError(missing("The LangChain adapter", "langchain-core", "langchain")) from error
 
-from langchain_rag_windows import blocks as blocks  # registers how answers become content blocks
 from langchain_rag_windows.chains import create_windows_chain
 from langchain_rag_windows.chat_models import ChatRagWindows
+from langchain_rag_windows.documents import WindowDocumentPrompt
 from langchain_rag_windows.llms import RagWindows
-from langchain_rag_windows.sentinels import WindowDocumentPrompt
 
 if TYPE_CHECKING:
     from langchain_rag_windows.middleware import RagWindowsMiddleware

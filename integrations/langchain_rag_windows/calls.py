@@ -1,28 +1,29 @@
-"""One call of the engine: its options, its documents, its end."""
+"""A call of the engine out of LangChain's messages and keywords, and how calls are answered."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, GenerationChunk
 
-from langchain_rag_windows.aliases import unalias
+from langchain_rag_windows.documents import conversation
+from langchain_rag_windows.engine_options import EngineOptions, unalias
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from langchain_rag_windows.messages import conversation
-from langchain_rag_windows.options import EngineOptions
-from langchain_rag_windows.results import logprobs_metadata, response_metadata
-from langchain_rag_windows.tools import AnswerReader
-from rag_windows import Chunk, Generation, Method, Passage, WindowedLM
-from rag_windows.batching.awaiting import Crowd, submitted
-from rag_windows.batching.questions import OnText
-from rag_windows.batching.scheduler import Scheduled
-from rag_windows.generate import sampling_options
-from rag_windows.hints import LONG_PROMPT_TOKENS, user_level, warn_without_windows
-from rag_windows.methods import linked, resolve
-from rag_windows.streaming import Watch
+from rag_windows import Chunk, Generation, Method
+from rag_windows.integration import (
+    AnswerReader,
+    Call,
+    method_of,
+    sampling_options,
+    warn_without_windows,
+)
+
+T = TypeVar("T")
+P = TypeVar("P", bound=GenerationChunk | ChatGenerationChunk)
 
 _NOT_FOR_THE_ENGINE = ("stream", "timeout")
 """Keywords by which LangChain steers itself, and that of the watch."""
@@ -75,139 +76,143 @@ def engine_options(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call, ready to run.
+@dataclass(frozen=True, kw_only=True)
+class ModelCall(Call):
+    """One call of a model.
 
     Attributes:
-        lm: the engine.
-        query: the conversation.
-        passages: the documents.
-        options: for `WindowedLM.generate`.
         method: how the windows are read.
         model_name: for the metadata.
         reader: of the answer; finds calls of tools.
-        watch: stops it.
-        rows: so many calls are answered together; 1 for each by itself.
-        crowd: of the calls under way, this one among them.
     """
 
-    lm: WindowedLM
-    query: Any
-    passages: tuple[Passage, ...]
-    options: dict[str, Any]
     method: Method
     model_name: str
     reader: AnswerReader
-    watch: Watch
-    rows: int
-    crowd: Crowd
 
-    def whole(self) -> Generation:
-        """Run to the end, together with other calls if there are any."""
-        with in_langchain_terms():
-            if self.rows == 1:
-                generation = self.lm.generate(self.query, self.passages, **self.options)
-            else:
-                scheduler = self.lm.shared_scheduler(max_rows=self.rows)
-                generation = scheduler.answer(self._request(), lone=self.crowd.lone)
-            self.watch.check()
-        return generation
 
-    def submit(self, on_text: OnText | None = None) -> Scheduled:
-        """Ask, together with other calls."""
+class AnswersCalls(EngineOptions):
+    """A model that answers calls; what an answer looks like, the models themselves say."""
+
+    def _answered(
+        self,
+        asked: Sequence[Sequence[BaseMessage]],
+        stop: list[str] | None,
+        kwargs: Mapping[str, Any],
+        read: Callable[[ModelCall, Generation], T],
+    ) -> list[T]:
+        """Answers of conversations that are asked at once."""
+        prepares = [self._prepare(messages, stop, kwargs) for messages in asked]
         with in_langchain_terms():
-            return submitted(
-                self.lm,
-                self._request(),
-                self.watch,
-                max_rows=self.rows,
-                crowd=self.crowd,
-                on_text=on_text,
+            return self._calls.answer_all(prepares, read, timeout=self._timeout(kwargs))
+
+    async def _answered_async(
+        self,
+        messages: Sequence[BaseMessage],
+        stop: list[str] | None,
+        kwargs: Mapping[str, Any],
+        read: Callable[[ModelCall, Generation], T],
+    ) -> T:
+        prepare = self._prepare(messages, stop, kwargs)
+        with in_langchain_terms():
+            return await self._calls.answer_async(prepare, read, timeout=self._timeout(kwargs))
+
+    def _streamed(
+        self,
+        messages: Sequence[BaseMessage],
+        stop: list[str] | None,
+        kwargs: Mapping[str, Any],
+        read: Callable[[ModelCall, Chunk], Iterable[P]],
+        run_manager: Any,
+    ) -> Generator[P, None, None]:
+        prepare = self._prepare(messages, stop, kwargs)
+        with in_langchain_terms():
+            pieces = self._calls.stream(prepare, read, timeout=self._timeout(kwargs))
+            with closing(pieces):
+                for piece in pieces:
+                    if run_manager is not None:
+                        run_manager.on_llm_new_token(piece.text, chunk=piece)
+                    yield piece
+
+    async def _streamed_async(
+        self,
+        messages: Sequence[BaseMessage],
+        stop: list[str] | None,
+        kwargs: Mapping[str, Any],
+        read: Callable[[ModelCall, Chunk], Iterable[P]],
+        run_manager: Any,
+    ) -> AsyncGenerator[P, None]:
+        prepare = self._prepare(messages, stop, kwargs)
+        with in_langchain_terms():
+            pieces = self._calls.stream_async(prepare, read, timeout=self._timeout(kwargs))
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(piece.text, chunk=piece)
+                    yield piece
+
+    def _timeout(self, kwargs: Mapping[str, Any]) -> float | None:
+        chosen: float | None = unalias(kwargs).get("timeout", self.timeout)
+        return chosen
+
+    def _prepare(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]
+    ) -> Callable[[], ModelCall]:
+        """What reads a call's messages, documents and keywords; it loads the model on first use.
+
+        Raises:
+            RequestError: something about the call can't be used.
+            ModelMissingError: the model can't be loaded.
+            NotImplementedError: tools are bound, and the chat template knows none.
+        """
+
+        def prepare() -> ModelCall:
+            given = unalias(kwargs)
+            for name in _NOT_FOR_THE_ENGINE:
+                given.pop(name, None)
+            if "model" in given:
+                raise RequestError(
+                    "The model can't be changed in a call; make another one, it shares nothing but "
+                    "what is equal."
+                )
+            bound, choice = given.pop("tools", None), given.pop("tool_choice", None)
+            strict, form = given.pop("strict", None), given.pop("response_format", None)
+            if form is not None:
+                given |= _answer_form(form, bound and choice != "none")
+            read = conversation(messages, given.pop("documents", None), tools=bool(bound))
+            method = method_of(
+                given.pop("method", None) or self.own_method(),
+                link_tokens=given.pop("link_tokens", self.link_tokens),
+                link_choose=given.pop("link_choose", self.link_choose),
+            )
+            lm = self.windowed_lm()
+            reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, bound, choice)
+            query = reader.query(read.messages)
+            if not read.passages:
+                text = "\n".join(str(message["content"]) for message in read.messages)
+                warn_without_windows(text, self._count, _INSTEAD, _BETWEEN)
+            fallback = given.pop("fallback", self.fallback)
+            grammar = None if strict is False else reader.grammar()
+            if grammar is not None:
+                given["grammar"] = grammar
+            return ModelCall(
+                lm=lm,
+                query=query,
+                passages=read.passages,
+                options={
+                    **engine_options(self, stop, given),
+                    "method": method,
+                    "fallback": fallback,
+                },
+                method=method,
+                model_name=self.engine_name,
+                reader=reader,
             )
 
-    def pieces(self) -> Generator[Chunk, None, None]:
-        """Run, piece by piece; closing this stops the work within a token."""
-        with in_langchain_terms(), closing(self._stream()) as chunks:
-            for chunk in chunks:
-                self.watch.check()
-                yield chunk
+        return prepare
 
-    def _stream(self) -> Any:
-        return self.lm.stream(self.query, self.passages, **self.options)
-
-    def _request(self) -> dict[str, Any]:
-        return {"query": self.query, "passages": self.passages, **self.options}
-
-    def metadata(self, generation: Generation) -> dict[str, Any]:
-        """What is told of an answer beside its text."""
-        told = response_metadata(generation, self.passages, self.model_name, self.method)
-        if generation.logprobs is not None:
-            told["logprobs"] = logprobs_metadata(generation, self.lm.tokenizer)
-        return told
-
-
-def watch_of(model: EngineOptions, kwargs: Mapping[str, Any]) -> Watch:
-    """The watch of a call; its time runs from here, waiting for others included."""
-    return Watch(unalias(kwargs).get("timeout", model.timeout))
-
-
-def prepare(
-    model: EngineOptions,
-    messages: Sequence[BaseMessage],
-    stop: Sequence[str] | str | None,
-    kwargs: Mapping[str, Any],
-    watch: Watch,
-) -> Call:
-    """Read a call's messages, documents and options; loads the model on first use.
-
-    Raises:
-        RequestError: something about the call can't be used.
-        ModelMissingError: the model can't be loaded.
-        NotImplementedError: tools are bound, and the chat template knows none.
-    """
-    given = unalias(kwargs)
-    for name in _NOT_FOR_THE_ENGINE:
-        given.pop(name, None)
-    if "model" in given:
-        raise RequestError(
-            "The model can't be changed in a call; make another one, it shares nothing but what "
-            "is equal."
-        )
-    bound, choice = given.pop("tools", None), given.pop("tool_choice", None)
-    strict, form = given.pop("strict", None), given.pop("response_format", None)
-    if form is not None:
-        given |= _answer_form(form, bound and choice != "none")
-    read = conversation(messages, given.pop("documents", None), tools=bool(bound))
-    with in_langchain_terms():
-        chosen = given.pop("method", None)
-        method = linked(
-            model.own_method() if chosen is None else resolve(chosen),
-            given.pop("link_tokens", model.link_tokens),
-            given.pop("link_choose", model.link_choose),
-        )
-        lm = model.windowed_lm()
-        reader = AnswerReader.of(lm, bound, choice)
-        query = reader.query(read.messages)
-    if not read.passages:
-        _warn_of_a_long_prompt(model, read.messages)
-    fallback = given.pop("fallback", model.fallback)
-    grammar = None if strict is False else reader.grammar()
-    if grammar is not None:
-        given["grammar"] = grammar
-    options = {**engine_options(model, stop, given), "method": method, "fallback": fallback}
-    return Call(
-        lm,
-        query,
-        read.passages,
-        watch.options(options),
-        method,
-        model.engine_name,
-        reader,
-        watch,
-        model.rows,
-        model.crowd,
-    )
+    def _count(self, text: str) -> int:
+        return len(self._token_ids(text))
 
 
 def _answer_form(form: object, tools: object) -> dict[str, Any]:
@@ -228,11 +233,3 @@ def _answer_form(form: object, tools: object) -> dict[str, Any]:
         "response_format must be {'type': 'json_schema', 'json_schema': {'name': ..., 'schema': "
         "...}}, {'type': 'json_object'} or {'type': 'text'}."
     )
-
-
-def _warn_of_a_long_prompt(model: EngineOptions, messages: Sequence[Mapping[str, Any]]) -> None:
-    text = "\n".join(str(message["content"]) for message in messages)
-    if len(text) < LONG_PROMPT_TOKENS:
-        return
-    tokens, level = len(model._token_ids(text)), user_level(_BETWEEN)
-    warn_without_windows(tokens, 0, _INSTEAD, stacklevel=level)

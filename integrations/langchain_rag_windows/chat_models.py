@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
-from functools import lru_cache
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,14 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, field_validator
-from transformers import AutoConfig, AutoTokenizer
 
 from langchain_rag_windows import structured
-from langchain_rag_windows import tools as _tools
-from langchain_rag_windows.calls import Call, prepare, watch_of
+from langchain_rag_windows.answers import as_message, last_chunk
+from langchain_rag_windows.calls import AnswersCalls, ModelCall
 from langchain_rag_windows.errors import RequestError
-from langchain_rag_windows.options import EngineOptions
-from langchain_rag_windows.results import answer, last_chunk
-from langchain_rag_windows.running import finished, streamed
-from rag_windows import Chunk, Generation, WindowedLM
-from rag_windows.attention.layers import position_limit
-from rag_windows.calibration import Profile
+from rag_windows import Chunk, Generation, Profile, WindowedLM
 from rag_windows.errors import ToolsUnsupportedError
-from rag_windows.loading import EMBEDDED, embedded_path
-from rag_windows.prompt.tool_calls import ToolFormat
-from rag_windows.sharing import folder_state
-from rag_windows.structured import available
+from rag_windows.integration import ModelSource, ToolFormat, position_limit, schemas_available
 
 
 class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
@@ -66,7 +56,7 @@ class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
         return made.with_config(self.config) if self.config else made
 
 
-class ChatRagWindows(EngineOptions, BaseChatModel):
+class ChatRagWindows(AnswersCalls, BaseChatModel):
     """A local chat model that reads each document in a window of its own.
 
     Documents come with ``documents=`` (of ``invoke``, ``stream``, ``bind``, ...), as text-plain
@@ -109,17 +99,16 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         # Only files that are here already: nothing is downloaded before the first call.
         if self.lm is not None:
             return model_profile(self.lm.model.config, self.lm.tokenizer, self.template_kwargs)
-        named = isinstance(self.tokenizer, str | Path)
-        config, tokenizer = _local(
+        here = {"local_files_only": True}
+        source = ModelSource(
             str(self.model),
-            str(self.tokenizer) if named else None,
-            self.revision,
-            self.model_kwargs.get("cache_dir"),
-            folder_state(str(self.model)),
+            tokenizer=self.tokenizer,
+            tokenizer_kwargs=here if isinstance(self.tokenizer, str | Path) else None,
+            revision=self.revision,
+            cache_dir=self.model_kwargs.get("cache_dir"),
+            **here,
         )
-        if self.tokenizer is not None and not named:
-            tokenizer = self.tokenizer
-        return model_profile(config, tokenizer, self.template_kwargs)
+        return model_profile(source.config(), source.read_tokenizer(), self.template_kwargs)
 
     def windowed_lm(self) -> WindowedLM:
         """See `EngineOptions.windowed_lm`; fills ``profile`` if that waited for the files."""
@@ -160,7 +149,7 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         Raises:
             NotImplementedError: the template knows none.
         """
-        return _tools.bind(self, tools, tool_choice=tool_choice, **kwargs)
+        return structured.bind_tools(self, tools, tool_choice=tool_choice, **kwargs)
 
     def with_structured_output(
         self, schema: dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any
@@ -179,9 +168,7 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with self.crowd.entered():
-            call = prepare(self, messages, stop, kwargs, watch_of(self, kwargs))
-            return _result(call, call.whole())
+        return self._answered([messages], stop, kwargs, _result)[0]
 
     async def _agenerate(
         self,
@@ -190,10 +177,7 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        watch = watch_of(self, kwargs)
-        return await finished(
-            self, watch, lambda: prepare(self, messages, stop, kwargs, watch), _result
-        )
+        return await self._answered_async(messages, stop, kwargs, _result)
 
     def _stream(
         self,
@@ -202,12 +186,7 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = prepare(self, messages, stop, kwargs, watch_of(self, kwargs))
-        with closing(call.pieces()) as chunks:
-            for piece in (piece for chunk in chunks for piece in _chunks(call, chunk)):
-                if run_manager is not None:
-                    run_manager.on_llm_new_token(piece.text, chunk=piece)
-                yield piece
+        yield from self._streamed(messages, stop, kwargs, _chunks, run_manager)
 
     async def _astream(
         self,
@@ -216,14 +195,9 @@ class ChatRagWindows(EngineOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        watch = watch_of(self, kwargs)
-        pieces = streamed(
-            self, watch, lambda: prepare(self, messages, stop, kwargs, watch), _chunks
-        )
+        pieces = self._streamed_async(messages, stop, kwargs, _chunks, run_manager)
         async with aclosing(pieces):
             async for piece in pieces:
-                if run_manager is not None:
-                    await run_manager.on_llm_new_token(piece.text, chunk=piece)
                 yield piece
 
 
@@ -254,43 +228,20 @@ def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any
         tool_choice=tools is not None and tools.opening is not None,
         tool_call_streaming=False,
         # With tools an agent would bind both, and an answer held to a schema can't call a tool.
-        structured_output=tools is None and available(),
+        structured_output=tools is None and schemas_available(),
         attachment=False,
         temperature=True,
     )
 
 
-@lru_cache(maxsize=4)
-def _local(
-    model: str,
-    tokenizer: str | None,
-    revision: str | None,
-    cache_dir: str | None,
-    files: tuple[tuple[str, int, int], ...],
-) -> tuple[Any, Any]:
-    """Configuration and tokenizer, from files that are here; ``files`` tells changes of them."""
-    source = str(embedded_path(model)) if model in EMBEDDED else model
-    here: dict[str, Any] = {"local_files_only": True, "cache_dir": cache_dir}
-    config = AutoConfig.from_pretrained(source, revision=revision or "main", **here)
-    if tokenizer is not None:
-        return config, AutoTokenizer.from_pretrained(tokenizer, **here)
-    return config, AutoTokenizer.from_pretrained(source, revision=revision or "main", **here)
+def _result(call: ModelCall, best: Generation) -> ChatResult:
+    made = (as_message(call, one) for one in (best, *best.alternatives))
+    return ChatResult(generations=[ChatGeneration(message=message) for message in made])
 
 
-def _result(call: Call, best: Generation) -> ChatResult:
-    generations = []
-    for generation in (best, *best.alternatives):
-        parsed = call.reader.whole(generation)
-        message = answer(parsed, generation, call.metadata(generation))
-        generations.append(ChatGeneration(message=message))
-    return ChatResult(generations=generations)
-
-
-def _chunks(call: Call, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
+def _chunks(call: ModelCall, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
     text = call.reader.feed(chunk.text)
     if text:
         yield ChatGenerationChunk(message=AIMessageChunk(content=text))
     if chunk.generation is not None:
-        rest = call.reader.last(chunk.generation)
-        last = last_chunk(rest, chunk.generation, call.metadata(chunk.generation))
-        yield ChatGenerationChunk(message=last)
+        yield ChatGenerationChunk(message=last_chunk(call, chunk.generation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -14,13 +14,10 @@ from langchain_core.messages import HumanMessage
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from pydantic import ConfigDict
 
-from langchain_rag_windows.calls import Call, prepare, watch_of
-from langchain_rag_windows.options import EngineOptions
-from langchain_rag_windows.results import usage_metadata
-from langchain_rag_windows.running import finished, streamed, together
+from langchain_rag_windows.answers import response_metadata, usage_metadata
+from langchain_rag_windows.calls import AnswersCalls, ModelCall
 from rag_windows import Chunk
 from rag_windows import Generation as Answer
-from rag_windows.streaming import Watch
 
 _of_this_call: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar(
     "rag_windows_keywords", default=None
@@ -36,7 +33,7 @@ def _known(keywords: Mapping[str, Any]) -> Iterator[None]:
         _of_this_call.reset(token)
 
 
-class RagWindows(EngineOptions, LLM):
+class RagWindows(AnswersCalls, LLM):
     """A local text model that reads each document in a window of its own.
 
     The prompt is asked as a user's question, through the model's chat template where it has one.
@@ -98,8 +95,7 @@ class RagWindows(EngineOptions, LLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> str:
-        with self.crowd.entered():
-            return self._prepared(prompt, stop, kwargs).whole().text
+        return self._answered([[HumanMessage(prompt)]], stop, kwargs, _answers)[0][0].text
 
     def _generate(
         self,
@@ -108,10 +104,8 @@ class RagWindows(EngineOptions, LLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        with self.crowd.entered():
-            calls = [self._prepared(prompt, stop, kwargs) for prompt in prompts]
-            answers = map(_answers, calls, together(calls))
-            return LLMResult(generations=list(answers))
+        asked = [[HumanMessage(prompt)] for prompt in prompts]
+        return LLMResult(generations=list(self._answered(asked, stop, kwargs, _answers)))
 
     async def _agenerate(
         self,
@@ -120,13 +114,9 @@ class RagWindows(EngineOptions, LLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        async def answer(prompt: str) -> list[Generation]:
-            watch = watch_of(self, kwargs)
-            return await finished(
-                self, watch, lambda: self._prepared(prompt, stop, kwargs, watch), _answers
-            )
-
-        return LLMResult(generations=await asyncio.gather(*map(answer, prompts)))
+        asked = [[HumanMessage(prompt)] for prompt in prompts]
+        answers = (self._answered_async(one, stop, kwargs, _answers) for one in asked)
+        return LLMResult(generations=await asyncio.gather(*answers))
 
     def _stream(
         self,
@@ -135,12 +125,7 @@ class RagWindows(EngineOptions, LLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        call = self._prepared(prompt, stop, kwargs)
-        with closing(call.pieces()) as chunks:
-            for piece in (piece for chunk in chunks for piece in _chunks(call, chunk)):
-                if run_manager is not None:
-                    run_manager.on_llm_new_token(piece.text, chunk=piece)
-                yield piece
+        yield from self._streamed([HumanMessage(prompt)], stop, kwargs, _chunks, run_manager)
 
     async def _astream(
         self,
@@ -149,40 +134,28 @@ class RagWindows(EngineOptions, LLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        watch = watch_of(self, kwargs)
-        pieces = streamed(self, watch, lambda: self._prepared(prompt, stop, kwargs, watch), _chunks)
+        asked = [HumanMessage(prompt)]
+        pieces = self._streamed_async(asked, stop, kwargs, _chunks, run_manager)
         async with aclosing(pieces):
             async for piece in pieces:
-                if run_manager is not None:
-                    await run_manager.on_llm_new_token(piece.text, chunk=piece)
                 yield piece
 
-    def _prepared(
-        self,
-        prompt: str,
-        stop: list[str] | None,
-        kwargs: Mapping[str, Any],
-        watch: Watch | None = None,
-    ) -> Call:
-        watch = watch or watch_of(self, kwargs)
-        return prepare(self, [HumanMessage(prompt)], stop, kwargs, watch)
 
-
-def _answers(call: Call, best: Answer) -> list[Generation]:
+def _answers(call: ModelCall, best: Answer) -> list[Generation]:
     return [
         Generation(text=made.text, generation_info=_info(call, made))
         for made in (best, *best.alternatives)
     ]
 
 
-def _chunks(call: Call, chunk: Chunk) -> Iterator[GenerationChunk]:
+def _chunks(call: ModelCall, chunk: Chunk) -> Iterator[GenerationChunk]:
     info = None if chunk.generation is None else _info(call, chunk.generation)
     if chunk.text or info:
         yield GenerationChunk(text=chunk.text, generation_info=info)
 
 
-def _info(call: Call, made: Answer) -> dict[str, Any]:
-    return {**call.metadata(made), "usage_metadata": usage_metadata(made)}
+def _info(call: ModelCall, made: Answer) -> dict[str, Any]:
+    return {**response_metadata(call, made), "usage_metadata": usage_metadata(made)}
 
 
 _LANGCHAIN_S = ("callbacks", "tags", "metadata", "run_name", "run_id")

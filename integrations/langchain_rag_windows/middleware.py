@@ -11,8 +11,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_rag_windows.chat_models import ChatRagWindows
 from langchain_rag_windows.errors import RequestError
-from rag_windows.errors import MissingExtraError
-from rag_windows.hints import missing
+from rag_windows.errors import MissingExtraError, missing
 
 try:
     from langchain.agents import AgentState

@@ -1,9 +1,9 @@
-"""Answers as data: by a forced tool call, or by reading JSON from the text."""
+"""Tools that are bound to a model, and answers as data: a forced call, or JSON in the text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.exceptions import OutputParserException
@@ -22,13 +22,60 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from langchain_core.runnables.utils import AddableDict
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from rag_windows.errors import ToolsUnsupportedError
-from rag_windows.hints import install
-from rag_windows.structured import check_schema
+from rag_windows.errors import ToolsUnsupportedError, install
+from rag_windows.integration import AnswerReader, check_schema
+
+ToolLike = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
+"""What LangChain takes for a tool."""
+
+
+def bind_tools(
+    model: Any,
+    tools: Sequence[ToolLike],
+    *,
+    tool_choice: Any = None,
+    strict: bool | None = None,
+    **kwargs: Any,
+) -> Runnable[LanguageModelInput, AIMessage]:
+    """The model with tools that it may call.
+
+    Args:
+        model: a chat model; it is loaded, to see whether its chat template supports tools.
+        tools: functions, pydantic or TypedDict classes, LangChain tools or OpenAI definitions.
+        tool_choice: None or "auto", "none", "any" (or "required", True), a tool's name, or
+            OpenAI's ``{"type": "function", "function": {"name": ...}}``. A call is forced by
+            writing its beginning for the model.
+        strict: whether arguments must be held to the tool's schema, which works for a forced call
+            and with the extra ``structured``. None does it where it can be done, False never.
+        kwargs: bound too.
+
+    Raises:
+        NotImplementedError: the template shows no tools, its calls can't be read, or forced; or
+            ``strict=True`` can't be kept.
+        RequestError: a ``tool_choice`` that is no tool, or a tool's name that can't be used.
+    """
+    definitions = [convert_to_openai_tool(tool) for tool in tools]
+    lm = model.windowed_lm()
+    with in_langchain_terms():
+        reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, definitions, tool_choice)
+    if strict and definitions and reader.grammar() is None:
+        raise ToolsUnsupportedError(
+            "strict=True asks for arguments that always fit the schema. That takes a forced call "
+            "(tool_choice), one whose arguments the chat template writes as JSON, a schema that "
+            f"llguidance knows, and {install('structured')}. Leave strict out: what does not "
+            "fit is reported as an error."
+        )
+    if strict is not None:
+        kwargs["strict"] = strict
+    bound: Runnable[LanguageModelInput, AIMessage] = model.bind(
+        tools=definitions, tool_choice=tool_choice, **kwargs
+    )
+    return bound
 
 
 class StructuredModel(RunnableSequence[LanguageModelInput, Any]):

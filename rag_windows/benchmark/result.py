@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rag_windows.errors import DataError, MissingExtraError
-from rag_windows.hints import missing
+from rag_windows.errors import DataError, MissingExtraError, missing
 
 FORMAT = 2
 SEQUENTIAL = "transformers"

@@ -11,8 +11,7 @@ import numpy as np
 
 from rag_windows.calibration.grid import varying
 from rag_windows.calibration.profile import FIGURES, LOWER_IS_BETTER, Profile, Setting, label
-from rag_windows.errors import MissingExtraError, ProfileError
-from rag_windows.hints import missing
+from rag_windows.errors import MissingExtraError, ProfileError, missing
 from rag_windows.methods import Method
 from rag_windows.methods.registry import numbers_of
 

@@ -21,8 +21,7 @@ from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
-from rag_windows.errors import InputError, MissingExtraError
-from rag_windows.hints import missing
+from rag_windows.errors import InputError, MissingExtraError, missing
 from rag_windows.prompt.visible_text import encodable, visible
 from rag_windows.sample_files import samples_path
 

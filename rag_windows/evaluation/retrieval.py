@@ -7,10 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
-from rag_windows.errors import DataError, InputError, MissingExtraError, RetrievalError
+from rag_windows.errors import DataError, InputError, MissingExtraError, RetrievalError, missing
 from rag_windows.evaluation.example import Example
 from rag_windows.evaluation.task import Task
-from rag_windows.hints import missing
 from rag_windows.passage import Passage
 
 if TYPE_CHECKING:

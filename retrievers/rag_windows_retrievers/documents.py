@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rag_windows.errors import DocumentError
-from rag_windows.hints import missing
+from rag_windows.errors import DocumentError, missing
 
 SUFFIXES = {
     ".txt": "text",

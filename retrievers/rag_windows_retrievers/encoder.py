@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from rag_windows.errors import InputError, MissingExtraError, ModelLoadError
+from rag_windows.errors import InputError, MissingExtraError, ModelLoadError, missing
 from rag_windows.forks import Lock
-from rag_windows.hints import missing
 from rag_windows_retrievers.splitting import fitting
 
 if TYPE_CHECKING:

@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import loading, sharing
+from rag_windows import loading
 from rag_windows.errors import InputError, ModelLoadError
-from rag_windows.sharing import as_key, folder_state, load_shared
+from rag_windows.integration import shared_models
+from rag_windows.integration.shared_models import as_key, folder_state, load_shared
 from tests.rag_windows import small
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    sharing.clear()
+    shared_models.clear()
     yield
-    sharing.clear()
+    shared_models.clear()
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_nothing_is_kept_alive(folder: Path, loads: list[str]) -> None:
 
 def test_clearing_loads_anew_and_leaves_users_theirs(folder: Path, loads: list[str]) -> None:
     first = load_shared(folder)
-    sharing.clear()
+    shared_models.clear()
     assert load_shared(folder) is not first
     assert len(loads) == 2
 

@@ -6,11 +6,10 @@ import hashlib
 import json
 from typing import Any
 
-from rag_windows.errors import DataError, MissingExtraError
+from rag_windows.errors import DataError, MissingExtraError, missing
 from rag_windows.evaluation.data.fields import Place, shown
 from rag_windows.evaluation.icl.item import Item, Items
 from rag_windows.evaluation.icl.named import NAMED, Worded
-from rag_windows.hints import missing
 
 
 def load(name: str, worded: Worded) -> Items:

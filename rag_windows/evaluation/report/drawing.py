@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rag_windows.errors import MissingExtraError
+from rag_windows.errors import MissingExtraError, missing
 from rag_windows.evaluation.report.palette import GRID, GROUND, INK, SOFT, Look
 from rag_windows.evaluation.report.svg import inline
-from rag_windows.hints import missing
 from rag_windows.prompt.visible_text import one_line
 
 if TYPE_CHECKING:

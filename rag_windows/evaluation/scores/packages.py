@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from rag_windows.errors import MissingExtraError
-from rag_windows.hints import install
+from rag_windows.errors import MissingExtraError, install
 
 
 def check_packages(*names: str) -> None:

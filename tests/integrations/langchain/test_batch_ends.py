@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_rag_windows.errors import RequestError, RequestTimeoutError
-from rag_windows.batching.awaiting import Crowd
+from rag_windows.integration import Calls
 from tests.integrations.langchain import test_async as one_by_one
 from tests.integrations.langchain.crowd import N, alone, model, questions, text_of
 from tests.integrations.langchain.drawn import answered
@@ -96,7 +96,7 @@ def test_a_cancelled_call_that_waits_in_line_is_never_read() -> None:
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every call goes into the batch, a lone one as well."""
-    monkeypatch.setattr(Crowd, "lone", lambda self: False)
+    monkeypatch.setattr(Calls, "lone", lambda self: False)
     return counted(monkeypatch)
 
 

@@ -16,8 +16,8 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
+from langchain_rag_windows.documents import conversation
 from langchain_rag_windows.errors import RequestError
-from langchain_rag_windows.messages import conversation
 
 DOCUMENTS = [Document(page_content="One."), Document(page_content="Two.", id="two")]
 

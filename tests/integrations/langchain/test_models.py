@@ -20,7 +20,7 @@ from langchain_rag_windows import ChatRagWindows, RagWindows
 from langchain_rag_windows.calls import engine_options
 from rag_windows import PCW
 from rag_windows.errors import LimitError, MethodError, PromptError, RagWindowsError
-from rag_windows.generate import sampling_options
+from rag_windows.integration import sampling_options
 from tests.integrations.langchain.drawn import reader
 
 BORN = "Where was Alra Ashden born?"
@@ -194,7 +194,7 @@ def test_tracing_parameters() -> None:
 
 def test_nothing_is_loaded_before_the_first_call_and_copies_share() -> None:
     model = ChatRagWindows(model="tiny-reader", max_tokens=4)
-    assert model._loaded._lm is None
+    assert model._made is None
     lm = model.windowed_lm()
     assert model.windowed_lm() is lm
     assert ChatRagWindows(model="tiny-reader", method="pcw").windowed_lm() is lm

@@ -14,10 +14,10 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate, format_document
 from langchain_core.runnables import RunnableLambda
 
-from langchain_rag_windows import ChatRagWindows, WindowDocumentPrompt, sentinels
+from langchain_rag_windows import ChatRagWindows, WindowDocumentPrompt
+from langchain_rag_windows import documents as sentinels
+from langchain_rag_windows.documents import conversation, mark, unmark
 from langchain_rag_windows.errors import RequestError
-from langchain_rag_windows.messages import conversation
-from langchain_rag_windows.sentinels import mark, unmark
 from tests.integrations.langchain.drawn import reader
 
 GENUINE = mark("A genuine document.", {"id": "genuine"})
@@ -37,11 +37,11 @@ def test_hostile_documents_come_back_letter_by_letter(texts: list[str], separato
     ]
     prompt = WindowDocumentPrompt("id", "title")
     joined = separator.join(format_document(document, prompt) for document in documents)
-    found = unmark(f"Read this:\n\n{joined}\n\nNow answer.")
-    assert [passage.text for passage in found.passages] == texts
-    assert [passage.id for passage in found.passages] == [str(i) for i in range(len(texts))]
-    assert [passage.title for passage in found.passages] == [text[:5] for text in texts]
-    assert found.text == "Read this:\n\nNow answer." if texts else joined == ""
+    rest, found = unmark(f"Read this:\n\n{joined}\n\nNow answer.")
+    assert [passage.text for passage in found] == texts
+    assert [passage.id for passage in found] == [str(i) for i in range(len(texts))]
+    assert [passage.title for passage in found] == [text[:5] for text in texts]
+    assert rest == "Read this:\n\nNow answer." if texts else joined == ""
 
 
 @given(HOSTILE, HOSTILE)
@@ -49,12 +49,12 @@ def test_text_around_documents_makes_no_document(before: str, after: str) -> Non
     """Whatever stands there: either nothing but the true documents come out, or an error."""
     made = mark("The true one.", {"id": "true"})
     try:
-        found = unmark(before + made + after)
+        _rest, found = unmark(before + made + after)
     except RequestError:
         return
     allowed = {("The true one.", "true"), ("A genuine document.", "genuine")}
-    assert {(p.text, p.id) for p in found.passages} <= allowed
-    assert "The true one." in [p.text for p in found.passages]
+    assert {(p.text, p.id) for p in found} <= allowed
+    assert "The true one." in [p.text for p in found]
 
 
 @given(st.data())
@@ -66,7 +66,7 @@ def test_a_changed_mark_is_an_error(data: st.DataObject) -> None:
     if changed == made:
         return
     try:
-        found = unmark(changed)
+        _rest, found = unmark(changed)
     except RequestError:
         return
     # Only the head's first mark may go unnoticed, and then the end mark would not.
@@ -75,13 +75,13 @@ def test_a_changed_mark_is_an_error(data: st.DataObject) -> None:
 
 @given(st.text())
 def test_ordinary_text_is_left_alone(text: str) -> None:
-    assert (unmark(text).text, unmark(text).passages) == (text, ())
+    assert unmark(text) == (text, ())
 
 
 def test_private_use_characters_of_icon_fonts_are_ordinary_text() -> None:
     text = "\uf8ff \ue0f3 \ue100\ue1ff \ue0f2"
-    assert unmark(text).text == text
-    assert unmark(mark(text, {})).passages[0].text == text
+    assert unmark(text)[0] == text
+    assert unmark(mark(text, {}))[1][0].text == text
 
 
 def test_marks_of_another_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +94,8 @@ def test_marks_of_another_process_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_words_between_documents_stay() -> None:
     first, second = mark("One.", {}), mark("Two.", {})
-    found = unmark(f"About A: {first}\nAbout B: {second}  \n")
-    assert found.text == "About A:\n\nAbout B:"
+    rest, _found = unmark(f"About A: {first}\nAbout B: {second}  \n")
+    assert rest == "About A:\n\nAbout B:"
 
 
 def test_a_document_in_an_earlier_answer_is_no_document() -> None:

@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows.batching.awaiting import Crowd
 from rag_windows.errors import InputError
+from rag_windows.integration import Calls
 from tests.integrations.llama_index import test_llm_async as one_by_one
 from tests.integrations.llama_index.endpoints import ASYNC, text_of, user
 from tests.integrations.shared_steps import (
@@ -158,7 +158,7 @@ def test_cancelling_one_leaves_the_others(name: str, monkeypatch: pytest.MonkeyP
 def test_what_holds_for_a_lone_call_holds_in_a_batch(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Crowd, "lone", lambda self: False)
+    monkeypatch.setattr(Calls, "lone", lambda self: False)
     steps = counted(monkeypatch)
     one_by_one.test_the_event_loop_keeps_ticking(name)
     one_by_one.test_cancelling_a_task_stops_generation_within_a_token(name)
@@ -172,5 +172,5 @@ def test_what_holds_for_a_lone_call_holds_in_a_batch(
 def test_a_stream_of_a_batch_that_is_left_stops(
     close: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Crowd, "lone", lambda self: False)
+    monkeypatch.setattr(Calls, "lone", lambda self: False)
     one_by_one.test_an_async_stream_that_is_left_stops("astream_chat", close)

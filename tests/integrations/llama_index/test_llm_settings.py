@@ -16,7 +16,7 @@ from llama_index.core.prompts import PromptTemplate
 from transformers import AutoTokenizer
 
 from llama_index.llms.rag_windows import RagWindowsLLM
-from llama_index.llms.rag_windows.serializing import as_plain, read_method
+from llama_index.llms.rag_windows.serializing import as_plain
 from rag_windows import APE, PCW, Passage
 from rag_windows.errors import (
     InputError,
@@ -25,6 +25,7 @@ from rag_windows.errors import (
     PromptError,
     RagWindowsError,
 )
+from rag_windows.integration import method_of
 from rag_windows.loading import embedded_path
 from tests.integrations.llama_index.cases import llm, one_for_each_place, reader
 from tests.integrations.llama_index.endpoints import user
@@ -37,7 +38,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(str(model))
         raise ModelLoadError("no weights in this test")
 
-    monkeypatch.setattr("llama_index.llms.rag_windows.source.load_shared", refuse)
+    monkeypatch.setattr("rag_windows.integration.shared_models.load_shared", refuse)
     return asked
 
 
@@ -158,7 +159,7 @@ def test_what_has_no_plain_form_leaves_its_name() -> None:
         again.complete("Who?")
     assert as_plain({"a": (torch.bfloat16, PCW())}) == {"a": ["bfloat16", {"name": "pcw"}]}
     with pytest.raises(MethodError, match="temperatur"):
-        read_method({"name": "ape", "temperatur": 1.0})
+        method_of({"name": "ape", "temperatur": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ import torch
 from transformers import LogitsProcessor
 
 from rag_windows import WindowedLM
-from rag_windows.batching.awaiting import Crowd
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.scheduler import BESIDE
 from rag_windows.errors import InputError
+from rag_windows.integration import Calls
 from tests.rag_windows import small
 from tests.rag_windows.batching import questions
 from tests.rag_windows.batching.questions import PASSAGES
@@ -80,7 +80,7 @@ def test_it_keeps_no_model_alive() -> None:
 
 
 def test_a_lone_question_is_answered_as_generate_does(steps: list[int]) -> None:
-    lm, crowd = own_lm(), Crowd()
+    lm, crowd = own_lm(), Calls()
     scheduler = lm.shared_scheduler()
     pieces: list[str] = []
     with crowd.entered():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rag_windows.hints import missing
+from rag_windows.errors import missing
 
 try:
     from llama_index.llms.rag_windows.base import RagWindowsLLM

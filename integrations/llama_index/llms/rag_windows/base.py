@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -20,19 +20,21 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools.types import BaseTool
 
-from llama_index.llms.rag_windows import async_bridge
 from llama_index.llms.rag_windows.questions import Question, read_chat, read_prompt, surfacing
 from llama_index.llms.rag_windows.responses import as_raw, chat_piece, chat_response, shown
-from llama_index.llms.rag_windows.serializing import read_method
 from llama_index.llms.rag_windows.settings import Settings
 from llama_index.llms.rag_windows.streams import areported, reported
 from llama_index.llms.rag_windows.template_calls import TemplateCalls
 from llama_index.llms.rag_windows.tools import definitions, selections
 from rag_windows import Chunk, Generation
 from rag_windows.errors import InputError
-from rag_windows.hints import LONG_PROMPT_TOKENS, user_level, warn_without_windows
-from rag_windows.methods import linked
-from rag_windows.prompt.tool_answers import AnswerReader, ToolAnswer
+from rag_windows.integration import (
+    AnswerReader,
+    Call,
+    ToolAnswer,
+    method_of,
+    warn_without_windows,
+)
 
 T = TypeVar("T")
 
@@ -207,7 +209,9 @@ class RagWindowsLLM(TemplateCalls):
         with surfacing():
             if tools:
                 source, known = self._source, definitions(tools)
-                reader = AnswerReader.of(source.tokenizer(), source.template_kwargs, known, choice)
+                reader = AnswerReader.of(
+                    source.tokenizer(), source.template_kwargs(), known, choice
+                )
             question = read_chat(messages, self.system_prompt, chosen, reader)
             self._warn_of_a_long_prompt(question)
             return question
@@ -228,44 +232,49 @@ class RagWindowsLLM(TemplateCalls):
             return
         said = question.query
         text = "\n".join((said.system, *(turn.content for turn in said.turns)))
-        if len(text) < LONG_PROMPT_TOKENS:
-            return
-        tokens = len(self._source.tokenizer()(text, add_special_tokens=False)["input_ids"])
-        warn_without_windows(tokens, 0, _INSTEAD, stacklevel=user_level(_BETWEEN))
+        warn_without_windows(text, self._count, _INSTEAD, _BETWEEN)
+
+    def _count(self, text: str) -> int:
+        return len(self._source.tokenizer()(text, add_special_tokens=False)["input_ids"])
+
+    def _prepare(self, question: Question) -> Callable[[], Call]:
+        return lambda: Call(
+            lm=self._source.lm(),
+            query=question.query,
+            passages=question.passages,
+            options=question.options,
+        )
 
     def _generate(self, question: Question) -> Generation:
-        crowd = self._source.crowd
-        with crowd.entered():
-            lm = self._source.lm()
-            with surfacing():
-                if self.batch_rows == 1:
-                    return lm.generate(question.query, question.passages, **question.options)
-                scheduler = lm.shared_scheduler(max_rows=self.batch_rows)
-                return scheduler.answer(question.request(question.options), lone=crowd.lone)
+        with surfacing():
+            return self._source.calls.answer(self._prepare(question), lambda _, made: made)
 
     async def _agenerate(self, question: Question) -> Generation:
-        return await async_bridge.generate(self._source, question, self.batch_rows)
+        prepare = self._prepare(question)
+        with surfacing():
+            return await self._source.calls.answer_async(prepare, lambda _, made: made)
 
     def _pieces(self, question: Question, piece: Callable[[Chunk], T]) -> Generator[T, None, None]:
-        lm = self._source.lm()
         with surfacing():
-            stream = lm.stream(question.query, question.passages, **question.options)
-        chunks = cast("Generator[Chunk, None, None]", stream)
+            stream = self._source.calls.stream(
+                self._prepare(question), lambda _, chunk: [piece(chunk)]
+            )
 
         def pieces() -> Generator[T, None, None]:
-            with closing(chunks), surfacing():
-                for chunk in chunks:
-                    yield piece(chunk)
+            with closing(stream), surfacing():
+                yield from stream
 
         return pieces()
 
     async def _apieces(
         self, question: Question, piece: Callable[[Chunk], T]
     ) -> AsyncGenerator[T, None]:
-        pieces = async_bridge.stream(self._source, question, self.batch_rows)
-        async with aclosing(pieces) as chunks:
-            async for chunk in chunks:
-                yield piece(chunk)
+        prepare = self._prepare(question)
+        pieces = self._source.calls.stream_async(prepare, lambda _, chunk: [piece(chunk)])
+        async with aclosing(pieces):
+            with surfacing():
+                async for one in pieces:
+                    yield one
 
     def _chat_response(
         self, generation: Generation, question: Question, answer: ToolAnswer | None = None
@@ -278,10 +287,10 @@ class RagWindowsLLM(TemplateCalls):
     def _raw(self, generation: Generation, question: Question) -> dict[str, Any]:
         options = question.options
         chosen = options.get("method")
-        method = linked(
-            self.lm.method if chosen is None else read_method(chosen),
-            options.get("link_tokens"),
-            options["link_choose"],
+        method = method_of(
+            self.lm.method if chosen is None else chosen,
+            link_tokens=options.get("link_tokens"),
+            link_choose=options["link_choose"],
         )
         return as_raw(generation, question.passages, self.model_name, method)
 

@@ -21,8 +21,7 @@ from llama_index.llms.rag_windows.passages import passage_of_block
 from llama_index.llms.rag_windows.tools import call_blocks, call_message, result_message
 from rag_windows import Citation, Passage
 from rag_windows.errors import InputError
-from rag_windows.prompt.tool_answers import ToolAnswer
-from rag_windows.results import carried
+from rag_windows.integration import ToolAnswer, carried
 
 ROLES = {
     MessageRole.SYSTEM: "system",
@@ -102,7 +101,7 @@ def answer_blocks(
     """What an answer holds, in order.
 
     Its reasoning, where it was told apart; its text; a citation for each passage that carried it,
-    the strongest first; calls of tools. Which passages did is `rag_windows.results.carried`'s rule.
+    the strongest first; calls of tools. Which passages did is `rag_windows.citing.carried`'s rule.
     A citation block holds the passage's text, its id as ``source``, its title, and its place among
     the passages as given as ``additional_location_info["passage"]``.
     """

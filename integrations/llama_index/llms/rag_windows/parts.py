@@ -8,7 +8,7 @@ from typing import Self
 from llama_index.core.base.llms.types import ChatMessage
 
 from rag_windows import Passage
-from rag_windows.request import PassageLike
+from rag_windows.integration import PassageLike
 
 
 class Parts(str):

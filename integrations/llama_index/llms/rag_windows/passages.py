@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llama_index.core.base.llms.types import CitableBlock, TextBlock
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+from llama_index.core.schema import BaseNode, NodeWithScore
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
-
-TITLE_KEYS = ("title", "Title")
-"""Metadata keys that hold a node's title; the first one with text counts."""
+from rag_windows.integration import passage_of
 
 
 def passage_of_node(node: NodeWithScore | BaseNode) -> Passage:
@@ -24,24 +22,13 @@ def passage_of_node(node: NodeWithScore | BaseNode) -> Passage:
     Raises:
         InputError: not a node.
     """
-    score = node.score if isinstance(node, NodeWithScore) else None
     inner = node.node if isinstance(node, NodeWithScore) else node
     if not isinstance(inner, BaseNode):
         raise InputError(
             f"nodes must hold NodeWithScore or nodes, not {type(node).__name__}; give texts and "
             "mappings as passages= instead."
         )
-    key, shown = _title_key(inner), inner
-    if key is not None:
-        shown = inner.model_copy()
-        shown.excluded_llm_metadata_keys = [*inner.excluded_llm_metadata_keys, key]
-    return Passage(
-        text=shown.get_content(metadata_mode=MetadataMode.LLM),
-        id=inner.node_id,
-        title=None if key is None else inner.metadata[key],
-        score=score,
-        metadata=inner.metadata,
-    )
+    return passage_of(node)
 
 
 def passages_of_nodes(nodes: Sequence[NodeWithScore | BaseNode]) -> list[Passage]:
@@ -77,11 +64,3 @@ def block_of_passage(passage: Passage) -> CitableBlock:
     return CitableBlock(
         title=passage.title or "", source=passage.id or "", content=[TextBlock(text=passage.text)]
     )
-
-
-def _title_key(node: BaseNode) -> str | None:
-    for key in TITLE_KEYS:
-        value = node.metadata.get(key)
-        if isinstance(value, str) and value.strip():
-            return None if key in node.excluded_llm_metadata_keys else key
-    return None

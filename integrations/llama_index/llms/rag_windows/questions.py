@@ -14,8 +14,7 @@ from llama_index.llms.rag_windows.parts import Parts, WindowedPrompt
 from llama_index.llms.rag_windows.passages import passages_of_nodes
 from rag_windows import Passage
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.prompt.conversation import Conversation
-from rag_windows.prompt.tool_answers import AnswerReader
+from rag_windows.integration import AnswerReader, Conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,6 @@ class Question:
     options: dict[str, Any] = field(default_factory=dict)
     reader: AnswerReader = field(default_factory=AnswerReader)
     parallel: bool = True
-
-    def request(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments of `WindowedLM.generate`, with these options."""
-        return {"query": self.query, "passages": self.passages, **options}
 
 
 def read_chat(

@@ -16,7 +16,7 @@ from llama_index.llms.rag_windows.blocks import answer_blocks
 from llama_index.llms.rag_windows.serializing import as_plain
 from llama_index.llms.rag_windows.tools import BROKEN, call_entries
 from rag_windows import Generation, Method, Passage
-from rag_windows.prompt.tool_answers import ToolAnswer
+from rag_windows.integration import ToolAnswer
 
 
 def chat_response(

@@ -18,21 +18,23 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.utils import TransformersKwargs
 
-from llama_index.llms.rag_windows.serializing import (
-    as_plain,
-    read_guard,
-    read_method,
-    read_profile,
-)
-from llama_index.llms.rag_windows.source import ModelSource
-from rag_windows import Method, WindowedLM
-from rag_windows.calibration import Profile
+from llama_index.llms.rag_windows.serializing import as_plain
+from llama_index.llms.rag_windows.source import Source
+from rag_windows import Guard, Method, Profile, WindowedLM
 from rag_windows.errors import InputError
-from rag_windows.generate import OURS, sampling_options
-from rag_windows.guard import FallbackOption, Guard
-from rag_windows.methods.steps import Choose, LinkTokens, Recompute
-from rag_windows.prefill import OnEncoded
-from rag_windows.prompt.builder import Header
+from rag_windows.integration import (
+    MODEL_INPUTS,
+    Choose,
+    FallbackOption,
+    Header,
+    LinkTokens,
+    OnEncoded,
+    guard_of,
+    method_of,
+    position_limit,
+    profile_of,
+    sampling_options,
+)
 
 MEMORY_SPARES = 256
 """Tokens of ``context_window`` that LlamaIndex's chat engines leave to the answer."""
@@ -50,7 +52,7 @@ CALL_OPTIONS = frozenset(
         *(set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}),
         *(name for name in vars(GenerationConfig()) if not name.startswith("_")),
         *TransformersKwargs.__optional_keys__,
-        *OURS,  # refused by the engine, which says why
+        *MODEL_INPUTS,  # refused by the engine, which says why
         *("assistant_tokenizer", "tokenizer"),
         *("max_tokens", "nodes", "parallel_tool_calls", "tool_choice", "tools"),
     }
@@ -137,7 +139,7 @@ class Settings(FunctionCallingLLM):
     on_encoded: Any = Field(default=None, exclude=True, description="Told of encoded windows.")
     batch_rows: int = Field(default=32, gt=0, description="Calls that are answered together.")
 
-    _source: ModelSource = PrivateAttr()
+    _source: Source = PrivateAttr()
 
     def __init__(
         self,
@@ -187,10 +189,13 @@ class Settings(FunctionCallingLLM):
             raise UnknownArgumentError(_TWICE)
         if model is not None and model_name is not None:
             raise InputError("Give model_name= or model=, not both.")
-        profile = read_profile(profile)
-        source = ModelSource(
+        profile = profile_of(profile)
+        if link_tokens is not None:
+            method_of("ape", link_tokens=link_tokens, link_choose=link_choose)  # in their domain?
+        source = Source(
             model_name if model is None else model,
             lm=lm,
+            rows=batch_rows,
             tokenizer=tokenizer if tokenizer is not None else tokenizer_name,
             tokenizer_kwargs=tokenizer_kwargs,
             model_kwargs={**(model_kwargs or {}), **_set(device_map=device_map)},
@@ -219,11 +224,11 @@ class Settings(FunctionCallingLLM):
             system_prompt=system_prompt,
             is_chat_model=is_chat_model,
             stopping_ids=list(stopping_ids or []),
-            method=None if method is None else read_method(method),
+            method=None if method is None else method_of(method),
             profile=profile,
-            link_tokens=None if link_tokens is None else Recompute(link_tokens, link_choose).tokens,
+            link_tokens=link_tokens,
             link_choose=link_choose,
-            fallback=read_guard(fallback),
+            fallback=guard_of(fallback),
             header=header,
             max_window_tokens=max_window_tokens,
             template_kwargs=dict(template_kwargs or {}),
@@ -258,7 +263,7 @@ class Settings(FunctionCallingLLM):
     @property
     def position_limit(self) -> int | None:
         """Positions for instruction, one window, conversation and answer; None without a limit."""
-        return self._source.position_limit()
+        return position_limit(self._source.config())
 
     @property
     def lm(self) -> WindowedLM:

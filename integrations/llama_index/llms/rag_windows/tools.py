@@ -1,4 +1,4 @@
-"""Tools and their calls in LlamaIndex's terms."""
+"""Tools and their calls in LlamaIndex's terms; `rag_windows.tool_answers` reads the answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools.types import BaseTool
 
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.prompt.tool_calls import ToolCall
+from rag_windows.integration import ToolCall
 
 BROKEN = "broken_calls"
 """Key in ``raw``: calls that can't be read, each with its ``text`` and the ``error``."""

@@ -1,6 +1,6 @@
 """rag-windows' retrievers for LlamaIndex."""
 
-from rag_windows.hints import missing
+from rag_windows.errors import missing
 
 try:
     from llama_index.retrievers.rag_windows.base import RagWindowsRetriever

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from langchain_core.language_models import LangSmithParams
 from pydantic import (
@@ -18,23 +19,45 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_rag_windows.aliases import unalias
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from langchain_rag_windows.identity import identity
-from langchain_rag_windows.loaded import Loaded
-from rag_windows import Method, WindowedLM
-from rag_windows.batching.awaiting import Crowd
-from rag_windows.calibration import Profile
-from rag_windows.guard import guard_of
-from rag_windows.methods import linked, resolve
-from rag_windows.methods.steps import Choose
+from rag_windows import Method, Profile, WindowedLM, __version__
+from rag_windows.integration import Calls, Choose, ModelSource, folder_state, guard_of, method_of
 
 PROVIDER = "rag_windows"
 """Under this name LangChain and LangSmith know our models."""
 
 THREADS = 4
-"""Threads that read asynchronous calls. More would only wait for each other, and for the
-interpreter, which they share with the event loop."""
+"""Threads for asynchronous calls, unless ``concurrency`` says otherwise."""
+
+ALIASES = {
+    "model_name": "model",
+    "model_id": "model",
+    "max_new_tokens": "max_tokens",
+    "pipeline_kwargs": "generate_kwargs",
+    "stop_sequences": "stop",
+    "request_timeout": "timeout",
+}
+"""Names that users bring from other integrations -> ours."""
+
+SECRETS = ("token", "use_auth_token")
+"""Loading options that must not show in traces."""
+
+_names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def unalias(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments under our names.
+
+    Raises:
+        RequestError: one argument under two names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = ALIASES.get(name, name)
+        if ours in found:
+            raise RequestError(f"{name} and {ours} are one argument; give only one of them.")
+        found[ours] = value
+    return found
 
 
 class EngineOptions(BaseModel):
@@ -121,7 +144,8 @@ class EngineOptions(BaseModel):
     max_retries: int | None = None
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
 
-    _loaded: Loaded = PrivateAttr(default_factory=Loaded)
+    _made: Any = PrivateAttr(default=None)
+    _under_way: Calls | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +168,7 @@ class EngineOptions(BaseModel):
     def _check_method(cls, method: str | Method | None) -> str | Method | None:
         with in_langchain_terms():
             if method is not None:
-                resolve(method)
+                method_of(method)
         return method
 
     @field_validator("calibration")
@@ -164,20 +188,22 @@ class EngineOptions(BaseModel):
     @model_validator(mode="after")
     def _check_links(self) -> EngineOptions:
         with in_langchain_terms():
-            self.reading()
+            self.linked_method()
         return self
 
     def own_method(self) -> Method:
         """How windows are read unless a call says otherwise, links aside."""
         if self.method is not None:
-            return resolve(self.method)
+            return method_of(self.method)
         if self.lm is not None:
             return self.lm.method
-        return resolve("ape") if self.calibration is None else self.calibration.method
+        return method_of("ape") if self.calibration is None else self.calibration.method
 
-    def reading(self) -> Method:
+    def linked_method(self) -> Method:
         """How windows are read unless a call says otherwise."""
-        return linked(self.own_method(), self.link_tokens, self.link_choose)
+        return method_of(
+            self.own_method(), link_tokens=self.link_tokens, link_choose=self.link_choose
+        )
 
     @property
     def engine_name(self) -> str:
@@ -206,10 +232,23 @@ class EngineOptions(BaseModel):
             "max_batch_tokens": self.max_batch_tokens,
             "cache": self.passage_cache,
             "profile": self.calibration,
+            **self.model_kwargs,
         }
-        arguments = {name: value for name, value in arguments.items() if value is not None}
+        made = self._made
+        if made is None or made[0] != (self.model, arguments):
+            made = (self.model, arguments), ModelSource(str(self.model), **arguments)
+            self._made = made
         with in_langchain_terms():
-            return self._loaded.lm(str(self.model), {**arguments, **self.model_kwargs})
+            return made[1].lm()
+
+    @property
+    def _calls(self) -> Calls:
+        """The calls that are under way."""
+        rows = min(self.batch_rows, self.concurrency or self.batch_rows)
+        made = self._under_way
+        if made is None or made.max_rows != rows:
+            made = self._under_way = Calls(rows, self.concurrency or THREADS)
+        return made
 
     def __getstate__(self) -> dict[Any, Any]:
         if self.lm is not None:
@@ -218,10 +257,41 @@ class EngineOptions(BaseModel):
                 "with model=, a name or a folder; such a model is pickled without them and loads "
                 "or shares them where it is used."
             )
-        return super().__getstate__()
+        state = dict(super().__getstate__())
+        state["__pydantic_private__"] = {**state["__pydantic_private__"], "_made": None}
+        return state
 
     def _identity(self) -> dict[str, Any]:
-        return identity(self)
+        """What an answer depends on: LangChain's cache finds answers by it.
+
+        All of it is nested, because LangChain puts a call's keywords over the names here, and some
+        (``generate_kwargs``) come on top of the constructor's and do not take their place.
+        """
+        source: dict[str, Any] = {
+            "model": str(self.model),
+            "revision": self.revision,
+            "files": folder_state(self.model) if self.model is not None else None,
+            "tokenizer": _name_of(self.tokenizer),
+        }
+        if self.lm is not None:
+            source = {"lm": _name_of(self.lm)}
+        named = (
+            *("device_map", "max_window_tokens", "template_kwargs", "text_tokens"),
+            *("temperature", "top_p", "max_tokens", "stop", "seed", "logprobs", "top_logprobs"),
+            "generate_kwargs",
+        )
+        engine = {
+            **source,
+            "rag_windows": __version__,
+            "dtype": str(self.dtype),
+            "model_kwargs": {k: v for k, v in self.model_kwargs.items() if k not in SECRETS},
+            "method": repr(self.linked_method()),
+            "guard": repr(None if self.calibration is None else self.calibration.guard),
+            "fallback": repr(guard_of(self.fallback)),
+            "header": _name_of(self.header),
+            **{name: getattr(self, name) for name in named},
+        }
+        return {"model_name": self.engine_name, "engine": engine}
 
     def _tracing_params(
         self, kind: Literal["chat", "llm"], stop: list[str] | None, given: Mapping[str, Any]
@@ -247,15 +317,9 @@ class EngineOptions(BaseModel):
         tokenizer: Any = self.windowed_lm().tokenizer
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    @property
-    def rows(self) -> int:
-        """So many calls are answered together."""
-        return min(self.batch_rows, self.concurrency or self.batch_rows)
 
-    @property
-    def crowd(self) -> Crowd:
-        """The calls that are under way."""
-        return self._loaded.crowd
-
-    def _pool(self) -> ThreadPoolExecutor:
-        return self._loaded.pool(self.concurrency or THREADS)
+def _name_of(value: object) -> str | None:
+    """A name that no other object has had or will have, in no process; strings are their own."""
+    if value is None or isinstance(value, str | Path):
+        return value if value is None else str(value)
+    return _names.setdefault(value, f"{type(value).__name__}-{uuid4().hex}")

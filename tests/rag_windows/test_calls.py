@@ -1,0 +1,164 @@
+"""Calls beside an event loop: they stop when nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from rag_windows import Chunk, Generation
+from rag_windows.errors import CancelledGenerationError, GenerationTimeoutError
+from rag_windows.integration import Call, Calls
+from rag_windows.integration.calls import Watch
+from tests.rag_windows import small
+
+LONG = {"min_new_tokens": 200, "max_new_tokens": 200}
+WAYS = [1, 32]
+"""``max_rows``: each by itself, or together."""
+
+
+def call(**options: Any) -> Call:
+    return Call(lm=small.lm(), query="What?", passages=["a", "b c"], options=options)
+
+
+def text(_: Call, made: Generation) -> str:
+    return made.text
+
+
+def texts(_: Call, chunk: Chunk) -> Iterator[str]:
+    yield chunk.text
+
+
+def test_an_unused_watch_changes_nothing() -> None:
+    watch = Watch()
+    plain = small.lm().generate("What?", ["a", "b c"], max_new_tokens=6)
+    watched = small.lm().generate("What?", ["a", "b c"], **watch.options({"max_new_tokens": 6}))
+    watch.check()
+    assert watched.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("passages", [["a"], []])
+@pytest.mark.parametrize("rows", WAYS)
+def test_time_that_runs_out_is_an_error(passages: list[str], rows: int) -> None:
+    asked = Call(lm=small.lm(), query="What?", passages=passages, options=LONG)
+    with pytest.raises(GenerationTimeoutError, match=r"after 0\.05 seconds"):
+        Calls(rows).answer(lambda: asked, text, timeout=0.05)
+
+
+def test_encoding_is_stopped_between_passes() -> None:
+    watch, told = Watch(), []
+    lm = small.lm().__class__(small.model(), small.tokenizer(), max_batch_tokens=8)
+
+    def on_encoded(done: int, total: int) -> None:
+        told.append((done, total))
+        watch.cancel()
+
+    with pytest.raises(CancelledGenerationError):
+        lm.generate("What?", ["one", "two", "three"], **watch.options({"on_encoded": on_encoded}))
+    assert told == [(1, 3)]
+
+
+@pytest.mark.parametrize("rows", WAYS)
+def test_a_result_or_an_error_comes_to_who_waits(rows: int) -> None:
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("set")
+
+    def fail() -> Call:
+        raise LookupError("lost")
+
+    calls = Calls(rows, threads=1)
+    expected = small.lm().generate("What?", ["a", "b c"], max_new_tokens=4).text
+
+    def read(_: Call, made: Generation) -> tuple[str, str]:
+        return made.text, variable.get()
+
+    def prepare() -> Call:
+        return call(max_new_tokens=4)
+
+    assert asyncio.run(calls.answer_async(prepare, read)) == (expected, "set")
+    assert calls.answer_all([prepare, prepare], text) == [expected, expected]
+    assert "".join(calls.stream(prepare, texts)) == expected
+    with pytest.raises(LookupError, match="lost"):
+        asyncio.run(calls.answer_async(fail, text))
+    with pytest.raises(LookupError, match="lost"):
+        asyncio.run(anext(calls.stream_async(fail, texts)))
+
+
+@pytest.mark.parametrize("rows", WAYS)
+def test_a_cancelled_wait_ends_the_work(rows: int) -> None:
+    calls, begun, steps = Calls(rows, threads=1), threading.Event(), []
+
+    def slow(*_: Any) -> bool:
+        begun.set()
+        steps.append(time.sleep(0.01))
+        return False
+
+    async def cancel() -> None:
+        asked = call(**LONG, stopping_criteria=[slow])
+        task = asyncio.create_task(calls.answer_async(lambda: asked, text))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    time.sleep(0.1)
+    made = len(steps)
+    time.sleep(0.1)
+    assert made == len(steps) < LONG["max_new_tokens"]
+    assert calls.lone()
+
+
+@pytest.mark.parametrize("rows", WAYS)
+def test_pieces_come_in_order_and_then_the_error(rows: int) -> None:
+    got: list[str] = []
+
+    def read(_: Call, chunk: Chunk) -> Iterator[str]:
+        if chunk.generation is not None:
+            raise LookupError("lost")
+        yield chunk.text
+
+    async def listen() -> None:
+        pieces = Calls(rows).stream_async(lambda: call(max_new_tokens=4), read)
+        async for piece in pieces:
+            got.append(piece)
+
+    with pytest.raises(LookupError, match="lost"):
+        asyncio.run(listen())
+    whole = small.lm().generate("What?", ["a", "b c"], max_new_tokens=4).text
+    assert got
+    assert whole.startswith("".join(got))
+
+
+@pytest.mark.parametrize("rows", WAYS)
+@pytest.mark.parametrize("closed", [True, False])
+def test_leaving_a_stream_ends_the_work(rows: int, closed: bool) -> None:
+    calls, steps = Calls(rows, threads=1), []
+
+    def slow(*_: Any) -> bool:
+        steps.append(time.sleep(0.01))
+        return False
+
+    async def leave() -> None:
+        asked = call(**LONG, stopping_criteria=[slow])
+        pieces = calls.stream_async(lambda: asked, texts)
+        if closed:
+            async with aclosing(pieces):
+                await anext(pieces)
+        else:
+            await anext(pieces)
+            del pieces
+            gc.collect()
+
+    asyncio.run(leave())
+    time.sleep(0.1)
+    made = len(steps)
+    time.sleep(0.1)
+    assert made == len(steps) < LONG["max_new_tokens"]
