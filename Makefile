@@ -49,17 +49,17 @@ train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m training.train --out runs/learner \
 		--curriculum learner --weights rag_windows/models/tiny-reader --steps 1200 $(ARGS)
 
-bench: $(VENV)/.demo ## seconds to the first token beside transformers: 2 minutes (ARGS="--passages 64")
-	$(OFFLINE) $(BIN)/python benchmarks/first_token.py $(ARGS)
+bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 8192")
+	$(OFFLINE) $(BIN)/rag-windows bench --context 2048 --rounds 3 $(ARGS)
 
-bench-cache: $(VENV)/.dev ## what the passage cache saves: 7 minutes (ARGS="--sequential 32")
-	$(OFFLINE) $(BIN)/python benchmarks/passage_cache.py $(ARGS)
+bench-cache: $(VENV)/.dev ## what the passage cache costs and keeps: 3 minutes (ARGS="--quick")
+	$(OFFLINE) $(BIN)/python benchmarks/cache.py $(ARGS)
 
 evaluate: $(VENV)/.dev ## measure the shipped reader: 16 minutes (ARGS="--model tiny-learner")
 	$(OFFLINE) $(BIN)/python -m training.evaluate --jobs 2 $(ARGS)
 
-judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: 4 hours of one core (ARGS="--quick")
-	$(OFFLINE) $(BIN)/python benchmarks/methods.py $(ARGS)
+judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: hours (ARGS="--quick")
+	$(OFFLINE) $(BIN)/python benchmarks/quality.py $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it
 

@@ -1,4 +1,4 @@
-"""The figures of benchmarks/inscit_recall.py, on a file small enough to check by hand."""
+"""The figures of benchmarks/recall.py, on a file small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from rag_windows.evaluation.data.inscit import InscitTask
 from rag_windows_retrievers import BM25Retriever, last_turns
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "inscit_recall.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recall.py"
 
 
 @pytest.fixture(scope="module")

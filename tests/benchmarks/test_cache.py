@@ -1,4 +1,4 @@
-"""The policy's goals, on small versions of the traces that `benchmarks/cache_policy.py` replays."""
+"""The cache's program runs, and its policy meets its goals on small versions of the traces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import random
 
 import pytest
 
-from benchmarks.cache_bounds import ceiling, clairvoyant, perfect_frequencies
-from benchmarks.cache_policy import POLICIES, replay
-from benchmarks.cache_traces import Catalogue, Trace, catalogue, scanned, shifting, zipf
+from benchmarks import cache
+from benchmarks.cache import (
+    POLICIES,
+    Catalogue,
+    catalogue,
+    perfect_frequencies,
+    replay,
+    scanned,
+    shifting,
+    zipf,
+)
 from rag_windows.cache.policy import Policy
 
 WINDOWS = catalogue(1000, seed=1)
@@ -69,32 +77,6 @@ def test_no_policy_holds_more_than_the_limit(name: str) -> None:
         assert sum(held.values()) <= limit
 
 
-def toy(requests: str, counted_from: int = 0) -> tuple[Trace, Catalogue]:
-    names = sorted(set(requests))
-    windows = Catalogue(names, [10] * len(names), [1.0] * len(names))
-    indices = [names.index(name) for name in requests]
-    flags = [index >= counted_from for index in range(len(requests))]
-    return Trace("toy", indices, flags, []), windows
-
-
-def test_the_clairvoyant_schedule_is_beladys() -> None:
-    trace, windows = toy("abcabcabc")
-    values = [1.0] * 3
-    # With room for two, two of the three come back in each of the later rounds.
-    assert clairvoyant(trace, windows, 20, values) == pytest.approx(100 * 4 / 9)
-    assert clairvoyant(trace, windows, 30, values) == pytest.approx(100 * 6 / 9)
-    assert clairvoyant(trace, windows, 5, values) == 0
-    assert ceiling(trace, windows, 30, values) == pytest.approx(100 * 6 / 9)
-    assert 400 / 9 <= ceiling(trace, windows, 20, values) <= 600 / 9
-
-
-def test_bounds_are_in_their_order() -> None:
-    trace = zipf(1000, 0.7, requests=6000, warm_up=2000, seed=9)
-    best = max(replay(trace, WINDOWS, make(LIMIT)).hits for make in POLICIES.values())
-    reached = clairvoyant(trace, WINDOWS, LIMIT, ALIKE)
-    assert best < reached < ceiling(trace, WINDOWS, LIMIT, ALIKE)
-
-
 def test_perfect_frequencies_fill_the_room_by_worth_per_byte() -> None:
     trace = zipf(1000, 1.0, requests=10, warm_up=0, seed=1)
     whole = sum(WINDOWS.sizes)
@@ -102,3 +84,11 @@ def test_perfect_frequencies_fill_the_room_by_worth_per_byte() -> None:
     assert perfect_frequencies(trace, WINDOWS, 0, ALIKE) == 0
     half = perfect_frequencies(trace, WINDOWS, whole // 2, ALIKE)
     assert 85 < half < 100
+
+
+def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    cache.main(["hits", "files", "forms", "--quick"])
+    printed = capsys.readouterr().out
+    assert "µs for each further hit" in printed
+    assert "bytes a token, at least 512" in printed
+    assert "| int8 |" in printed

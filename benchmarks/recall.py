@@ -1,6 +1,6 @@
 """How often retrievers find the evidence of INSCIT's dev set, with and without the conversation.
 
-    python benchmarks/inscit_recall.py --data dev.json [--model MODEL] [--index FOLDER] [--details]
+    python benchmarks/recall.py --data dev.json [--model MODEL] [--index FOLDER] [--details]
 
 INSCIT (Wu et al., TACL 2023) holds conversations between a person who asks and one who answers out
 of Wikipedia. The pool is all distinct passages that the file names as evidence. Every turn with

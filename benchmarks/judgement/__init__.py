@@ -1,1 +1,0 @@
-"""The judgement of the methods: what ``benchmarks/methods.py`` runs."""
