@@ -283,6 +283,8 @@ def read(
                 mixed = torch.lerp(outputs[1].to(exact), outputs[0].to(exact), share)
                 return mixed.to(query.dtype), None
         return _merged(outputs, lses, sink, weights)
+    if len(query) == 1:
+        return _merged_for_one(reading, outputs, lses, sink, weights)
     return _merged_by_token(reading, outputs, lses, sink, len(query), weights)
 
 
@@ -324,6 +326,42 @@ def _merged(
     )
     told = list(shares / text.clamp_min(tiny)) if weights else None
     return torch.as_tensor(mixed).to(outputs[0].dtype), told
+
+
+def _merged_for_one(
+    reading: Reading,
+    outputs: Sequence[torch.Tensor],
+    lses: Sequence[torch.Tensor],
+    sink: torch.Tensor | None,
+    weights: bool,
+) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+    """`_merged_by_token` for a pass of one token, as a decode step is, in fewer operations."""
+    roles = [segments.role for segments in reading.segments]
+    made = list(lses)
+    if "context" in roles and not _unchanged(reading):
+        at = roles.index("context")
+        whole = torch.logsumexp(made[at], dim=0, keepdim=True)
+        finite = whole.masked_fill(whole == -torch.inf, 0.0)
+        made[at] = made[at] + finite * (reading.slope - 1.0) + reading.shift
+    if not _is(reading.query_bias, 0.0):
+        made = [
+            lse + reading.query_bias if role == "query" else lse
+            for role, lse in zip(roles, made, strict=True)
+        ]
+    joined = torch.cat(made)
+    peak = joined.amax(dim=0, keepdim=True)
+    if sink is not None:
+        peak = torch.maximum(peak, sink)
+    shares = torch.exp(joined - peak.masked_fill(peak == -torch.inf, 0.0))
+    text = shares.sum(dim=0, keepdim=True)
+    tiny = torch.finfo(text.dtype).tiny
+    total = text if sink is None else text + torch.exp(sink - peak)
+    mixing = (shares / total.clamp_min(tiny)).unsqueeze(-1)
+    mixed = (torch.cat(list(outputs)) * mixing).sum(dim=0, keepdim=True)
+    told = None
+    if weights:
+        told = list((shares / text.clamp_min(tiny)).split([len(lse) for lse in lses]))
+    return mixed.to(outputs[0].dtype), told
 
 
 def _merged_by_token(
