@@ -80,7 +80,7 @@ class Rows:
         positions: (tokens,) int64, on the CPU.
         lowest: the smallest.
         highest: the largest.
-        masks: of segments in layers that see so far, made once for all layers of the pass.
+        masks: of segments in layers with a sliding window of that size, made once for all of them.
         furthest: largest position of a segment's readers, too.
     """
 
@@ -99,6 +99,27 @@ class Rows:
         return len(self.positions)
 
 
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """What the tokens of a pass ask in one layer.
+
+    Attributes:
+        layer: its number.
+        query: (tokens, heads, head dim).
+        rows: where the tokens stand.
+        scale: multiplies the logits.
+        softcap: caps them, or None.
+        sliding_window: positions that a token sees, itself included, or None for all.
+    """
+
+    layer: int
+    query: torch.Tensor
+    rows: Rows
+    scale: float
+    softcap: float | None
+    sliding_window: int | None
+
+
 class Segments:
     """Segments of one role, answered together. Not for several threads at once.
 
@@ -111,14 +132,12 @@ class Segments:
             for each token of the pass, in order.
 
     Args:
-        role: see there.
-        segments: see there.
         tokens: of the pass.
         static: whether the segments' keys stay where they are, so that what a kernel is asked is
             made once a layer.
     """
 
-    __slots__ = ("_index", "_items", "_static", "index", "role", "segments")
+    __slots__ = ("_for_layers", "_index", "_static", "index", "role", "segments")
 
     def __init__(
         self, role: Role, segments: Sequence[Segment], tokens: int, *, static: bool = False
@@ -127,7 +146,7 @@ class Segments:
         self.segments = tuple(segments)
         self.index = _index(self.segments, tokens)
         self._static = static
-        self._items: dict[int, tuple[list[int], native.Items]] = {}
+        self._for_layers: dict[int, tuple[list[int], list[int], native.Items | None]] = {}
         self._index: dict[torch.device, torch.Tensor] = {}
 
     def index_on(self, device: torch.device) -> torch.Tensor | None:
@@ -138,82 +157,51 @@ class Segments:
             self._index[device] = self.index.to(device)
         return self._index[device]
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        rows: Rows,
-        scale: float,
-        softcap: float | None,
-        reach: int | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(self, asked: Queries) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention of each result's token over its segment.
-
-        Args:
-            layer: whose keys.
-            query: (tokens, heads, head dim).
-            rows: where the tokens stand.
-            scale: multiplies the logits.
-            softcap: caps them, or None.
-            reach: positions that a token sees in this layer, or None for all.
 
         Returns:
             Output (results, heads, value dim) in the query's dtype, zero where a token sees no key;
             lse (results, heads), fp32 (fp64 for fp64), ``-inf`` there.
         """
-        chosen, items = self._for_kernel(layer, query, rows, scale, softcap, reach)
+        chosen, items = self._for_kernel(asked)
         if items is None:
-            made = [_read(one, layer, query, rows, scale, softcap, reach) for one in self.segments]
+            made = [_read(one, asked) for one in self.segments]
         else:
-            output, lse = native.call(items, query)
+            output, lse = native.call(items, asked.query)
             if len(chosen) == len(self.segments):
                 return output, lse
-            sizes = [self.segments[i].readers(len(query)) for i in chosen]
-            pieces = dict(
-                zip(chosen, zip(output.split(sizes), lse.split(sizes), strict=True), strict=True)
-            )
-            made = [
-                pieces[i] if i in pieces else _read(one, layer, query, rows, scale, softcap, reach)
-                for i, one in enumerate(self.segments)
-            ]
+            sizes = [self.segments[i].readers(len(asked.query)) for i in chosen]
+            answered = zip(output.split(sizes), lse.split(sizes), strict=True)
+            by_kernel = dict(zip(chosen, answered, strict=True))
+            made = [by_kernel.get(i) or _read(one, asked) for i, one in enumerate(self.segments)]
         if len(made) == 1:
             return made[0]
         return torch.cat([one[0] for one in made]), torch.cat([one[1] for one in made])
 
-    def _for_kernel(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        rows: Rows,
-        scale: float,
-        softcap: float | None,
-        reach: int | None,
-    ) -> tuple[list[int], native.Items | None]:
+    def _for_kernel(self, asked: Queries) -> tuple[list[int], native.Items | None]:
         """The segments that one call of the CPU kernel answers, and what it is asked."""
-        if query.device.type != "cpu" or not native.active():
+        if asked.query.device.type != "cpu" or not native.active():
             return [], None
-        if self._static and reach is None and layer in self._items:
-            return self._items[layer]
-        chosen = [
+        held = self._for_layers.get(asked.layer)
+        if held is not None and asked.sliding_window is None:
+            return held[1:]
+        offered = [
             index
             for index, one in enumerate(self.segments)
-            if _countable(one) or (_within(one, rows, reach) and not _counted(one))
+            if one.newest or (_within(one, asked) and not isinstance(one.seen, torch.Tensor))
         ]
-        held = self._items.get(layer)
-        if held is not None and held[0] == chosen:
-            return held
-        readings: list[native.Reading] = []
+        if held is not None and held[0] == offered:
+            return held[1:]
+        asks: list[native.Item] = []
         taken: list[int] = []
-        for index in chosen:
-            made = _readings(self.segments[index], layer, query, scale, softcap, reach)
-            if made:
+        for index in offered:
+            if made := _items(self.segments[index], asked):
                 taken.append(index)
-                readings += made
-        if not native.pays(readings):
-            return [], None
-        items = native.Items(readings)
-        if self._static and taken == chosen:
-            self._items[layer] = taken, items
+                asks += made
+        items = native.Items(asks) if native.pays(asks) else None
+        if self._static:
+            self._for_layers[asked.layer] = offered, taken, items
         return taken, items
 
 
@@ -243,7 +231,7 @@ def read(
     *,
     scale: float,
     softcap: float | None,
-    reach: int | None,
+    sliding_window: int | None,
     sinks: torch.Tensor | None,
     weights: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
@@ -255,7 +243,7 @@ def read(
         query: (tokens, heads, head dim).
         scale: multiplies the logits.
         softcap: caps them, or None.
-        reach: positions that a token sees in this layer, or None for all.
+        sliding_window: positions that a token sees in this layer, or None for all.
         sinks: (heads,) logits of attention sinks, or None.
         weights: whether the attention weights of segments are wanted.
 
@@ -264,175 +252,106 @@ def read(
         weights (results, heads) of its results, fp32, which sum to one over a token's: a sink is no
         text and counts for nothing. None if they are not wanted.
     """
-    outputs, lses = [], []
-    for segments in reading.segments:
-        output, lse = segments.attend(layer, query, reading.rows, scale, softcap, reach)
-        outputs.append(output)
-        lses.append(lse)
-    sink = None if sinks is None else sinks.to(lses[0].dtype)
-    alone = [segments.index is None for segments in reading.segments]
-    if all(alone):
-        lses = _rescaled(reading, lses)
-        if sink is None and not weights:
-            if len(outputs) == 1:
-                return outputs[0], None
-            if len(outputs) == 2:
-                # The newest token always sees itself, so no token sees nothing in both.
-                share = torch.sigmoid(lses[0] - lses[1]).unsqueeze(-1)
-                exact = share.dtype
-                mixed = torch.lerp(outputs[1].to(exact), outputs[0].to(exact), share)
-                return mixed.to(query.dtype), None
-        return _merged(outputs, lses, sink, weights)
-    if len(query) == 1:
-        return _merged_for_one(reading, outputs, lses, sink, weights)
-    return _merged_by_token(reading, outputs, lses, sink, len(query), weights)
+    asked = Queries(layer, query, reading.rows, scale, softcap, sliding_window)
+    outputs, lses = zip(*(segments.attend(asked) for segments in reading.segments), strict=True)
+    indices = [segments.index_on(query.device) for segments in reading.segments]
+    lses = _rescaled(reading, lses, indices, len(query))
+    if sinks is None and not weights and indices in ([None], [None, None]):
+        if len(outputs) == 1:
+            return outputs[0], None
+        # The newest token always sees itself, so no token sees nothing in both.
+        share = torch.sigmoid(lses[0] - lses[1]).unsqueeze(-1)
+        mixed = torch.lerp(outputs[1].to(share.dtype), outputs[0].to(share.dtype), share)
+        return mixed.to(query.dtype), None
+    return _merged(outputs, lses, indices, sinks, len(query), weights)
 
 
-def _rescaled(reading: Reading, lses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each role's log-sum-exp as the merge takes it, where each is of all tokens."""
-    made = []
-    several = sum(one.role == "context" for one in reading.segments) > 1
-    if several:
-        raise ValueError("A pass has its whole context in one place.")
-    for segments, lse in zip(reading.segments, lses, strict=True):
-        if segments.role == "context" and not _unchanged(reading):
-            lse = lse * _on(reading.slope, lse) + _on(reading.shift, lse)
-        elif segments.role == "query" and not _is(reading.query_bias, 0.0):
-            lse = lse + _on(reading.query_bias, lse)
-        made.append(lse)
+def _rescaled(
+    reading: Reading,
+    lses: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor | None],
+    tokens: int,
+) -> list[torch.Tensor]:
+    """Log-sum-exps as the merge takes them: the context's and the query's by the method."""
+    made = list(lses)
+    context = [i for i, one in enumerate(reading.segments) if one.role == "context"]
+    if context and not (_is(reading.slope, 1.0) and _is(reading.shift, 0.0)):
+        if len(context) > 1:
+            raise ValueError("A pass has its whole context in one place.")
+        lse, index = lses[context[0]], indices[context[0]]
+        whole = lse if index is None else _logsumexp(lse, index, tokens)
+        finite = whole.masked_fill(whole == -torch.inf, 0.0)
+        change = finite * (_on(reading.slope, whole) - 1.0) + _on(reading.shift, whole)
+        made[context[0]] = lse + (change if index is None else change.expand_as(whole)[index])
+    if not _is(reading.query_bias, 0.0):
+        bias = _on(reading.query_bias, lses[0])
+        for i, one in enumerate(reading.segments):
+            if one.role == "query":
+                index = indices[i]
+                several = isinstance(bias, torch.Tensor) and index is not None
+                made[i] = lses[i] + (bias[index] if several else bias)  # type: ignore[index]  # a tensor
     return made
 
 
 def _merged(
     outputs: Sequence[torch.Tensor],
     lses: Sequence[torch.Tensor],
-    sink: torch.Tensor | None,
-    weights: bool,
-) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
-    """Merge segments that all tokens read."""
-    stacked = torch.stack(tuple(lses))
-    peak = stacked.amax(dim=0)
-    if sink is not None:
-        peak = torch.maximum(peak, sink)
-    peak = peak.masked_fill(peak == -torch.inf, 0.0)
-    shares = torch.exp(stacked - peak)
-    text = shares.sum(dim=0)
-    tiny = torch.finfo(text.dtype).tiny
-    total = text if sink is None else text + torch.exp(sink - peak)
-    mixing = shares / total.clamp_min(tiny)
-    mixed = sum(
-        output.to(share.dtype) * share.unsqueeze(-1)
-        for output, share in zip(outputs, mixing, strict=True)
-    )
-    told = list(shares / text.clamp_min(tiny)) if weights else None
-    return torch.as_tensor(mixed).to(outputs[0].dtype), told
-
-
-def _merged_for_one(
-    reading: Reading,
-    outputs: Sequence[torch.Tensor],
-    lses: Sequence[torch.Tensor],
-    sink: torch.Tensor | None,
-    weights: bool,
-) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
-    """`_merged_by_token` for a pass of one token, as a decode step is, in fewer operations."""
-    roles = [segments.role for segments in reading.segments]
-    made = list(lses)
-    if "context" in roles and not _unchanged(reading):
-        at = roles.index("context")
-        whole = torch.logsumexp(made[at], dim=0, keepdim=True)
-        finite = whole.masked_fill(whole == -torch.inf, 0.0)
-        made[at] = made[at] + finite * (reading.slope - 1.0) + reading.shift
-    if not _is(reading.query_bias, 0.0):
-        made = [
-            lse + reading.query_bias if role == "query" else lse
-            for role, lse in zip(roles, made, strict=True)
-        ]
-    joined = torch.cat(made)
-    peak = joined.amax(dim=0, keepdim=True)
-    if sink is not None:
-        peak = torch.maximum(peak, sink)
-    shares = torch.exp(joined - peak.masked_fill(peak == -torch.inf, 0.0))
-    text = shares.sum(dim=0, keepdim=True)
-    tiny = torch.finfo(text.dtype).tiny
-    total = text if sink is None else text + torch.exp(sink - peak)
-    mixing = (shares / total.clamp_min(tiny)).unsqueeze(-1)
-    mixed = (torch.cat(list(outputs)) * mixing).sum(dim=0, keepdim=True)
-    told = None
-    if weights:
-        told = list((shares / text.clamp_min(tiny)).split([len(lse) for lse in lses]))
-    return mixed.to(outputs[0].dtype), told
-
-
-def _merged_by_token(
-    reading: Reading,
-    outputs: Sequence[torch.Tensor],
-    lses: Sequence[torch.Tensor],
-    sink: torch.Tensor | None,
+    indices: Sequence[torch.Tensor | None],
+    sinks: torch.Tensor | None,
     tokens: int,
     weights: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
-    """Merge segments of which a token may read any number."""
-    device, heads = lses[0].device, lses[0].shape[1]
-    every = torch.arange(tokens, device=device)
-    indices = [
-        every if index is None else index
-        for index in (segments.index_on(device) for segments in reading.segments)
-    ]
-    made = []
-    context = [i for i, one in enumerate(reading.segments) if one.role == "context"]
-    change: torch.Tensor | None = None
-    if context and not _unchanged(reading):
-        whole = _logsumexp(
-            torch.cat([lses[i] for i in context]), torch.cat([indices[i] for i in context]), tokens
-        )
-        finite = whole.masked_fill(whole == -torch.inf, 0.0)
-        change = finite * (_on(reading.slope, whole) - 1.0) + _on(reading.shift, whole)
-        change = change.expand(tokens, heads)
-    for segments, lse, index in zip(reading.segments, lses, indices, strict=True):
-        if segments.role == "context" and change is not None:
-            lse = lse + change[index]
-        elif segments.role == "query" and not _is(reading.query_bias, 0.0):
-            bias = _on(reading.query_bias, lse)
-            lse = lse + (bias[index] if isinstance(bias, torch.Tensor) else bias)
-        made.append(lse)
-    whole_lse, whole_index = torch.cat(made), torch.cat(indices)
-    peak = whole_lse.new_full((tokens, heads), -torch.inf)
-    peak = peak.scatter_reduce(0, whole_index.unsqueeze(-1).expand_as(whole_lse), whole_lse, "amax")
-    if sink is not None:
-        peak = torch.maximum(peak, sink)
+    """The softmax over the segments of each token, and what it mixes; see `read`."""
+    # Of one token, as a decode step has it, all results are its own: fewer operations.
+    alone = tokens == 1
+    lse, sizes = torch.cat(list(lses)), [len(one) for one in lses]
+    every = torch.arange(tokens, device=lse.device)
+    index = torch.cat([every if one is None else one for one in indices])
+
+    def of_results(of_tokens: torch.Tensor) -> torch.Tensor:
+        return of_tokens if alone else of_tokens[index]
+
+    def summed(of_results: torch.Tensor) -> torch.Tensor:
+        if alone:
+            return of_results.sum(dim=0, keepdim=True)
+        return of_results.new_zeros(tokens, *of_results.shape[1:]).index_add_(0, index, of_results)
+
+    peak = _peak(lse, index, tokens)
+    if sinks is not None:
+        peak = torch.maximum(peak, sinks.to(lse.dtype))
     peak = peak.masked_fill(peak == -torch.inf, 0.0)
-    shares = torch.exp(whole_lse - peak[whole_index])
-    text = torch.zeros_like(peak).index_add_(0, whole_index, shares)
+    shares = torch.exp(lse - of_results(peak))
+    text = summed(shares)
+    total = text if sinks is None else text + torch.exp(sinks.to(lse.dtype) - peak)
     tiny = torch.finfo(text.dtype).tiny
-    total = text if sink is None else text + torch.exp(sink - peak)
-    mixing = (shares / total.clamp_min(tiny)[whole_index]).split([len(lse) for lse in made])
-    mixed = shares.new_zeros(tokens, heads, outputs[0].shape[-1])
-    for output, share, index, segments in zip(
-        outputs, mixing, indices, reading.segments, strict=True
-    ):
-        weighed = output.to(share.dtype) * share.unsqueeze(-1)
-        if segments.index is None:
-            mixed += weighed
-        else:
-            mixed.index_add_(0, index, weighed)
-    told = None
-    if weights:
-        told = list((shares / text.clamp_min(tiny)[whole_index]).split([len(x) for x in made]))
+    mixing = (shares / of_results(total.clamp_min(tiny))).unsqueeze(-1)
+    if alone:
+        mixed = summed(torch.cat(list(outputs)) * mixing)
+    else:
+        mixed = mixing.new_zeros(tokens, lse.shape[1], outputs[0].shape[-1])
+        for output, share, place in zip(outputs, mixing.split(sizes), indices, strict=True):
+            weighed = output * share
+            mixed = mixed + weighed if place is None else mixed.index_add_(0, place, weighed)
+    told = list((shares / of_results(text.clamp_min(tiny))).split(sizes)) if weights else None
     return mixed.to(outputs[0].dtype), told
+
+
+def _peak(lse: torch.Tensor, index: torch.Tensor, tokens: int) -> torch.Tensor:
+    """(tokens, heads): the largest of the results of each token; ``-inf`` where there is none."""
+    if tokens == 1:
+        return lse.amax(dim=0, keepdim=True)
+    peak = lse.new_full((tokens, lse.shape[1]), -torch.inf)
+    return peak.scatter_reduce(0, index.unsqueeze(-1).expand_as(lse), lse, "amax")
 
 
 def _logsumexp(lse: torch.Tensor, index: torch.Tensor, tokens: int) -> torch.Tensor:
     """(tokens, heads): over the results of each token; ``-inf`` where there is none."""
-    peak = lse.new_full((tokens, lse.shape[1]), -torch.inf)
-    peak = peak.scatter_reduce(0, index.unsqueeze(-1).expand_as(lse), lse, "amax")
+    if tokens == 1:
+        return lse.logsumexp(dim=0, keepdim=True)
+    peak = _peak(lse, index, tokens)
     finite = peak.masked_fill(peak == -torch.inf, 0.0)
     total = torch.zeros_like(peak).index_add_(0, index, torch.exp(lse - finite[index]))
     return torch.log(total) + finite
-
-
-def _unchanged(reading: Reading) -> bool:
-    return _is(reading.slope, 1.0) and _is(reading.shift, 0.0)
 
 
 def _is(number: Number, value: float) -> bool:
@@ -451,136 +370,106 @@ def _index(segments: Sequence[Segment], tokens: int) -> torch.Tensor | None:
     return None if torch.equal(index, every) else index
 
 
-def _counted(segment: Segment) -> bool:
-    return isinstance(segment.seen, torch.Tensor)
-
-
-def _countable(segment: Segment) -> bool:
-    """Whether each group has one token, which stands where the last key that it sees does."""
-    return segment.newest and _counted(segment)
-
-
-def _within(segment: Segment, rows: Rows, reach: int | None) -> bool:
-    """Whether a layer's reach hides none of the keys from any token."""
-    if reach is None or rows.highest - segment.first < reach:
+def _within(segment: Segment, asked: Queries) -> bool:
+    """Whether a layer's sliding window hides none of the keys from any token."""
+    rows, seen = asked.rows, asked.sliding_window
+    if seen is None or rows.highest - segment.first < seen:
         return True
     if segment.tokens is None:
         return False
     if id(segment) not in rows.furthest:
         rows.furthest[id(segment)] = int(rows.positions[segment.tokens].max())
-    return rows.furthest[id(segment)] - segment.first < reach
+    return rows.furthest[id(segment)] - segment.first < seen
 
 
-def _readings(
-    segment: Segment,
-    layer: int,
-    query: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-    reach: int | None,
-) -> list[native.Reading]:
-    """A segment as the CPU kernel is asked for it, a reading a group; none if it can't be."""
-    parts = segment.layers[layer]
+def _items(segment: Segment, asked: Queries) -> list[native.Item]:
+    """A segment as the CPU kernel is asked for it, an item a group; none if it can't be."""
+    query, parts = asked.query, segment.layers[asked.layer]
     groups, kv_heads, keys, _ = parts[0][0].shape
     readers = segment.readers(len(query)) // groups
+    causal = segment.seen == "causal"
     if keys == 0 or not native.takes(
-        query, parts, readers * (query.shape[1] // kv_heads), causal=segment.seen == "causal"
+        query, parts, readers * (query.shape[1] // kv_heads), causal=causal
     ):
         return []
     tokens = range(len(query)) if segment.tokens is None else segment.tokens.tolist()
     stretches = [slice(None)] * groups
     if isinstance(segment.seen, torch.Tensor):
+        near = asked.sliding_window
         stretches = [
-            slice(0 if reach is None else max(0, seen - reach), seen)
+            slice(0 if near is None else max(0, seen - near), seen)
             for seen in segment.seen.tolist()
         ]
     return [
-        native.Reading(
-            [
-                (key[group][:, stretches[group]], value[group][:, stretches[group]])
-                for key, value in parts
-            ],
+        native.Item(
+            [(key[group][:, stretch], value[group][:, stretch]) for key, value in parts],
             tokens[group * readers : (group + 1) * readers],
-            scale,
-            softcap,
+            asked.scale,
+            asked.softcap,
             segment.temperature,
-            causal=segment.seen == "causal",
+            causal,
         )
-        for group in range(groups)
+        for group, stretch in enumerate(stretches)
     ]
 
 
-def _read(
-    segment: Segment,
-    layer: int,
-    query: torch.Tensor,
-    rows: Rows,
-    scale: float,
-    softcap: float | None,
-    reach: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _read(segment: Segment, asked: Queries) -> tuple[torch.Tensor, torch.Tensor]:
     """One segment by the fastest backend that serves it; as `Segments.attend` gives it."""
-    parts = segment.layers[layer]
-    key, value = parts[0]
-    if len(parts) > 1:
-        key = torch.cat([one for one, _ in parts], dim=2)
-        value = torch.cat([one for _, one in parts], dim=2)
+    query, rows = asked.query, asked.rows
     # Of another type only where one of both was computed under autocast.
-    key, value = key.to(query.dtype), value.to(query.dtype)
-    groups, keys = key.shape[0], key.shape[2]
-    heads = query.shape[1]
+    parts = [(k.to(query.dtype), v.to(query.dtype)) for k, v in segment.layers[asked.layer]]
+    groups, keys = len(parts[0][0]), sum(key.shape[2] for key, _ in parts)
     readers = segment.readers(len(query)) // groups
-    if keys == 0 or (reach is not None and rows.lowest - segment.last >= reach):
+    seen = asked.sliding_window
+    if keys == 0 or (seen is not None and rows.lowest - segment.last >= seen):
+        shape = groups * readers, query.shape[1]
         exact = torch.promote_types(query.dtype, torch.float32)
-        shape = groups * readers, heads
-        return (
-            query.new_zeros(*shape, value.shape[-1]),
-            query.new_full(shape, -torch.inf, dtype=exact),
-        )
-    asked = query if segment.tokens is None else query[segment.tokens.to(query.device)]
-    asked = asked.unflatten(0, (groups, readers)).transpose(1, 2)
-    mask = _mask(segment, rows, reach, groups, readers, keys, query.device)
+        output = query.new_zeros(*shape, parts[0][1].shape[-1])
+        return output, query.new_full(shape, -torch.inf, dtype=exact)
+    mask = _mask(segment, asked, groups, readers, keys)
+    of_tokens = query if segment.tokens is None else query[segment.tokens.to(query.device)]
+    of_tokens = of_tokens.unflatten(0, (groups, readers)).transpose(1, 2)
     causal = mask is None and segment.seen == "causal"
+    if len(parts) > 1 and (causal or mask is not None):
+        parts = [(torch.cat([k for k, _ in parts], 2), torch.cat([v for _, v in parts], 2))]
     step = readers
     if mask is not None:
-        step = max(1, MAX_MASK // (keys * heads * groups))
-    made = [
-        attend(
-            Request(
-                asked[:, :, at : at + step],
-                key,
-                value,
-                scale,
-                temperature=segment.temperature,
-                softcap=softcap,
-                causal=causal,
-                mask=None if mask is None else mask[..., at : at + step, :],
-            )
+        step = max(1, MAX_MASK // (keys * query.shape[1] * groups))
+
+    def answered(part: Part, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        request = Request(
+            of_tokens[:, :, at : at + step],
+            *part,
+            asked.scale,
+            temperature=segment.temperature,
+            softcap=asked.softcap,
+            causal=causal,
+            mask=None if mask is None else mask[..., at : at + step, :],
         )
-        for at in range(0, readers, step)
-    ]
-    output, lse = made[0]
-    if len(made) > 1:
-        output = torch.cat([one[0] for one in made], dim=2)
-        lse = torch.cat([one[1] for one in made], dim=2)
+        return attend(request)
+
+    made = [answered(parts[0], at) for at in range(0, readers, step)]
+    output = torch.cat([one[0] for one in made], dim=2) if len(made) > 1 else made[0][0]
+    lse = torch.cat([one[1] for one in made], dim=2) if len(made) > 1 else made[0][1]
+    if len(parts) > 1:
+        # Several places are read where they stand: joining them would copy every key, every time.
+        each = [(output, lse), *(answered(part, 0) for part in parts[1:])]
+        lses = torch.stack([one[1] for one in each])
+        lse = lses.logsumexp(dim=0)
+        shares = torch.exp(lses - lse).unsqueeze(-1)
+        mixed = sum(one[0] * share for one, share in zip(each, shares, strict=True))
+        output = torch.as_tensor(mixed).to(query.dtype)
     return output.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
 
 def _mask(
-    segment: Segment,
-    rows: Rows,
-    reach: int | None,
-    groups: int,
-    readers: int,
-    keys: int,
-    device: torch.device,
+    segment: Segment, asked: Queries, groups: int, readers: int, keys: int
 ) -> torch.Tensor | None:
     """Bool (groups, 1, readers, keys): what each token sees; None where no kernel needs a mask."""
-    near = _within(segment, rows, reach)
-    counted = isinstance(segment.seen, torch.Tensor)
-    if near and not counted:
+    rows, near = asked.rows, _within(segment, asked)
+    if near and not isinstance(segment.seen, torch.Tensor):
         return None
-    known = (id(segment), None if near else reach)
+    known = (id(segment), None if near else asked.sliding_window)
     if known in rows.masks:
         return rows.masks[known]
     index = torch.arange(keys)
@@ -589,11 +478,10 @@ def _mask(
         mask = index < segment.seen.view(groups, readers, 1)
     elif segment.seen == "causal":
         mask = (index <= torch.arange(readers).unsqueeze(-1)).expand(groups, -1, -1)
-    if reach is not None and not near:
+    if asked.sliding_window is not None and not near:
         at = rows.positions if segment.tokens is None else rows.positions[segment.tokens]
         of_keys = segment.first + index if segment.positions is None else segment.positions.cpu()
         distance = at.view(groups, readers, 1) - of_keys.view(-1, 1, keys)
-        mask = mask & (distance < reach)
-    made = mask.unsqueeze(1).to(device)
-    rows.masks[known] = made
-    return made
+        mask = mask & (distance < asked.sliding_window)
+    rows.masks[known] = mask.unsqueeze(1).to(asked.query.device)
+    return rows.masks[known]

@@ -32,8 +32,8 @@ MAX_STEP = 2**26
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Some tokens that read the same keys.
+class Item:
+    """Tokens that read the same keys: one question of a call.
 
     Attributes:
         segments: keys (kv heads, n, head dim) and values (kv heads, n, value dim), n >= 1 for each
@@ -59,21 +59,21 @@ def sizes_fit(dim: int, value_dim: int) -> bool:
 
 
 class Items:
-    """Readings as the kernel takes them; made once, asked as often as there are queries.
+    """Items as the kernel takes them; made once, asked as often as there are queries.
 
     Attributes:
-        readings: their number.
-        table: (readings, 6) int64: its first segment, their number, their chunks, its first
+        count: their number.
+        table: (items, 6) int64: its first segment, their number, their chunks, its first
             result, their number, whether it is causal.
         segments: (segments, 7) int64: addresses, keys and strides.
-        settings: (readings, 3) float: scale, soft cap (0 for none) and 1 / temperature.
+        settings: (items, 3) float: scale, soft cap (0 for none) and 1 / temperature.
         order: (results,) int64, the token of each result.
         kv_heads: of the keys.
         value_dim: of the values.
-        shares: into which a reading may be cut.
+        shares: into which an item may be cut.
 
     Args:
-        readings: at least one. Their tensors are kept, since the tables hold their addresses.
+        items: at least one. Their tensors are kept, since the tables hold their addresses.
 
     Raises:
         RagWindowsError: they do not fit each other or the kernel, which trusts the tables.
@@ -84,9 +84,9 @@ class Items:
         "_dtype",
         "_kept",
         "_last_token",
+        "count",
         "kv_heads",
         "order",
-        "readings",
         "segments",
         "settings",
         "shares",
@@ -94,16 +94,14 @@ class Items:
         "value_dim",
     )
 
-    def __init__(self, readings: Sequence[Reading]) -> None:
-        _check(readings)
-        self._kept = [segment for reading in readings for segment in reading.segments]
-        chunks = [
-            sum(-(-key.shape[1] // CHUNK) for key, _ in reading.segments) for reading in readings
-        ]
-        segments = [len(reading.segments) for reading in readings]
-        results = [len(reading.tokens) for reading in readings]
+    def __init__(self, items: Sequence[Item]) -> None:
+        _check(items)
+        self._kept = [segment for item in items for segment in item.segments]
+        chunks = [sum(-(-key.shape[1] // CHUNK) for key, _ in item.segments) for item in items]
+        segments = [len(item.segments) for item in items]
+        results = [len(item.tokens) for item in items]
         ends = zip(accumulate(segments), accumulate(results), strict=True)
-        causal = [int(reading.causal) for reading in readings]
+        causal = [int(item.causal) for item in items]
         rows = zip(ends, segments, chunks, results, causal, strict=True)
         # Plain arrays: making a tensor of a few numbers takes as long as reading hundreds of keys.
         self.table = array("q")
@@ -115,14 +113,14 @@ class Items:
             strides = *key.stride()[:2], *value.stride()[:2]
             self.segments.extend((*addresses, key.shape[1], *strides))
         self.settings = array("f")
-        for one in readings:
+        for one in items:
             self.settings.extend((one.scale, one.softcap or 0.0, 1.0 / one.temperature))
-        self.order = array("q", [token for reading in readings for token in reading.tokens])
-        self.readings = len(readings)
+        self.order = array("q", [token for item in items for token in item.tokens])
+        self.count = len(items)
         key, value = self._kept[0]
         self.kv_heads, _, self._dim = key.shape
         self._dtype = key.dtype
-        self._last_token = max(max(reading.tokens) for reading in readings)
+        self._last_token = max(max(item.tokens) for item in items)
         self.value_dim = value.shape[2]
         # What a text gives itself may not depend on how many stand beside it.
         self.shares = 1 if any(causal) else max(chunks)
@@ -141,20 +139,20 @@ class Items:
         )
 
 
-def _check(readings: Sequence[Reading]) -> None:
-    if not (readings and readings[0].segments):
-        raise RagWindowsError("The CPU kernel needs a reading, and keys in it.")
-    first, values = readings[0].segments[0]
+def _check(items: Sequence[Item]) -> None:
+    if not (items and items[0].segments):
+        raise RagWindowsError("The CPU kernel needs an item, and keys in it.")
+    first, values = items[0].segments[0]
     kv_heads, _, dim = first.shape
     value_dim = values.shape[-1]
     if first.dtype not in ELEMENTS or not sizes_fit(dim, value_dim):
         raise RagWindowsError(
             f"There is no CPU kernel for {first.dtype}, head dim {dim} and value dim {value_dim}."
         )
-    for reading in readings:
-        if not (reading.segments and len(reading.tokens) > 0 and min(reading.tokens) >= 0):
-            raise RagWindowsError("The CPU kernel needs tokens and keys in each reading.")
-        for key, value in reading.segments:
+    for item in items:
+        if not (item.segments and len(item.tokens) > 0 and min(item.tokens) >= 0):
+            raise RagWindowsError("The CPU kernel needs tokens and keys in each item.")
+        for key, value in item.segments:
             length = key.shape[1]
             if not (
                 length > 0
@@ -187,7 +185,7 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
     Returns:
         Output (results, heads, value dim) in the query's dtype and lse (results, heads), fp32; a
-        result for each token of each reading, in their order.
+        result for each token of each item, in their order.
 
     Raises:
         RagWindowsError: there is no kernel (`rag_windows.attention.native.kernel` says when),
@@ -203,7 +201,7 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     if made is None:
         raise RagWindowsError("There is no CPU kernel for this; ask `serves` first.")
     results, threads = len(items.order), torch.get_num_threads()
-    tasks = items.readings * items.kv_heads
+    tasks = items.count * items.kv_heads
     splits = min(-(-threads * _SHARES // tasks), items.shares)
     output = query.new_empty(results, heads, value_dim)
     lse = query.new_empty(results, heads, dtype=torch.float32)
@@ -212,7 +210,7 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
         made.run(
             items.table.buffer_info()[0],
             items.settings.buffer_info()[0],
-            items.readings,
+            items.count,
             items.segments.buffer_info()[0],
             items.order.buffer_info()[0],
             results,
@@ -305,13 +303,13 @@ def takes(
     )
 
 
-def pays(readings: Sequence[Reading]) -> bool:
-    """Whether a call is worth what it costs by itself, or several readings share it."""
-    if not readings:
+def pays(items: Sequence[Item]) -> bool:
+    """Whether a call is worth what it costs by itself, or several items share it."""
+    if not items:
         return False
-    if all(one.causal for one in readings):
-        return sum(len(one.tokens) for one in readings) >= LEAST_TOKENS
-    return len(readings) > 1 or sum(k.shape[1] for k, _ in readings[0].segments) >= LEAST_KEYS
+    if all(one.causal for one in items):
+        return sum(len(one.tokens) for one in items) >= LEAST_TOKENS
+    return len(items) > 1 or sum(k.shape[1] for k, _ in items[0].segments) >= LEAST_KEYS
 
 
 def _differentiated(*tensors: torch.Tensor) -> bool:
@@ -346,8 +344,8 @@ def _agrees(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
         )
         heat = 1.0 if causal else 0.7
         request = Request(query, key, value, dim**-0.5, heat, softcap, causal)
-        reading = Reading([(key[0], value[0])], range(rows), dim**-0.5, softcap, heat, causal)
-        output, lse = call(Items([reading]), query[0].transpose(0, 1))
+        item = Item([(key[0], value[0])], range(rows), dim**-0.5, softcap, heat, causal)
+        output, lse = call(Items([item]), query[0].transpose(0, 1))
         own = output.transpose(0, 1).unsqueeze(0), lse.transpose(0, 1).unsqueeze(0)
         questions.append((own, reference.attend(request)))
     for (output, lse), (expected, expected_lse) in questions:

@@ -14,7 +14,7 @@ from rag_windows.attention.backends import Request, cpu, reference
 from rag_windows.attention.native import kernel as native
 from rag_windows.attention.native.building import Kernel
 from rag_windows.attention.native.kernel import call
-from rag_windows.attention.segments import Rows, Segment, Segments
+from rag_windows.attention.segments import Queries, Rows, Segment, Segments
 
 from .native.asking import NEEDS_COMPILER, OUTPUT_TOLERANCE, draw
 
@@ -45,7 +45,9 @@ def takes(query: Tensor, given: list[tuple[Tensor, Tensor]], *, causal: bool = F
 
 def attend(query: Tensor, given: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     whole = Segments("context", [Segment(0, 0, layers={0: given})], len(query))
-    return whole.attend(0, query, Rows.at(torch.zeros(len(query)).long()), 0.25, None, None)
+    return whole.attend(
+        Queries(0, query, Rows.at(torch.zeros(len(query)).long()), 0.25, None, None)
+    )
 
 
 def test_what_it_takes() -> None:
@@ -78,7 +80,7 @@ def test_rows_where_the_processor_has_products_of_pairs(monkeypatch: pytest.Monk
 def test_what_a_call_is_worth() -> None:
     def reading(keys: int, tokens: int = 1, causal: bool = False) -> native.Reading:
         key, value = parts(keys)[0]
-        return native.Reading([(key[0], value[0])], range(tokens), 1.0, None, 1.0, causal)
+        return native.Item([(key[0], value[0])], range(tokens), 1.0, None, 1.0, causal)
 
     assert not native.pays([])
     assert native.pays([reading(native.LEAST_KEYS)])
@@ -118,7 +120,7 @@ def test_texts_that_see_themselves(dtype: torch.dtype) -> None:
         expected.append(reference.attend(request))
         first += size
     rows = Rows.at(torch.arange(length))
-    output, lse = Segments("query", texts, length).attend(0, query, rows, 0.25, 2.0, None)
+    output, lse = Segments("query", texts, length).attend(Queries(0, query, rows, 0.25, 2.0, None))
     wanted = torch.cat([one[0][0].transpose(0, 1) for one in expected])
     wanted_lse = torch.cat([one[1][0].transpose(0, 1) for one in expected])
     tolerance = OUTPUT_TOLERANCE[dtype]

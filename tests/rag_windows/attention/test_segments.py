@@ -181,7 +181,7 @@ def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.Dat
                 query.to(dtype),
                 scale=0.3,
                 softcap=softcap,
-                reach=reach,
+                sliding_window=reach,
                 sinks=None if sinks is None else sinks.to(dtype),
                 weights=weighed,
             )
@@ -220,7 +220,7 @@ def test_groups_of_one_token_that_see_their_own_beginnings(backend: str, reach: 
             query.float(),
             scale=0.3,
             softcap=None,
-            reach=reach,
+            sliding_window=reach,
             sinks=None,
             weights=False,
         )
@@ -242,7 +242,14 @@ def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -
     reading = Reading(Rows.at(torch.tensor([50])), made, slope=0.5, shift=1.0)
     sinks = None if sink is None else torch.full((1,), sink)
     output, weights = read(
-        reading, 0, torch.ones(1, 1, 4), scale=1.0, softcap=None, reach=2, sinks=sinks, weights=True
+        reading,
+        0,
+        torch.ones(1, 1, 4),
+        scale=1.0,
+        softcap=None,
+        sliding_window=2,
+        sinks=sinks,
+        weights=True,
     )
     assert weights is not None
     assert output.tolist() == [[[0.0] * 4]]
@@ -263,7 +270,7 @@ def test_far_apart_segments_and_half_precision_merge_in_float32() -> None:
         torch.ones(1, 1, 4, dtype=torch.bfloat16),
         scale=1.0,
         softcap=None,
-        reach=None,
+        sliding_window=None,
         sinks=None,
         weights=False,
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rag_windows.attention.native import building
-from rag_windows.attention.native.kernel import Reading
+from rag_windows.attention.native.kernel import Item
 
 NEEDS_COMPILER = pytest.mark.skipif(
     os.environ.get(building.VARIABLE) == "0"
@@ -97,12 +97,12 @@ def reading(
     softcap: float | None = None,
     temperature: float = 1.0,
     causal: bool = False,
-) -> Reading:
+) -> Item:
     """A reading, with what most of them have."""
-    return Reading(segments, tokens, scale, softcap, temperature, causal)
+    return Item(segments, tokens, scale, softcap, temperature, causal)
 
 
-def exact(readings: Sequence[Reading], query: Tensor) -> tuple[Tensor, Tensor]:
+def exact(readings: Sequence[Item], query: Tensor) -> tuple[Tensor, Tensor]:
     """Output (results, heads, value dim) and lse (results, heads) in float64."""
     outputs, lses = [], []
     for one in readings:

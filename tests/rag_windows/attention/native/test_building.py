@@ -19,7 +19,7 @@ from rag_windows.attention.native import building
 from rag_windows.attention.native import kernel as native
 from rag_windows.attention.native.building import Kernel, kernel
 from rag_windows.attention.native.kernel import Items, call
-from rag_windows.attention.segments import Rows, Segment, Segments
+from rag_windows.attention.segments import Queries, Rows, Segment, Segments
 
 from .asking import NEEDS_COMPILER, SMALL, draw, exact, reading, segment
 
@@ -61,7 +61,7 @@ def answered_by_pytorch() -> bool:
     assert not native.available(*KIND)
     whole = Segments("context", [Segment(0, 0, layers={0: [(request.key, request.value)]})], 2)
     query, rows = request.query[0].transpose(0, 1), Rows.at(torch.zeros(2, dtype=torch.int64))
-    answers = whole.attend(0, query, rows, request.scale, None, None)
+    answers = whole.attend(Queries(0, query, rows, request.scale, None, None))
     expected = [part[0].transpose(0, 1) for part in cpu.attend(request)]
     return all(map(torch.equal, answers, expected))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rag_windows.attention.native.kernel import CHUNK, Items, Reading, call
+from rag_windows.attention.native.kernel import CHUNK, Item, Items, call
 
 from .asking import (
     KINDS,
@@ -32,7 +32,7 @@ pytestmark = NEEDS_COMPILER
 LAYOUTS: tuple[Layout, ...] = ("dense", "tokens first", "within others")
 
 
-def compare(readings: list[Reading], query: Tensor) -> None:
+def compare(readings: list[Item], query: Tensor) -> None:
     output, lse = call(Items(readings), query)
     expected, expected_lse = exact(readings, query)
     tolerance = OUTPUT_TOLERANCE[query.dtype]

@@ -57,7 +57,7 @@ def test_segments_that_do_not_fit(what: str) -> None:
 
 
 def test_readings_that_do_not_fit() -> None:
-    with pytest.raises(RagWindowsError, match="a reading"):
+    with pytest.raises(RagWindowsError, match="an item"):
         Items([])
     for tokens in ([], [-1], [0, -1]):
         with pytest.raises(RagWindowsError, match="needs tokens"):

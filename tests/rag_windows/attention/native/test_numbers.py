@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rag_windows.attention.backends import Request, reference
-from rag_windows.attention.native.kernel import Items, Reading, call
+from rag_windows.attention.native.kernel import Item, Items, call
 
 from .asking import (
     LSE_TOLERANCE,
@@ -28,7 +28,7 @@ ROWS = pytest.mark.parametrize("rows", [3, 40])
 CAPS = pytest.mark.parametrize("softcap", [None, 5.0])
 
 
-def by_reference(one: Reading, query: Tensor) -> tuple[Tensor, Tensor]:
+def by_reference(one: Item, query: Tensor) -> tuple[Tensor, Tensor]:
     """Answers of the specification of every backend."""
     key, value = one.segments[0]
     output, lse = reference.attend(
