@@ -114,6 +114,7 @@ def sizes() -> Iterator[list[int]]:
     dispatcher.event_handlers.remove(handler)
 
 
+@pytest.mark.filterwarnings("ignore:This prompt has")
 @pytest.mark.parametrize(
     "mode", ["compact", "refine", "tree_summarize", "compact_accumulate", "simple_summarize"]
 )
