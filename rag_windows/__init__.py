@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rag_windows.errors import CacheError, RagWindowsError
     from rag_windows.guard import Guard
     from rag_windows.icl import Classification, Demonstration
+    from rag_windows.icl.scoring import Score
     from rag_windows.methods import (
         APE,
         METHODS,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from rag_windows.passage import Passage
     from rag_windows.request import BatchRequest
     from rag_windows.results import Chunk, Citation, Fallback, Generation, Timings, Usage
-    from rag_windows.scoring import Score
 
 __version__ = "0.1.0"
 
@@ -95,7 +95,7 @@ _HOMES = {
         "Sequential",
         "StructuredPrompting",
     ),
-    "rag_windows.scoring": ("Score",),
+    "rag_windows.icl.scoring": ("Score",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

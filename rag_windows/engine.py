@@ -25,7 +25,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.cached_encoding import CachedEncoder
 from rag_windows.errors import LimitError, ModelError, StopIterationTold
-from rag_windows.generate import Cancelled, Decoder, FirstToken, StopStrings, whole_number
+from rag_windows.generate import Decoder
 from rag_windows.guard import FallbackPlan, guard_of
 from rag_windows.methods import Method, Sequential, linked, resolve
 from rag_windows.prefill import (
@@ -38,11 +38,12 @@ from rag_windows.prefill import (
     complete,
     prefill_parts,
 )
+from rag_windows.prompt.answer_form import with_form
 from rag_windows.prompt.builder import Header, Prompt
 from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.request import BatchRequest, Book, Messages, PassageLike, Request, check_request
 from rag_windows.results import Citation, Fallback, FinishReason, Generation, Timings, Usage
-from rag_windows.structured import with_form
+from rag_windows.sampling import Cancelled, FirstToken, StopStrings, whole_number
 
 
 @dataclass(frozen=True, slots=True)

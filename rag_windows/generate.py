@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import copy
-import operator
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.overrides import TorchFunctionMode
 from transformers import (
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteria,
@@ -25,303 +20,22 @@ from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layout
-from rag_windows.errors import GenerationError, InputError
-from rag_windows.kv import Members
+from rag_windows.errors import InputError
+from rag_windows.kv import Members, PackedWindows
 from rag_windows.loading import input_device
 from rag_windows.methods import query_bias
 from rag_windows.prefill import EncodedContext, Encoder, require_narrowed
-from rag_windows.prompt.detokenize import Detokenizer
-from rag_windows.results import TokenLogprob
+from rag_windows.sampling import (
+    ASSISTED,
+    BATCHING,
+    WITHOUT_ROWS,
+    WITHOUT_WINDOWS,
+    refuse,
+    refuse_model_inputs,
+    seeded,
+)
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
 from rag_windows.steps.selection import select
-
-
-class SeededSampling(TorchFunctionMode):
-    """Draws every token of one call from a generator of its own.
-
-    transformers samples from PyTorch's global generator, which all threads share. This mode, which
-    PyTorch keeps per thread, hands a private one to ``torch.multinomial``; the numbers are those
-    that ``torch.manual_seed(seed)`` would give a process with a single thread.
-
-    Args:
-        seed: of the private generator.
-        device: where the probabilities are.
-    """
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        super().__init__()
-        self._generator = torch.Generator(device=device).manual_seed(seed)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Pass every call on; give ``torch.multinomial`` our generator."""
-        kwargs = dict(kwargs or {})
-        if func is torch.multinomial:
-            kwargs.setdefault("generator", self._generator)
-        return func(*args, **kwargs)
-
-
-def seeded(seed: int | None, device: torch.device) -> AbstractContextManager[Any]:
-    """The mode for ``seed``, or nothing for None (the global generator, as in transformers)."""
-    return nullcontext() if seed is None else SeededSampling(seed, device)
-
-
-def sampling_options(temperature: float | None, top_p: float | None = None) -> dict[str, Any]:
-    """Options of ``generate``: temperature 0 is greedy, more samples, None leaves it to the model.
-
-    Args:
-        temperature: of the next token's distribution, at least 0.
-        top_p: nucleus sampling, in (0, 1].
-    """
-    if temperature == 0:
-        return {"do_sample": False}
-    chosen = {"temperature": temperature, "top_p": top_p}
-    options = {name: value for name, value in chosen.items() if value is not None}
-    return {"do_sample": True, **options} if options else {}
-
-
-OURS = (
-    "input_ids",
-    "inputs",
-    "inputs_embeds",
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-)
-"""Model inputs that the windows decide; a caller can't pass them."""
-
-OFF = (None, False)
-WITHOUT_WINDOWS: dict[str, tuple[tuple[Any, ...], str]] = {
-    # transformers takes "hybrid", the default of older Gemma models, for no wish at all.
-    "cache_implementation": ((*OFF, "hybrid"), "the windows' keys stand outside of any cache"),
-    "assistant_early_exit": (OFF, "its shortened model would not read the windows"),
-    "output_attentions": (
-        OFF,
-        "fused attention has no weights to return; read Generation.citations",
-    ),
-    "guidance_scale": ((*OFF, 1), "its second, unconditional pass would read the windows too"),
-    "negative_prompt_ids": (OFF, "its second, unconditional pass would read the windows too"),
-}
-"""Options of ``generate`` that can't work beside windows: values that switch them off, and why."""
-
-WITHOUT_ROWS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "output_hidden_states": (
-        OFF,
-        "each window answers in a row of its own, so there is no one row",
-    ),
-}
-"""The same for windows that answer each for itself."""
-
-
-WHOLE = ("max_new_tokens", "num_beams", "num_return_sequences", "prefill_chunk_size")
-"""Options that count something, of which transformers takes values that it can't work with."""
-
-
-def whole_number(name: str, value: object, least: int = 1) -> int:
-    """A number that counts something, as an int.
-
-    Args:
-        name: of the argument.
-        value: an int, or another type's whole number, such as numpy's.
-        least: the smallest one that is allowed.
-
-    Raises:
-        InputError: it is another kind of value, or below ``least``.
-    """
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]  # what is none raises TypeError
-    except TypeError:
-        raise InputError(
-            f"{name} must be a whole number of at least {least}, got {value!r}."
-        ) from None
-    if number < least:
-        raise InputError(f"{name} must be at least {least}, got {number}.")
-    return number
-
-
-def check_counts(options: Mapping[str, Any]) -> None:
-    """Refuse options that count something with what is no count.
-
-    Args:
-        options: of ``generate``, which may hold a ``generation_config``.
-
-    Raises:
-        InputError: naming the first.
-    """
-    for name in WHOLE:
-        for given in (options.get(name), getattr(options.get("generation_config"), name, None)):
-            if given is not None:
-                whole_number(name, given)
-
-
-def refuse_ours(options: Mapping[str, Any]) -> None:
-    """Refuse model inputs among a caller's options.
-
-    Raises:
-        GenerationError: naming them.
-    """
-    taken = sorted(set(options) & set(OURS))
-    if taken:
-        raise GenerationError(
-            f"{taken} can't be passed to generate: rag-windows builds them from the query and "
-            "the passages. Use encode_ids and generate_ids for token-level work."
-        )
-
-
-def refuse(
-    table: Mapping[str, tuple[tuple[Any, ...], str]], option: Callable[[str], Any], what: str
-) -> None:
-    """Refuse options that a table names.
-
-    Args:
-        table: per option, the values that switch it off, and why it can't be on.
-        option: the value that generate would use.
-        what: how the error calls what they can't be used with.
-
-    Raises:
-        GenerationError: naming the first.
-    """
-    for name, (off, reason) in table.items():
-        value = option(name)
-        plain = value is None or isinstance(value, bool | str | int | float)
-        if not plain or value not in off:
-            raise GenerationError(
-                f"{name}={value!r} can't be used with {what}: {reason}. Leave it out (of "
-                "the generation_config too), or ask without passages."
-            )
-
-
-class Cancelled(StoppingCriteria):
-    """Stops every row once an event is set."""
-
-    def __init__(self, event: threading.Event) -> None:
-        self._event = event
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Bool, (rows,)."""
-        return torch.full((input_ids.shape[0],), self._event.is_set(), device=input_ids.device)
-
-
-class FirstToken(StoppingCriteria):
-    """Never stops; remembers when the first token was there (``time.perf_counter``)."""
-
-    def __init__(self) -> None:
-        self.seen_at: float | None = None
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Bool, (rows,), all False."""
-        if self.seen_at is None:
-            self.seen_at = time.perf_counter()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
-MOST = 20
-"""Further tokens that may be asked for at each place."""
-
-
-class LogprobRecorder(LogitsProcessor):
-    """Notes the distribution of each token of one answer.
-
-    Args:
-        top: how many of the likeliest tokens to note in each place.
-    """
-
-    def __init__(self, top: int) -> None:
-        self._top = top
-        self._first: int | None = None
-        self._noted: dict[int, TokenLogprob] = {}
-        self._newest: tuple[int, torch.Tensor] | None = None
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Note; the scores stay as they are."""
-        if len(scores) != 1:
-            raise GenerationError(
-                "logprobs are those of one sequence; leave num_beams and num_return_sequences out."
-            )
-        length = input_ids.shape[1]
-        if self._first is None or length <= self._first:
-            self._first, self._noted = length, {}
-        elif self._newest is not None:
-            place, row = self._newest
-            self._noted[place] = self._note(int(input_ids[0, place]), row)
-        self._newest = length, scores[0].float().log_softmax(-1)
-        return scores
-
-    def tokens(self, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """What was noted of an answer with these tokens."""
-        if self._first is None or not ids:
-            return ()
-        noted = dict(self._noted)
-        if self._newest is not None and self._newest[0] == self._first + len(ids) - 1:
-            place, row = self._newest
-            noted[place] = self._note(ids[-1], row)
-        return tuple(noted[self._first + place] for place in range(len(ids)))
-
-    def _note(self, token: int, row: torch.Tensor) -> TokenLogprob:
-        best = row.topk(self._top)
-        top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return TokenLogprob(token, float(row[token]), tuple(top))
-
-
-def recorder_of(options: dict[str, Any]) -> LogprobRecorder | None:
-    """Take ``logprobs`` and ``top_logprobs`` out of the options of ``generate``.
-
-    Returns:
-        What notes them, which then stands first among the options' logits processors; or None.
-
-    Raises:
-        InputError: they can't be had with the other options.
-    """
-    wanted, top = options.pop("logprobs", None), options.pop("top_logprobs", None)
-    if not isinstance(wanted, bool | None):
-        raise InputError(
-            f"logprobs must be True or False, got {wanted!r}; top_logprobs is a number of tokens."
-        )
-    if top is not None and (not isinstance(top, int) or not 0 <= top <= MOST):
-        raise InputError(f"top_logprobs must be a whole number from 0 to {MOST}, got {top!r}.")
-    if not wanted:
-        if top:
-            raise InputError("top_logprobs needs logprobs=True.")
-        return None
-    for name in ASSISTED:
-        if options.get(name) is not None:
-            raise InputError(
-                f"logprobs can't be noted with {name}, which checks drafts of several tokens at "
-                "once; leave one of them out."
-            )
-    recorder = LogprobRecorder(top or 0)
-    options["logits_processor"] = [recorder, *(options.get("logits_processor") or [])]
-    return recorder
-
-
-class StopStrings(StoppingCriteria):
-    """Stops a row when its generated text holds one of the strings.
-
-    Args:
-        detokenizer: of the model's tokenizer.
-        stop: the strings.
-        prompt_length: tokens before the generated ones.
-    """
-
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], prompt_length: int) -> None:
-        self._detokenizer = detokenizer
-        self._stop = tuple(stop)
-        self._prompt_length = prompt_length
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Bool, (rows,)."""
-        done = [
-            self._detokenizer.find_stop(row, self._stop) is not None
-            for row in input_ids[:, self._prompt_length :].tolist()
-        ]
-        return torch.tensor(done, device=input_ids.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,13 +93,9 @@ class Decoder:
         """How many logits the model gives for a token."""
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
-    def layout(
-        self, context: EncodedContext, mass: WeightRecorder | None = None
-    ) -> PromptLayout | None:
-        """The layout of queries against ``context``; None without windows."""
-        if context.windows is None:
-            return None
-        method, windows = context.method, context.windows
+    def layout(self, context: EncodedContext, mass: WeightRecorder | None = None) -> PromptLayout:
+        """The layout of queries against a context that has windows."""
+        method, windows = context.method, cast(PackedWindows | Members, context.windows)
         numbers: dict[str, Any] = {
             "prefix_length": len(context.prefix_ids),
             "query_start": context.query_start,
@@ -460,9 +170,8 @@ class Decoder:
             context = self.narrowed(context, ids[0].tolist())
         require_narrowed(context)
         ids = ids.to(input_device(self.model))
-        layout = self.layout(context, mass)
         kept = {} if last is None else {"logits_to_keep": last}
-        if layout is None:
+        if context.windows is None:
             prefix = torch.tensor(context.prefix_ids, dtype=torch.int64, device=ids.device)
             whole = torch.cat([prefix.expand(rows, -1), ids], dim=1)
             return torch.as_tensor(self.model(whole, **kept).logits)[:, -(last or tokens) :]
@@ -470,7 +179,7 @@ class Decoder:
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
         tail = context.new_tail(rows) if tail is None else tail
         check_tables(self._table_limit, start + tokens)
-        with use_layout(layout):
+        with use_layout(self.layout(context, mass)):
             output = self._reader(context)(
                 ids, position_ids=positions, past_key_values=tail, use_cache=True, **kept
             )
@@ -485,14 +194,14 @@ class Decoder:
         seed: int | None = None,
         record_mass: bool = False,
         streamer: BaseStreamer | None = None,
-        stopping: Callable[[int], list[Any]] = lambda _: [],
+        stopping: Callable[[int], Sequence[StoppingCriteria]] = lambda _: (),
     ) -> Decoded:
         """Run ``transformers`` generate.
 
         Args:
             context: what the query reads.
             query_ids: at least one token.
-            options: of ``PreTrainedModel.generate``, but for those in `refused_options`.
+            options: of ``PreTrainedModel.generate``, but for those that `sampling` refuses.
             seed: of a private generator for sampling, or None for PyTorch's global one.
             record_mass: whether to record attention mass; if not, decoding pays nothing for it.
             streamer: as in transformers.
@@ -507,40 +216,35 @@ class Decoder:
             raise InputError("The query has no tokens; ask something.")
         self.follow()
         context = self.narrowed(context, query_ids)
-        refuse_ours(options)
-        if context.windows is not None:
+        refuse_model_inputs(options)
+        windowed = context.windows is not None
+        if windowed:
             refuse(WITHOUT_WINDOWS, partial(self.option, options), "windows")
         if isinstance(context.windows, Members):
             refuse(WITHOUT_ROWS, partial(self.option, options), "an ensemble of windows")
         # Assisted decoding feeds the whole input in its first step, whatever the cache holds.
         assisted = any(self.option(options, name) is not None for name in ASSISTED)
-        seen = 0 if assisted and context.windows is not None else len(context.prefix_ids)
+        seen = 0 if assisted and windowed else len(context.prefix_ids)
         prompt = [*context.prefix_ids[:seen], *query_ids]
         device = input_device(self.model)
         kwargs = self.arguments(options, len(prompt), stopping(len(prompt)))
-        last = context.query_start + len(query_ids) - 1
-        mass = WeightRecorder(last) if record_mass and context.windows is not None else None
-        layout = self.layout(context, mass)
-        target = self.model
-        if layout is not None:
-            target = self._reader(context)
-            rows = max(self.option(kwargs, name) or 1 for name in BATCHING)
-            start = context.query_start
-            kwargs["past_key_values"] = context.new_tail(rows)
-            new_tokens = self.option(kwargs, "max_new_tokens") or 0
-            check_tables(self._table_limit, start + len(query_ids) + new_tokens)
-            # The prefix is read from the tail alone, so it can't be left out.
-            kwargs["use_cache"] = True
-            kwargs["position_ids"] = torch.tensor(
-                [[*range(seen), *range(start, start + len(query_ids))]],
-                device=device,
-            )
-        kwargs = with_config(kwargs)
-        inputs = torch.tensor([prompt], dtype=torch.int64, device=device)
+        mass: WeightRecorder | None = None
         with ExitStack() as scope:
-            if layout is not None:
-                scope.enter_context(use_layout(layout))
+            if windowed:
+                start, end = context.query_start, context.query_start + len(query_ids)
+                check_tables(self._table_limit, end + (self.option(kwargs, "max_new_tokens") or 0))
+                rows = max(self.option(kwargs, name) or 1 for name in BATCHING)
+                positions = [[*range(seen), *range(start, end)]]
+                kwargs["past_key_values"] = context.new_tail(rows)
+                # The prefix is read from the cache alone, so it can't be left out.
+                kwargs["use_cache"] = True
+                kwargs["position_ids"] = torch.tensor(positions, device=device)
+                mass = WeightRecorder(end - 1) if record_mass else None
+                scope.enter_context(use_layout(self.layout(context, mass)))
             scope.enter_context(seeded(seed, device))
+            kwargs = with_config(kwargs)
+            inputs = torch.tensor([prompt], dtype=torch.int64, device=device)
+            target = self._reader(context) if windowed else self.model
             raw = target.generate(inputs, streamer=streamer, **kwargs)
         return self._decoded(raw, len(prompt), kwargs, mass)
 
@@ -614,10 +318,3 @@ def with_config(kwargs: dict[str, Any]) -> dict[str, Any]:
     # transformers takes options or a config, but wants no mixture of both.
     config = copy.deepcopy(kwargs.pop("generation_config"))
     return {**config.update(**kwargs), "generation_config": config}
-
-
-BATCHING = ("num_beams", "num_return_sequences")
-"""Options that make several rows out of one prompt."""
-
-ASSISTED = ("assistant_model", "prompt_lookup_num_tokens")
-"""Options that make the model check drafts of several tokens at once."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from rag_windows.errors import InputError
-from rag_windows.generate import Cancelled, Decoder
+from rag_windows.generate import Decoder
 from rag_windows.kv import PackedWindows
 from rag_windows.passage import WindowTokens
 from rag_windows.prefill import EncodedContext
 from rag_windows.results import Fallback, Signal
+from rag_windows.sampling import Cancelled
 
 OrdinaryT = TypeVar("OrdinaryT")
 

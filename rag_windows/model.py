@@ -25,11 +25,11 @@ from rag_windows.codebook.book import PassageBook, codebook_of
 from rag_windows.codebook.preparing import OnPrepared
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, StopIterationTold
-from rag_windows.generate import check_counts
 from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import Classification, Normalize, classify, read
 from rag_windows.icl.demonstrations import DemonstrationLike, Template
 from rag_windows.icl.packing import Sizes
+from rag_windows.icl.scoring import Score
 from rag_windows.listing import passages_of
 from rag_windows.loading import OnLoaded, autocast_here
 from rag_windows.methods import Codebook, Method
@@ -39,7 +39,7 @@ from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
 from rag_windows.results import Chunk, Generation
-from rag_windows.scoring import Score
+from rag_windows.sampling import check_counts
 from rag_windows.streaming import stream
 from rag_windows.warming import OnWarmed, Warmed, warm
 

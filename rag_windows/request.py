@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, SupportsIndex, cast, runtime_checkable
 
 from rag_windows.errors import InputError, LimitError
-from rag_windows.generate import LogprobRecorder, check_counts, recorder_of, whole_number
 from rag_windows.guard import FallbackOption, FallbackPlan
 from rag_windows.methods import Method
 from rag_windows.methods.base import window_starts
@@ -17,6 +16,7 @@ from rag_windows.passage import Passage
 from rag_windows.prefill import OnEncoded, Source
 from rag_windows.prompt.builder import Prompt, PromptParts
 from rag_windows.prompt.conversation import Conversation
+from rag_windows.sampling import LogprobRecorder, check_counts, recorder_of, whole_number
 from rag_windows.steps.refinement import check_room
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation

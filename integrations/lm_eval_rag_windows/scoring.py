@@ -9,9 +9,9 @@ import torch
 
 from lm_eval_rag_windows.tokens import Ids
 from rag_windows import WindowedLM
+from rag_windows.icl.scoring import MAX_ROW_TOKENS, MAX_VALUES
 from rag_windows.kv import Members
 from rag_windows.prefill import EncodedContext, bucket_by_length
-from rag_windows.scoring import MAX_ROW_TOKENS, MAX_VALUES
 
 
 @dataclass(frozen=True, slots=True)

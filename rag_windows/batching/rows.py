@@ -16,7 +16,7 @@ from transformers.generation import GenerationConfig, GenerationMode
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.segments import Part, Role
-from rag_windows.generate import Decoder, refuse_ours, seeded, with_config
+from rag_windows.generate import Decoder, with_config
 from rag_windows.kv import Shelf, Window
 from rag_windows.loading import input_device
 from rag_windows.methods import Method, query_bias, window_starts
@@ -29,6 +29,7 @@ from rag_windows.prefill import (
     Source,
     WindowEncoder,
 )
+from rag_windows.sampling import refuse_model_inputs, seeded
 
 Key = tuple[Hashable, ...]
 
@@ -350,7 +351,7 @@ class Chooser:
         *,
         windowed: bool,
     ) -> None:
-        refuse_ours(options)
+        refuse_model_inputs(options)
         model = decoder.runner.model if windowed else decoder.model
         device = input_device(model)
         arguments = with_config(decoder.arguments(options, len(prompt), criteria))

@@ -20,13 +20,13 @@ from rag_windows.icl.demonstrations import (
     demonstrations_of,
 )
 from rag_windows.icl.packing import Sizes, fill
+from rag_windows.icl.scoring import Ids, score_queries
 from rag_windows.methods import Method
 from rag_windows.methods.steps import Refinement
 from rag_windows.passage import Note
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import Messages, PassageLike, Request, check_limits, in_order
-from rag_windows.scoring import Ids, score_queries
 
 Normalize = Literal["sum", "mean"]
 

@@ -28,8 +28,6 @@ from rag_windows import guard
 from rag_windows.attention.layers import position_limit
 from rag_windows.calibration.profile import Profile
 from rag_windows.errors import InputError, MethodError
-from rag_windows.generate import OURS as MODEL_INPUTS
-from rag_windows.generate import sampling_options
 from rag_windows.guard import FallbackOption, Guard
 from rag_windows.integration.calls import Call, Calls
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
@@ -38,14 +36,15 @@ from rag_windows.methods import Method, describe, from_description, linked
 from rag_windows.methods.registry import known_parameters, with_known
 from rag_windows.methods.steps import Choose, LinkTokens
 from rag_windows.prefill import OnEncoded
+from rag_windows.prompt.answer_form import available as schemas_available
+from rag_windows.prompt.answer_form import check_schema
 from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.tool_answers import AnswerReader, ToolAnswer
 from rag_windows.prompt.tool_calls import ToolCall, ToolFormat
 from rag_windows.request import PassageLike
 from rag_windows.results import carried
-from rag_windows.structured import available as schemas_available
-from rag_windows.structured import check_schema
+from rag_windows.sampling import MODEL_INPUTS, sampling_options
 
 __all__ = [
     "MODEL_INPUTS",

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from rag_windows.errors import PromptError
+from rag_windows.prompt.answer_form import available, call_grammar
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.tool_calls import ToolCall, ToolFormat, check_tools, chosen_tool, tool_names
 from rag_windows.results import Generation
-from rag_windows.structured import available, call_grammar
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 

@@ -5,8 +5,8 @@ import torch
 
 from rag_windows import APE, Passage, scoring
 from rag_windows.errors import InputError, LimitError
+from rag_windows.icl.scoring import score_ids, score_queries
 from rag_windows.prefill import Encoder
-from rag_windows.scoring import score_ids, score_queries
 from tests.parity import engine, zoo
 from tests.rag_windows import small
 
