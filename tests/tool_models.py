@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
 
-from rag_windows import WindowedLM
+from rag_windows import BatchRequest, WindowedLM
 
 _RESULT = "{% elif m.role == 'tool' %}<|user|>"
 _END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -161,16 +162,16 @@ class ScriptedLM(WindowedLM):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        checked = self.engine.request
+        ask = self.engine.ask
 
-        def request(query: Any, passages: Any, *, options: Any = None, **rest: Any) -> Any:
-            self.asked.append((query, list(passages)))
-            text = self.script(query) + "</s>" * self.ends
+        def forced(asked: BatchRequest) -> Any:
+            self.asked.append((asked.query, list(cast("list[Any]", asked.passages))))
+            text = self.script(asked.query) + "</s>" * self.ends
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            forced = {**(options or {}), "logits_processor": [_Forced(list(ids))]}
-            return checked(query, passages, options=forced, **{**rest, "max_new_tokens": len(ids)})
+            options = {**asked.options, "logits_processor": [_Forced(list(ids))]}
+            return ask(replace(asked, options=options, max_new_tokens=len(ids)))
 
-        self.engine.request = request  # type: ignore[method-assign]  # what a script is for
+        self.engine.ask = forced  # type: ignore[method-assign]  # what a script is for
 
 
 def scripted(kind: str, *answers: str) -> ScriptedLM:

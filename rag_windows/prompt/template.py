@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -14,26 +15,38 @@ from jinja2.exceptions import TemplateError
 from rag_windows.errors import PromptError
 from rag_windows.prompt.conversation import Conversation, Message
 from rag_windows.prompt.tokenizing import Piece
-from rag_windows.prompt.tool_calls import ToolCall, tool_names
+from rag_windows.prompt.tool_calls import ToolCall, strings, tool_names
 
-SLOT = -1
-"""Index of the placeholder of the passages."""
+_NONCE = 16
+"""Characters in which the placeholders of one conversation differ from all others'."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """An untrusted text.
+
+    Attributes:
+        text: that stands in the place of its placeholder.
+        message: index of the message that it belongs to.
+        encoded: whether a template may write it as a JSON string.
+        optional: whether a template may leave it out, as what an assistant says beside its calls.
+    """
+
+    text: str
+    message: int
+    encoded: bool
+    optional: bool
 
 
 class Filling:
-    """The messages of one conversation as a chat template gets them.
+    """The messages of one conversation with a placeholder for each untrusted text.
 
     Attributes:
-        turns: the messages.
+        roles: of the messages.
         continued: whether the answer goes on with the last one.
         tools: definitions of tools, for the template.
-        slot: whether the passages' placeholder stands in the first user message.
-        texts: the untrusted texts, empty ones left out: contents, and strings of tool calls.
-        owners: for each text, the index of its message.
-        encoded: indices of texts that a template may write as JSON strings.
-        optional: indices of texts that a template may leave out: what an assistant says beside
-            its calls.
-        index: placeholder -> index into ``texts``.
+        slot: the placeholder of the passages; None without passages.
+        said: placeholder -> text: contents, and strings of tool calls; empty ones have none.
         marks: matches any placeholder, as a group.
 
     Args:
@@ -46,105 +59,81 @@ class Filling:
     def __init__(
         self, conversation: Conversation, *, system: str | None, folded: str, slot: bool
     ) -> None:
-        self.turns = [Message("system", system)] if system is not None else []
-        self.turns += conversation.turns
+        turns = [Message("system", system)] if system is not None else []
+        turns += conversation.turns
+        self.roles = [turn.role for turn in turns]
         self.continued = conversation.continued
         self.tools = conversation.tools
-        self.slot = slot
-        self.texts: list[str] = []
-        self.owners: list[int] = []
-        self.encoded: set[int] = set()
-        self.optional: set[int] = set()
-        self._contents: list[list[int]] = []
-        self._calls: list[list[Any]] = []
-        first_user = next((i for i, turn in enumerate(self.turns) if turn.role == "user"), None)
-        for i, turn in enumerate(self.turns):
-            layout = self._add(folded, i) if i == first_user else []
-            if slot and i == first_user:
-                layout.append(SLOT)
-            own = self._add(turn.content, i)
-            if turn.role == "tool":
-                self.encoded.update(own)
-            if turn.calls:
-                self.optional.update(own)
-            self._contents.append(layout + own)
-            self._calls.append([self._call(call, i) for call in turn.calls])
+        self.said: dict[str, _Said] = {}
         self._nonce = _nonce()
-        while any(self._nonce in text for text in self.texts):
+        given = [folded, *(turn.content for turn in turns)]
+        given += [s for turn in turns for c in turn.calls for s in strings([c.name, c.arguments])]
+        while any(self._nonce in text for text in given):
             self._nonce = _nonce()
-        self.index = {self.mark(i): i for i in range(len(self.texts))}
         self.marks = re.compile(f"({self._nonce}[\ue100-\uf0ff]{{2}})")
-
-    def mark(self, index: int) -> str:
-        """Placeholder of a text, or of the passages: private-use characters survive trimming."""
-        high, low = divmod(index + 1, 4096)
-        return f"{self._nonce}{chr(0xE100 + high)}{chr(0xE100 + low)}"
-
-    def messages(self, real: set[int]) -> list[dict[str, Any]]:
-        """Messages with the true texts where their index is in ``real``, else placeholders."""
-
-        def text(indices: Sequence[int]) -> str:
-            return "".join(self.texts[i] if i in real else self.mark(i) for i in indices)
-
-        def value(shape: Any) -> Any:
-            if isinstance(shape, _Text):
-                return text(shape)
-            if isinstance(shape, dict):
-                return {value(key): value(entry) for key, entry in shape.items()}
-            return [value(entry) for entry in shape] if isinstance(shape, list) else shape
-
-        made: list[dict[str, Any]] = []
-        for turn, content, calls in zip(self.turns, self._contents, self._calls, strict=True):
-            message: dict[str, Any] = {"role": turn.role, "content": text(content)}
-            if calls:
-                message["tool_calls"] = [value(call) for call in calls]
+        self.slot = self._mark(0) if slot else None
+        first_user = next((i for i, role in enumerate(self.roles) if role == "user"), None)
+        self._messages: list[dict[str, Any]] = []
+        for number, turn in enumerate(turns):
+            before = ""
+            if number == first_user:
+                before = self._put(folded, number) + (self.slot or "")
+            told = turn.role == "tool"
+            own = self._put(turn.content, number, encoded=told, optional=bool(turn.calls))
+            message: dict[str, Any] = {"role": turn.role, "content": before + own}
+            if turn.calls:
+                message["tool_calls"] = [self._call(call, number) for call in turn.calls]
             if turn.call_id is not None:
                 message["tool_call_id"] = turn.call_id
             if turn.name is not None:
                 message["name"] = turn.name
-            made.append(message)
-        return made
+            self._messages.append(message)
 
-    def fill(self, written: Sequence[str], texts: Sequence[str]) -> str:
-        """The rendered prompt with texts in place of their placeholders."""
-        return "".join(texts[self.index[p]] if p in self.index else p for p in written)
+    def messages(self, real: Collection[str] = ()) -> list[dict[str, Any]]:
+        """A copy of the messages, with the true texts in place of some placeholders."""
 
-    def _add(self, text: str, message: int) -> list[int]:
+        def text(match: re.Match[str]) -> str:
+            return self.said[match[0]].text if match[0] in real else match[0]
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, str):
+                return self.marks.sub(text, value)
+            if isinstance(value, dict):
+                return {copied(key): copied(entry) for key, entry in value.items()}
+            return [copied(entry) for entry in value] if isinstance(value, list) else value
+
+        return [copied(message) for message in self._messages]
+
+    def _mark(self, index: int) -> str:
+        """A placeholder: private-use characters survive trimming."""
+        high, low = divmod(index, 4096)
+        return f"{self._nonce}{chr(0xE100 + high)}{chr(0xE100 + low)}"
+
+    def _put(
+        self, text: str, message: int, *, encoded: bool = False, optional: bool = False
+    ) -> str:
+        """The placeholder of a text, or nothing for none."""
         if not text:
-            return []
-        self.texts.append(text)
-        self.owners.append(message)
-        return [len(self.texts) - 1]
+            return ""
+        mark = self._mark(len(self.said) + 1)
+        self.said[mark] = _Said(text, message, encoded, optional)
+        return mark
 
     def _call(self, call: ToolCall, message: int) -> dict[str, Any]:
-        function = {
-            "name": self._shape(call.name, message),
-            "arguments": self._shape(call.arguments, message),
-        }
+        def put(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._put(value, message, encoded=True)
+            if isinstance(value, Mapping):
+                return {put(key): put(entry) for key, entry in value.items()}
+            return [put(entry) for entry in value] if isinstance(value, list) else value
+
         identity = {} if call.id is None else {"id": call.id}
+        function = {"name": put(call.name), "arguments": put(call.arguments)}
         return {**identity, "type": "function", "function": function}
-
-    def _shape(self, value: Any, message: int) -> Any:
-        """JSON data with its strings, keys included, turned into texts."""
-        if isinstance(value, str):
-            indices = self._add(value, message)
-            self.encoded.update(indices)
-            return _Text(indices)
-        if isinstance(value, Mapping):
-            return {self._shape(k, message): self._shape(v, message) for k, v in value.items()}
-        if isinstance(value, list):
-            return [self._shape(entry, message) for entry in value]
-        return value
-
-
-class _Text(tuple[int, ...]):
-    """Indices of the texts that make a string; none for an empty one."""
-
-    __slots__ = ()
 
 
 def _nonce() -> str:
-    return "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(16))
+    return "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(_NONCE))
 
 
 class BaseLayout:
@@ -278,35 +267,32 @@ class ChatTemplate:
                 'none. Append the question as {"role": "user", "content": "..."}, or leave the '
                 "passages out."
             )
-        before, after = self._cut_with_system(conversation, slot)
-        opening = [Piece(conversation.opening, trusted=True)] if conversation.opening else []
-        return before, after + opening
-
-    def _cut_with_system(
-        self, conversation: Conversation, slot: bool
-    ) -> tuple[list[Piece], list[Piece]]:
         system = conversation.system
         try:
-            return self._cut(Filling(conversation, system=system or None, folded="", slot=slot))
+            filling = Filling(conversation, system=system or None, folded="", slot=slot)
+            before, after = self._cut(filling)
         except _RefusedError as refusal:
             if not system or not conversation.asked:
                 raise
             try:
-                folded = system + "\n\n"
-                return self._cut(Filling(conversation, system=None, folded=folded, slot=slot))
+                folded = f"{system}\n\n"
+                filling = Filling(conversation, system=None, folded=folded, slot=slot)
+                before, after = self._cut(filling)
             except _RefusedError:
                 raise refusal from None
+        opening = [Piece(conversation.opening, trusted=True)] if conversation.opening else []
+        return before, after + opening
 
     def _cut(self, filling: Filling, attempts: int = 3) -> tuple[list[Piece], list[Piece]]:
-        skeleton = self._render(filling, set())
+        skeleton = self._render(filling)
         written = filling.marks.split(skeleton)
-        for index, message in enumerate(filling.owners):
-            if filling.mark(index) not in written and index not in filling.optional:
-                role = filling.turns[message].role
+        for mark, said in filling.said.items():
+            if mark not in written and not said.optional:
+                role = filling.roles[said.message]
                 kind = _RefusedError if role == "system" else PromptError
                 raise kind(
-                    f"The chat template leaves out message {message} (role {role!r}). Shorten the "
-                    "conversation to what the template shows, or use another template."
+                    f"The chat template leaves out message {said.message} (role {role!r}). Shorten "
+                    "the conversation to what the template shows, or use another template."
                 )
         hidden = [name for name in tool_names(filling.tools) if name not in skeleton]
         if hidden:
@@ -314,71 +300,71 @@ class ChatTemplate:
                 f"The chat template does not show the tools {hidden} to the model. Leave the tools "
                 "out, or use a model whose template supports them."
             )
-        slots = written.count(filling.mark(SLOT))
-        if filling.slot and slots != 1:
+        if filling.slot is not None and (slots := written.count(filling.slot)) != 1:
             raise PromptError(
                 f"The chat template writes the first user message {slots} times; passages can "
                 "stand in one place only. Use another template."
             )
-        texts = list(filling.texts)
-        full = self._render(filling, set(range(len(texts))))
-        if full != filling.fill(written, texts):
-            if attempts > 1 and self._render(filling, set()) != skeleton:
+        texts = {mark: said.text for mark, said in filling.said.items()}
+        full = self._render(filling, texts)
+        if full != "".join(texts.get(part, part) for part in written):
+            if attempts > 1 and self._render(filling) != skeleton:
                 return self._cut(filling, attempts - 1)  # it shows the time, and that moved on
-            texts = [self._as_written(filling, skeleton, index) for index in range(len(texts))]
-            if full != filling.fill(written, texts):
+            texts = {mark: self._as_written(filling, skeleton, mark) for mark in texts}
+            if full != "".join(texts.get(part, part) for part in written):
                 raise _altered("the messages", "")
         pieces = [
-            Piece(texts[filling.index[part]])
-            if part in filling.index
-            else Piece(part, trusted=True)
-            for part in written
-            if part
+            Piece(texts.get(part, part), trusted=part not in texts) for part in written if part
         ]
-        if not filling.slot:
+        if filling.slot is None:
             return [], pieces
-        at = next(i for i, piece in enumerate(pieces) if piece.text == filling.mark(SLOT))
+        at = next(i for i, piece in enumerate(pieces) if piece.text == filling.slot)
         return pieces[:at], pieces[at + 1 :]
 
-    def _as_written(self, filling: Filling, skeleton: str, index: int) -> str:
+    def _as_written(self, filling: Filling, skeleton: str, mark: str) -> str:
         """What the template makes of one text, the others being placeholders."""
-        text, mark = filling.texts[index], filling.mark(index)
-        rendered = self._render(filling, {index})
+        said = filling.said[mark]
+        text, role = said.text, filling.roles[said.message]
+        rendered = self._render(filling, {mark})
         if rendered == skeleton.replace(mark, text):
             return text
-        role = filling.turns[filling.owners[index]].role
         before, _, after = skeleton.partition(mark)
         kept = rendered[len(before) : len(rendered) - len(after)]
-        whole = len(rendered) >= len(before) + len(after)
-        if mark in after or not whole or before + kept + after != rendered:
-            raise _altered(f"message {filling.owners[index]}", f" (role {role!r})")
         shown = kept.strip()
-        if shown.casefold() == text.strip().casefold():
+        if (
+            mark not in after
+            and len(rendered) >= len(before) + len(after)
+            and before + kept + after == rendered
+            and (
+                shown.casefold() == text.strip().casefold()
+                or (role == "assistant" and text.strip().endswith(shown))
+                or (said.encoded and kept == json.dumps(text, ensure_ascii=False)[1:-1])
+            )
+        ):
             return kept
-        if role == "assistant" and text.strip().endswith(shown):
-            return kept
-        if index in filling.encoded and kept == json.dumps(text, ensure_ascii=False)[1:-1]:
-            return kept
-        raise _altered(f"message {filling.owners[index]}", f" (role {role!r})")
+        raise _altered(f"message {said.message}", f" (role {role!r})")
 
-    def _render(self, filling: Filling, real: set[int]) -> str:
-        messages = filling.messages(real)
-        tools = {"tools": deepcopy(list(filling.tools))} if filling.tools else {}
+    def _render(self, filling: Filling, real: Collection[str] = ()) -> str:
+        variables = dict(self._kwargs)
+        if filling.tools:
+            variables["tools"] = deepcopy(list(filling.tools))
         ending = "continue_final_message" if filling.continued else "add_generation_prompt"
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, **{ending: True}, **tools, **self._kwargs
+                    filling.messages(real),
+                    tokenize=False,
+                    **{ending: True},
+                    **variables,
                 )
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            roles = ", ".join(message["role"] for message in messages)
             # transformers shows the whole prompt where a template leaves the last message out.
             told = str(error).partition("Final message to continue:")[0].rstrip(". ")
             raise _RefusedError(
-                f"The chat template refuses this conversation (roles: {roles}): {told}. Bring the "
-                "messages into the form it asks for; most want user and assistant in turn, "
-                "beginning with the user."
+                f"The chat template refuses this conversation (roles: {', '.join(filling.roles)}): "
+                f"{told}. Bring the messages into the form it asks for; most want user and "
+                "assistant in turn, beginning with the user."
             ) from error
 
 
