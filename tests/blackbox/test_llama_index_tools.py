@@ -260,9 +260,21 @@ def test_a_structured_answer_is_a_forced_call() -> None:
     llm, _ = saying(' {"result": 5}}\n</tool_call>')
     made = llm.astructured_predict(Sum, ADDING, what="2 and 3")
     assert asyncio.run(made) == Sum(result=5)
-    llm, _ = saying(' {"result": "many"}}\n</tool_call>')
-    with pytest.raises(RuntimeError, match="Sum"):
-        llm.structured_predict(Sum, ADDING, what="2 and 3")
+
+
+class Verdict(BaseModel):
+    """Whether it is so."""
+
+    sure: bool
+
+
+@pytest.mark.parametrize("kind", ["hermes", "llama"])
+def test_a_forced_call_is_held_to_its_schema(kind: str) -> None:
+    lm = WindowedLM(model(), tokenizer(kind))
+    llm = RagWindowsLLM(lm=lm, max_tokens=60)  # of random weights, which write random letters
+    assert isinstance(llm.structured_predict(Verdict, ADDING, what="2 and 3"), Verdict)
+    with pytest.raises(RuntimeError, match=r"can't answer this call|was to call a tool"):
+        llm.structured_predict(Verdict, ADDING, {"max_tokens": 3}, what="2 and 3")
 
 
 def test_a_structured_answer_reads_windows() -> None:

@@ -10,7 +10,7 @@ import pytest
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.schema import NodeWithScore
 
-from llama_index.llms.rag_windows.passages import passage_of_node
+from llama_index.llms.rag_windows import passage_of_node
 from llama_index.retrievers.rag_windows import RagWindowsRetriever
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage

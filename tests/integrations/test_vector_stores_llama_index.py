@@ -13,8 +13,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.vector_stores.faiss import FaissVectorStore
 
-from llama_index.llms.rag_windows import RagWindowsLLM, WindowSynthesizer
-from llama_index.llms.rag_windows.passages import passages_of_nodes
+from llama_index.llms.rag_windows import RagWindowsLLM, WindowSynthesizer, passage_of_node
 from tests.integrations.llama_index.cases import Asked, draw, reader
 from tests.retrievers.small import WordEncoder
 
@@ -54,7 +53,8 @@ def answerable() -> tuple[Asked, BaseRetriever, list[NodeWithScore]]:
         asked = draw(9000 + seed, seed % 16)
         retriever = stored(asked)
         found = retriever.retrieve(asked.question)
-        right = reader().generate(asked.question, passages_of_nodes(found), max_new_tokens=16)
+        passages = [passage_of_node(node) for node in found]
+        right = reader().generate(asked.question, passages, max_new_tokens=16)
         if right.text == asked.answer:
             return asked, retriever, found
     raise RuntimeError("The embedded reader answered none of 32 questions over the store's hits.")

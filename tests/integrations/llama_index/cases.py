@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,6 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows import Chunk, Generation, Passage, WindowedLM
-from rag_windows.batching.questions import Ticket
-from rag_windows.batching.scheduler import Lone, Scheduler
 from training.tasks import draw_case
 
 N = 16
@@ -43,22 +41,25 @@ class Asked:
         ]
 
 
-class RecordingScheduler(Scheduler):
-    """Keeps every generation on its model."""
+class RecordingScheduler:
+    """A scheduler whose every generation is kept."""
 
-    generations: list[Generation]
+    def __init__(self, scheduler: Any, keep: Callable[[Generation], object]) -> None:
+        self._scheduler, self._keep = scheduler, keep
 
-    def _resolve(self, ticket: Ticket, result: Generation | BaseException) -> None:
-        if isinstance(result, Generation):
-            self.generations.append(result)
-        super()._resolve(ticket, result)
-
-    def answer(self, request: Any, *, lone: Lone | None = None) -> Generation:
-        generations = self.generations
-        generation = super().answer(request, lone=lone)
-        if not any(one is generation for one in generations):  # by the caller's own thread
-            generations.append(generation)
+    def answer(self, request: Any, **options: Any) -> Generation:
+        generation: Generation = self._scheduler.answer(request, **options)
+        self._keep(generation)
         return generation
+
+    def submit(self, request: Any, **options: Any) -> Any:
+        def ended(future: Any) -> None:
+            if not future.cancelled() and future.exception() is None:
+                self._keep(future.result())
+
+        scheduled = self._scheduler.submit(request, **options)
+        scheduled.add_done_callback(ended)
+        return scheduled
 
 
 class RecordingLM(WindowedLM):
@@ -72,10 +73,8 @@ class RecordingLM(WindowedLM):
     def generate(self, *args: Any, **kwargs: Any) -> Generation:
         return self._note(super().generate(*args, **kwargs))
 
-    def scheduler(self, *, max_rows: int = 32) -> Scheduler:
-        made = RecordingScheduler(self.engine, max_rows=max_rows)
-        made.generations = self.generations
-        return made
+    def shared_scheduler(self, *, max_rows: int = 32) -> Any:
+        return RecordingScheduler(super().shared_scheduler(max_rows=max_rows), self._note)
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Chunk]:
         chunks = super().stream(*args, **kwargs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rag_windows.errors import missing
 
 try:
-    from llama_index.llms.rag_windows.base import RagWindowsLLM
+    from llama_index.llms.rag_windows.llm import RagWindowsLLM
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("llama_index"):
         raise
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         WindowCondensePlusContextChatEngine,
         WindowContextChatEngine,
     )
-    from llama_index.llms.rag_windows.parts import Parts
-    from llama_index.llms.rag_windows.passages import passage_of_node
+    from llama_index.llms.rag_windows.messages import passage_of_node
     from llama_index.llms.rag_windows.postprocessor import WindowOrderPostprocessor
     from llama_index.llms.rag_windows.prompt_helper import WindowPromptHelper
     from llama_index.llms.rag_windows.source_nodes import ATTENTION_MASS, SourceNode
     from llama_index.llms.rag_windows.synthesizer import WindowSynthesizer
+    from llama_index.llms.rag_windows.templates import Parts
 
 __all__ = [
     "ATTENTION_MASS",
@@ -43,12 +43,12 @@ __all__ = [
 # Imported on first use: they bring LlamaIndex's engines, which an LLM alone does not need.
 _HOMES = {
     "chat_engines": ("WindowCondensePlusContextChatEngine", "WindowContextChatEngine"),
-    "parts": ("Parts",),
-    "passages": ("passage_of_node",),
+    "messages": ("passage_of_node",),
     "postprocessor": ("WindowOrderPostprocessor",),
     "prompt_helper": ("WindowPromptHelper",),
     "source_nodes": ("ATTENTION_MASS", "SourceNode"),
     "synthesizer": ("WindowSynthesizer",),
+    "templates": ("Parts",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

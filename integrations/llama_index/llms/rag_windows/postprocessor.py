@@ -13,7 +13,7 @@ from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
-from llama_index.llms.rag_windows.passages import passage_of_node
+from llama_index.llms.rag_windows.messages import passage_of_node
 from llama_index.llms.rag_windows.source_nodes import annotated
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.tools import BaseTool
 
-from llama_index.llms.rag_windows.base import RagWindowsLLM
-from llama_index.llms.rag_windows.parts import Parts
+from llama_index.llms.rag_windows.llm import RagWindowsLLM
+from llama_index.llms.rag_windows.templates import Parts
 from rag_windows import Passage
 from rag_windows.errors import InputError
 

@@ -50,19 +50,15 @@ def annotated(node: BaseNode, notes: Mapping[str, Any]) -> BaseNode:
 
 def as_sources(nodes: Iterable[NodeWithScore]) -> list[SourceNode]:
     """Copies to note an answer's masses on; a source that has none yet stands for itself."""
-    return [
-        node
-        if isinstance(node, SourceNode) and ATTENTION_MASS not in node.node.metadata
-        else _source(node)
-        for node in nodes
-    ]
-
-
-def _source(node: NodeWithScore) -> SourceNode:
-    copy = annotated(node.node, {ATTENTION_MASS: None, NOTE: None})
-    for key in (ATTENTION_MASS, NOTE):
-        del copy.metadata[key]
-    return SourceNode(node=copy, score=node.score)
+    sources = []
+    for one in nodes:
+        if not isinstance(one, SourceNode) or ATTENTION_MASS in one.node.metadata:
+            node = annotated(one.node, {ATTENTION_MASS: None, NOTE: None})
+            for key in (ATTENTION_MASS, NOTE):
+                del node.metadata[key]
+            one = SourceNode(node=node, score=one.score)
+        sources.append(one)
+    return sources
 
 
 def note_answer(sources: Sequence[SourceNode], response: ChatResponse) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import llama_index.core.instrumentation as instrument
 from llama_index.core.base.llms.types import ChatResponseAsyncGen, ChatResponseGen
 from llama_index.core.base.response.schema import RESPONSE_TYPE
-from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.instrumentation.events.synthesis import (
     GetResponseEndEvent,
     GetResponseStartEvent,
 )
 from llama_index.core.llms import ChatMessage, ChatResponse
+from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
@@ -22,15 +24,16 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE, TokenAsyncGen, TokenGen
 
-from llama_index.llms.rag_windows.base import RagWindowsLLM
-from llama_index.llms.rag_windows.parts import Parts
-from llama_index.llms.rag_windows.programs import plain
+from llama_index.llms.rag_windows.llm import RagWindowsLLM
 from llama_index.llms.rag_windows.prompt_helper import WindowPromptHelper
-from llama_index.llms.rag_windows.question_template import checked
 from llama_index.llms.rag_windows.source_nodes import SourceNode, as_sources, note_answer
-from llama_index.llms.rag_windows.structured import asking_for, parsed
-from llama_index.llms.rag_windows.templates import window_messages
-from rag_windows.errors import InputError
+from llama_index.llms.rag_windows.templates import Parts, checked_template, window_messages
+from rag_windows.errors import GenerationError, InputError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_SHOWN = 200
+"""Characters of a wrong answer that an error shows."""
 
 # LlamaIndex passes this function on without naming it as its own.
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # as said above
@@ -86,7 +89,9 @@ class WindowSynthesizer(BaseSynthesizer):
             output_cls=output_cls,
             empty_response=empty_response,
         )
-        self._text_qa_template = checked(text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL, llm)
+        self._text_qa_template = checked_template(
+            text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL, llm
+        )
         self._chat_history = tuple(chat_history)
         self._check_streaming()
 
@@ -95,7 +100,7 @@ class WindowSynthesizer(BaseSynthesizer):
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         if "text_qa_template" in prompts:
-            self._text_qa_template = checked(prompts["text_qa_template"], self._llm)
+            self._text_qa_template = checked_template(prompts["text_qa_template"], self._llm)
 
     def synthesize(
         self,
@@ -106,7 +111,8 @@ class WindowSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Answer a query over nodes; further arguments go to the LLM's chat."""
         sources = as_sources(nodes)
-        call = plain(BaseSynthesizer.synthesize)
+        # Without the span that LlamaIndex put around it: this method has one already.
+        call: Any = inspect.unwrap(BaseSynthesizer.synthesize)
         response: RESPONSE_TYPE = call(
             self, query, list(sources), additional_source_nodes, sources=sources, **response_kwargs
         )
@@ -121,7 +127,7 @@ class WindowSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Like `synthesize`, without blocking the event loop."""
         sources = as_sources(nodes)
-        call = plain(BaseSynthesizer.asynthesize)
+        call: Any = inspect.unwrap(BaseSynthesizer.asynthesize)
         response: RESPONSE_TYPE = await call(
             self, query, list(sources), additional_source_nodes, sources=sources, **response_kwargs
         )
@@ -136,10 +142,8 @@ class WindowSynthesizer(BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TEXT_TYPE:
         """Answer over texts, or over the ``sources`` that they were taken from."""
-        self._check_streaming()
-        dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
-        messages = self._messages(query_str)
-        options = {**_windows(text_chunks, sources), **response_kwargs}
+        messages, options = self._asked(query_str, text_chunks, sources)
+        options |= response_kwargs
         result: RESPONSE_TEXT_TYPE
         if self._streaming:
             result = _tokens(self._llm.stream_chat(messages, **options), sources)
@@ -157,10 +161,8 @@ class WindowSynthesizer(BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TEXT_TYPE:
         """Like `get_response`, without blocking the event loop."""
-        self._check_streaming()
-        dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
-        messages = self._messages(query_str)
-        options = {**_windows(text_chunks, sources), **response_kwargs}
+        messages, options = self._asked(query_str, text_chunks, sources)
+        options |= response_kwargs
         result: RESPONSE_TEXT_TYPE
         if self._streaming:
             result = _atokens(await self._llm.astream_chat(messages, **options), sources)
@@ -169,7 +171,12 @@ class WindowSynthesizer(BaseSynthesizer):
         dispatcher.event(GetResponseEndEvent())
         return result
 
-    def _messages(self, query_str: str) -> list[ChatMessage]:
+    def _asked(
+        self, query_str: str, text_chunks: Sequence[str], sources: Sequence[SourceNode] | None
+    ) -> tuple[list[ChatMessage], dict[str, Any]]:
+        """Messages and options of the chat that answers."""
+        self._check_streaming()
+        dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         slot = {"context_str": Parts.of([]), "query_str": query_str}
         messages = window_messages(self._text_qa_template, slot, self._llm)
         # Not part of the template: braces in what people said are no variables.
@@ -177,8 +184,11 @@ class WindowSynthesizer(BaseSynthesizer):
         if self._llm.output_parser is not None:
             messages = self._llm.output_parser.format_messages(messages)
         if self._output_cls is not None:
-            messages = asking_for(self._output_cls, messages)
-        return self._llm._extend_messages(messages)
+            # It goes into the system message if there is one: the question stays as it is.
+            copies = [message.model_copy(deep=True) for message in messages]
+            messages = PydanticOutputParser(output_cls=self._output_cls).format_messages(copies)
+        windows = {"passages": list(text_chunks)} if sources is None else {"nodes": list(sources)}
+        return self._llm._extend_messages(messages), windows
 
     def _read(
         self, response: ChatResponse, sources: Sequence[SourceNode] | None
@@ -186,7 +196,7 @@ class WindowSynthesizer(BaseSynthesizer):
         note_answer(sources or (), response)
         text = response.message.content or ""
         if self._output_cls is not None:
-            return parsed(self._output_cls, text)
+            return _parsed(self._output_cls, text)
         return self._llm._parse_output(text)
 
     def _check_streaming(self) -> None:
@@ -196,14 +206,6 @@ class WindowSynthesizer(BaseSynthesizer):
                 "What output_cls or the LLM's output_parser make of a whole answer can't be "
                 "streamed; use streaming=False, or leave them out."
             )
-
-
-def _windows(
-    text_chunks: Sequence[str], sources: Sequence[SourceNode] | None
-) -> dict[str, Sequence[Any]]:
-    if sources is None:
-        return {"passages": list(text_chunks)}
-    return {"nodes": list(sources)}
 
 
 def _tokens(stream: ChatResponseGen, sources: Sequence[SourceNode] | None) -> TokenGen:
@@ -224,3 +226,26 @@ async def _atokens(
             yield response.delta or ""
     finally:
         await stream.aclose()
+
+
+def _parsed(output_cls: type[Model], text: str) -> Model:
+    """The object that an answer spells.
+
+    Raises:
+        GenerationError: it spells none. Not a ``ValueError``: LlamaIndex's refine step would turn
+            that into an empty response.
+    """
+    try:
+        found = PydanticOutputParser(output_cls=output_cls).parse(text)
+    except (ValidationError, ValueError, TypeError) as error:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise GenerationError(
+            f"The model did not answer with JSON of {output_cls.__name__}: {shown!r}. Use a model "
+            "that was trained for structured answers, raise max_new_tokens if the answer was cut "
+            "off, or ask for text (without output_cls)."
+        ) from error
+    if not isinstance(found, output_cls):
+        raise GenerationError(
+            f"The answer was read as {type(found).__name__}, not {output_cls.__name__}."
+        )
+    return found

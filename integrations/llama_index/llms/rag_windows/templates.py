@@ -10,21 +10,133 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.llms.base import BaseLLM
+from llama_index.core.base.llms.types import ChatMessage, CitableBlock, MessageRole, TextBlock
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
 
-from llama_index.llms.rag_windows.parts import Parts
+from rag_windows import Passage
 from rag_windows.errors import InputError
+from rag_windows.integration import PassageLike
 
 QUERY = "query_str"
 """The template variable that LlamaIndex gives the question."""
 
 _LABEL = re.compile(r"[\W_]*+\w++(?: \w++)?\s*+:[\W_]*+")
 """A line such as "Query:" or "Refined Answer:", left over without what it announced."""
+
+
+class Parts(str):
+    """Several passages as one string.
+
+    Every other LLM sees the texts with a blank line between; `RagWindowsLLM` reads ``passages``,
+    each in a window of its own. What makes a plain string of it (``strip``, ``format``, ``+``)
+    loses the parts.
+
+    Attributes:
+        passages: in order.
+    """
+
+    passages: tuple[Passage, ...] = ()
+
+    @classmethod
+    def of(cls, passages: Iterable[PassageLike]) -> Self:
+        """Join passages.
+
+        Raises:
+            InputError: one of them is no passage, see `Passage.of`.
+        """
+        kept = tuple(Passage.of(passage) for passage in passages)
+        parts = cls("\n\n".join(passage.text for passage in kept))
+        parts.passages = kept
+        return parts
+
+
+class WindowedPrompt(str):
+    """A prompt string that carries the messages it stands for, with their passages.
+
+    LlamaIndex passes it from a template to ``complete``.
+    """
+
+    messages: tuple[ChatMessage, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, messages: Sequence[ChatMessage]) -> Self:
+        """A prompt that reads ``text`` and stands for ``messages``."""
+        prompt = cls(text)
+        prompt.messages = tuple(messages)
+        return prompt
+
+
+class WindowTemplate(BasePromptTemplate):
+    """A template that puts its passages into citable blocks, each read in a window of its own.
+
+    Attributes:
+        inner: the template as it was.
+        reader: the LLM that selects among its variants.
+    """
+
+    inner: BasePromptTemplate
+    reader: Any
+
+    @classmethod
+    def of(
+        cls, prompt: BasePromptTemplate, arguments: Mapping[str, Any], llm: LLM
+    ) -> BasePromptTemplate:
+        """The template for these arguments: ``prompt`` itself if they hold no `Parts`."""
+        if isinstance(prompt, cls) or find_parts(prompt, arguments, llm) is None:
+            return prompt
+        return cls(
+            # Its output parser is applied here, once, to the messages with their passages.
+            inner=prompt.model_copy(update={"output_parser": None}),
+            reader=llm,
+            metadata=prompt.metadata,
+            template_vars=prompt.template_vars,
+            kwargs=prompt.kwargs,
+            output_parser=prompt.output_parser,
+        )
+
+    def format_messages(self, llm: BaseLLM | None = None, **kwargs: Any) -> list[ChatMessage]:
+        """Instruction, history, and the question behind its passages."""
+        arguments = {**self.kwargs, **kwargs}
+        found = find_parts(self.inner, arguments, self.reader)
+        if found is None:
+            raise InputError("This template needs Parts for its passages; see Parts.of.")
+        messages = window_messages(self.inner, arguments, self.reader)
+        blocks = [_block_of(passage) for passage in found[1].passages]
+        messages[-1].blocks = [*blocks, *messages[-1].blocks]
+        if self.output_parser is not None:
+            messages = self.output_parser.format_messages(messages)
+        return messages
+
+    def format(
+        self,
+        llm: BaseLLM | None = None,
+        messages_to_prompt: Callable[..., str] | None = None,
+        completion_to_prompt: Callable[[str], str] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The question, as a string that carries all messages."""
+        messages = self.reader._extend_messages(self.format_messages(llm, **kwargs))
+        return WindowedPrompt.of(messages[-1].content or "", messages)
+
+    def partial_format(self, **kwargs: Any) -> WindowTemplate:
+        """The template with some variables filled."""
+        return self.model_copy(update={"kwargs": {**self.kwargs, **kwargs}})
+
+    def get_template(self, llm: BaseLLM | None = None) -> str:
+        """The template as it was."""
+        return self.inner.get_template(llm)
+
+
+def _block_of(passage: Passage) -> CitableBlock:
+    """A passage in a message; score and metadata have no place there."""
+    return CitableBlock(
+        title=passage.title or "", source=passage.id or "", content=[TextBlock(text=passage.text)]
+    )
 
 
 def find_parts(
@@ -108,6 +220,42 @@ def window_messages(
         if rest != text:
             messages[index].blocks = [TextBlock(text=rest)]
     return _instructed(messages, instruction)
+
+
+def checked_template(template: BasePromptTemplate, llm: LLM) -> BasePromptTemplate:
+    """The template itself, if nothing of it or of a request would be lost.
+
+    Raises:
+        InputError: it has no open place for the question or the passages; it has variables that
+            nobody fills; or it rewrites the passages with a function.
+    """
+    if not isinstance(template, BasePromptTemplate):
+        raise InputError(
+            f"A template must be a PromptTemplate or ChatPromptTemplate, not "
+            f"{type(template).__name__}; use PromptTemplate(text)."
+        )
+    chosen = _chosen(template, llm)
+    functions = set(chosen.function_mappings or {})
+    if "context_str" in functions:
+        raise InputError(
+            "The template rewrites context_str with a function, but passages become windows "
+            "before there is a context_str. Change the nodes in a node postprocessor instead."
+        )
+    renamed = {new: old for old, new in (chosen.template_var_mappings or {}).items()}
+    names = {renamed.get(name, name) for name in chosen.template_vars}
+    for name, what in ((QUERY, "question"), ("context_str", "passages")):
+        if name not in names or name in chosen.kwargs:
+            raise InputError(
+                f"The template has no open place for the {what}, which would be dropped; put "
+                f"{{{name}}} where the {what} would stand in one prompt."
+            )
+    open_names = sorted(names - {"context_str", QUERY} - functions - set(chosen.kwargs))
+    if open_names:
+        raise InputError(
+            f"The template has variables that nobody fills: {open_names}. Fill them with "
+            "template.partial_format(...)."
+        )
+    return template
 
 
 def _own_words(prompt: BasePromptTemplate, llm: LLM, values: Mapping[str, Any]) -> list[str]:

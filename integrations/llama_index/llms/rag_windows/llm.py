@@ -1,0 +1,804 @@
+"""The LLM: LlamaIndex's whole interface over one windowed model."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import asdict, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as default_messages
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+)
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, field_serializer
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import LLM, ToolSelection
+from llama_index.core.llms.llm import default_completion_to_prompt as default_completion
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.tools.types import BaseTool
+from llama_index.core.types import PydanticProgramMode
+from transformers import GenerationConfig, GenerationMixin
+from transformers.generation.stopping_criteria import EosTokenCriteria
+from transformers.utils import TransformersKwargs
+
+from llama_index.llms.rag_windows.context_window import Counting
+from llama_index.llms.rag_windows.messages import (
+    Question,
+    as_raw,
+    chat_response,
+    read_chat,
+    read_prompt,
+    shown,
+    surfacing,
+    tool_definitions,
+    tool_selections,
+)
+from llama_index.llms.rag_windows.templates import WindowedPrompt, WindowTemplate
+from rag_windows import Chunk, Generation, Guard, Method, Profile, WindowedLM
+from rag_windows.errors import InputError
+from rag_windows.integration import (
+    MODEL_INPUTS,
+    AnswerReader,
+    Call,
+    Calls,
+    ModelSource,
+    ToolAnswer,
+    describe,
+    guard_of,
+    method_of,
+    position_limit,
+    profile_of,
+    sampling_options,
+    warn_without_windows,
+)
+
+MEMORY_SPARES = 256
+"""Tokens of ``context_window`` that LlamaIndex's chat engines leave to the answer."""
+
+_SHOWN_BY_TEMPLATE = {
+    "messages_to_prompt": (None, default_messages),
+    "completion_to_prompt": (None, default_completion),
+    "query_wrapper_prompt": (None, "{query_str}"),
+}
+"""Arguments of HuggingFaceLLM that write a prompt by hand, and values that ask for nothing."""
+
+_OF_LOADING = (
+    *("tokenizer_kwargs", "model_kwargs", "device_map"),
+    *("header", "max_window_tokens", "template_kwargs", "profile"),
+)
+"""Arguments that a model which is loaded already has behind it."""
+
+CALL_OPTIONS = frozenset(
+    {
+        *(set(inspect.signature(WindowedLM.generate).parameters) - {"self", "query"}),
+        *(set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}),
+        *(name for name in vars(GenerationConfig()) if not name.startswith("_")),
+        *TransformersKwargs.__optional_keys__,
+        *MODEL_INPUTS,  # refused by the engine, which says why
+        *("assistant_tokenizer", "tokenizer"),
+        *("max_tokens", "nodes", "parallel_tool_calls", "tool_choice", "tools"),
+    }
+) - {"generate_kwargs"}
+"""What a call may be given by name, beside its messages."""
+
+_SECRETS = ("token", "use_auth_token")
+"""Options that are not serialized."""
+
+_INSTEAD = (
+    "index.as_query_engine(llm=llm, response_synthesizer=WindowSynthesizer(llm)), or "
+    "llm.chat(messages, nodes=nodes)."
+)
+
+_BETWEEN = frozenset(
+    "asyncio concurrent contextlib functools llama_index llama_index_instrumentation pydantic "
+    "rag_windows threading workflows".split()
+)
+"""Packages whose frames stand between a user's line and ours."""
+
+
+class UnknownArgumentError(InputError, TypeError):
+    """A constructor or a call was given an argument that it does not have."""
+
+
+class RagWindowsLLM(FunctionCallingLLM):
+    """A local Hugging Face model that reads each passage in a window of its own.
+
+    Passages come with a call, one of these ways: ``nodes=`` (LlamaIndex nodes), ``passages=``
+    (`Passage`, strings or mappings), `CitableBlock` in a message, or by `WindowPromptHelper` from
+    LlamaIndex's own synthesizers and engines. Without any it is an ordinary chat model. Calls that
+    are made at once, by tasks or by threads, share forward passes. Options of a call (``method``,
+    ``temperature``, ``top_p``, ``max_tokens``, ``stop``, ``seed``, ``on_encoded``, any option of
+    transformers' ``generate``) go before those of the constructor; a name that nobody knows is a
+    ``TypeError``. Cancelling a task, or closing a stream, stops the work within a token.
+
+    Tools are shown, called and answered by the model's own chat template, where it knows tools
+    (``metadata.is_function_calling_model``): ``chat_with_tools``, ``predict_and_call`` and their
+    asynchronous and streaming forms, `FunctionAgent` and `AgentWorkflow`. ``chat`` takes them as
+    ``tools``, ``tool_choice`` and ``parallel_tool_calls``. A call that is forced is held to its
+    tool's schema where the extra ``structured`` is installed.
+
+    A template variable that holds `Parts` becomes windows. Unless ``pydantic_program_mode`` says
+    otherwise, a structured answer is one forced call of a tool where the chat template lets a call
+    be begun, and JSON in the text elsewhere and in streams, whose calls would come whole with the
+    last piece.
+
+    A chat answer holds a `CitationBlock` for each passage that carried it, and a `ToolCallBlock`
+    for each call. ``raw`` of an answer, and of a stream's last piece, is JSON, see
+    `messages.as_raw`. The weights are loaded at the first call, and shared by all LLMs with equal
+    arguments. Errors are `RagWindowsError`, so LlamaIndex's synthesizers let them through.
+
+    Args:
+        model_name: Hub name, local folder, or "tiny-reader" (shipped).
+        model: a loaded transformers model, instead of ``model_name``; give its ``tokenizer`` too.
+        lm: a loaded `WindowedLM`, instead of both.
+        tokenizer_name: instead of the model's own tokenizer.
+        tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
+        tokenizer_kwargs: for loading the tokenizer.
+        device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
+            (needs accelerate). None for the best device: CUDA where there is one.
+        model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, quantization_config, ...
+        generate_kwargs: for transformers' ``generate``, and ``stop`` and ``seed``; those of a call
+            go before.
+        max_new_tokens: at most so many are generated (256).
+        max_tokens: the same by its other name.
+        temperature: 0 takes the likeliest token, more samples; None leaves it to the model.
+        top_p: nucleus sampling.
+        context_window: what ``metadata`` says, by which LlamaIndex packs texts into one prompt and
+            cuts conversations: by default what one prompt holds, in tokens as LlamaIndex counts
+            them, see `metadata`. Windows are not bound by it.
+        system_prompt: the instruction, where a conversation brings none.
+        is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
+            chat template is used in any case, where it has one.
+        stopping_ids: tokens that end an answer, beside the model's own.
+        method: "ape", "pcw", "sequential", or a `Method`; None takes the profile's, that of ``lm``,
+            or "ape".
+        profile: of a calibration, or the path of one: brings the method (where ``method`` gives
+            none) and the guard's threshold.
+        link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
+            a share (float), or "all"; see `rag_windows.Linked`.
+        link_choose: which ones: "first", or those of largest "deviation".
+        fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to lose, passages
+            are read one after the other; ``raw["fallback"]`` says so.
+        header: line above each passage: "title", "none", "number", "number+title", or a function.
+        max_window_tokens: a longer passage becomes several windows.
+        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
+        citations: whether to measure each passage's attention mass.
+        on_encoded: told how many windows are encoded, of how many.
+        batch_rows: so many calls that are made at once are answered together: one forward pass
+            gives each its next token, and passages that several read are held once. More wait in
+            line. Each takes memory for the passages that it alone reads. 1 answers each by itself.
+        arguments: those above that are fields, and of LlamaIndex's `LLM`: callback_manager,
+            output_parser, pydantic_program_mode, ...
+
+    Raises:
+        InputError: no model or two, or an argument that writes prompts by hand.
+        TypeError: an unknown argument, or an unknown option in ``generate_kwargs``.
+    """
+
+    model_name: str
+    tokenizer_name: str | None = None
+    tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict)
+    device_map: Any = None
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    generate_kwargs: dict[str, Any] = Field(default_factory=dict)
+    max_new_tokens: int = Field(default=DEFAULT_NUM_OUTPUTS, gt=0)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    context_window: int | None = Field(default=None, gt=0)
+    is_chat_model: bool = True
+    stopping_ids: list[int] = Field(default_factory=list)
+    method: Any = None
+    profile: Any = None
+    link_tokens: Any = None
+    link_choose: str = "first"
+    fallback: Any = None
+    header: Any = "title"
+    max_window_tokens: int | None = Field(default=None, gt=0)
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    citations: bool = True
+    on_encoded: Any = Field(default=None, exclude=True)
+    batch_rows: int = Field(default=32, gt=0)
+
+    _source: ModelSource = PrivateAttr()
+    _calls: Calls = PrivateAttr()
+    _counting: Counting | None = PrivateAttr(default=None)
+
+    def __init__(
+        self,
+        model_name: str | Path | None = None,
+        *,
+        model: Any = None,
+        lm: WindowedLM | None = None,
+        tokenizer: Any = None,
+        max_tokens: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        for name, harmless in _SHOWN_BY_TEMPLATE.items():
+            given = arguments.pop(name, None)
+            if getattr(given, "template", given) not in harmless:
+                raise InputError(
+                    f"{name} can't be used: the prompt is written by the tokenizer's own chat "
+                    "template, and text can't spell its control tokens. Leave it out; put an "
+                    "instruction into system_prompt."
+                )
+        _refuse_unknown(arguments, type(self).model_fields, "RagWindowsLLM")
+        fields = _set(arguments)
+        if max_tokens is not None:
+            if "max_new_tokens" in fields:
+                raise UnknownArgumentError(_TWICE)
+            fields["max_new_tokens"] = max_tokens
+        fields["generate_kwargs"] = _named(fields.get("generate_kwargs", {}))
+        for name, read in (("method", method_of), ("profile", profile_of), ("fallback", guard_of)):
+            if name in fields:
+                fields[name] = read(fields[name])
+        if "link_tokens" in fields:  # are they in their range?
+            choose = fields.get("link_choose", "first")
+            method_of("ape", link_tokens=fields["link_tokens"], link_choose=choose)
+        given_name = tokenizer if tokenizer is not None else fields.get("tokenizer_name")
+        source = _source(model_name, model, lm, given_name, fields)
+        super().__init__(model_name=source.name, **fields)
+        self._source, self._calls = source, Calls(self.batch_rows)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name in serialized form."""
+        return "RagWindowsLLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex plans with; reads configuration and tokenizer, not the weights.
+
+        LlamaIndex counts tokens by ``Settings.tokenizer``, which is OpenAI's unless one is set, and
+        does not count role markers. So ``context_window`` is how many of its tokens fit into the
+        model's positions, measured on the conversations of `context_window.SAMPLES`, with room for
+        ``system_prompt``, and for an answer longer than chat engines expect. With
+        ``Settings.tokenizer = llm.lm.tokenizer.encode`` it is the positions, less the markers.
+        """
+        window = self.context_window
+        if window is None:
+            window = self._prompt_window()
+        return LLMMetadata(
+            context_window=window,
+            num_output=self.max_new_tokens,
+            is_chat_model=self.is_chat_model,
+            is_function_calling_model=self._source.tool_format() is not None,
+            model_name=self.model_name,
+        )
+
+    @property
+    def position_limit(self) -> int | None:
+        """Positions for instruction, one window, conversation and answer; None without a limit."""
+        return position_limit(self._source.config())
+
+    @property
+    def lm(self) -> WindowedLM:
+        """The engine, loaded if it is not yet."""
+        return self._source.lm()
+
+    def _prompt_window(self) -> int:
+        limit = self.position_limit
+        if limit is None:
+            return DEFAULT_CONTEXT_WINDOW
+        if self._counting is None:
+            self._counting = Counting(self._source.tokenizer(), self._source.template_kwargs())
+        limit -= max(0, self.max_new_tokens - MEMORY_SPARES)
+        return self._counting.fitting(limit, self.system_prompt)
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer the last message of a conversation."""
+        question = self._read_chat(messages, kwargs)
+        return self._answered(question, self._chat_response)
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Answer a prompt; ``formatted`` is of no account, the chat template is always used."""
+        question = self._read_prompt(prompt, kwargs)
+        return self._answered(question, self._completion_response)
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """`chat` beside the event loop."""
+        question = self._read_chat(messages, kwargs)
+        return await self._aanswered(question, self._chat_response)
+
+    @llm_completion_callback()
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        """`complete` beside the event loop."""
+        question = self._read_prompt(prompt, kwargs)
+        return await self._aanswered(question, self._completion_response)
+
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """`chat` piece by piece."""
+
+        def make(_: Any, messages: Any, **options: Any) -> ChatResponseGen:
+            question = self._read_chat(messages, options)
+            return self._pieces(question, self._chat_piece(question))
+
+        return _reported(llm_chat_callback(), make, self, messages, **kwargs)
+
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        """`complete` piece by piece."""
+
+        def make(_: Any, prompt: Any, **options: Any) -> CompletionResponseGen:
+            question = self._read_prompt(prompt, options)
+            return self._pieces(question, self._completion_piece(question))
+
+        return _reported(llm_completion_callback(), make, self, prompt, **kwargs)
+
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """`stream_chat` beside the event loop."""
+
+        def make(_: Any, messages: Any, **options: Any) -> ChatResponseAsyncGen:
+            question = self._read_chat(messages, options)
+            return self._apieces(question, self._chat_piece(question))
+
+        return await _areported(llm_chat_callback(), make, self, messages, **kwargs)
+
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        """`stream_complete` beside the event loop."""
+
+        def make(_: Any, prompt: Any, **options: Any) -> CompletionResponseAsyncGen:
+            question = self._read_prompt(prompt, options)
+            return self._apieces(question, self._completion_piece(question))
+
+        return await _areported(llm_completion_callback(), make, self, prompt, **kwargs)
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls in an answer.
+
+        Raises:
+            GenerationError: there is none, and ``error_on_no_tool_call``.
+        """
+        return tool_selections(response, required=error_on_no_tool_call)
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        messages = list(chat_history or [])
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        if user_msg is not None:
+            messages.append(user_msg)
+        if tool_choice is None and tool_required:
+            tool_choice = "required"
+        return {
+            "messages": messages,
+            "tools": tools,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": allow_parallel_tool_calls,
+            **kwargs,
+        }
+
+    def structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        """An answer as an object of ``output_cls``."""
+        ask = self._structured("structured_predict", prompt, prompt_args)
+        with surfacing():
+            return ask(output_cls, llm_kwargs)
+
+    async def astructured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        """`structured_predict` beside the event loop."""
+        ask = self._structured("astructured_predict", prompt, prompt_args)
+        with surfacing():
+            return await ask(output_cls, llm_kwargs)
+
+    def stream_structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Generator[Any, None, None]:
+        """`structured_predict`, with what is known so far at each step."""
+        ask = self._structured("stream_structured_predict", prompt, prompt_args)
+        with surfacing():
+            yield from ask(output_cls, llm_kwargs)
+
+    async def astream_structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """`stream_structured_predict` beside the event loop."""
+        ask = self._structured("astream_structured_predict", prompt, prompt_args)
+        objects = await ask(output_cls, llm_kwargs)
+
+        async def surfaced() -> AsyncGenerator[Any, None]:
+            with surfacing():
+                async for one in objects:
+                    yield one
+
+        return surfaced()
+
+    def _structured(
+        self, name: str, prompt: BasePromptTemplate, prompt_args: dict[str, Any]
+    ) -> Callable[[type[BaseModel], dict[str, Any] | None], Any]:
+        """LlamaIndex's own call of this name, over windows."""
+        template, llm = WindowTemplate.of(prompt, prompt_args, self), self
+        if self.pydantic_program_mode == PydanticProgramMode.DEFAULT:
+            form = self._source.tool_format()
+            if form is not None and (form.opening is None or "stream" in name):
+                llm = self.model_copy(update={"pydantic_program_mode": PydanticProgramMode.LLM})
+        # Without the span that LlamaIndex put around it: the override has one already.
+        call = inspect.unwrap(getattr(LLM, name))
+        return lambda output_cls, options: call(llm, output_cls, template, options, **prompt_args)
+
+    def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
+        template = WindowTemplate.of(prompt, prompt_args, self)
+        return super()._get_messages(template, **prompt_args)
+
+    def _get_prompt(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
+        if WindowTemplate.of(prompt, prompt_args, self) is prompt:
+            return super()._get_prompt(prompt, **prompt_args)
+        messages = self._get_messages(prompt, **prompt_args)
+        return WindowedPrompt.of(messages[-1].content or "", messages)
+
+    def _extend_prompt(self, formatted_prompt: str) -> str:
+        # The system prompt stands where the chat template has it, never inside the question.
+        return formatted_prompt
+
+    def _read_chat(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> Question:
+        chosen = self._options(options)
+        tools, choice = chosen.pop("tools", None), chosen.pop("tool_choice", None)
+        reader, source = AnswerReader(), self._source
+        with surfacing():
+            if tools:
+                tokenizer, variables = source.tokenizer(), source.template_kwargs()
+                reader = AnswerReader.of(tokenizer, variables, tool_definitions(tools), choice)
+            return self._told(read_chat(messages, self.system_prompt, chosen, reader))
+
+    def _read_prompt(self, prompt: str, options: dict[str, Any]) -> Question:
+        chosen = self._options(options)
+        if chosen.get("tools"):
+            raise InputError("A completion calls no tools; use chat, or chat_with_tools.")
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            chosen.pop(name, None)
+        with surfacing():
+            return self._told(read_prompt(prompt, self.system_prompt, chosen))
+
+    def _told(self, question: Question) -> Question:
+        """The question itself; a long prompt without passages is warned of."""
+
+        def count(text: str) -> int:
+            return len(self._source.tokenizer()(text, add_special_tokens=False)["input_ids"])
+
+        if not question.passages:
+            said = question.query
+            text = "\n".join((said.system, *(turn.content for turn in said.turns)))
+            warn_without_windows(text, count, _INSTEAD, _BETWEEN)
+        return question
+
+    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of one call over those of the constructor.
+
+        Raises:
+            TypeError: one of them is unknown.
+        """
+        given = _named(_set(options))
+        names = ("method", "on_encoded", "link_tokens", "link_choose", "fallback", "citations")
+        merged: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            **_set({name: getattr(self, name) for name in names}),
+            **sampling_options(self.temperature, self.top_p),
+            **self.generate_kwargs,
+        }
+        sampling = {name: given.pop(name) for name in ("temperature", "top_p") if name in given}
+        if sampling:
+            temperature = sampling.get("temperature", self.temperature)
+            if temperature == 0:
+                # Those of the constructor, which transformers warns of beside do_sample=False.
+                merged.pop("temperature", None)
+                merged.pop("top_p", None)
+            merged |= sampling_options(temperature, sampling.get("top_p", self.top_p))
+        merged |= given
+        if self.stopping_ids:
+            criteria = merged.get("stopping_criteria") or []
+            merged["stopping_criteria"] = [*criteria, EosTokenCriteria(self.stopping_ids)]
+        return merged
+
+    def _prepared(self, question: Question) -> Callable[[], Call]:
+        return lambda: Call(
+            lm=self._source.lm(),
+            query=question.query,
+            passages=question.passages,
+            options=question.options,
+        )
+
+    def _answered(self, question: Question, response: Callable[..., Any]) -> Any:
+        with surfacing():
+            prepared = self._prepared(question)
+            return self._calls.answer(prepared, lambda _, made: response(made, question))
+
+    async def _aanswered(self, question: Question, response: Callable[..., Any]) -> Any:
+        with surfacing():
+            prepared = self._prepared(question)
+            return await self._calls.answer_async(
+                prepared, lambda _, made: response(made, question)
+            )
+
+    def _pieces(
+        self, question: Question, piece: Callable[[Chunk], Any]
+    ) -> Generator[Any, None, None]:
+        with surfacing():
+            made = self._calls.stream(self._prepared(question), lambda _, chunk: [piece(chunk)])
+
+        def pieces() -> Generator[Any, None, None]:
+            with closing(made), surfacing():
+                yield from made
+
+        return pieces()
+
+    async def _apieces(
+        self, question: Question, piece: Callable[[Chunk], Any]
+    ) -> AsyncGenerator[Any, None]:
+        prepared = self._prepared(question)
+        made = self._calls.stream_async(prepared, lambda _, chunk: [piece(chunk)])
+        async with aclosing(made):
+            with surfacing():
+                async for one in made:
+                    yield one
+
+    def _chat_response(
+        self, generation: Generation, question: Question, answer: ToolAnswer | None = None
+    ) -> ChatResponse:
+        if answer is None:
+            answer = shown(question.reader.whole(generation), parallel=question.parallel)
+        raw = self._raw(generation, question)
+        return chat_response(generation, answer, question.passages, raw)
+
+    def _completion_response(
+        self, generation: Generation, question: Question
+    ) -> CompletionResponse:
+        return CompletionResponse(text=generation.text, raw=self._raw(generation, question))
+
+    def _chat_piece(self, question: Question) -> Callable[[Chunk], ChatResponse]:
+        text = ""
+
+        def piece(chunk: Chunk) -> ChatResponse:
+            nonlocal text
+            delta = question.reader.feed(chunk.text)
+            text += delta
+            if chunk.generation is None:
+                message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+                return ChatResponse(message=message, delta=delta)
+            rest = shown(question.reader.last(chunk.generation), parallel=question.parallel)
+            answer = replace(rest, text=text + rest.text)
+            response = self._chat_response(chunk.generation, question, answer)
+            response.delta = delta + rest.text
+            return response
+
+        return piece
+
+    def _completion_piece(self, question: Question) -> Callable[[Chunk], CompletionResponse]:
+        text = ""
+
+        def piece(chunk: Chunk) -> CompletionResponse:
+            nonlocal text
+            text += chunk.text
+            whole = chunk.generation
+            raw = None if whole is None else self._raw(whole, question)
+            return CompletionResponse(text=text, delta=chunk.text, raw=raw)
+
+        return piece
+
+    def _raw(self, generation: Generation, question: Question) -> dict[str, Any]:
+        options = question.options
+        method = method_of(
+            options.get("method") or self.lm.method,
+            link_tokens=options.get("link_tokens"),
+            link_choose=options["link_choose"],
+        )
+        return as_raw(generation, question.passages, self.model_name, describe(method))
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self._source.by_name:
+            raise InputError(
+                "An LLM that was given a loaded model can't be pickled; make it by model_name=."
+            )
+        state = dict(super().__getstate__())
+        # Made anew from the fields, where the pickle is read.
+        state["__pydantic_private__"] = None
+        return state
+
+    @field_serializer(
+        *("model_kwargs", "tokenizer_kwargs", "generate_kwargs", "device_map", "header"),
+        *("method", "fallback", "profile"),
+    )
+    def _as_plain(self, value: Any) -> Any:
+        return _plain(value)
+
+
+_TWICE = "max_tokens and max_new_tokens are one argument; give only one of them."
+
+
+def _source(
+    model_name: str | Path | None,
+    model: Any,
+    lm: WindowedLM | None,
+    tokenizer: Any,
+    fields: Mapping[str, Any],
+) -> ModelSource:
+    """Where the weights come from.
+
+    Raises:
+        InputError: no model or several, or options for one that is loaded already.
+    """
+    if model is not None and model_name is not None:
+        raise InputError("Give model_name= or model=, not both.")
+    model = model_name if model is None else model
+    if (model is None) == (lm is None):
+        raise InputError("Give one of model_name= (or model=) and lm=.")
+    loading = {name: fields[name] for name in _OF_LOADING if fields.get(name)}
+    if loading.get("header") == "title":
+        del loading["header"]
+    given = sorted([*loading, *([] if tokenizer is None else ["tokenizer"])])
+    if lm is not None and given:
+        raise InputError(
+            f"{given} apply to a model that is loaded here; set them on the WindowedLM that "
+            "you give as lm=."
+        )
+    options = dict(loading.pop("model_kwargs", {}))
+    if "torch_dtype" in options:  # its older name in transformers
+        options.setdefault("dtype", options.pop("torch_dtype"))
+    return ModelSource(model, lm=lm, tokenizer=tokenizer, **{**options, **loading})
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a call under the engine's names.
+
+    Raises:
+        UnknownArgumentError: one has a name that nobody knows, or two names.
+    """
+    _refuse_unknown(options, CALL_OPTIONS, "A call of RagWindowsLLM")
+    named = dict(options)
+    if "max_tokens" in named:
+        if "max_new_tokens" in named:
+            raise UnknownArgumentError(_TWICE)
+        named["max_new_tokens"] = named.pop("max_tokens")
+    return named
+
+
+def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    names = set(known)
+    for name in given:
+        if name in names:
+            continue
+        near = get_close_matches(name, names, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else "leave it out."
+        if name in CALL_OPTIONS:
+            advice = f"give it as generate_kwargs={{{name!r}: ...}}, or in a call."
+        raise UnknownArgumentError(f"{where} takes no argument {name!r}; {advice}")
+
+
+def _set(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON.
+
+    Types of torch become their names, configurations (quantization) their dictionaries, methods
+    their name and numbers. Of what has no plain form, such as a header function, only the name is
+    left: making an LLM of it fails with that name, instead of going on without.
+    """
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Method):
+        return describe(value)
+    if isinstance(value, Guard):
+        return asdict(value)
+    if isinstance(value, Profile):
+        return json.loads(value.to_json())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items() if key not in _SECRETS}
+    if isinstance(value, Sequence):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    described = getattr(value, "to_dict", None)
+    if callable(described):
+        return _plain(described())
+    return getattr(value, "__qualname__", None) or str(value)
+
+
+def _reported(
+    report: Callable[..., Any],
+    make: Callable[..., Generator[Any, None, None]],
+    *arguments: Any,
+    **options: Any,
+) -> Generator[Any, None, None]:
+    """A stream with its callbacks and events.
+
+    LlamaIndex's reporting decorator leaves closing what it wraps to the garbage collector, which
+    never does while a handler keeps the exception that ended the stream. So both are closed here.
+
+    Args:
+        report: ``llm_chat_callback()`` or ``llm_completion_callback()``.
+        make: checks its arguments and makes the stream.
+        arguments: of ``make``; the first one is the LLM, which the decorator asks for its handlers.
+        options: of ``make``.
+    """
+    made: list[Generator[Any, None, None]] = []
+
+    def call(*positional: Any, **keywords: Any) -> Generator[Any, None, None]:
+        made.append(make(*positional, **keywords))
+        return made[0]
+
+    outer = report(call)(*arguments, **options)
+
+    def pieces() -> Generator[Any, None, None]:
+        with closing(made[0]), closing(outer):
+            yield from outer
+
+    return pieces()
+
+
+async def _areported(
+    report: Callable[..., Any],
+    make: Callable[..., AsyncGenerator[Any, None]],
+    *arguments: Any,
+    **options: Any,
+) -> AsyncGenerator[Any, None]:
+    """`_reported` for asynchronous streams."""
+    made: list[AsyncGenerator[Any, None]] = []
+
+    async def call(*positional: Any, **keywords: Any) -> AsyncGenerator[Any, None]:
+        made.append(make(*positional, **keywords))
+        return made[0]
+
+    outer = await report(call)(*arguments, **options)
+
+    async def pieces() -> AsyncGenerator[Any, None]:
+        async with aclosing(made[0]), aclosing(outer):
+            async for one in outer:
+                yield one
+
+    return pieces()
