@@ -1,9 +1,8 @@
 """Writes a trained reader as shipped: `python -m training.export --run DIR --out FOLDER`.
 
-fp16 safetensors, configuration, tokenizer, chat template and the card (`--card FILE`, copied as
-README.md; without it the card and curve that are there stay). The folder is made beside its place
-and moved there in one step. The configuration says float32, so that the reader computes in fp32
-unless asked otherwise.
+fp16 safetensors, configuration, tokenizer and chat template; the card and the curve that are there
+stay. The folder is made beside its place and moved there in one step. The configuration says
+float32, so that the reader computes in fp32 unless asked otherwise.
 """
 
 from __future__ import annotations
@@ -16,58 +15,50 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
-from training.vocabulary import save_tokenizer
+from training.tokens import save_tokenizer
 
 MAX_BYTES = 12_000_000
 
 
-def export(model: Path, out: Path, card: Path | None = None) -> int:
+def export(model: Path, out: Path) -> int:
     """Exports the model folder `model` to `out`; returns the size of the weights in bytes.
 
     Raises:
         ValueError: the weights are larger than `MAX_BYTES`, or out of fp16's range.
     """
     reader = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    # The embeddings are tied: stored once.
+    weights = {
+        name: tensor.half().contiguous()
+        for name, tensor in reader.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+        raise ValueError("a weight is beyond fp16's range; export in another format")
+    config = reader.config.to_dict()
+    config.pop("_name_or_path", None)
+    config.update(dtype="float32", architectures=["LlamaForCausalLM"])
+    generation = reader.generation_config
+    generation.do_sample = False
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as temporary:
         fresh = Path(temporary) / out.name
-        save_tokenizer(tokenizer, fresh)
-        # The embeddings are tied: stored once.
-        weights = {
-            name: tensor.half().contiguous()
-            for name, tensor in reader.state_dict().items()
-            if name != "lm_head.weight"
-        }
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
-            raise ValueError("a weight is beyond fp16's range; export in another format")
+        save_tokenizer(AutoTokenizer.from_pretrained(model), fresh)
         save_file(weights, fresh / "model.safetensors", metadata={"format": "pt"})
-        config = reader.config.to_dict()
-        config.pop("_name_or_path", None)
-        config["dtype"] = "float32"
-        config["architectures"] = ["LlamaForCausalLM"]
+        (fresh / "model.safetensors").chmod(0o644)
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
-        GenerationConfig(
-            bos_token_id=reader.config.bos_token_id,
-            eos_token_id=reader.config.eos_token_id,
-            pad_token_id=reader.config.pad_token_id,
-            do_sample=False,
-        ).save_pretrained(fresh)
-        if card is not None:
-            shutil.copy(card, fresh / "README.md")
+        generation.save_pretrained(fresh)
         for kept in ("README.md", "curve.png"):
-            if (out / kept).exists() and not (fresh / kept).exists():
+            if (out / kept).exists():
                 shutil.copy(out / kept, fresh / kept)
-        (fresh / "model.safetensors").chmod(0o644)
         size = (fresh / "model.safetensors").stat().st_size
         if size > MAX_BYTES:
             raise ValueError(f"the weights have {size} bytes, more than {MAX_BYTES}")
-        old = Path(temporary) / "old"
         if out.exists():
-            out.rename(old)
+            out.rename(Path(temporary) / "old")
         fresh.rename(out)
     return size
 
@@ -77,9 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the trainer's --out")
     parser.add_argument("--out", type=Path, default=Path("rag_windows/models/tiny-reader"))
-    parser.add_argument("--card", type=Path, default=None)
     options = parser.parse_args()
-    size = export(options.run / "model", options.out, options.card)
+    size = export(options.run / "model", options.out)
     print(f"{options.out}: {size / 1e6:.1f} MB of weights")
 
 

@@ -257,11 +257,6 @@ def all_forms() -> list[str]:
     return own + list(BRIDGES.values()) + [kind.noun for kind in KINDS if kind.noun]
 
 
-def bridge(entity: Entity, relation: str) -> str:
-    """The value of a relation by its description: "the founder of Wendwick Press"."""
-    return BRIDGES[entity.kind.name, relation].format(n=entity.name)
-
-
 def later_name(rng: np.random.Generator, entity: Entity, form: str) -> str | None:
     """What a later mention says instead of the name in this form; None: only the name fits.
 
@@ -271,8 +266,3 @@ def later_name(rng: np.random.Generator, entity: Entity, form: str) -> str | Non
     if "of {n}" in form:
         return noun
     return noun if noun and rng.random() < 0.5 else entity.pronoun
-
-
-def missing_forms() -> list[tuple[str, str]]:
-    """Relations of the world that have no forms here (none, or the package is broken)."""
-    return [(k.name, r) for k in KINDS for r in k.relations if (k.name, r) not in FORMS]

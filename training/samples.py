@@ -1,18 +1,413 @@
-"""Contexts with conversations, as text, from a recipe."""
+"""Training sequences as text: passages with a conversation, drawn from a recipe."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from training.contexts import draw_context
-from training.demonstrations import draw_demonstrations
-from training.frames import draw_frame
-from training.recipes import Demonstrations, Recipe, Sample
-from training.turns import draw_turns
-from training.vocabulary import SYSTEM_PROMPTS
-from training.world import Split
+from training.phrasing import (
+    BRIDGES,
+    FORMS,
+    NOT_STATED,
+    ask,
+    draw_pair,
+    draw_question,
+    later_name,
+    state,
+)
+from training.world import (
+    COMMON,
+    KINDS,
+    LABELS,
+    MADE_UP,
+    SYSTEM_PROMPTS,
+    Entity,
+    Kind,
+    NamesOf,
+    Split,
+    draw_entities,
+    draw_name,
+    kind_named,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a sequence is made of. Chances are per sequence, entity, sentence or turn as named.
+
+    `kin`: an entity shares a word of its name with another. `missing`: an entity lacks a relation.
+    `unstated`: a question has the answer "not stated". `pronouns`: a sentence after the first says
+    he, she, it or "the company". `surnames`: a person is called by the surname alone in a later
+    sentence. `follow`: a question continues with a pronoun about the entity of the turn before.
+    `linked`: half of the passages name the others' entities as their founder, author, employer ...
+    `hops`: a question goes through such a link. `mixed`: the passages are of several kinds.
+    `jitter`: random gaps in the positions between the parts. `fewer`: the number of facts is drawn
+    from 1 to `facts` for the whole sequence. `framed`: instructions stand around the passages and
+    questions. `system`: a system message comes first.
+    """
+
+    entities: int
+    facts: int = 4
+    questions: int = 12
+    kin: float = 0.0
+    missing: float = 0.0
+    unstated: float = 0.0
+    pronouns: float = 0.0
+    surnames: float = 0.0
+    follow: float = 0.0
+    linked: bool = False
+    hops: float = 0.0
+    mixed: float = 0.2
+    jitter: float = 0.3
+    fewer: float = 0.2
+    framed: float = 0.0
+    system: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """A sequence for in-context classification: lines "words: label" over several passages.
+
+    Each label (`labels` of them) has `keywords` words of its own; a line is `words` words, one of
+    them a keyword of its label, the others fillers.
+    """
+
+    passages: int
+    lines: int = 8
+    labels: tuple[int, int] = (2, 4)
+    keywords: tuple[int, int] = (1, 4)
+    words: tuple[int, int] = (2, 3)
+    questions: int = 12
+    jitter: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question with its answer, the passage that states it (None: none does) and the task.
+
+    `blind` is the chance of being right for a reader that knows the kind of entity and the relation
+    but not the entity. `name` is the full name in the question, where it stands in the passages
+    too. `bridge` is the entity that a two-hop answer names first, `steps` all that it says before
+    the value.
+    """
+
+    question: str
+    answer: str
+    passage: int | None
+    task: str
+    blind: float
+    name: str | None = None
+    bridge: str | None = None
+    steps: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A context with its conversation: (title, text) of each passage, then the turns.
+
+    `before` is text of the user's first message in front of the passages.
+    """
+
+    passages: tuple[tuple[str | None, str], ...]
+    turns: tuple[Turn, ...]
+    system: str | None = None
+    before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The entities of the passages and, for each, the statement form of its relations."""
+
+    entities: Sequence[Entity]
+    forms: Sequence[dict[str, int]]
+
+    def passages(
+        self, rng: np.random.Generator, recipe: Recipe
+    ) -> tuple[tuple[str | None, str], ...]:
+        """(title, text) of each passage: its sentences in random order."""
+        texts = []
+        for entity, forms in zip(self.entities, self.forms, strict=True):
+            relations = list(forms)
+            rng.shuffle(relations)
+            sentences = []
+            for n, relation in enumerate(relations):
+                form, name = forms[relation], None
+                if n and rng.random() < recipe.pronouns:
+                    text = FORMS[entity.kind.name, relation].statements[form]
+                    name = later_name(rng, entity, text)
+                person = entity.kind.noun is None
+                if n and name is None and person and rng.random() < recipe.surnames:
+                    name = entity.second
+                sentences.append(state(entity, relation, form, name))
+            texts.append((entity.name, " ".join(sentences)))
+        return tuple(texts)
+
+
+def draw_context(rng: np.random.Generator, recipe: Recipe, split: Split) -> Context:
+    """Draws the entities of a sequence with their facts and statement forms."""
+    entities: list[Entity] = []
+    if recipe.linked:
+        entities = _draw_linked(rng, recipe, split)
+    else:
+        kinds, count = _kinds(rng, recipe), _facts(rng, recipe)
+        for name in dict.fromkeys(kind.name for kind in kinds):
+            same = sum(kind.name == name for kind in kinds)
+            entities += _draw_kind(rng, recipe, split, kind_named(name), same, count)
+    shuffled = [entities[i] for i in rng.permutation(len(entities))]
+    forms = [{r: draw_pair(rng, e.kind, r, split)[0] for r in e.facts} for e in shuffled]
+    return Context(shuffled, forms)
+
+
+def _facts(rng: np.random.Generator, recipe: Recipe) -> int:
+    if rng.random() < recipe.fewer:
+        return int(rng.integers(1, recipe.facts + 1))
+    return recipe.facts
+
+
+def _kinds(rng: np.random.Generator, recipe: Recipe) -> list[Kind]:
+    if recipe.entities > 1 and rng.random() < recipe.mixed:
+        return [KINDS[int(k)] for k in rng.integers(len(KINDS), size=recipe.entities)]
+    # Persons have the most relations and the longest lists of names: they come up more often.
+    kind = KINDS[int(rng.choice(len(KINDS), p=[0.32, 0.17, 0.17, 0.17, 0.17]))]
+    return [kind] * recipe.entities
+
+
+def _draw_kind(
+    rng: np.random.Generator,
+    recipe: Recipe,
+    split: Split,
+    kind: Kind,
+    count: int,
+    facts: int,
+    always: str | None = None,
+) -> list[Entity]:
+    names = [r for r in kind.relations if r != always]
+    relations = [names[i] for i in rng.permutation(len(names))[: facts - (always is not None)]]
+    if always is not None:
+        relations.append(always)
+    return draw_entities(
+        rng, kind, count, relations, split=split, kin=recipe.kin, missing=recipe.missing
+    )
+
+
+def _draw_linked(rng: np.random.Generator, recipe: Recipe, split: Split) -> list[Entity]:
+    """Half of the entities, rounded up, and others that name them by one relation."""
+    links = list(BRIDGES)
+    kind_name, relation = links[int(rng.integers(len(links)))]
+    kind = kind_named(kind_name)
+    values = kind.relations[relation]
+    target = kind_named(values.kind if isinstance(values, NamesOf) else kind_name)
+    reached = (recipe.entities + 1) // 2
+    facts = max(2, _facts(rng, recipe))
+    targets = _draw_kind(rng, recipe, split, target, reached, facts)
+    sources = _draw_kind(
+        rng, recipe, split, kind, recipe.entities - reached, facts, always=relation
+    )
+    order = rng.permutation(reached)
+    for n, source in enumerate(sources):
+        # Some links lead out of the passages: what lies behind them is not stated.
+        if relation in source.facts and rng.random() < 0.9:
+            linked = {**source.facts, relation: targets[order[n]].name}
+            sources[n] = replace(source, facts=linked)
+    return targets + sources
+
+
+def draw_turns(
+    rng: np.random.Generator, recipe: Recipe, context: Context, split: Split
+) -> tuple[Turn, ...]:
+    """Draws the questions, with replacement: asking each fact once would teach elimination."""
+    facts = [(e, r) for e, entity in enumerate(context.entities) for r in entity.facts]
+    turns: list[Turn] = []
+    while len(turns) < recipe.questions:
+        turn: Turn | None
+        if rng.random() < recipe.unstated:
+            turn = _unstated(rng, context, split)
+        elif rng.random() < recipe.hops:
+            turn = _hop(rng, context, split)
+        else:
+            before = turns[-1].passage if turns else None
+            if before is not None and rng.random() < recipe.follow:
+                own = list(context.entities[before].facts)
+                turn = _stated(rng, context, before, own[int(rng.integers(len(own)))], split, True)
+            else:
+                e, relation = facts[int(rng.integers(len(facts)))]
+                turn = _stated(rng, context, e, relation, split, False)
+        if turn is not None:
+            turns.append(turn)
+    return tuple(turns)
+
+
+def _blind(context: Context, entity: Entity, relation: str) -> float:
+    """Chance of a reader that knows kind and relation, but not whom the question is about."""
+    same = [e for e in context.entities if e.kind is entity.kind and relation in e.facts]
+    values = [e.facts[relation] for e in same]
+    return values.count(entity.facts[relation]) / len(values)
+
+
+def _stated(
+    rng: np.random.Generator, context: Context, e: int, relation: str, split: Split, follow: bool
+) -> Turn:
+    """A question that passage `e` answers; `follow`: by a pronoun where the form allows one."""
+    entity = context.entities[e]
+    form = draw_question(rng, entity.kind, relation, context.forms[e][relation], split)
+    text = FORMS[entity.kind.name, relation].questions[form]
+    name = later_name(rng, entity, text) if follow else None
+    return Turn(
+        ask(entity, relation, form, name),
+        entity.facts[relation],
+        e,
+        "follow-up" if name else "single",
+        _blind(context, entity, relation),
+        None if name else entity.name,
+    )
+
+
+def _unstated(rng: np.random.Generator, context: Context, split: Split) -> Turn | None:
+    """A question without an answer: an absent relation of an entity, or an absent entity."""
+    entities = context.entities
+    e = int(rng.integers(len(entities)))
+    entity = entities[e]
+    stated = {r for other in entities if other.kind is entity.kind for r in other.facts}
+    if rng.random() < 0.5:
+        absent = [r for r in entity.kind.relations if r not in entity.facts]
+        tempting = [r for r in absent if r in stated]
+        pool = tempting if tempting and rng.random() < 0.7 else absent
+        if not pool:
+            return None
+        relation, passage = pool[int(rng.integers(len(pool)))], e
+    else:
+        first, second = draw_name(rng, entity.kind, split)
+        if any({first, second} & {o.first, o.second} for o in entities if o.kind is entity.kind):
+            return None
+        relation = list(entity.facts)[int(rng.integers(len(entity.facts)))]
+        entity, passage = Entity(entity.kind, first, second, {}), -1
+    form = draw_pair(rng, entity.kind, relation, split)[1]
+    where = passage if passage >= 0 else None
+    return Turn(ask(entity, relation, form), NOT_STATED, where, "not stated", 0.0)
+
+
+def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | None:
+    """A question about the founder, author, employer ... of an entity, in two steps.
+
+    The answer names that entity, asks the second question and answers it: "Alra Ashden. Where was
+    Alra Ashden born? Arava". So the second step is one that single questions teach; with the value
+    right behind the name, training never found it.
+    """
+    links = [
+        (e, r)
+        for e, entity in enumerate(context.entities)
+        for r in entity.facts
+        if (entity.kind.name, r) in BRIDGES
+    ]
+    if not links:
+        return None
+    e, relation = links[int(rng.integers(len(links)))]
+    source = context.entities[e]
+    name = source.facts[relation]
+    values = source.kind.relations[relation]
+    target = kind_named(values.kind if isinstance(values, NamesOf) else source.kind.name)
+    reached = [i for i, entity in enumerate(context.entities) if entity.name == name]
+    described = BRIDGES[source.kind.name, relation].format(n=source.name)
+    if not reached:
+        wanted = list(target.relations)[int(rng.integers(len(target.relations)))]
+        form = draw_pair(rng, target, wanted, split)[1]
+        first, second = name.split(" ")
+        stranger = Entity(target, first, second, {})
+        question = ask(stranger, wanted, form, described)
+        steps = f"{name}. {ask(stranger, wanted, form)}"
+        answer = f"{steps} {NOT_STATED}"
+        return Turn(question, answer, None, "open hop", 0.0, source.name, name, steps)
+    entity = context.entities[reached[0]]
+    wanted = list(entity.facts)[int(rng.integers(len(entity.facts)))]
+    statement = context.forms[reached[0]][wanted]
+    form = draw_question(rng, entity.kind, wanted, statement, split)
+    steps = f"{name}. {ask(entity, wanted, form)}"
+    return Turn(
+        ask(entity, wanted, form, described),
+        f"{steps} {entity.facts[wanted]}",
+        None,
+        "two-hop",
+        _blind(context, entity, wanted),
+        source.name,
+        name,
+        steps,
+    )
+
+
+FILLERS = 12
+"""So many of the made-up words, the first ones, mean nothing in any sequence, as "the" and "of" do.
+
+Were they drawn anew for each sequence, a word that is shown once could as well be a keyword: then
+some questions have no right answer.
+"""
+
+
+def is_held_out(keyword: int, label: int) -> bool:
+    """Whether a keyword (index) with this label (index) belongs to the held-out tenth."""
+    return (3 * keyword + 7 * label) % 10 == 0
+
+
+def draw_demonstrations(
+    rng: np.random.Generator, recipe: Demonstrations, split: Split = "train"
+) -> Sample:
+    """Draws a labelling rule, lines that follow it, and questions on keywords among them."""
+    labels = rng.permutation(len(LABELS))[: rng.integers(*recipe.labels, endpoint=True)]
+    count = int(rng.integers(*recipe.keywords, endpoint=True))
+    words = [w for w in rng.permutation(len(MADE_UP)) if w >= FILLERS]
+    label_of: dict[int, int] = {}
+    for label in labels.tolist():
+        fitting = [w for w in words if is_held_out(w, label) == (split == "held-out")][:count]
+        words = [w for w in words if w not in fitting]
+        label_of.update(dict.fromkeys(fitting, label))
+    keywords = list(label_of)
+
+    def line(keyword: int) -> str:
+        others = int(rng.integers(*recipe.words, endpoint=True)) - 1
+        picked = [*rng.permutation(FILLERS)[:others], keyword]
+        return " ".join(MADE_UP[picked[i]] for i in rng.permutation(len(picked)))
+
+    total = recipe.passages * recipe.lines
+    # Every keyword comes up once before any is repeated, as far as there are lines.
+    drawn = [keywords[i] for i in rng.permutation(len(keywords))][:total]
+    shown = list(drawn)
+    drawn += [keywords[int(rng.integers(len(keywords)))] for _ in range(total - len(drawn))]
+    drawn = [drawn[i] for i in rng.permutation(total)]
+    rows = [f"{line(keyword)}: {LABELS[label_of[keyword]]}" for keyword in drawn]
+    texts = ["\n".join(rows[i : i + recipe.lines]) for i in range(0, total, recipe.lines)]
+    turns = []
+    for _ in range(recipe.questions):
+        keyword = shown[int(rng.integers(len(shown)))]
+        answer = LABELS[label_of[keyword]]
+        turns.append(Turn(f"{line(keyword)}:", answer, None, "classification", 1 / len(labels)))
+    return Sample(tuple((None, text) for text in texts), tuple(turns))
+
+
+LEADS = ("", "Question: ", "Query: ", "User: ", "The question: ", "QUESTION:\n")
+ENDS = ("", "\nAnswer:", "\nAnswer: ", "\nYour answer:", "\n\nANSWER:\n")
+RULES = ("", "---------------------\n", "```\n", "====\n", "\n")
+
+
+def _instruction(rng: np.random.Generator) -> str:
+    """Up to two sentences of common words: such text may stand anywhere around a question."""
+    sentences = []
+    for _ in range(int(rng.integers(0, 3))):
+        words = [COMMON[int(i)] for i in rng.integers(len(COMMON), size=rng.integers(3, 16))]
+        sentences.append(" ".join(words) + ".:"[int(rng.random() < 0.2)])
+    return " ".join(sentences)
+
+
+def _draw_frame(rng: np.random.Generator) -> tuple[str, str, str]:
+    """Text before the passages, before a question and after it, as prompt templates have it."""
+    rule = RULES[int(rng.integers(len(RULES)))]
+    before = _instruction(rng)
+    before = f"{before}\n{rule}" if before and rng.random() < 0.6 else ""
+    told = _instruction(rng)
+    gap = "\n" if rng.random() < 0.7 else "\n\n"
+    label = LEADS[int(rng.integers(len(LEADS)))]
+    opening = (rule if before else "") + (f"{told}{gap}" if told else "") + label
+    return before, opening, ENDS[int(rng.integers(len(ENDS)))]
 
 
 def draw_sample(
@@ -29,9 +424,9 @@ def draw_sample(
     turns = draw_turns(rng, recipe, context, split)
     if rng.random() >= recipe.framed:
         return Sample(passages, turns, system)
-    frame = draw_frame(rng)
+    before, opening, closing = _draw_frame(rng)
     framed = [
-        replace(turn, question=frame.around(turn.question)) if rng.random() < 0.5 else turn
+        replace(turn, question=f"{opening}{turn.question}{closing}") if rng.random() < 0.5 else turn
         for turn in turns
     ]
-    return Sample(passages, tuple(framed), system, frame.before)
+    return Sample(passages, tuple(framed), system, before)

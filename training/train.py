@@ -1,11 +1,11 @@
 """Trains the embedded reader: `python -m training.train --out DIR --steps N --seed S`.
 
 Writes to DIR: `checkpoint.safetensors` (to resume from: the same command goes on where it stopped),
-`model/` (weights, configuration, tokenizer), `progress.jsonl` and `curve.png`. An interrupt (SIGINT
-or SIGTERM) keeps the result. `--steps` counts all runs of DIR together, so that a busy machine only
-takes longer; the learning rate falls over their last half. On a CPU one process a core is fastest,
-each with OMP_NUM_THREADS=1:
-`torchrun --nproc-per-node 2 -m training.train --out DIR ...`.
+`model/` (weights, configuration, tokenizer) and `progress.jsonl`. An interrupt (SIGINT or SIGTERM)
+keeps the result. `--steps` counts all runs of DIR together, so that a busy machine only takes
+longer; the learning rate falls over their last half. On a CPU one process a core is fastest, each
+with OMP_NUM_THREADS=1: `torchrun --nproc-per-node 2 -m training.train --out DIR ...`. Each process
+draws its own batch; gradients and the few numbers that steer the run are averaged.
 """
 
 from __future__ import annotations
@@ -13,30 +13,36 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import signal
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerFast
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from training import attention
-from training.checkpoint import load_checkpoint, save_checkpoint
-from training.curriculum import Curriculum
-from training.curve import draw_curve
-from training.initialise import freeze, new_reader, start_from
-from training.levels import CURRICULA
-from training.objective import answer_loss, optimizers
-from training.parallel import Group
+from training.curriculum import CURRICULA, Curriculum
+from training.model import BLOCK_ATTENTION, freeze, new_reader, start_from
 from training.samples import draw_sample
-from training.sequences import Batch, Encoder
-from training.vocabulary import save_tokenizer, train_tokenizer
+from training.tokens import ANSWER, Batch, Encoder, save_tokenizer, train_tokenizer
 
 log = logging.getLogger("training")
+
+WEIGHTS = (0.0, 1.0, 0.7, 0.3)
+"""Loss weight of each mark of `Batch.loss`: none, answer, rest of the answer, name."""
+WARM_UP, DECAY_FROM = 100, 0.5
+"""Steps of warm-up, and the share of all steps behind which the learning rate falls."""
+SAVE_EVERY_S = 120.0
+CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,45 @@ class Settings:
     inner: int = 384
     muon_rate: float = 0.02
     adam_rate: float = 2e-3
-    warm_up: int = 100
-    decay_from: float = 0.5
     curriculum: str = "reader"
     weights: Path | None = None
-    save_every_s: float = 120.0
+
+
+def answer_loss(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, float]:
+    """(weighted mean loss over marked tokens, share of answers whose first token is right)."""
+    # An explicit mask: without one, transformers would take gaps in the positions for the borders
+    # of packed sequences.
+    hidden = model.model(
+        input_ids=batch.ids,
+        attention_mask=torch.ones_like(batch.ids),
+        position_ids=batch.positions,
+        use_cache=False,
+    ).last_hidden_state
+    marks = batch.loss[:, 1:]
+    chosen = marks > 0
+    logits = model.lm_head(hidden[:, :-1][chosen]).float()
+    target = batch.ids[:, 1:][chosen]
+    first = marks[chosen] == ANSWER
+    weights = logits.new_tensor(WEIGHTS)[marks[chosen]]
+    right = (logits.detach().argmax(-1) == target)[first].float().mean()
+    losses = F.cross_entropy(logits, target, reduction="none")
+    return (losses * weights).sum() / weights.sum(), float(right)
+
+
+def average(parameters: Sequence[torch.nn.Parameter], numbers: Sequence[float]) -> list[float]:
+    """Averages the gradients of parameters in place, and numbers, over all processes."""
+    if not dist.is_initialized():
+        return list(numbers)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    device = parameters[0].device if parameters else None
+    extra = torch.tensor(list(numbers), device=device)
+    flat = torch.cat([*(g.reshape(-1) for g in gradients), extra])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    *parts, means = flat.split([*(g.numel() for g in gradients), len(extra)])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+    return [float(x) for x in means]
 
 
 class Trainer:
@@ -66,7 +106,9 @@ class Trainer:
     def __init__(self, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> None:
         self.settings, self.tokenizer = settings, tokenizer
         self.encoder = Encoder(tokenizer)
-        self.group = Group.join()
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
         model = new_reader(
             tokenizer,
             settings.seed,
@@ -78,20 +120,32 @@ class Trainer:
             start_from(model, settings.weights)
         self.model = model.to(settings.device)
         if settings.device == "cpu":
-            attention.register()
-            self.model.set_attn_implementation(attention.NAME)
-        self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizers = optimizers(self.model, settings.muon_rate, settings.adam_rate)
-        self.base = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
+            self.model.set_attn_implementation(BLOCK_ATTENTION)
+        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        self.trained = [p for _, p in named]
+        # Muon for the matrices, AdamW for embeddings, biases and norms.
+        matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
+        rest = [p for n, p in named if p.ndim != 2 or "embed" in n]
+        muon_rate, adam_rate = settings.muon_rate, settings.adam_rate
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (
+                torch.optim.Muon(
+                    matrices,
+                    lr=muon_rate,
+                    momentum=0.95,
+                    weight_decay=0.01,
+                    adjust_lr_fn="original",
+                ),
+                muon_rate,
+            ),
+            (
+                torch.optim.AdamW(rest, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
+                adam_rate,
+            ),
+        ]
         self.curriculum = Curriculum(settings.curriculum)
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
         self.stopped = False
-
-    def rate(self) -> float:
-        """The factor on both learning rates: warm-up, constant, then a line down to 2%."""
-        settings = self.settings
-        tail = (1 - self.step / settings.steps) / (1 - settings.decay_from)
-        return min(1.0, (self.step + 1) / settings.warm_up, max(0.02, tail))
 
     def draw(self, level: int, rng: np.random.Generator) -> Batch:
         """A batch of one level with about `tokens` tokens."""
@@ -107,28 +161,31 @@ class Trainer:
     def train_step(self) -> float:
         """One batch (in each process); returns its loss. Sets `elapsed` and `stopped` for all."""
         begun = time.monotonic()
+        settings = self.settings
         # Fresh generators for each step: a resumed run draws what an unbroken one would have drawn.
-        level = self.curriculum.draw(np.random.default_rng([self.settings.seed, self.step]))
-        seeds = [self.settings.seed, self.step, 1 + self.group.rank]
+        level = self.curriculum.draw(np.random.default_rng([settings.seed, self.step]))
+        seeds = [settings.seed, self.step, 1 + self.rank]
         batch = self.draw(level, np.random.default_rng(seeds))
-        factor = self.rate()
-        for optimizer, base in zip(self.optimizers, self.base, strict=True):
+        # Warm-up, constant, then a line down to 2%.
+        tail = (1 - self.step / settings.steps) / (1 - DECAY_FROM)
+        factor = min(1.0, (self.step + 1) / WARM_UP, max(0.02, tail))
+        for optimizer, rate in self.optimizers:
             optimizer.zero_grad()
-            for group, rate in zip(optimizer.param_groups, base, strict=True):
+            for group in optimizer.param_groups:
                 group["lr"] = rate * factor
-        with torch.autocast(self.settings.device, torch.bfloat16):
+        with torch.autocast(settings.device, torch.bfloat16):
             loss, accuracy = answer_loss(self.model, batch)
         loss.backward()
         numbers = [float(loss.detach()), accuracy, float(self.stopped)]
-        numbers = self.group.average(self.trained, numbers)
+        numbers = average(self.trained, numbers)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
-        for optimizer in self.optimizers:
+        for optimizer, _ in self.optimizers:
             optimizer.step()
         self.curriculum.note(level, numbers[1])
         self.step += 1
-        self.tokens += batch.ids.numel() * self.group.size
-        seconds = self.group.average([], [time.monotonic() - begun])[0]
-        self.elapsed += seconds
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        self.tokens += batch.ids.numel() * size
+        self.elapsed += average([], [time.monotonic() - begun])[0]
         self.stopped = numbers[2] > 0
         return numbers[0]
 
@@ -139,7 +196,7 @@ class Trainer:
             loss = self.train_step()
             if self.step % 50 == 0:
                 self.report(loss)
-            if self.elapsed - saved > self.settings.save_every_s:
+            if self.elapsed - saved > SAVE_EVERY_S:
                 self.save()
                 saved = self.elapsed
         if loss is not None and self.step % 50:
@@ -147,54 +204,63 @@ class Trainer:
         self.save()
 
     def report(self, loss: float) -> None:
-        """One line to the log and one to progress.jsonl."""
-        if self.group.rank:
+        """One line to the log and to progress.jsonl."""
+        if self.rank:
             return
-        accuracy = {k: round(v, 3) for k, v in sorted(self.curriculum.accuracy.items())}
         row = {
             "step": self.step,
             "minutes": round(self.elapsed / 60, 2),
             "tokens": self.tokens,
             "loss": round(loss, 4),
             "level": self.curriculum.level,
-            "accuracy": accuracy,
+            "accuracy": {k: round(v, 3) for k, v in sorted(self.curriculum.accuracy.items())},
         }
         with (self.settings.out / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        shown = " ".join(f"{k}:{v:.2f}" for k, v in accuracy.items())
-        log.info(
-            "%6d %5.1f min %5.1fM tokens %5.0f/s level %d loss %.3f  %s",
-            self.step,
-            self.elapsed / 60,
-            self.tokens / 1e6,
-            self.tokens / max(1e-9, self.elapsed),
-            self.curriculum.level,
-            loss,
-            shown,
-        )
+        log.info("%s", json.dumps(row))
 
     def save(self) -> None:
-        """Writes checkpoint, model folder and curve; each file is replaced, never half-written."""
-        if self.group.rank:
+        """Writes checkpoint and model folder; the old checkpoint stays until then."""
+        if self.rank:
             return
         out = self.settings.out
+        tensors = {f"model.{n}": p.detach().contiguous() for n, p in self.model.named_parameters()}
+        for number, (optimizer, _) in enumerate(self.optimizers):
+            for index, values in optimizer.state_dict()["state"].items():
+                for name, tensor in values.items():
+                    tensors[f"{number}.{index}.{name}"] = tensor.contiguous()
         facts = {
             "step": self.step,
             "tokens": self.tokens,
             "elapsed": self.elapsed,
-            "curriculum": self.curriculum.state(),
+            "curriculum": asdict(self.curriculum),
         }
-        save_checkpoint(out, self.model, self.optimizers, facts)
+        fresh = out / f"{CHECKPOINT}.new"
+        save_file(tensors, fresh, metadata={"facts": json.dumps(facts)})
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        fresh.replace(out / CHECKPOINT)
         self.model.save_pretrained(out / "model")
         save_tokenizer(self.tokenizer, out / "model")
-        draw_curve(out / "progress.jsonl", out / "curve.png", self.curriculum.levels)
 
     def resume(self) -> bool:
         """Goes on from the checkpoint in `out`, if there is one."""
-        settings = self.settings
-        facts = load_checkpoint(settings.out, self.model, self.optimizers, settings.device)
-        if facts is None:
+        path = self.settings.out / CHECKPOINT
+        if not path.exists():
             return False
+        with safe_open(path, framework="pt", device=self.settings.device) as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            facts = json.loads(file.metadata()["facts"])
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(tensors.pop(f"model.{name}"))
+        states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in self.optimizers]
+        for key, tensor in tensors.items():
+            number, index, name = key.split(".", 2)
+            states[int(number)].setdefault(int(index), {})[name] = tensor
+        for (optimizer, _), state in zip(self.optimizers, states, strict=True):
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
         freeze(self.model)
         self.step, self.tokens = int(facts["step"]), int(facts["tokens"])
         self.elapsed = float(facts["elapsed"])
@@ -233,10 +299,6 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="folder of a model to go on from")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokens", type=int, default=Settings.tokens, help="per step")
-    parser.add_argument("--layers", type=int, default=Settings.layers)
-    parser.add_argument("--width", type=int, default=Settings.width)
-    parser.add_argument("--inner", type=int, default=Settings.inner)
-    parser.add_argument("--muon-rate", type=float, default=Settings.muon_rate)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     train(Settings(**vars(parser.parse_args())))
 

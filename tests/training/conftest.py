@@ -1,7 +1,7 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from training.vocabulary import train_tokenizer
+from training.tokens import train_tokenizer
 
 
 @pytest.fixture(scope="session")

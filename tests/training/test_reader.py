@@ -1,20 +1,23 @@
-"""The shipped reader: what its card says must be true of the files."""
+"""The shipped reader and sample corpus: what their cards say must be true of the files."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rag_windows import WindowedLM
+from rag_windows import Passage, WindowedLM
 from rag_windows.loading import embedded_path
-from training.corpus_answers import SAMPLES, Asker, ask_all, converse, rows
-from training.evaluate import evaluate
+from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
+from tests.training.test_model import positional_attention
 from training.export import MAX_BYTES
-from training.initialise import positional_attention
-from training.vocabulary import train_tokenizer
+from training.tasks import draw_case
+from training.tokens import train_tokenizer
+from training.world import KINDS
 
+SAMPLES = Path(__file__).parents[2] / "rag_windows" / "samples"
 FOLDER = embedded_path("tiny-reader")
 
 
@@ -41,25 +44,98 @@ def test_tokenizer_is_the_trainer_s() -> None:
 
 def test_card_states_figures_and_the_frozen_heads() -> None:
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
-    for word in ("python -m training.evaluate", "entity-blind", "frozen", "Limits"):
+    for word in ("Figures", "entity-blind", "frozen", "Limits"):
         assert word in card
     assert "@" not in card
 
 
-def test_it_reads_eight_passages_far_better_than_a_blind_reader(reader: WindowedLM) -> None:
-    cells = evaluate(reader, ["single"], [8], ["sequential", "pcw", "ape:0.9:0.9"], 30, 9)
-    for cell in cells:
-        assert cell.blind < 0.4
-        assert cell.right >= 25, cell
+@pytest.mark.parametrize("method", ["sequential", "pcw", "ape"])
+def test_it_reads_eight_passages_far_better_than_a_blind_reader(
+    reader: WindowedLM, method: str
+) -> None:
+    rng = np.random.default_rng(9)
+    cases = [draw_case(rng, "single", 8) for _ in range(30)]
+    assert np.mean([case.blind for case in cases]) < 0.4
+    asked = [
+        {
+            "query": list(case.messages),
+            "passages": [Passage(text, title=title) for title, text in case.passages],
+            "method": method,
+            "max_new_tokens": 32,
+            "do_sample": False,
+        }
+        for case in cases
+    ]
+    made = reader.generate_batch(asked)
+    pairs = zip(made, cases, strict=True)
+    assert sum(one.text.strip() == case.answer for one, case in pairs) >= 25
+
+
+def lines(name: str) -> list[dict[str, str]]:
+    text = (SAMPLES / name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_sample_corpus_is_of_held_out_names_and_answers_its_questions() -> None:
+    documents = load_documents([SAMPLES / "corpus"]).documents
+    titles = [str(document.title) for document in documents]
+    assert len(set(titles)) == len(titles) == 300
+    for title in titles:
+        first, second = title.split(" ")
+        kind = next(k for k in KINDS if first in k.firsts and second in k.seconds)
+        assert kind.is_held_out(list(kind.firsts).index(first), list(kind.seconds).index(second))
+    texts = {document.title: document.text for document in documents}
+    questions = lines("questions.jsonl")
+    assert len(questions) == 100
+    for question in questions:
+        if question["task"] == "not stated":
+            assert question["answer"] == "not stated"
+        else:
+            assert question["title"] in question["question"]
+            assert question["answer"] in texts[question["title"]]
+    for task in json.loads((SAMPLES / "demo.json").read_text(encoding="utf-8")):
+        assert any(title in task["question"] for title in titles)
 
 
 def test_it_answers_the_sample_corpus_and_follows_its_conversations(reader: WindowedLM) -> None:
-    asker = Asker(reader, SAMPLES, 16)
-    scores = {s.task: s for s in ask_all(asker, rows(SAMPLES, "questions.jsonl"), "ape:0.9:0.9")}
-    assert scores["single"].total + scores["not stated"].total == 100
-    assert scores["single"].right + scores["not stated"].right >= 85
-    followed = converse(asker, rows(SAMPLES, "conversations.jsonl"), "ape:0.9:0.9")
-    assert followed.right >= 20
+    documents = load_documents([SAMPLES / "corpus"]).documents
+    retriever = BM25Retriever(split_documents(documents))
+
+    def answers(asked: list[tuple[list[dict[str, str]], str]]) -> list[str]:
+        made = reader.generate_batch(
+            [
+                {
+                    "query": messages,
+                    "passages": retriever.retrieve(search, 16),
+                    "max_new_tokens": 12,
+                    "do_sample": False,
+                }
+                for messages, search in asked
+            ]
+        )
+        return [one.text.strip() for one in made]
+
+    questions = lines("questions.jsonl")
+    asked = [([{"role": "user", "content": q["question"]}], q["question"]) for q in questions]
+    pairs = zip(answers(asked), questions, strict=True)
+    assert sum(answer == question["answer"] for answer, question in pairs) >= 85
+    turns = [row["turns"] for row in lines("conversations.jsonl")]
+    first = answers(
+        [([{"role": "user", "content": t[0]["question"]}], t[0]["question"]) for t in turns]
+    )
+    followed = [
+        (
+            [
+                {"role": "user", "content": before["question"]},
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": after["question"]},
+            ],
+            f"{before['question']} {after['question']}",
+        )
+        for (before, after), answer in zip(turns, first, strict=True)
+    ]
+    pairs = zip(answers(followed), turns, strict=True)
+    assert sum(answer == after["answer"] for answer, (_, after) in pairs) >= 20
 
 
 @pytest.mark.parametrize("method", ["sequential", "pcw", "ape"])

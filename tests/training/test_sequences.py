@@ -1,4 +1,8 @@
+import dataclasses
+import hashlib
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,12 +10,12 @@ from transformers import PreTrainedTokenizerFast
 
 from rag_windows.passage import Passage
 from rag_windows.prompt.builder import Prompt
-from training.levels import CURRICULA
+from training.curriculum import CURRICULA
 from training.phrasing import NOT_STATED
-from training.recipes import Demonstrations, Recipe
-from training.samples import draw_sample
-from training.sequences import ANSWER, NAME, REST, Encoder
-from training.tasks import TASKS, as_sample, draw_case
+from training.samples import Demonstrations, Recipe, Sample, Turn, draw_sample
+from training.tasks import TASKS, draw_case
+from training.tokens import ANSWER, NAME, REST, Encoder
+from training.train import Settings, Trainer
 from training.world import Split
 
 WIDE = Recipe(
@@ -28,10 +32,38 @@ WIDE = Recipe(
 LINKED = replace(WIDE, linked=True, hops=0.6)
 
 
-def test_the_same_seed_gives_the_same_samples() -> None:
-    first = [draw_sample(np.random.default_rng(5), WIDE) for _ in range(2)]
-    assert first[0] == first[1]
-    assert draw_sample(np.random.default_rng(6), WIDE) != first[0]
+@pytest.mark.parametrize(
+    ("name", "digest"), [("reader", "17aae78f5aeeaaff"), ("learner", "dacc3f69a7431ec7")]
+)
+def test_the_shipped_models_curricula_are_drawn_again(name: str, digest: str) -> None:
+    """Texts of all levels, as they were when the models were trained."""
+    found = hashlib.sha256()
+    for number, level in enumerate(CURRICULA[name]):
+        rng = np.random.default_rng([0, number])
+        for _ in range(20):
+            for split in ("train", "held-out"):
+                sample = draw_sample(rng, level.recipe, split)  # type: ignore[arg-type] # a Split
+                turns = [list(dataclasses.astuple(turn)) for turn in sample.turns]
+                passages = [list(passage) for passage in sample.passages]
+                plain = [passages, turns, sample.system, sample.before]
+                found.update(json.dumps(plain).encode())
+    assert found.hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"), [("reader", "c4313862257d6d99"), ("learner", "51caa81fa6c38cd2")]
+)
+def test_their_batches_are_the_same_token_ids(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: str, digest: str
+) -> None:
+    trainer = Trainer(Settings(tmp_path, curriculum=name), tokenizer)
+    found = hashlib.sha256()
+    for level in range(len(CURRICULA[name])):
+        for step in range(2):
+            batch = trainer.draw(level, np.random.default_rng([0, step, 1]))
+            for tensor in (batch.ids, batch.positions, batch.loss):
+                found.update(tensor.numpy().tobytes())
+    assert found.hexdigest()[:16] == digest
 
 
 def test_loss_falls_on_answers_and_known_names_only(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -149,7 +181,8 @@ def test_training_tokens_are_those_of_the_prompt(
     passages = [Passage(text, title=title) for title, text in case.passages]
     built = Prompt(tokenizer).build(case.messages[-1]["content"], passages)
     encoder = Encoder(tokenizer)
-    *contexts, (query, loss) = encoder.parts(as_sample(case))
+    turn = Turn(case.messages[-1]["content"], case.answer, None, "single", case.blind)
+    *contexts, (query, loss) = encoder.parts(Sample(case.passages, (turn,)))
     assert [list(built.prefix_ids)] == [contexts[0][0]]
     assert [list(w.ids) for w in built.windows] == [ids for ids, _ in contexts[1:]]
     assert list(built.query_ids) == query[: loss.index(ANSWER)]

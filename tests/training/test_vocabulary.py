@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from training.vocabulary import CONTROL, save_tokenizer, space_twins, train_tokenizer, words
+from training.tokens import CONTROL, save_tokenizer, space_twins, train_tokenizer, words
 
 TOKENIZER = train_tokenizer()
 

@@ -10,8 +10,7 @@ import pytest
 
 from rag_windows import WindowedLM
 from rag_windows.errors import LimitError
-from training.demonstrations import draw_demonstrations
-from training.recipes import Demonstrations
+from training.samples import Demonstrations, draw_demonstrations
 
 TASKS = 6
 """Labelling rules; each with 64 demonstrations and 12 questions."""

@@ -16,8 +16,7 @@ from rag_windows.evaluation.manifest import Manifest
 from rag_windows.evaluation.options import RunOptions
 from rag_windows.evaluation.runner import run
 from rag_windows.methods import resolve
-from training.demonstrations import draw_demonstrations
-from training.recipes import Demonstrations
+from training.samples import Demonstrations, draw_demonstrations
 
 
 def made_up(path: Path) -> Path:

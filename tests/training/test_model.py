@@ -1,15 +1,26 @@
+"""The reader before training."""
+
+from __future__ import annotations
+
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from training import attention
-from training.initialise import (
-    PATTERNS,
-    frozen_parameters,
-    new_reader,
-    positional_attention,
-)
-from training.vocabulary import space_twins
+from training.model import BLOCK_ATTENTION, PATTERNS, frozen_parameters, new_reader
+from training.tokens import space_twins
+
+
+@torch.no_grad()
+def positional_attention(model: LlamaForCausalLM, length: int) -> list[float]:
+    """Layer 0's attention of each head to its pattern, from the last of `length` tokens."""
+    model.set_attn_implementation("eager")
+    ids = torch.arange(length)[None] % model.config.vocab_size
+    weights = model(ids, output_attentions=True).attentions[0][0]
+    last = length - 1
+    return [
+        float(weights[head, last, last - one.last : last - one.first + 1].sum())
+        for head, one in enumerate(PATTERNS)
+    ]
 
 
 @pytest.mark.parametrize("length", [12, 64, 1500])
@@ -60,7 +71,6 @@ def test_block_attention_equals_the_model_s_own(
     with torch.no_grad():
         model.set_attn_implementation("eager")
         expected = model(**inputs).logits
-        attention.register()
-        model.set_attn_implementation(attention.NAME)
+        model.set_attn_implementation(BLOCK_ATTENTION)
         found = model(**inputs).logits
     assert torch.allclose(found, expected, atol=1e-4)
