@@ -99,7 +99,7 @@ class ChatRagWindows(AnswersCalls, BaseChatModel):
         # Only files that are here already: nothing is downloaded before the first call.
         if self.lm is not None:
             return model_profile(self.lm.model.config, self.lm.tokenizer, self.template_kwargs)
-        here = {"local_files_only": True}
+        here: dict[str, Any] = {"local_files_only": True}
         source = ModelSource(
             str(self.model),
             tokenizer=self.tokenizer,

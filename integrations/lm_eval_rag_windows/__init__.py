@@ -9,14 +9,36 @@ Importing this package registers the model `rag-windows` with the harness::
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_rag_windows.registration import NAME, register
+from rag_windows.errors import MissingExtraError, missing
 
 if TYPE_CHECKING:
     from lm_eval_rag_windows.model import RagWindowsLM
 
 __all__ = ["NAME", "RagWindowsLM", "register"]
+
+NAME = "rag-windows"
+"""What ``--model`` takes."""
+
+
+def register() -> None:
+    """Make the harness know the model; the class itself is imported when it is asked for.
+
+    Raises:
+        MissingExtraError: the harness is not installed.
+    """
+    if find_spec("lm_eval") is None:
+        raise MissingExtraError(missing("lm_eval_rag_windows", "lm-eval", "lm-eval"))
+    # The harness fills an empty registry with its own models on first use; one that holds ours
+    # already would stay without them.
+    import lm_eval.models  # noqa: F401  # fills the registry
+    from lm_eval.api.registry import model_registry
+
+    if NAME not in model_registry:
+        model_registry.register(NAME, target="lm_eval_rag_windows.model:RagWindowsLM")
+
 
 register()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 from rag_windows.errors import RagWindowsError
-from rag_windows.prompt.visible_text import one_line
 
 
 def main() -> None:
@@ -23,6 +22,8 @@ def main() -> None:
 
         cli_evaluate()
     except RagWindowsError as error:
+        from rag_windows.integration import one_line
+
         print(f"Error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
 

@@ -1,124 +1,161 @@
-"""How likely continuations are, and whether the model itself would have said them."""
+"""Requests that read the same examples are read together: continuations scored, answers written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
+from lm_eval.models.utils_hf import stop_sequences_criteria
 
-from lm_eval_rag_windows.tokens import Ids
+from lm_eval_rag_windows.prompts import Cut, Ids
 from rag_windows import WindowedLM
-from rag_windows.icl.scoring import MAX_ROW_TOKENS, MAX_VALUES
-from rag_windows.kv import Members
-from rag_windows.prefill import EncodedContext, bucket_by_length
+from rag_windows.integration import EncodedContext, Likelihood, likelihoods
 
 
-@dataclass(frozen=True, slots=True)
-class Continued:
-    """What follows a question.
+@dataclass(slots=True)
+class Counts:
+    """Counts over all requests so far; those without any prompt, as for perplexity, are left out.
 
     Attributes:
-        question: token ids.
-        continuation: token ids, at least one.
+        windows: how many requests had so many windows.
+        contexts: different sets of prefix and windows.
+        encoded: windows that were computed.
+        reused: windows that were found in the passage cache.
     """
 
-    question: Ids
-    continuation: Ids
+    windows: Counter[int] = field(default_factory=Counter)
+    contexts: int = 0
+    encoded: int = 0
+    reused: int = 0
 
-    @property
-    def row(self) -> Ids:
-        """What the model reads: the last token is only predicted."""
-        return (*self.question, *self.continuation[:-1])
+    def add(self, context: EncodedContext, windows: int, requests: int) -> None:
+        """Requests that read one context together."""
+        self.windows[windows] += requests
+        self.contexts += 1
+        self.encoded += context.encoded_windows
+        self.reused += context.cached_windows
+
+    def described(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "requests_by_windows": {str(n): count for n, count in sorted(self.windows.items())},
+            "contexts": self.contexts,
+            "windows_encoded": self.encoded,
+            "windows_reused": self.reused,
+        }
 
 
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """Of one continuation.
-
-    Attributes:
-        logprob: sum of its tokens' log-probabilities, in nats.
-        greedy: whether each token is the likeliest one at its place.
-    """
-
-    logprob: float
-    greedy: bool
-
-
-@torch.no_grad()
-def likelihoods(
-    lm: WindowedLM, context: EncodedContext, asked: Sequence[Continued]
+def score(
+    lm: WindowedLM,
+    asked: Sequence[tuple[Cut, Ids]],
+    told: Callable[[int, Likelihood], None],
+    counts: Counts | None = None,
 ) -> list[Likelihood]:
-    """Read questions with their continuations, each in a row of its own.
-
-    Equal rows are read once. Where the method chooses windows for each question, only rows of one
-    question share a pass.
+    """Likelihoods of continuations.
 
     Args:
         lm: the model.
-        context: what all of them read.
-        asked: in any order.
-
-    Returns:
-        One for each, in order.
+        asked: prompts, and the ids that follow them.
+        told: called with the index and result of each as soon as it is there.
+        counts: where they are counted.
     """
-    if context.method.selection is None or context.windows is None:
-        return _likelihoods(lm, context, asked)
     found: dict[int, Likelihood] = {}
-    for question in dict.fromkeys(one.question for one in asked):
-        own = [index for index, one in enumerate(asked) if one.question == question]
-        narrowed = lm.engine.decoder.narrowed(context, question)
-        made = _likelihoods(lm, narrowed, [asked[index] for index in own])
-        found |= dict(zip(own, made, strict=True))
+    for context, group in _together(lm, [cut for cut, _ in asked], counts):
+        pairs = [(asked[i][0].question, asked[i][1]) for i in group]
+        for index, result in zip(group, likelihoods(lm, context, pairs), strict=True):
+            found[index] = result
+            told(index, result)
     return [found[index] for index in range(len(asked))]
 
 
-def _likelihoods(
-    lm: WindowedLM, context: EncodedContext, asked: Sequence[Continued]
-) -> list[Likelihood]:
-    readers: dict[Ids, list[int]] = {}
-    for index, one in enumerate(asked):
-        readers.setdefault(one.row, []).append(index)
-    rows = list(readers)
-    starts = [min(len(asked[index].question) for index in readers[row]) - 1 for row in rows]
-    found: dict[int, Likelihood] = {}
-    for bucket in bucket_by_length([len(row) for row in rows], MAX_ROW_TOKENS):
-        for chunk in _chunks(lm, context, bucket, rows, starts):
-            longest = max(len(rows[number]) for number in chunk)
-            first = min(starts[number] for number in chunk)
-            ids = torch.zeros(len(chunk), longest, dtype=torch.int64)
-            for place, number in enumerate(chunk):
-                ids[place, : len(rows[number])] = torch.tensor(rows[number])
-            logits = lm.engine.decoder.forward(context, ids, last=longest - first)
-            for place, number in enumerate(chunk):
-                for index in readers[rows[number]]:
-                    begin = len(asked[index].question) - 1 - first
-                    found[index] = _of_row(logits[place, begin:], asked[index].continuation)
-    return [found[index] for index in range(len(asked))]
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How an answer is to be generated.
+
+    Attributes:
+        tokens: at most so many.
+        until: strings before which the answer ends.
+        options: for transformers' generate.
+    """
+
+    tokens: int
+    until: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any], tokens: int, end: str | None) -> Wish:
+        """Read the generation arguments of a task, as the harness's own models do.
+
+        Args:
+            asked: ``until``, ``max_gen_toks``, ``do_sample``, ``temperature`` and options of
+                transformers' generate.
+            tokens: the number of tokens unless ``asked`` says it.
+            end: text of the end token, which always ends an answer.
+        """
+        options = dict(normalize_gen_kwargs(dict(asked), tokens))
+        until = handle_stop_sequences(options.pop("until", None), eos=end)
+        count = int(options.pop("max_gen_toks"))
+        if not options.get("do_sample"):
+            options.pop("temperature", None)
+        return cls(count, tuple(string for string in until if string), options)
 
 
-def _of_row(logits: torch.Tensor, continuation: Ids) -> Likelihood:
-    """From the logits that predict the continuation's tokens, (at least its length, vocabulary)."""
-    target = torch.tensor(continuation, device=logits.device)
-    scores = logits[: len(target)].float().log_softmax(dim=-1)
-    summed = scores.gather(1, target.unsqueeze(1)).sum()
-    return Likelihood(float(summed), bool((scores.argmax(dim=-1) == target).all()))
-
-
-def _chunks(
+def answer(
     lm: WindowedLM,
-    context: EncodedContext,
-    bucket: Sequence[int],
-    rows: Sequence[Ids],
-    starts: Sequence[int],
-) -> list[list[int]]:
-    """Rows of like length, as many in a pass as its tokens and its logits allow."""
-    longest = max(len(rows[number]) for number in bucket)
-    predicted = longest - min(starts[number] for number in bucket)
-    windows = context.windows
-    each = windows.per_query if isinstance(windows, Members) else 1
-    seen = longest * max(1, context.window_tokens // each)
-    values = max(predicted * lm.engine.decoder.vocabulary, seen)
-    size = min(MAX_ROW_TOKENS // (len(context.prefix_ids) + longest), MAX_VALUES // values)
-    size = max(1, size // each)
-    return [list(bucket[i : i + size]) for i in range(0, len(bucket), size)]
+    asked: Sequence[tuple[Cut, Wish]],
+    told: Callable[[int, str], None],
+    counts: Counts,
+    think_end: str | None,
+) -> list[str]:
+    """Free answers, one after the other.
+
+    Args:
+        lm: the model, with a tokenizer.
+        asked: prompts, and how they are to be answered.
+        told: called with the index and text of each as soon as it is there.
+        counts: where they are counted.
+        think_end: an answer is what follows this string; None for all of it.
+    """
+    tokenizer: Any = lm.tokenizer
+    found: dict[int, str] = {}
+    for context, group in _together(lm, [cut for cut, _ in asked], counts):
+        for index in group:
+            cut, wish = asked[index]
+            begins = len(context.prefix_ids) + len(cut.question)
+            ids = lm.generate_ids(
+                context,
+                cut.question,
+                max_new_tokens=wish.tokens,
+                stopping_criteria=stop_sequences_criteria(tokenizer, list(wish.until), begins, 1),
+                **wish.options,
+            )
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            found[index] = str(postprocess_generated_text(text, list(wish.until), think_end))
+            told(index, found[index])
+    return [found[index] for index in range(len(asked))]
+
+
+def _together(
+    lm: WindowedLM, cuts: Sequence[Cut], counts: Counts | None
+) -> Iterator[tuple[EncodedContext, list[int]]]:
+    """Each different set of prefix and windows, encoded, with the requests that read it.
+
+    They come sorted, so that sets which begin alike follow each other while their windows are still
+    in the cache.
+    """
+    groups: dict[tuple[Ids, tuple[Ids, ...]], list[int]] = {}
+    for index, cut in enumerate(cuts):
+        groups.setdefault((cut.prefix, cut.windows), []).append(index)
+    for prefix, windows in sorted(groups):
+        group = groups[prefix, windows]
+        context = lm.encode_ids(prefix, windows)
+        if counts is not None:
+            counts.add(context, len(windows), len(group))
+        yield context, group

@@ -11,7 +11,11 @@ adapters for LangChain, LlamaIndex and lm-evaluation-harness are built on it. By
 - tools and forms: `AnswerReader`, `ToolAnswer`, `ToolCall`, `ToolFormat`, `check_schema`,
   `schemas_available`;
 - citations: `carried`;
-- prompts that hold documents as text: `warn_without_windows`.
+- prompts that hold documents as text: `warn_without_windows`;
+- token ids, for those who cut prompts themselves: `ChatTemplate` writes a `Conversation` in
+  `Piece`s, a `Boundary` turns these into ids, `likelihoods` scores ids behind what
+  `WindowedLM.encode_ids` gave; `leading_ids`, `window_starts`, `check_room`;
+- for the terminal: `one_line`.
 """
 
 from __future__ import annotations
@@ -30,51 +34,66 @@ from rag_windows.calibration.profile import Profile
 from rag_windows.errors import InputError, MethodError
 from rag_windows.guard import FallbackOption, Guard
 from rag_windows.integration.calls import Call, Calls
+from rag_windows.integration.likelihoods import Likelihood, likelihoods
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
 from rag_windows.listing import passage_of
-from rag_windows.methods import Method, describe, from_description, linked
+from rag_windows.methods import Method, describe, from_description, linked, window_starts
 from rag_windows.methods.registry import known_parameters, with_known
 from rag_windows.methods.steps import Choose, LinkTokens
-from rag_windows.prefill import OnEncoded
+from rag_windows.prefill import EncodedContext, OnEncoded
 from rag_windows.prompt.answer_form import available as schemas_available
 from rag_windows.prompt.answer_form import check_schema
 from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.template import BaseLayout, ChatTemplate
+from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tool_answers import AnswerReader, ToolAnswer
 from rag_windows.prompt.tool_calls import ToolCall, ToolFormat
+from rag_windows.prompt.visible_text import one_line
 from rag_windows.request import PassageLike
 from rag_windows.results import carried
 from rag_windows.sampling import MODEL_INPUTS, sampling_options
+from rag_windows.steps.refinement import check_room
 
 __all__ = [
-    "MODEL_INPUTS",
     "AnswerReader",
+    "Boundary",
     "Call",
     "Calls",
+    "ChatTemplate",
     "Choose",
     "Conversation",
+    "EncodedContext",
     "FallbackOption",
     "Header",
+    "Likelihood",
     "LinkTokens",
+    "MODEL_INPUTS",
     "ModelSource",
     "OnEncoded",
     "PassageLike",
+    "Piece",
     "ToolAnswer",
     "ToolCall",
     "ToolFormat",
     "carried",
+    "check_room",
     "check_schema",
     "describe",
     "folder_state",
     "guard_of",
+    "leading_ids",
+    "likelihoods",
     "load_shared",
     "method_of",
+    "one_line",
     "passage_of",
     "position_limit",
     "profile_of",
     "sampling_options",
     "schemas_available",
     "warn_without_windows",
+    "window_starts",
 ]
 
 LONG_PROMPT_TOKENS = 512
@@ -137,6 +156,11 @@ def profile_of(value: Profile | str | Path | Mapping[str, Any] | None) -> Profil
     if isinstance(value, Mapping):
         return Profile.from_json(json.dumps(value))
     return Profile.of(value)
+
+
+def leading_ids(tokenizer: Any) -> tuple[int, ...]:
+    """Ids that a tokenizer puts before a text by itself."""
+    return tuple(BaseLayout(tokenizer).leading)
 
 
 _warned = threading.Event()

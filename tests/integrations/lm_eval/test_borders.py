@@ -9,8 +9,7 @@ pytest.importorskip("lm_eval")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_rag_windows.borders import Borders, find_borders
-from lm_eval_rag_windows.grouping import Grouping
+from lm_eval_rag_windows.prompts import Borders, Examples, find_borders
 from rag_windows.errors import InputError
 
 BLANK = "\n\n"
@@ -123,16 +122,16 @@ def test_whatever_is_found_the_text_stays(text: str, shots: int | None, value: s
 
 def test_windows_hold_whole_examples_in_order() -> None:
     ends = [10, 20, 30, 40, 50, 60, 70]
-    assert Grouping().ends(ends) == ends
-    assert Grouping(examples_per_window=3).ends(ends) == [30, 60, 70]
-    assert Grouping(windows=3).ends(ends) == [20, 40, 70]
-    assert Grouping(windows=20).ends(ends) == ends
-    assert Grouping(windows=2).ends([]) == []
+    assert Examples().window_ends(ends) == ends
+    assert Examples(each=3).window_ends(ends) == [30, 60, 70]
+    assert Examples(windows=3).window_ends(ends) == [20, 40, 70]
+    assert Examples(windows=20).window_ends(ends) == ends
+    assert Examples(windows=2).window_ends([]) == []
 
 
-@pytest.mark.parametrize("wrong", [{"windows": 0}, {"examples_per_window": "two"}])
+@pytest.mark.parametrize("wrong", [{"windows": 0}, {"each": "two"}])
 def test_wrong_numbers_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InputError, match="whole number from 1"):
-        Grouping(**wrong)
+        Examples(**wrong)
     with pytest.raises(InputError, match="can't both be given"):
-        Grouping(examples_per_window=1, windows=1)
+        Examples(each=1, windows=1)

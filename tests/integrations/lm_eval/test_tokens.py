@@ -9,8 +9,8 @@ pytest.importorskip("lm_eval")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_rag_windows.tokens import Cut, Cutter, common_length
-from rag_windows.prompt.tokenizing import Boundary, Piece
+from lm_eval_rag_windows.prompts import Cut, Cutter, common_length
+from rag_windows.integration import Boundary, Piece
 from tests.fixtures_tokenizers import build
 
 NAMES = ["gpt2", "llama3", "llama2", "gemma", "unigram"]
@@ -30,7 +30,7 @@ def joined(cut: Cut) -> tuple[int, ...]:
 @given(ends=st.lists(st.integers(0, len(TEXT)), min_size=1, max_size=6).map(sorted))
 def test_wherever_it_is_cut(name: str, ends: list[int]) -> None:
     made = cutter(name)
-    cut = made.cut([Piece(TEXT)], ends)
+    cut = made.cut((Piece(TEXT),), tuple(ends))
     assert joined(cut) == made.text(TEXT)
     assert cut.question
     assert all(cut.windows)
@@ -39,7 +39,7 @@ def test_wherever_it_is_cut(name: str, ends: list[int]) -> None:
 @pytest.mark.parametrize("end", range(1, len(TEXT)))
 def test_a_token_over_an_end_goes_to_the_later_part(end: int) -> None:
     made = cutter("gpt2")
-    cut = made.cut([Piece(TEXT)], [end])
+    cut = made.cut((Piece(TEXT),), (end,))
     before = build("gpt2").tokenizer.decode(cut.prefix)
     assert TEXT.startswith(before)
     assert len(before) <= end
@@ -51,7 +51,7 @@ def test_line_breaks_before_a_letter_close_the_earlier_part() -> None:
     """GPT-2 writes them as two tokens there, and as one token at the end of a text."""
     tokenizer = build("gpt2").tokenizer
     first, second = "lunk: Daxa\n\n", "blog:"
-    cut = cutter("gpt2").cut([Piece(first + second)], [0, len(first)])
+    cut = cutter("gpt2").cut((Piece(first + second),), (0, len(first)))
     assert tokenizer.decode(cut.windows[0]) == first
     assert list(cut.windows[0]) != tokenizer.encode(first, add_special_tokens=False)
 

@@ -27,9 +27,9 @@ def test_any_method_reads_the_windows(method: str) -> None:
     lm = ours("llama3", method=method)
     context = "".join(EXAMPLES) + QUESTION
     found = scored(lm, (context, " Daxa"), (context, " Fepor and more"), (context, " Daxa"))
-    made = lm._reader.prompting.cut(context)
+    made = lm.prompts.cut(context)
     for (logprob, greedy), text in zip(found, (" Daxa", " Fepor and more"), strict=False):
-        ids = list(lm._reader.prompting.pair(context, text, None)[1])
+        ids = list(lm.prompts.pair(context, text, None)[1])
         encoded = lm.lm.encode_ids(made.prefix, made.windows)
         encoded = lm.lm.engine.decoder.narrowed(encoded, made.question)
         logits = lm.lm.logits(encoded, [*made.question, *ids[:-1]])[-len(ids) :]
@@ -83,7 +83,7 @@ def test_a_prefix_is_seen_by_all_windows() -> None:
     lm = ours("gpt2", prefix=r"Words:\n- some", method="pcw")
     context = "".join(EXAMPLES) + QUESTION
     assert cut(lm, context) == ["Words:\n- some\n\n", *EXAMPLES, QUESTION]
-    pair, ids = lm._reader.prompting.pair(context + " ", "Daxa", None)
+    pair, ids = lm.prompts.pair(context + " ", "Daxa", None)
     assert lm.tokenizer.decode(pair.question) == QUESTION
     assert lm.tokenizer.decode(ids) == " Daxa"
 
