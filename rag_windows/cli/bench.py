@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rag_windows.cli.engine import choose_device, quieten
 from rag_windows.cli.errors import tell
+from rag_windows.cli.models import choose_device, quieten
 
 if TYPE_CHECKING:
     from rag_windows.benchmark.workload import Plan

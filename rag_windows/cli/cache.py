@@ -1,49 +1,56 @@
-"""What `rag-windows cache ...` does."""
+"""The commands `cache ...`: the passage cache on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rag_windows.cli import render
+import typer
+
+from rag_windows.cli import options, render
 from rag_windows.cli.corpus import SearchOptions, open_corpus
-from rag_windows.cli.engine import ModelOptions, closing_cache, load_model, quieten
-from rag_windows.cli.errors import tell
+from rag_windows.cli.errors import Group, tell
+from rag_windows.cli.models import ModelOptions, closing_cache, load_model, quieten
 from rag_windows.cli.progress import Progress
 from rag_windows.prompt.visible_text import encodable, visible
 
 if TYPE_CHECKING:
-    from rag_windows.cache.passage_cache import PassageCache
+    from rag_windows import PassageCache
+
+cache = typer.Typer(
+    help="Look after the passage cache: what was encoded once is read from disk afterwards.",
+    cls=Group,
+)
 
 
-def show_stats(folder: str | None, *, as_json: bool) -> None:
-    """Show what a folder holds.
-
-    Raises:
-        CacheError: it can't be used.
-    """
-    with _open(folder) as cache:
-        held = _held(cache)
-    _tell(
+@cache.command()
+def stats(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
+    """Show the folder, and how many windows of how many bytes it holds."""
+    with _open(cache_dir) as opened:
+        held = _held(opened)
+    limit = _size(held["limit_bytes"])
+    _show(
         held,
-        f"{held['folder']}: {held['entries']} windows, {_size(held['bytes'])} "
-        f"of at most {_size(held['limit_bytes'])}.",
-        as_json=as_json,
+        f"{held['folder']}: {held['entries']} windows, {_size(held['bytes'])} of at most {limit}.",
+        json,
     )
 
 
+@cache.command()
+@options.spreading(
+    without=("top_k", "method", "profile", "rag_temperature", "rag_scale", "no_cache")
+)
 def warm(
-    search: SearchOptions,
-    system: str | None,
-    model: ModelOptions,
     *,
-    as_json: bool,
+    search: SearchOptions,
+    model: ModelOptions,
+    system: options.System = None,
+    json: options.Json = False,
 ) -> None:
-    """Encode documents ahead.
+    """Encode documents ahead of the questions; goes on where it was interrupted.
 
-    Raises:
-        RagWindowsError: see `open_corpus`, `load_model` and `WindowedLM.warm`.
+    Give the model, the instruction (--system) and the lengths that the questions will have.
     """
+    search.check_reader(model.model)
     progress = Progress()
     corpus = open_corpus(search, progress)
     lm = load_model(model, progress)
@@ -55,98 +62,92 @@ def warm(
             prefix=None if system is None else encodable(system),
             on_warmed=lambda done, total: counted(done, total or done),
         )
-    result = {
-        "passages": warmed.passages,
-        "encoded": warmed.encoded,
-        "present": warmed.present,
-        "tokens": warmed.tokens,
-        "seconds": warmed.seconds,
-    }
-    _tell(
-        result,
+    names = ("passages", "encoded", "present", "tokens", "seconds")
+    _show(
+        {name: getattr(warmed, name) for name in names},
         f"{warmed.passages} passages: {warmed.encoded} windows encoded ({warmed.tokens} tokens), "
         f"{warmed.present} were there, in {warmed.seconds:.1f} s.",
-        as_json=as_json,
+        json,
     )
 
 
-def verify(folder: str | None, *, as_json: bool) -> None:
-    """Read everything; what can't be proved right is put aside.
-
-    Raises:
-        CacheError: the folder can't be used.
-    """
-    with _open(folder) as cache, Progress().waiting("Reading every window"):
-        checked, quarantined = cache.verify()
-    _tell(
+@cache.command()
+def verify(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
+    """Read every window and put aside those that can't be proved right."""
+    with _open(cache_dir) as opened, Progress().waiting("Reading every window"):
+        checked, quarantined = opened.verify()
+    _show(
         {"checked": checked, "quarantined": quarantined},
         f"{checked} windows read, {quarantined} of them put aside.",
-        as_json=as_json,
+        json,
     )
 
 
-def clear(folder: str | None, *, as_json: bool) -> None:
-    """Forget everything.
-
-    Raises:
-        CacheError: the folder can't be used.
-    """
-    with _open(folder) as cache:
-        before = _held(cache)["entries"]
-        cache.clear()
-    _tell({"removed": before}, f"{before} windows forgotten.", as_json=as_json)
+@cache.command()
+def clear(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
+    """Forget all windows of all models."""
+    with _open(cache_dir) as opened:
+        before = _held(opened)["entries"]
+        opened.clear()
+    _show({"removed": before}, f"{before} windows forgotten.", json)
 
 
+@cache.command()
 def invalidate(
-    ids: Sequence[str], folder: str | None, *, every_tenant: bool, as_json: bool
+    ids: Annotated[list[str], typer.Argument(help="Ids of passages or documents.")],
+    every_tenant: Annotated[
+        bool,
+        typer.Option(
+            "--every-tenant",
+            help="What is named are digests of ids or names of entries' files, of any tenant; "
+            "without this, ids of windows that were stored without a salt.",
+        ),
+    ] = False,
+    cache_dir: options.CacheDir = None,
+    json: options.Json = False,
 ) -> None:
-    """Forget the windows of some passages or documents.
-
-    Raises:
-        CacheError: the folder can't be used.
-        InputError: what is named can't be looked for in every tenant's windows.
-    """
-    with _open(folder) as cache:
-        removed = cache.invalidate(ids, every_tenant=every_tenant)
-    _tell({"removed": removed}, f"{removed} windows forgotten.", as_json=as_json)
+    """Forget the windows of some passages or documents."""
+    with _open(cache_dir) as opened:
+        removed = opened.invalidate(ids, every_tenant=every_tenant)
+    _show({"removed": removed}, f"{removed} windows forgotten.", json)
 
 
-def prune(folder: str | None, disk: str | None, *, as_json: bool) -> None:
-    """Drop what is outdated, and what does not fit.
-
-    Raises:
-        CacheError: the folder can't be used.
-        InputError: no size.
-    """
-    with _open(folder) as cache:
-        before = _held(cache)["entries"]
-    with _open(folder, disk) as cache:
-        cache.prune()
-        held = _held(cache)
+@cache.command()
+def prune(
+    cache_dir: options.CacheDir = None,
+    disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help='Drop what is worth least until all fits, such as "10GiB".'
+        ),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Drop windows that are outdated, and with --disk those that do not fit."""
+    with _open(cache_dir) as opened:
+        before = _held(opened)["entries"]
+    with _open(cache_dir, **({} if disk is None else {"disk": disk})) as opened:
+        opened.prune()
+        held = _held(opened)
     removed = before - held["entries"]
-    _tell(
+    _show(
         {"removed": removed, **held},
         f"{removed} windows dropped; {held['entries']} of {_size(held['bytes'])} are left.",
-        as_json=as_json,
+        json,
     )
 
 
-def _open(folder: str | None, disk: str | None = None) -> PassageCache:
+def _open(folder: str | None, **sizes: Any) -> PassageCache:
     quieten(verbose=False)
-    from rag_windows.cache.passage_cache import PassageCache
+    from rag_windows import PassageCache
 
-    sizes: dict[str, Any] = {} if disk is None else {"disk": disk}
     return PassageCache.default(folder, memory=None, **sizes)
 
 
-def _held(cache: PassageCache) -> dict[str, Any]:
-    disk = cache.stats().tiers["disk"]
-    return {
-        "folder": str(cache.path),
-        "entries": disk.entries,
-        "bytes": disk.bytes,
-        "limit_bytes": disk.limit_bytes,
-    }
+def _held(opened: PassageCache) -> dict[str, Any]:
+    disk = opened.stats().tiers["disk"]
+    figures = {name: getattr(disk, name) for name in ("entries", "bytes", "limit_bytes")}
+    return {"folder": str(opened.path), **figures}
 
 
 def _size(size: int) -> str:
@@ -155,7 +156,7 @@ def _size(size: int) -> str:
     return show_size(size)
 
 
-def _tell(result: dict[str, Any], line: str, *, as_json: bool) -> None:
+def _show(result: dict[str, Any], line: str, as_json: bool) -> None:
     if as_json:
         render.write_json(result)
     else:

@@ -1,89 +1,131 @@
-"""Labels for texts, learnt from a file of demonstrations."""
+"""The command `classify`: labels for texts, learnt from a file of demonstrations."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.table import Table
+import typer
 from rich.text import Text
 
-from rag_windows.cli import render
-from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
+from rag_windows.cli import options, render
+from rag_windows.cli.models import ModelOptions, closing_cache, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError
 from rag_windows.prompt.visible_text import encodable, one_line
 
 if TYPE_CHECKING:
     from rag_windows.icl import Classification, Demonstration
-    from rag_windows.model import ClassifyOptions as Keywords
+
+Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="What to label, each quoted.")]
+Demos = Annotated[
+    str,
+    typer.Option(metavar="FILE", help='Demonstrations: JSONL with "text" and "label" a line.'),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LABEL",
+        help="A label to choose from; repeat it for each. Default: those of the demonstrations.",
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORM",
+        help='How a demonstration is written. Default: "{text}: {label}".',
+    ),
+]
+Normalize = Annotated[
+    Literal["sum", "mean"], typer.Option(help="How a label's tokens are counted together.")
+]
+CalibrateWith = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="A text that says nothing, such as N/A: its label probabilities divide the others.",
+    ),
+]
+Windows = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Windows to spread the demonstrations over. Default: as few as hold them.",
+    ),
+]
+WindowTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Or how long a window is at most. Default: what the model allows.",
+    ),
+]
 
 
-@dataclass(frozen=True, slots=True)
-class ClassifyOptions:
-    """How texts are labelled, and how that is shown."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Learner(ModelOptions):
+    """The model that classifies."""
 
-    labels: Sequence[str] | None = None
-    template: str | None = None
-    normalize: Literal["sum", "mean"] = "sum"
-    calibrate_with: Sequence[str] = ()
-    windows: int | None = None
-    window_tokens: int | None = None
-    system: str | None = None
-    as_json: bool = False
-
-    def keywords(self) -> Keywords:
-        """Keyword arguments of `WindowedLM.classify`."""
-        return {
-            "template": None if self.template is None else encodable(self.template),
-            "prefix": None if self.system is None else encodable(self.system),
-            "normalize": self.normalize,
-            "calibrate_with": [encodable(text) for text in self.calibrate_with],
-            "windows": self.windows,
-            "window_tokens": self.window_tokens,
-        }
+    model: options.Model = "tiny-learner"
 
 
+@options.spreading(without=("max_window_tokens",))
 def classify(
-    texts: Sequence[str], demos: str, options: ClassifyOptions, model: ModelOptions
+    *,
+    texts: Texts,
+    demos: Demos,
+    label: Labels = None,
+    template: Template = None,
+    normalize: Normalize = "sum",
+    calibrate_with: CalibrateWith = None,
+    windows: Windows = None,
+    window_tokens: WindowTokens = None,
+    system: options.System = None,
+    learner: _Learner,
+    json: options.Json = False,
 ) -> None:
-    """Label texts and show the label of each with its probability.
-
-    Raises:
-        RagWindowsError: see `read_demonstrations`, `load_model` and `WindowedLM.classify`.
-    """
+    """Label texts as demonstrations show it, with as many of them as there are."""
     shown = read_demonstrations(demos)
-    asked = [encodable(text) for text in texts]
-    labels = None if options.labels is None else [encodable(label) for label in options.labels]
     progress = Progress()
-    lm = load_model(model, progress)
+    lm = load_model(learner, progress)
     begun = time.perf_counter()
     with closing_cache(lm), progress.waiting("Reading the demonstrations"):
-        found = lm.classify(asked, shown, labels, **options.keywords())
+        found = lm.classify(
+            [encodable(text) for text in texts],
+            shown,
+            [encodable(one) for one in label] if label else None,
+            template=None if template is None else encodable(template),
+            prefix=None if system is None else encodable(system),
+            normalize=normalize,
+            calibrate_with=[encodable(text) for text in calibrate_with or ()],
+            windows=windows,
+            window_tokens=window_tokens,
+        )
     seconds = time.perf_counter() - begun
-    if options.as_json:
+    if json:
+        fields = ("text", "label", "probabilities", "scores")
         render.write_json(
             {
-                "texts": [_row(one) for one in found],
+                "texts": [{name: getattr(one, name) for name in fields} for one in found],
                 "demonstrations": len(shown),
                 "windows": found[0].windows,
                 "seconds": seconds,
                 "method": lm.method.name,
-                "model": model.model,
+                "model": learner.name,
             }
         )
         return
     _show(found)
-    windows = f"{found[0].windows} window{'s' * (found[0].windows != 1)}"
-    render.console().print(
-        f"{model.model}, {lm.method.name}: {len(shown)} demonstrations in {windows}, "
-        f"{seconds:.2f} s.",
-        style="dim",
-        soft_wrap=True,
+    count = f"{found[0].windows} window{'s' * (found[0].windows != 1)}"
+    render.dim(
+        f"{learner.name}, {lm.method.name}: {len(shown)} demonstrations in {count}, "
+        f"{seconds:.2f} s."
     )
 
 
@@ -115,17 +157,8 @@ def read_demonstrations(path: str) -> list[Demonstration]:
     return made
 
 
-def _row(one: Classification) -> dict[str, Any]:
-    return {
-        "text": one.text,
-        "label": one.label,
-        "probabilities": dict(one.probabilities),
-        "scores": dict(one.scores),
-    }
-
-
 def _show(found: Sequence[Classification]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = render.plain_table()
     table.add_column("label")
     table.add_column("", justify="right", no_wrap=True, min_width=len("100%"))
     table.add_column("text", no_wrap=True, overflow="ellipsis", style="dim")

@@ -1,21 +1,23 @@
-"""The commands and their options; each hands on to a module of its name."""
+"""The commands of `rag-windows`."""
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 from typing import Annotated
 
 import typer
 
 from rag_windows.cli import options
-from rag_windows.cli.answering_options import Answering
+from rag_windows.cli.ask import ask, chat
 from rag_windows.cli.bench_command import bench
-from rag_windows.cli.cache_commands import cache
-from rag_windows.cli.calibrate_command import calibrate
-from rag_windows.cli.classify_command import classify
+from rag_windows.cli.cache import cache
+from rag_windows.cli.calibrate import calibrate
+from rag_windows.cli.classify import classify
+from rag_windows.cli.demo import demo
 from rag_windows.cli.errors import OneLineErrors
 from rag_windows.cli.evaluation.app import evaluation
-from rag_windows.cli.spreading import spreading
+from rag_windows.cli.render import console, show_methods, write_json
 
 app = typer.Typer(
     name="rag-windows",
@@ -24,11 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(cache, name="cache")
-app.add_typer(evaluation, name="eval")
-app.command()(calibrate)
-app.command()(classify)
-app.command()(bench)
 
 
 def _version(asked: bool) -> None:
@@ -51,44 +48,21 @@ def rag_windows(
 
 
 @app.command()
-@spreading()
-def ask(
-    *,
-    question: Annotated[
-        str, typer.Argument(metavar="QUESTION", help="What you want to know, in quotes.")
-    ],
-    answering: Answering,
-) -> None:
-    """Answer one question over documents and show which passages the answer looked at."""
-    from rag_windows.cli.ask import ask as run
-
-    run(question, *answering.parts())
-
-
-@app.command()
-@spreading()
-def chat(*, answering: Answering) -> None:
-    """The same as a conversation: one question a line, follow-ups welcome, /exit leaves."""
-    from rag_windows.cli.chat import chat as run
-
-    run(*answering.parts())
-
-
-@app.command()
 def methods(json: options.Json = False, markdown: options.Markdown = False) -> None:
     """List the methods with their formulas, parameters and papers."""
-    from rag_windows.cli.methods import methods as run
+    from rag_windows.methods.registry import markdown_table, method_rows
 
-    run(json, markdown)
+    rows = method_rows()
+    if markdown:
+        sys.stdout.write(markdown_table())
+    elif json:
+        names = ("name", "formula", "summary", "parameters", "paper")
+        write_json([{name: getattr(row, name) for name in names} for row in rows])
+    else:
+        show_methods(console(), rows)
 
 
-@app.command()
-def demo(
-    device: options.Device = "auto",
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-) -> None:
-    """Answer three questions over the sample corpus, sequentially and with windows."""
-    from rag_windows.cli.demo import demo as run
-
-    run(device, as_json=json, verbose=verbose)
+for command in (ask, chat, demo, calibrate, classify, bench):
+    app.command()(command)
+app.add_typer(cache, name="cache")
+app.add_typer(evaluation, name="eval")

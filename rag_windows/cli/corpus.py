@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rag_windows.cli import options
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
-from rag_windows.errors import DocumentError
+from rag_windows.errors import DocumentError, InputError
 from rag_windows.sample_files import samples_path
 
 if TYPE_CHECKING:
@@ -22,19 +23,33 @@ _TOLD = 50
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Where passages come from.
+    """Where passages come from; each field is the option of its name."""
 
-    Attributes:
-        docs: files, folders and patterns; None for the shipped sample corpus.
-        top_k: passages to retrieve.
-        words: aimed-at length of a passage.
-        strict: whether a file or line that can't be read stops the command.
-    """
+    docs: options.Docs = None
+    strict: options.Strict = False
+    top_k: options.TopK = 8
+    passage_words: options.PassageWords = 120
 
-    docs: Sequence[str] | None = None
-    top_k: int = 8
-    words: int = 120
-    strict: bool = False
+    def check_reader(self, model: str | None) -> None:
+        """The shipped model reads its own sample corpus and no other, unless it is named.
+
+        Args:
+            model: as named by --model or RAG_WINDOWS_MODEL, or None.
+
+        Raises:
+            InputError: documents, and no model named to read them.
+        """
+        if model is not None or not self.docs:
+            return
+        error = InputError(
+            "--docs needs a model that can read them: name one with --model or in "
+            "RAG_WINDOWS_MODEL, a local folder or a name on the Hub such as "
+            "Qwen/Qwen2.5-1.5B-Instruct or meta-llama/Llama-3.1-8B-Instruct."
+        )
+        error.add_note(
+            "The shipped tiny-reader knows only the sample corpus; --model tiny-reader forces it."
+        )
+        raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,7 @@ def open_corpus(search: SearchOptions, progress: Progress) -> Corpus:
         problems = [one for one in loaded.skipped if one.problem]
         if problems and search.strict:
             raise _refused(problems)
-        retriever = BM25Retriever(split_documents(loaded.documents, words=search.words))
+        retriever = BM25Retriever(split_documents(loaded.documents, words=search.passage_words))
     if problems:
         tell(f"Not read: {len(problems)} of the documents' files and lines (--strict stops there).")
         for line in _listed(problems):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -45,29 +44,14 @@ def _without_type(command: Any, ctx: Any) -> None:
 class OneLineErrors(Group):
     """Turns our errors and those of the option parser into one line and an exit code."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run a command; see `typer.core.TyperGroup.main` for the arguments."""
         # A character that the terminal's encoding lacks must not end the command.
-        for stream, instead in (
-            (sys.stdin, "replace"),
-            (sys.stdout, "backslashreplace"),
-            (sys.stderr, "backslashreplace"),
-        ):
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors=instead)
+                stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
         try:
-            result = super().main(
-                args, prog_name, complete_var, False, windows_expand_args, **extra
-            )
-            code = result if isinstance(result, int) else 0
+            code = super().main(*args, **{**options, "standalone_mode": False}) or 0
         except typer.Abort:
             code = EXIT_INTERRUPTED
         except (typer.TyperException, RagWindowsError) as error:

@@ -1,9 +1,13 @@
-"""The options that commands share."""
+"""Options that several commands take, and how a command takes many of them as one dataclass."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
@@ -16,8 +20,7 @@ def _device(value: str) -> str:
     return value
 
 
-def link_tokens(value: str) -> int | float | str:
-    """A number of tokens, a share, or "all"."""
+def _link_tokens(value: str) -> int | float | str:
     if value == "all":
         return value
     try:
@@ -33,11 +36,9 @@ def link_tokens(value: str) -> int | float | str:
 Docs = Annotated[
     list[str] | None,
     typer.Option(
-        "--docs",
         metavar="PATH",
         help="A file, a folder or a quoted pattern, repeated for each: .txt, .md, .pdf, or .jsonl "
         "with id, title, text. Default: the sample corpus.",
-        show_default=False,
     ),
 ]
 Strict = Annotated[
@@ -47,126 +48,98 @@ Strict = Annotated[
 ReaderModel = Annotated[
     str | None,
     typer.Option(
-        "--model",
         metavar="MODEL",
         envvar="RAG_WINDOWS_MODEL",
         help="A local folder or a name on the Hub. Default, without --docs: the shipped "
         "tiny-reader, which knows the sample corpus alone.",
-        show_default=False,
     ),
 ]
 Model = Annotated[
     str,
-    typer.Option(
-        "--model", metavar="MODEL", help="The shipped model, a local folder, or a name on the Hub."
-    ),
+    typer.Option(metavar="MODEL", help="The shipped model, a local folder, or a name on the Hub."),
 ]
 MethodName = Annotated[
     str | None,
     typer.Option(
-        "--method",
         metavar="NAME",
         help="How windows are read, with numbers as in ape:temperature=0.9,scale=0.9; see "
         "rag-windows methods. Default: the profile's, else ape.",
-        show_default=False,
     ),
 ]
 ProfilePath = Annotated[
     str | None,
     typer.Option(
-        "--profile",
         metavar="FILE",
         help="What rag-windows calibrate found for this model: the method and its numbers.",
-        show_default=False,
     ),
 ]
 RagTemperature = Annotated[
     float | None,
     typer.Option(
-        "--rag-temperature",
-        help="APE's temperature T inside the windows; the same as --method ape:temperature=T.",
         metavar="T",
+        help="APE's temperature T inside the windows; the same as --method ape:temperature=T.",
     ),
 ]
 RagScale = Annotated[
     float | None,
     typer.Option(
-        "--rag-scale",
-        help="APE's scale S of the windows' weight; the same as --method ape:scale=S.",
-        metavar="S",
+        metavar="S", help="APE's scale S of the windows' weight; the same as --method ape:scale=S."
     ),
 ]
 LinkTokens = Annotated[
     Any,
     typer.Option(
-        "--link-tokens",
-        parser=link_tokens,
+        parser=_link_tokens,
         metavar="K",
         help="Tokens of each window encoded in sight of the others: 16, 0.15, 15% or all.",
-        show_default=False,
     ),
 ]
 Fallback = Annotated[
     Literal["sequential"] | None,
     typer.Option(
-        "--fallback",
-        help="Read passages one after the other where windows are likely to lose, and say so.",
-        show_default=False,
+        help="Read passages one after the other where windows are likely to lose, and say so."
     ),
 ]
-TopK = Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Passages to retrieve.")]
+TopK = Annotated[int, typer.Option(min=1, metavar="N", help="Passages to retrieve.")]
 PassageWords = Annotated[
-    int,
-    typer.Option(
-        "--passage-words", min=1, metavar="N", help="Length of a passage, about, in words."
-    ),
+    int, typer.Option(min=1, metavar="N", help="Length of a passage, about, in words.")
 ]
 System = Annotated[
-    str | None,
-    typer.Option("--system", metavar="TEXT", help="Instruction that stands before the passages."),
+    str | None, typer.Option(metavar="TEXT", help="Instruction that stands before the passages.")
 ]
 MaxNewTokens = Annotated[
-    int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Length of the answer at most.")
+    int, typer.Option(min=1, metavar="N", help="Length of the answer at most.")
 ]
 MaxWindowTokens = Annotated[
     int | None,
     typer.Option(
-        "--max-window-tokens",
         min=1,
         metavar="N",
         help="Longer passages become several windows. Default: what the model allows.",
-        show_default=False,
     ),
 ]
 Temperature = Annotated[
     float | None,
     typer.Option(
-        "--temperature",
         min=0.0,
         metavar="T",
         help="Sampling: above 0, tokens are drawn at random; 0 takes the likeliest. Default: the "
         "model's own setting.",
-        show_default=False,
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Makes sampling repeatable.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Makes sampling repeatable.")]
 Device = Annotated[
-    str,
-    typer.Option(
-        "--device", callback=_device, metavar="DEVICE", help="auto, cpu, cuda, or cuda:N."
-    ),
+    str, typer.Option(callback=_device, metavar="DEVICE", help="auto, cpu, cuda, or cuda:N.")
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option("--dtype", help="Precision of the weights; auto is the model's own."),
+    typer.Option(help="Precision of the weights; auto is the model's own."),
 ]
 CacheDir = Annotated[
     str | None,
     typer.Option(
-        "--cache-dir",
         metavar="DIR",
         help="Folder of the passage cache. Default: the platform's cache folder.",
-        show_default=False,
     ),
 ]
 NoCache = Annotated[
@@ -177,3 +150,50 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="A Markdown table.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show the libraries' warnings, logs and progress bars.")
 ]
+
+_Command = Callable[..., None]
+
+
+def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command]:
+    """Let a command take dataclasses: each of their fields becomes an option in its place.
+
+    The command line knows flat parameters only. A field that is annotated with no option keeps its
+    default, and so do those named.
+
+    Args:
+        without: fields that are no options of this command.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        hints = get_type_hints(command, include_extras=True)
+        groups: dict[str, Any] = {
+            name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
+        }
+        fields: dict[str, list[inspect.Parameter]] = {}
+        for name, group in groups.items():
+            inside = get_type_hints(group, include_extras=True)
+            fields[name] = [
+                inspect.Parameter(
+                    one.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=one.default,
+                    annotation=inside[one.name],
+                )
+                for one in dataclasses.fields(group)
+                if one.name not in without and get_origin(inside[one.name]) is Annotated
+            ]
+        taken: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command).parameters.items():
+            taken += fields.get(name) or [parameter.replace(annotation=hints[name])]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            for name, group in groups.items():
+                given[name] = group(**{one.name: given.pop(one.name) for one in fields[name]})
+            command(**given)
+
+        run.__annotations__ = {one.name: one.annotation for one in taken} | {"return": None}
+        run.__signature__ = inspect.Signature(taken, return_annotation=None)  # type: ignore[attr-defined]  # what inspect looks at first
+        return run
+
+    return decorate

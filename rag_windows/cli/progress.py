@@ -1,4 +1,7 @@
-"""Signs of life on stderr while something takes time, for terminals only."""
+"""Signs of life on stderr while something takes time: bars on terminals, else a line now and then.
+
+RAG_WINDOWS_PROGRESS_S says how many seconds lie between two lines; 0 is silence.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,23 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import MofNCompleteColumn as MofNColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
 
 from rag_windows.cli.errors import tell
 from rag_windows.prompt.visible_text import one_line
 
-Timed = Callable[[int, int, float], None]
-"""Told how much is done, how much there is, and the seconds since the work began.
-
-What was done when the work began, as by an earlier run, is told at once, and took no time.
-"""
-
 Counted = Callable[[int, int], None]
 """Told how much is done, and how much there is."""
 
-_LINE_S = 60.0
-_BEAT_S = 10.0
-"""Seconds between lines where stderr is no terminal; RAG_WINDOWS_PROGRESS_S says otherwise."""
+_LINE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,65 +54,26 @@ class Progress:
 
     @contextmanager
     def counting(self, what: str) -> Iterator[Counted]:
-        """A bar for work that is counted; it goes away when the work is done.
+        """A bar for work that is counted, with the time that is left; it goes away at the end.
 
         Yields:
             To be called with how much is done, and how much there is.
         """
         if not self._console.is_terminal:
-            with _beating(what) as counted:
+            with _lines(what) as counted:
                 yield counted
             return
         columns = (
             SpinnerColumn(),
             TextColumn("[dim]{task.description}"),
             BarColumn(),
-            MofNColumn(),
+            MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
         )
         with Bars(*columns, console=self._console, transient=True) as bars:
             task = bars.add_task(escape(one_line(what)), total=None)
             yield lambda done, whole: bars.update(task, completed=done, total=whole)
-
-    @contextmanager
-    def timing(self, what: str, every_s: float = _LINE_S) -> Iterator[Timed]:
-        """A bar that tells how long the work will take, for work of minutes and hours.
-
-        Where stderr is no terminal, as in a batch job, a line now and then.
-
-        Args:
-            what: such as "Answering".
-            every_s: seconds between two lines.
-        """
-        shown, left = one_line(what), _Left()
-        if not self._console.is_terminal:
-            told = time.monotonic()
-
-            def line(done: int, whole: int, seconds: float) -> None:
-                nonlocal told
-                estimate = left.estimate(done, whole, seconds)
-                if time.monotonic() - told >= every_s:
-                    told = time.monotonic()
-                    tell(f"{shown}: {done} of {whole}{estimate and ', ' + estimate}.")
-
-            yield line
-            return
-        columns = (
-            SpinnerColumn(),
-            TextColumn("[dim]{task.description}"),
-            BarColumn(),
-            MofNColumn(),
-            TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[left]}"),
-        )
-        with Bars(*columns, console=self._console, transient=True) as bars:
-            task = bars.add_task(escape(shown), total=None, left="")
-
-            def update(done: int, whole: int, seconds: float) -> None:
-                estimate = left.estimate(done, whole, seconds)
-                bars.update(task, completed=done, total=whole, left=estimate)
-
-            yield update
 
     @contextmanager
     def waiting(self, what: str, *, draws_bars: bool = False) -> Iterator[Waiting]:
@@ -123,7 +85,7 @@ class Progress:
         """
         shown = f"{escape(one_line(what))} ..."
         if not self._console.is_terminal:
-            with _beating(what) as counted:
+            with _lines(what) as counted:
                 yield Waiting(False, counted)
         elif draws_bars:
             self._console.print(shown, style="dim")
@@ -137,18 +99,23 @@ class Progress:
 
 
 @contextmanager
-def _beating(what: str) -> Iterator[Counted]:
+def _lines(what: str) -> Iterator[Counted]:
     """Tell by lines how long `what` has taken, and how far it is: also while nothing is counted."""
     try:
-        every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or _BEAT_S)
+        every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or _LINE_S)
     except ValueError:
-        every_s = _BEAT_S
+        every_s = _LINE_S
     begun, over = time.monotonic(), threading.Event()
+    first: int | None = None
     far = ""
 
     def counted(done: int, whole: int) -> None:
-        nonlocal far
-        far = f"{done} of {whole}, "
+        nonlocal first, far
+        # What an earlier run did is told at once, and took no time.
+        first = done if first is None else first
+        left = (time.monotonic() - begun) * (whole - done) / max(1, done - first)
+        estimate = f" ({time_shown(left)} left)" if done > first else ""
+        far = f"{done} of {whole}{estimate}, "
 
     def beat() -> None:
         while not over.wait(every_s):
@@ -163,20 +130,6 @@ def _beating(what: str) -> Iterator[Counted]:
         over.set()
         if every_s > 0:
             thread.join()
-
-
-class _Left:
-    """How long work will still take, by how long it took so far."""
-
-    def __init__(self) -> None:
-        self._first: int | None = None
-
-    def estimate(self, done: int, whole: int, seconds: float) -> str:
-        """Such as "3 min 20 s left"; nothing before anything is done."""
-        if self._first is None:
-            self._first = done
-        fresh = done - self._first
-        return "" if fresh < 1 else f"{time_shown(seconds * (whole - done) / fresh)} left"
 
 
 def time_shown(seconds: float) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rag_windows.cli.errors import tell
 from rag_windows.passage import Passage
 from rag_windows.prompt.visible_text import one_line, visible
 
@@ -32,6 +33,25 @@ def console() -> Console:
     """Standard output, where nothing in a text is taken for markup."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def plain_table(*, expand: bool = False) -> Table:
+    """A table without lines."""
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=expand)
+
+
+def dim(text: str) -> None:
+    """Print what stands beside an answer, such as figures."""
+    console().print(visible(text), style="dim", soft_wrap=True)
+
+
+def write_notes(notes: Iterable[str], *, as_json: bool) -> None:
+    """Tell notes: on stderr where standard output is JSON."""
+    for note in notes:
+        if as_json:
+            tell(f"Note: {note}")
+        else:
+            console().print(f"Note: {visible(note)}", style="yellow", soft_wrap=True)
 
 
 def write_piece(text: str) -> None:
@@ -58,28 +78,18 @@ def answer_object(
         model: as asked for.
     """
     masses = _masses(generation, passages)
-    usage, timings = generation.usage, generation.timings
     return {
         "answer": generation.text,
         "passages": [
-            {
-                "id": one.id,
-                "title": one.title,
-                "text": one.text,
-                "score": one.score,
-                "mass": mass,
-            }
+            {name: getattr(one, name) for name in ("id", "title", "text", "score")} | {"mass": mass}
             for one, mass in zip(passages, masses, strict=True)
         ],
         "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "completion_tokens": usage.completion_tokens,
+            name: getattr(generation.usage, name)
+            for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
         },
         "timings": {
-            "encode_s": timings.encode_s,
-            "ttft_s": timings.ttft_s,
-            "total_s": timings.total_s,
+            name: getattr(generation.timings, name) for name in ("encode_s", "ttft_s", "total_s")
         },
         "method": method,
         "model": model,
@@ -100,7 +110,7 @@ def show_passages(out: Console, generation: Generation, passages: Sequence[Passa
     widest = max(map(len, weights))
     beside = len(f"{len(passages)}") + widest + 4 + (bar + 2) * bars
     longest_name = _NAME if texts else max(4, min(_NAME, out.width - beside))
-    table = _table(expand=texts)
+    table = plain_table(expand=texts)
     table.add_column("", justify="right", no_wrap=True, style="dim")
     table.add_column("passage", no_wrap=True)
     if texts:
@@ -126,15 +136,13 @@ def show_passages(out: Console, generation: Generation, passages: Sequence[Passa
         )
 
 
-def show_figures(out: Console, generation: Generation, model: str, method: str) -> None:
+def show_figures(generation: Generation, model: str, method: str) -> None:
     """Print timings and token counts in one line."""
     usage, timings = generation.usage, generation.timings
-    out.print(
+    dim(
         f"{model}, {method}: passages encoded in {timings.encode_s:.2f} s, first token after "
         f"{timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; {usage.prompt_tokens} prompt "
-        f"tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated.",
-        style="dim",
-        soft_wrap=True,
+        f"tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated."
     )
 
 
@@ -171,10 +179,6 @@ def show_methods(out: Console, rows: Sequence[MethodRow]) -> None:
             style="dim",
             soft_wrap=True,
         )
-
-
-def _table(*, expand: bool = False) -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=expand)
 
 
 def _note(note: Note, passages: Sequence[Passage]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rag_windows.cli import options
-from rag_windows.cli.engine import ModelOptions
 from rag_windows.cli.evaluation import options as own
+from rag_windows.cli.models import ModelOptions
 
 if TYPE_CHECKING:
     from rag_windows.cli.evaluation.compared import Compared

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from rag_windows.cli import options
-from rag_windows.cli.classify_command import CalibrateWith, Labels, Template
+from rag_windows.cli.classify import CalibrateWith, Labels, Template
 from rag_windows.cli.evaluation import options as own
 from rag_windows.cli.evaluation.asking import Asking, Reading, ask
-from rag_windows.cli.spreading import spreading
+from rag_windows.cli.options import spreading
 
 Task = Annotated[
     str,

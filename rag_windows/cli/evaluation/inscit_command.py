@@ -5,7 +5,7 @@ from __future__ import annotations
 from rag_windows.cli import options
 from rag_windows.cli.evaluation import options as own
 from rag_windows.cli.evaluation.asking import Asking, Reading, ask
-from rag_windows.cli.spreading import spreading
+from rag_windows.cli.options import spreading
 
 TOP_K = ["20"]
 

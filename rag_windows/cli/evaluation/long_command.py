@@ -11,7 +11,7 @@ import typer
 from rag_windows.cli import options
 from rag_windows.cli.evaluation import options as own
 from rag_windows.cli.evaluation.asking import Asking, Reading, ask
-from rag_windows.cli.spreading import spreading
+from rag_windows.cli.options import spreading
 from rag_windows.errors import InputError
 
 Task = Annotated[

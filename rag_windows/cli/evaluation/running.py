@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rag_windows.cli.engine import ModelOptions, closing_cache, load_model
 from rag_windows.cli.errors import EXIT_ERROR, tell
 from rag_windows.cli.evaluation.finishing import finish
 from rag_windows.cli.evaluation.showing import show
 from rag_windows.cli.evaluation.source import Source, check_packages
+from rag_windows.cli.models import ModelOptions, closing_cache, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError, RagWindowsError
 from rag_windows.prompt.visible_text import encodable
@@ -118,7 +118,7 @@ def _answer(
     ranker = Ranker(task, search.retriever, search.depth, embedder=search.embedder)
     lm = load_model(plan.model, progress)
     manifest = Manifest.of(lm, task, plan.arms, ranker.settings, options, shard)
-    path = plan.out or default_folder(manifest, plan.model.model)
+    path = plan.out or default_folder(manifest, plan.model.name)
     with closing_cache(lm), going_on(path), RunFolder.begin(path, manifest, plan.fresh) as folder:
         source = dataclasses.replace(plan.source, command=command())
         source.save(path)
@@ -126,7 +126,7 @@ def _answer(
             tell(f"Note: {note}")
         with progress.counting("Embedding passages") as on_embedded:
             ranker.prepare(on_embedded, path / "index")
-        with progress.timing("Answering") as told:
+        with progress.counting("Answering") as told:
             outcome = run(
                 lm,
                 task,
@@ -135,10 +135,10 @@ def _answer(
                 folder,
                 options=options,
                 answerer=source.answerer(task, options),
-                progress=told,
+                progress=lambda done, whole, _: told(done, whole),
             )
         if plan.speed:
-            with progress.timing("Timing the first token") as told:
+            with progress.counting("Timing the first token") as told:
                 untimed = measure_speed(
                     lm,
                     task,
@@ -147,7 +147,7 @@ def _answer(
                     folder,
                     plan.speed,
                     options=options,
-                    progress=told,
+                    progress=lambda done, whole, _: told(done, whole),
                 )
             for note in untimed:
                 tell(f"Note: {note}")

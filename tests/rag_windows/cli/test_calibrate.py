@@ -87,9 +87,7 @@ def test_a_profile_of_another_model_is_told(run: Run, docs: Path, model: str) ->
 
 
 def test_the_sample_questions_are_the_default() -> None:
-    examples, notes = command.load_examples(
-        SearchOptions(), command.CalibrateOptions(limit=12), Progress()
-    )
+    examples, notes = command.load_examples(SearchOptions(), None, 12, Progress())
     assert len(examples) == 12
     assert all(one.answer and 0 < len(one.passages) <= 8 for one in examples)
     assert notes == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.cli.engine import ModelOptions, load_model
+from rag_windows.cli.models import ModelOptions, load_model
 from rag_windows.cli.progress import Progress
 from tests.rag_windows.cli.conftest import Run
 
@@ -27,7 +27,7 @@ def test_json_holds_what_the_model_says(run: Run, demos: Path, model: str) -> No
     assert result.exit_code == 0, result.stderr
     answer = json.loads(result.stdout)
     assert (answer["demonstrations"], answer["windows"], answer["method"]) == (4, 2, "ape")
-    lm = load_model(ModelOptions(model), Progress())
+    lm = load_model(ModelOptions(model, no_cache=True), Progress())
     expected = lm.classify(["a film", "a [red]book"], SHOWN, ["up", "down", "so"], windows=2)
     for row, one in zip(answer["texts"], expected, strict=True):
         assert row.keys() == {"text", "label", "probabilities", "scores"}

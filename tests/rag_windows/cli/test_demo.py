@@ -8,6 +8,7 @@ from rag_windows import WindowedLM
 from rag_windows.cli import demo
 from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.progress import Progress
+from rag_windows.sample_files import samples_path
 from tests.rag_windows import small
 from tests.rag_windows.cli.conftest import Run
 
@@ -56,7 +57,8 @@ def test_right_means_the_same_words(answer: str, expected: str, right: bool) -> 
 
 
 def test_the_shipped_tasks() -> None:
-    tasks = demo.load_tasks()
+    text = (samples_path() / "demo.json").read_text(encoding="utf-8")
+    tasks = [demo.Task(**row) for row in json.loads(text)]
     assert len(tasks) == 3
     assert max(task.top_k for task in tasks) == 32
     retriever = open_corpus(SearchOptions(), Progress()).retriever

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,15 @@ def test_times_are_shown_for_people(seconds: float, shown: str) -> None:
     assert time_shown(seconds) == shown
 
 
-def test_batch_jobs_are_told_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress().timing("Answering\x1b", every_s=0) as told:
-        told(4, 10, 0.0)
-        told(6, 10, 30.0)
-    with Progress().timing("Answering", every_s=60) as told:
-        told(4, 10, 0.0)
-    assert capsys.readouterr().err.splitlines() == [
-        "Answering\\x1b: 4 of 10.",
-        "Answering\\x1b: 6 of 10, 1 min 00 s left.",
-    ]
+def test_batch_jobs_are_told_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.05")
+    with Progress().counting("Answering\x1b") as told:
+        told(4, 10)  # by an earlier run
+        time.sleep(0.08)
+        told(6, 1_000_000)
+        time.sleep(0.08)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == "Answering\\x1b: 4 of 10, 0 s so far."
+    assert re.fullmatch(r"Answering.* 6 of 1000000 \(\d+ h \d\d min left\), 0 s so far\.", second)

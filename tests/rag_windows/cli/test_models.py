@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import constants
 
 from rag_windows import APE, PCW, DeepThinking, Sequential, WindowedLM
-from rag_windows.cli import engine
+from rag_windows.cli import models
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError, MethodError
 from tests.rag_windows import small
@@ -16,22 +16,22 @@ from tests.rag_windows import small
 
 class TestMethod:
     def test_defaults_and_parameters(self) -> None:
-        assert engine.build_method("ape", None, None) == APE()
-        assert engine.build_method("APE", 0.5, None) == APE(temperature=0.5)
-        assert engine.build_method("ape", None, 0.7) == APE(scale=0.7)
-        assert engine.build_method("pcw", None, None) == PCW()
-        assert engine.build_method("sequential", None, None) == Sequential()
+        assert models.build_method("ape", None, None) == APE()
+        assert models.build_method("APE", 0.5, None) == APE(temperature=0.5)
+        assert models.build_method("ape", None, 0.7) == APE(scale=0.7)
+        assert models.build_method("pcw", None, None) == PCW()
+        assert models.build_method("sequential", None, None) == Sequential()
 
     def test_parameters_of_a_reader(self) -> None:
-        built = engine.build_method("deep-thinking+ape", 0.5, None)
+        built = models.build_method("deep-thinking+ape", 0.5, None)
         assert built == DeepThinking(reader=APE(temperature=0.5))
-        assert engine.build_method("deep-thinking+ape", None, None) == DeepThinking(reader=APE())
+        assert models.build_method("deep-thinking+ape", None, None) == DeepThinking(reader=APE())
         with pytest.raises(MethodError, match=r"not a parameter of deep-thinking\+pcw"):
-            engine.build_method("deep-thinking+pcw", None, 0.5)
+            models.build_method("deep-thinking+pcw", None, 0.5)
 
     def test_parameters_of_another_method(self) -> None:
         with pytest.raises(MethodError, match="--rag-temperature is not a parameter of sequential"):
-            engine.build_method("sequential", 1.0, None)
+            models.build_method("sequential", 1.0, None)
 
 
 class TestDevice:
@@ -43,16 +43,16 @@ class TestDevice:
         return count
 
     def test_auto_takes_what_is_there(self, count: int) -> None:
-        assert engine.choose_device("auto") == ["cpu", "cuda", "auto"][count]
-        assert engine.choose_device("cpu") == "cpu"
+        assert models.choose_device("auto") == ["cpu", "cuda", "auto"][count]
+        assert models.choose_device("cpu") == "cpu"
 
     @pytest.mark.parametrize(("asked", "needed"), [("cuda", 1), ("cuda:0", 1), ("cuda:1", 2)])
     def test_what_is_not_there_is_refused(self, count: int, asked: str, needed: int) -> None:
         if count >= needed:
-            assert engine.choose_device(asked) == asked
+            assert models.choose_device(asked) == asked
         else:
             with pytest.raises(InputError, match=f"--device {asked}: PyTorch sees .* use cpu"):
-                engine.choose_device(asked)
+                models.choose_device(asked)
 
 
 class TestLoading:
@@ -73,8 +73,10 @@ class TestLoading:
         return calls
 
     def test_on_the_cpu(self, loaded: list[dict[str, Any]]) -> None:
-        options = engine.ModelOptions(model=".", device="cpu", dtype="bfloat16", scale=0.5)
-        engine.load_model(options, Progress())
+        options = models.ModelOptions(
+            ".", device="cpu", dtype="bfloat16", rag_scale=0.5, no_cache=True
+        )
+        models.load_model(options, Progress())
         loaded[0].pop("on_loaded")
         assert loaded == [
             {
@@ -84,13 +86,14 @@ class TestLoading:
                 "method": APE(scale=0.5),
                 "max_window_tokens": None,
                 "profile": None,
+                "cache": None,
             }
         ]
 
     @pytest.mark.parametrize(("device", "place"), [("auto", None), ("cuda:1", "cuda:1")])
     def test_elsewhere(self, loaded: list[dict[str, Any]], device: str, place: str | None) -> None:
         """Loading itself knows the best device."""
-        engine.load_model(engine.ModelOptions(model=".", device=device), Progress())
+        models.load_model(models.ModelOptions(".", device=device, no_cache=True), Progress())
         assert loaded[0]["device_map"] == place
 
 
@@ -99,7 +102,7 @@ class TestNetwork:
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid:8443")
-        monkeypatch.setattr(engine, "getproxies", dict)
+        monkeypatch.setattr(models, "getproxies", dict)
         asked: list[Any] = []
 
         def refuse(address: Any, timeout: float) -> Any:
@@ -110,23 +113,23 @@ class TestNetwork:
         return asked
 
     def test_without_a_way_to_the_hub_only_the_cache_is_used(self, asked: list[Any]) -> None:
-        engine.notice_missing_network()
+        models.notice_missing_network()
         assert asked == [("hub.invalid", 8443)]
         assert constants.is_offline_mode()
-        engine.notice_missing_network()
+        models.notice_missing_network()
         assert len(asked) == 1
 
     def test_with_a_way_nothing_changes(
         self, asked: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(socket, "create_connection", lambda *_, **__: socket.socket())
-        engine.notice_missing_network()
+        models.notice_missing_network()
         assert not constants.is_offline_mode()
 
     def test_behind_a_proxy_the_hub_may_be_out_of_sight(
         self, asked: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(engine, "getproxies", lambda: {"https": "http://proxy.invalid"})
-        engine.notice_missing_network()
+        monkeypatch.setattr(models, "getproxies", lambda: {"https": "http://proxy.invalid"})
+        models.notice_missing_network()
         assert asked == []
         assert not constants.is_offline_mode()

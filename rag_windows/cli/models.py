@@ -1,0 +1,214 @@
+"""From the command line's options to a loaded model with its method and passage cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from rag_windows.cli import options
+from rag_windows.cli.errors import tell
+from rag_windows.cli.progress import Progress
+from rag_windows.errors import CacheError, InputError, MethodError
+
+if TYPE_CHECKING:
+    from rag_windows import PassageCache, WindowedLM
+    from rag_windows.calibration import Profile
+    from rag_windows.methods import Method
+
+DEFAULT_MODEL = "tiny-reader"
+DEFAULT_METHOD = "ape"
+_CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What is loaded, and how; each field is the option of its name.
+
+    Attributes:
+        cache_memory: size of a cache in memory alone, in place of the one on disk; no option.
+    """
+
+    model: options.ReaderModel = None
+    method: options.MethodName = None
+    profile: options.ProfilePath = None
+    rag_temperature: options.RagTemperature = None
+    rag_scale: options.RagScale = None
+    device: options.Device = "auto"
+    dtype: options.Dtype = "auto"
+    max_window_tokens: options.MaxWindowTokens = None
+    cache_dir: options.CacheDir = None
+    no_cache: options.NoCache = False
+    verbose: options.Verbose = False
+    cache_memory: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name or folder."""
+        return self.model or DEFAULT_MODEL
+
+
+def load_model(model: ModelOptions, progress: Progress) -> WindowedLM:
+    """Load the model onto its device.
+
+    Raises:
+        InputError: a device that is not there, or a method's parameters.
+        ModelError: the model can't be found, loaded or read in windows.
+    """
+    quieten(model.verbose)
+    profile = _profile(model)
+    method = None
+    if profile is None or model.method is not None:
+        method = build_method(
+            model.method or DEFAULT_METHOD, model.rag_temperature, model.rag_scale
+        )
+    device = None if model.device == "auto" else choose_device(model.device)
+    shipped = model.name == DEFAULT_MODEL
+    # transformers draws bars of its own, of downloads and of the weights as they are loaded.
+    with progress.waiting(f"Loading {model.name}", draws_bars=not shipped) as waiting:
+        from huggingface_hub.utils import logging as hub_logging
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+        from transformers.utils import logging as transformers_logging
+
+        from rag_windows import WindowedLM
+
+        if not (shipped or os.path.exists(model.name)):
+            notice_missing_network()
+        if not model.verbose:
+            transformers_logging.set_verbosity_error()
+            hub_logging.set_verbosity_error()
+        if not (waiting.bars or model.verbose):
+            transformers_logging.disable_progress_bar()
+            disable_progress_bars()
+        lm = WindowedLM.from_pretrained(
+            model.name,
+            dtype=model.dtype,
+            device_map=device,
+            method=method,
+            profile=profile,
+            max_window_tokens=model.max_window_tokens,
+            cache=_cache(model),
+            on_loaded=waiting.counted,
+        )
+    if profile is not None and (told := profile.model.mismatch(lm.model)):
+        tell(f"Note: {told}")
+    return lm
+
+
+@contextmanager
+def closing_cache(lm: WindowedLM) -> Iterator[None]:
+    """Write what a command encoded, whatever becomes of the command."""
+    try:
+        yield
+    finally:
+        if lm.cache is not None:
+            lm.cache.close()
+
+
+def build_method(name: str, temperature: float | None, scale: float | None) -> Method:
+    """A method by name, with those parameters that were given.
+
+    Raises:
+        MethodError: the name is unknown, a parameter is not the method's, or out of its domain.
+    """
+    from rag_windows.methods import METHODS, resolve
+    from rag_windows.methods.registry import known_parameters, parameters, with_known
+
+    given = {"temperature": temperature, "scale": scale}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    method = resolve(name)
+    for key in chosen:
+        if key not in known_parameters(method):
+            owners = [other for other, one in METHODS.items() if key in parameters(one)]
+            raise MethodError(
+                f"--rag-{key} is not a parameter of {name}, only of {', '.join(owners)}; leave it "
+                "out."
+            )
+        if re.search(rf"\b{key}\s*=", name):
+            raise MethodError(f"--rag-{key} and --method {name} both set it; leave one out.")
+    return with_known(method, chosen)
+
+
+def quieten(verbose: bool) -> None:
+    """Silence the libraries' logs and warnings, unless asked to be verbose.
+
+    Before they are imported, since importing may warn as well.
+    """
+    if verbose:
+        return
+    warnings.simplefilter("ignore")
+    for name in ("transformers", "accelerate", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def choose_device(asked: str) -> str:
+    """Where the model goes: "cpu", "cuda", "cuda:N", or "auto" for several accelerators.
+
+    Raises:
+        InputError: a CUDA device that is not there.
+    """
+    from rag_windows.loading import best_device, check_device
+
+    if asked == "auto":
+        return best_device()
+    check_device(asked, "--device ")
+    return asked
+
+
+def _profile(model: ModelOptions) -> Profile | None:
+    if model.profile is None:
+        return None
+    from rag_windows.calibration import Profile
+
+    if model.method is None and (model.rag_temperature, model.rag_scale) != (None, None):
+        raise InputError(
+            "--profile brings the numbers of the method: leave --rag-temperature and --rag-scale "
+            "out, or give --method too, which then counts instead of the profile's."
+        )
+    return Profile.load(model.profile)
+
+
+def _cache(model: ModelOptions) -> PassageCache | None:
+    """The model's passage cache.
+
+    Where the platform's folder can't be used, that is told and there is none: an answer needs no
+    cache.
+
+    Raises:
+        CacheError: a folder was asked for and can't be used.
+    """
+    from rag_windows import PassageCache
+
+    if model.cache_memory is not None:
+        return PassageCache(memory=model.cache_memory)
+    if model.no_cache:
+        return None
+    try:
+        return PassageCache.default(model.cache_dir)
+    except CacheError as error:
+        if model.cache_dir is not None:
+            raise
+        tell(f"Note: {error} Passages are not cached.")
+        return None
+
+
+def notice_missing_network() -> None:
+    """Without a way to the hub, look only into the local cache: its client retries for a minute."""
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode() or getproxies():
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname, port), timeout=_CONNECT_S).close()
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
