@@ -52,6 +52,14 @@ def test_flags_take_no_value(run: Run, command: str) -> None:
     assert "--verbose" in shown
 
 
+def test_options_that_a_command_does_without(run: Run) -> None:
+    calibrate, warm = run("calibrate", "--help").stdout, run("cache", "warm", "--help").stdout
+    assert "--rag-scale" not in calibrate
+    assert "--profile" not in warm
+    assert "--no-cache" not in warm
+    assert run("cache", "warm", "--top-k", "3").exit_code == 2
+
+
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with two documents in ./notes."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.rag_windows.cli.conftest import write_documents
+from tests.blackbox.cli.conftest import write_documents
 
 ROOT = Path(__file__).parents[3]
 DEADLINE = 240.0

@@ -11,7 +11,7 @@ from rag_windows.cli import calibrate as command
 from rag_windows.cli.corpus import SearchOptions
 from rag_windows.cli.progress import Progress
 from rag_windows.methods import MateICL
-from tests.rag_windows.cli.conftest import Run
+from tests.blackbox.conftest import Run
 
 FAST = ("--method", "mateicl", "--max-new-tokens", "4")
 

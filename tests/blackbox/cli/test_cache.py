@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rag_windows.cache.sizes import default_folder
-
-from .conftest import Run
+from tests.blackbox.conftest import Run
 
 QUESTION = "Who built the bridge at Halden?"
 

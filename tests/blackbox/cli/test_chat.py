@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rag_windows import WindowedLM
-from tests.rag_windows.cli.conftest import Run
+from tests.blackbox.conftest import Run
 
 
 @pytest.fixture

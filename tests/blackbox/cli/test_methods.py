@@ -6,7 +6,7 @@ import pytest
 
 from rag_windows.methods import METHODS, from_description
 from rag_windows.methods.registry import markdown_table
-from tests.rag_windows.cli.conftest import Run
+from tests.blackbox.conftest import Run
 
 
 def test_json(run: Run) -> None:

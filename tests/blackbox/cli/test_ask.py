@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rag_windows.prompt.visible_text import visible
-from tests.rag_windows.cli.conftest import BRIDGE, HOSTILE, Run
+from tests.blackbox.cli.conftest import BRIDGE, HOSTILE
+from tests.blackbox.conftest import Run
 
 QUESTION = "Who built the bridge at Halden?"
 SHORT = ("--max-new-tokens", "12")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rag_windows.cli.conftest import Run
+from tests.blackbox.conftest import Run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from rag_windows.cli.models import ModelOptions, load_model
 from rag_windows.cli.progress import Progress
-from tests.rag_windows.cli.conftest import Run
+from tests.blackbox.conftest import Run
 
 SHOWN = [("good film", "up"), ("bad film", "down"), ("fine book", "up"), ("dull book", "down")]
 
