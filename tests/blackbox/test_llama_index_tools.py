@@ -8,16 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent
+from llama_index.core.agent.workflow import (
+    AgentStream,
+    AgentWorkflow,
+    FunctionAgent,
+    ReActAgent,
+    ToolCallResult,
+)
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import CitableBlock, TextBlock, ThinkingBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.tools import FunctionTool
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.tools import FunctionTool, QueryEngineTool
 from pydantic import BaseModel
 from transformers import LogitsProcessor
 
-from llama_index.llms.rag_windows import Parts, RagWindowsLLM
+from llama_index.llms.rag_windows import Parts, RagWindowsLLM, WindowSynthesizer
 from rag_windows import WindowedLM
 from tests.tool_models import model, tokenizer
 
@@ -30,6 +39,17 @@ def add(a: int, b: int) -> int:
 
 
 ADD = FunctionTool.from_defaults(add)
+
+
+class Always(BaseRetriever):
+    """Finds the same nodes whatever is asked."""
+
+    def __init__(self, nodes: list[NodeWithScore]) -> None:
+        super().__init__()
+        self._nodes = nodes
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._nodes
 
 
 class Script(LogitsProcessor):
@@ -219,6 +239,30 @@ def test_a_workflow_of_functions_takes_the_function_agent() -> None:
         return str(await AgentWorkflow.from_tools_or_functions([add], llm=llm).run("2 + 3?"))
 
     assert asyncio.run(run()) == "It is 5."
+
+
+@pytest.mark.parametrize("agent_class", [FunctionAgent, ReActAgent])
+def test_a_query_engine_is_a_tool_that_reads_windows(agent_class: Any) -> None:
+    nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("The wall is white.", "No.")]
+    call = '<tool_call>\n{"name": "library", "arguments": {"input": "Which colour?"}}\n</tool_call>'
+    if agent_class is ReActAgent:
+        call = 'Thought: Look.\nAction: library\nAction Input: {"input": "Which colour?"}'
+    llm, script = saying(call, "White.", "Thought: I know.\nAnswer: It is white.")
+    engine = RetrieverQueryEngine(Always(nodes), WindowSynthesizer(llm))
+    library = QueryEngineTool.from_defaults(engine, name="library", description="Answers.")
+
+    async def run() -> tuple[str, list[Any]]:
+        handler = agent_class(tools=[library], llm=llm).run("Which colour?")
+        called = [one async for one in handler.stream_events() if isinstance(one, ToolCallResult)]
+        return str(await handler), called
+
+    answer, (called,) = asyncio.run(run())
+    assert answer.endswith("It is white.")
+    assert len(script.asked) == 3
+    assert str(called.tool_output) == "White."
+    masses = [one.attention_mass for one in called.tool_output.raw_output.source_nodes]
+    assert len(masses) == 2
+    assert all(masses)
 
 
 def test_citable_blocks_of_a_tool_are_windows() -> None:

@@ -7,9 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core.response_synthesizers import CompactAndRefine, Refine, TreeSummarize
+from llama_index.core.response_synthesizers import (
+    BaseSynthesizer,
+    CompactAndRefine,
+    Refine,
+    TreeSummarize,
+)
 
-from llama_index.llms.rag_windows import Parts, RagWindowsLLM, WindowPromptHelper
+from llama_index.llms.rag_windows import (
+    Parts,
+    RagWindowsLLM,
+    WindowPromptHelper,
+    WindowSynthesizer,
+)
 from rag_windows.errors import InputError, LimitError, RagWindowsError
 from tests.integrations.llama_index.cases import reader
 
@@ -23,7 +33,10 @@ WRONG: dict[str, tuple[Callable[[], RagWindowsLLM], type[RagWindowsError]]] = {
         LimitError,
     ),
 }
-SYNTHESIZERS = {"refine": Refine, "compact": CompactAndRefine, "tree summarize": TreeSummarize}
+SYNTHESIZERS: dict[str, Callable[..., BaseSynthesizer]] = {
+    **{kind.__name__: kind for kind in (Refine, CompactAndRefine, TreeSummarize)},
+    "WindowSynthesizer": lambda llm, streaming, **_: WindowSynthesizer(llm, streaming=streaming),
+}
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -13,7 +13,7 @@ from llama_index.core.query_engine import BaseQueryEngine, CitationQueryEngine, 
 from llama_index.core.response_synthesizers import BaseSynthesizer, ResponseMode
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
-from llama_index.llms.rag_windows import RagWindowsLLM, WindowPromptHelper, WindowSynthesizer
+from llama_index.llms.rag_windows import WindowPromptHelper, WindowSynthesizer
 from rag_windows.errors import RagWindowsError
 from tests.integrations.llama_index.cases import (
     BARE,
@@ -195,17 +195,6 @@ def test_a_bound_on_windows_makes_several_calls_and_loses_nothing() -> None:
     assert read_apart(first, told(asked)[:3])
     assert read_apart(second, told(asked)[3:5])
     assert len(summaries.windows) + len(summaries.notes) == 2
-
-
-@pytest.mark.parametrize("engine", [compact, tree_summarize, windows])
-@pytest.mark.parametrize("way", WAYS)
-def test_an_option_of_the_wrong_type_is_no_empty_response(engine: Engine, way: Way) -> None:
-    asked = draw(1, 0, 2)
-    broken = RagWindowsLLM(lm=reader(), generate_kwargs={"num_beams": "two"})
-    synthesizer = engine(asked, streams(way))._response_synthesizer  # type: ignore[attr-defined]  # only retriever engines are tried
-    synthesizer._llm = broken
-    with pytest.raises(RagWindowsError, match="num_beams must be a whole number"):
-        query(RetrieverQueryEngine(ListRetriever(asked.nodes), synthesizer), asked.question, way)
 
 
 @pytest.mark.parametrize("engine", [compact, windows])

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import LLMMetadata
-from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
-from llama_index.core.indices.prompt_helper import (
-    DEFAULT_CHUNK_OVERLAP_RATIO,
-    DEFAULT_PADDING,
-    PromptHelper,
-)
+from llama_index.core.indices.prompt_helper import DEFAULT_PADDING, PromptHelper
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.tools import BaseTool
@@ -38,12 +32,9 @@ class WindowPromptHelper(PromptHelper):
         max_windows: so many texts at most go into one prompt, which bounds memory; more make
             several prompts, which LlamaIndex then refines or summarizes. At least 2. None puts all
             of them into one.
-        context_window: for what else LlamaIndex asks of it (splitting by tree indexes).
-        num_output: as above.
-        chunk_overlap_ratio: as above.
-        chunk_size_limit: as above.
-        tokenizer: as above.
-        separator: as above.
+        arguments: of LlamaIndex's `PromptHelper`, for what else is asked of a helper (splitting by
+            tree indexes).
+        named: likewise.
 
     Raises:
         InputError: ``max_windows`` is below 2.
@@ -51,52 +42,14 @@ class WindowPromptHelper(PromptHelper):
 
     max_windows: int | None = None
 
-    def __init__(
-        self,
-        context_window: int = DEFAULT_CONTEXT_WINDOW,
-        num_output: int = DEFAULT_NUM_OUTPUTS,
-        chunk_overlap_ratio: float = DEFAULT_CHUNK_OVERLAP_RATIO,
-        chunk_size_limit: int | None = None,
-        tokenizer: Callable[[str], list[Any]] | None = None,
-        separator: str = " ",
-        max_windows: int | None = None,
-    ) -> None:
+    def __init__(self, *arguments: Any, max_windows: int | None = None, **named: Any) -> None:
         if max_windows is not None and max_windows < 2:
             raise InputError(
                 f"max_windows must be at least 2, got {max_windows}: summaries of summaries would "
                 "never come to an end. Leave it out to read all texts at once."
             )
-        super().__init__(
-            context_window=context_window,
-            num_output=num_output,
-            chunk_overlap_ratio=chunk_overlap_ratio,
-            chunk_size_limit=chunk_size_limit,
-            tokenizer=tokenizer,
-            separator=separator,
-        )
+        super().__init__(*arguments, **named)
         self.max_windows = max_windows
-
-    @classmethod
-    def from_llm_metadata(
-        cls,
-        llm_metadata: LLMMetadata,
-        chunk_overlap_ratio: float = DEFAULT_CHUNK_OVERLAP_RATIO,
-        chunk_size_limit: int | None = None,
-        tokenizer: Callable[[str], list[Any]] | None = None,
-        separator: str = " ",
-        max_windows: int | None = None,
-    ) -> WindowPromptHelper:
-        """Like LlamaIndex's own, with ``max_windows``."""
-        outputs = llm_metadata.num_output
-        return cls(
-            context_window=llm_metadata.context_window,
-            num_output=DEFAULT_NUM_OUTPUTS if outputs == -1 else outputs,
-            chunk_overlap_ratio=chunk_overlap_ratio,
-            chunk_size_limit=chunk_size_limit,
-            tokenizer=tokenizer,
-            separator=separator,
-            max_windows=max_windows,
-        )
 
     @classmethod
     def class_name(cls) -> str:
