@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from llama_index.core.response_synthesizers import (
@@ -54,6 +54,6 @@ def test_bad_input_surfaces(wrong: str, synthesizer: str, streaming: bool) -> No
                 pass
 
     with pytest.raises(error):
-        list(asked.get_response("Who?", [Parts.of(["A passage."])]))
+        list(cast(Any, asked.get_response("Who?", [Parts.of(["A passage."])])))
     with pytest.raises(error):
         asyncio.run(awaited())

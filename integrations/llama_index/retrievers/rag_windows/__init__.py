@@ -3,7 +3,7 @@
 from rag_windows.errors import missing
 
 try:
-    from llama_index.retrievers.rag_windows.base import RagWindowsRetriever
+    from llama_index.retrievers.rag_windows.retriever import RagWindowsRetriever
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("llama_index"):
         raise
