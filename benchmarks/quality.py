@@ -72,9 +72,6 @@ METHODS = {
 }
 """The rows of the tables; ``{further}`` is the number of passages beyond the first."""
 
-SWEEP_TASK, SWEEP_PASSAGES, SWEEP = "two-hop", 8, (0.05, 0.15, 0.3, 0.5)
-"""Where the share of linked tokens is varied, beside 0 (plain windows) and 1 (sequential)."""
-
 CITED_TASK = "single-hop"
 """The task whose questions name the title of the one passage that states the answer."""
 TRAINED = 8
@@ -138,7 +135,7 @@ def ask(model: str, task: str, passages: int, label: str, questions: int, seed: 
         generation = lm.generate(
             list(case.messages),
             scored(case),
-            method=method_of(label, passages),
+            method=METHODS[label].format(further=passages - 1),
             max_new_tokens=MOST_TOKENS,
             do_sample=False,
             citations=task == CITED_TASK,
@@ -158,14 +155,6 @@ def ask(model: str, task: str, passages: int, label: str, questions: int, seed: 
     return Cell(
         model, task, passages, label, seed, right, cited, blind, float(encode_s), float(answer_s)
     )
-
-
-def method_of(label: str, passages: int) -> str:
-    """The method of a row, as `WindowedLM.generate` takes it."""
-    if label in METHODS:
-        return METHODS[label].format(further=passages - 1)
-    share, choose = re.fullmatch(r"linked (\d+)%, (\w+)", label).groups()  # type: ignore[union-attr] # ours
-    return f"linked:tokens={int(share) / 100},choose={choose}"
 
 
 def scored(case: Case) -> list[Passage]:
@@ -196,16 +185,8 @@ def wanted(options: argparse.Namespace) -> Iterable[tuple[str, str, int, str]]:
         for task in options.tasks:
             if passages < FEWEST.get(TASKS[task][0], 1):
                 continue
-            labels = list(options.methods)
-            if (task, passages, options.sweep) == (SWEEP_TASK, SWEEP_PASSAGES, True):
-                labels += sweep_labels("first") + sweep_labels("deviation")
-            for label in dict.fromkeys(labels):
+            for label in options.methods:
                 yield options.model or TASKS[task][1], task, passages, label
-
-
-def sweep_labels(choose: str) -> list[str]:
-    """Rows of the sweep over shares of linked tokens."""
-    return [f"linked {share:.0%}, {choose}" for share in SWEEP]
 
 
 def run(options: argparse.Namespace) -> Cells:
@@ -357,22 +338,6 @@ def citations(cells: Cells) -> str:
     return "\n".join(parts) or NOT_RUN
 
 
-def links(cells: Cells) -> str:
-    """Accuracy with more and more of each window's tokens encoded in sight of the others."""
-    rows = []
-    named = zip(SWEEP, sweep_labels("first"), sweep_labels("deviation"), strict=True)
-    for share, *labels in (
-        ("0 (plain windows)", "pcw", "pcw"),
-        *((f"{share:.0%}", *both) for share, *both in named),
-        ("100% (sequential)", BASE, BASE),
-    ):
-        found = [cells.get((LEARNER, SWEEP_TASK, SWEEP_PASSAGES, label)) for label in labels]
-        if all(found):
-            rows.append([share, *(percent(estimate(one.right)) for one in found if one)])
-    head = [f"linked, {SWEEP_PASSAGES} passages", "first tokens", "highest deviation"]
-    return table(head, rows)
-
-
 def cost(cells: Cells) -> str:
     """Milliseconds to encode and to answer, medians."""
     section = (TASKS[CITED_TASK][1], CITED_TASK)
@@ -394,7 +359,6 @@ def blocks(cells: Cells, options: argparse.Namespace) -> dict[str, str]:
         "accuracy": accuracy(cells),
         "retention": retention(cells),
         "citations": citations(cells),
-        "links": links(cells),
         "cost": cost(cells),
     }
 
@@ -474,7 +438,6 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     printed = options.quick or options.model is not None
     options.passages = options.passages or ([2, 8] if options.quick else [1, 2, 4, 8, 16, 32, 64])
     options.questions = options.questions or (8 if options.quick else 200)
-    options.sweep = any(label.startswith("linked") for label in options.methods)
     name = "quality-quick.jsonl" if printed else "quality.jsonl"
     options.results = options.results or (ROOT / "runs" / name if printed else RESULTS)
     options.out = options.out or (None if printed else PAGE.parent)

@@ -333,8 +333,9 @@ def _measure_ways(
     timings: dict[str, list[Any]] = {name: [] for name in ways}
     for number in range(plan.rounds):
         for name in ways if number % 2 == 0 else reversed(ways):
-            if number < plan.rounds_of(name, place.context):
-                timings[name].append(ways[name](asked, plan.tokens_of(name, place.context)))
+            rounds, tokens = plan.effort(name, place.context)
+            if number < rounds:
+                timings[name].append(ways[name](asked, tokens))
         tell(f"{place.context} tokens, {place.words}: round {number + 1} of {plan.rounds}")
     prompt = len(asked.prompt)
     computed = {
@@ -344,7 +345,7 @@ def _measure_ways(
     }
     cells = []
     for name, own in timings.items():
-        tokens = plan.tokens_of(name, place.context)
+        _, tokens = plan.effort(name, place.context)
         cells.append(
             Cell(
                 **dataclasses.asdict(place),

@@ -197,14 +197,11 @@ class Plan:
         above = self.slow_above is not None and context > self.slow_above
         return above and way in (SEQUENTIAL, PREFIX_KEPT)
 
-    def rounds_of(self, way: str, context: int) -> int:
-        """In how many rounds it takes part."""
-        return min(self.rounds, self.slow_rounds) if self.slow(way, context) else self.rounds
-
-    def tokens_of(self, way: str, context: int) -> int:
-        """How many new tokens it makes."""
-        longest = max(self.tokens)
-        return min(longest, self.slow_tokens) if self.slow(way, context) else longest
+    def effort(self, way: str, context: int) -> tuple[int, int]:
+        """In how many rounds a way takes part, and how many new tokens it makes."""
+        if self.slow(way, context):
+            return min(self.rounds, self.slow_rounds), min(max(self.tokens), self.slow_tokens)
+        return self.rounds, max(self.tokens)
 
 
 def head_dim(config: PreTrainedConfig) -> int:
