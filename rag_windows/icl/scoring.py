@@ -11,13 +11,20 @@ from transformers import DynamicCache
 from rag_windows.errors import InputError
 from rag_windows.generate import Decoder
 from rag_windows.kv import Members, RowsCache
-from rag_windows.prefill import EncodedContext, bucket_by_length
+from rag_windows.prefill import EncodedContext
 
 MAX_ROW_TOKENS = 8192
 """Tokens, prefix and padding included, that the rows of one pass hold at most."""
 
 MAX_VALUES = 2**26
 """Logits that one pass gives at most; and pairs of a token and a windows' token that it sees."""
+
+MAX_PADDING = 0.1
+"""Share of a pass that may be padding, before windows go to the next one."""
+
+FREE_PADDING = 4
+"""Tokens of padding a window may always have: a pass of its own would cost more."""
+
 
 Ids = Sequence[int]
 
@@ -86,6 +93,33 @@ def score_queries(
             for query in queries
         ]
     return _scores(decoder, context, queries, choices)
+
+
+def bucket_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group windows of like length that are padded to the longest, longest first.
+
+    Args:
+        lengths: tokens of each window.
+        max_tokens: bound on rows x longest row of one bucket; a longer window is alone in its own.
+
+    Returns:
+        Indices into ``lengths``, each once. In every bucket each window is at most
+        ``max(FREE_PADDING, MAX_PADDING * longest)`` tokens shorter than the longest.
+    """
+    buckets: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        fits = (
+            bool(buckets)
+            and longest - lengths[index] <= max(FREE_PADDING, MAX_PADDING * longest)
+            and (len(buckets[-1]) + 1) * longest <= max_tokens
+        )
+        if fits:
+            buckets[-1].append(index)
+        else:
+            buckets.append([index])
+            longest = lengths[index]
+    return buckets
 
 
 def _scores(

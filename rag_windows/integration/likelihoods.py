@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from rag_windows.icl.scoring import MAX_ROW_TOKENS, MAX_VALUES
+from rag_windows.icl.scoring import MAX_ROW_TOKENS, MAX_VALUES, bucket_by_length
 from rag_windows.kv import Members
 from rag_windows.model import WindowedLM
-from rag_windows.prefill import EncodedContext, bucket_by_length
+from rag_windows.prefill import EncodedContext
 
 Ids = tuple[int, ...]
 

@@ -22,27 +22,13 @@ Header = str | HeaderFunction
 """A name of ``HEADERS``, or a function."""
 
 
-def _none(passage: Passage, number: int) -> str:
-    return ""
-
-
-def _title(passage: Passage, number: int) -> str:
-    return passage.title or ""
-
-
-def _number(passage: Passage, number: int) -> str:
-    return f"[{number}]"
-
-
-def _number_and_title(passage: Passage, number: int) -> str:
-    return f"[{number}] {passage.title}" if passage.title else f"[{number}]"
-
-
 HEADERS: Mapping[str, HeaderFunction] = {
-    "none": _none,
-    "title": _title,
-    "number": _number,
-    "number+title": _number_and_title,
+    "none": lambda passage, number: "",
+    "title": lambda passage, number: passage.title or "",
+    "number": lambda passage, number: f"[{number}]",
+    "number+title": lambda passage, number: (
+        f"[{number}] {passage.title}" if passage.title else f"[{number}]"
+    ),
 }
 """``number`` and ``number+title`` make a window depend on the passage's place among the others."""
 
@@ -137,27 +123,24 @@ def _longest(
     around: int,
 ) -> tuple[int, Sequence[int]]:
     """About the greatest number of characters from ``start`` that fit, and their ids."""
-    rest = len(text) - start
-    fits, fitting = 0, encode("")
-    too_long = rest + 1
+    rest, room = len(text) - start, limit - around
+    fits, too_long = 0, rest + 1
+    fitting: Sequence[int] = ()
     length = min(guess, rest)
-    while True:
+    while fits + 1 < too_long:
         ids = encode(text[start : start + length])
         used = len(ids) - around
-        room = limit - around
-        if len(ids) <= limit:
+        if used <= room:
             fits, fitting = length, ids
             if length == rest or used >= _FULL * room:
                 break
-            ahead = int(length * 0.98 * room / used) if used > 0 else length * 2
-            length = min(max(length + 1, ahead), length * 4, rest)
         else:
             too_long = length
             if length == 1:
                 raise TooLittleRoomError(len(ids))
-            length = max(1, min(length - 1, int(length * 0.95 * room / used)))
-        if too_long <= fits + 1:
-            break
+        # As many characters as these suggest, and a little less: one too many costs another try.
+        share = 0.98 if used <= room else 0.95
+        length = min(int(length * share * room / used), length * 4, rest) if used > 0 else rest
         if not fits < length < too_long:
             length = (fits + too_long) // 2
     return fits, fitting
