@@ -146,6 +146,9 @@ def _unknown(tokenizer: Any) -> tuple[str, int] | None:
 At = Literal["start", "control", "text"]
 """What stands before a piece: nothing, a control token, or more text."""
 
+Span = tuple[int, int, int]
+"""First character of a control token, the one behind its last, and its id."""
+
 
 class FastText:
     """Encodes text through private copies of a tokenizer's stages.
@@ -490,31 +493,62 @@ class Boundary:
         Raises:
             PromptError: as ``encode``.
         """
-        found = [self._control_spans(piece.text) if piece.trusted else [] for piece in pieces]
         text = "".join(piece.text for piece in pieces)
         if not text:
             return []
         _check_characters(text)
-        reader = self._text
-        if isinstance(reader, FastText) and reader.reads_on(at) and not self._touched(pieces):
-            ids, places = reader.placed(text, at)
-            unknown = self.controls.unknown is not None and self.controls.unknown[1] in ids
-            # An unknown token may stand for an unknown character or for its own name: cut, to know.
-            if not unknown and self._in_place(ids, places, pieces, found):
-                return ids
-        ids, stretch = [], ""
-        for piece, spans in zip(pieces, found, strict=True):
-            position = 0
-            for start, end, id_ in spans:
-                ids += self.encode(stretch + piece.text[position:start], at)
-                ids.append(id_)
-                stretch, position, at = "", end, "control"
-            stretch += piece.text[position:]
-        return ids + self.encode(stretch, at)
+        controls: list[Span] = []
+        untrusted: list[tuple[int, int]] = []
+        ends = accumulate(len(piece.text) for piece in pieces)
+        for piece, end in zip(pieces, ends, strict=True):
+            begin = end - len(piece.text)
+            if piece.trusted:
+                found = self._control_spans(piece.text)
+                controls += [(begin + start, begin + stop, id_) for start, stop, id_ in found]
+            elif piece.text:
+                untrusted.append((begin, end))
+        whole = self._in_one_go(text, controls, untrusted, at)
+        if whole is not None:
+            return whole
+        ids: list[int] = []
+        position = 0
+        for start, stop, id_ in controls:
+            ids += [*self.encode(text[position:start], at), id_]
+            position, at = stop, "control"
+        return ids + self.encode(text[position:], at)
 
-    def _control_spans(self, text: str) -> list[tuple[int, int, int]]:
-        """(start, end, id) of a template's control tokens, with the spaces that they eat."""
-        spans: list[tuple[int, int, int]] = []
+    def _in_one_go(
+        self,
+        text: str,
+        controls: Sequence[Span],
+        untrusted: Sequence[tuple[int, int]],
+        at: At,
+    ) -> list[int] | None:
+        """Ids of the whole text, if its control tokens are the template's own, each in its place.
+
+        Their list alone says too little: a normalizer may join the template's own token with the
+        first character of a message, and make the same token out of other characters behind it.
+        """
+        reader = self._text
+        if not isinstance(reader, FastText) or not reader.reads_on(at):
+            return None
+        spelled = [match.span(1) for match in self._overlapping.finditer(text)]
+        if any(start < last and first < end for start, end in spelled for first, last in untrusted):
+            return None
+        ids, places = reader.placed(text, at)
+        # An unknown token may stand for an unknown character or for its own name: cut, to know.
+        if self.controls.unknown is not None and self.controls.unknown[1] in ids:
+            return None
+        got = [(*p, id_) for p, id_ in zip(places, ids, strict=True) if id_ in self.controls.ids]
+        same = len(got) == len(controls) and all(
+            one == other and _same_place(text, (a, b), (c, d))
+            for (a, b, one), (c, d, other) in zip(got, controls, strict=True)
+        )
+        return ids if same else None
+
+    def _control_spans(self, text: str) -> list[Span]:
+        """A template's control tokens, with the spaces that they eat."""
+        spans: list[Span] = []
         for match in self.controls.spelled.finditer(text):
             id_ = self.controls.by_content.get(match[0])
             # Some added tokens count only where they stand alone or between spaces: ask.
@@ -525,49 +559,6 @@ class Boundary:
                 end = len(text) - len(after.lstrip()) if right else match.end()
                 spans.append((max(start, spans[-1][1] if spans else 0), end, id_))
         return spans
-
-    def _in_place(
-        self,
-        ids: Sequence[int],
-        places: Sequence[tuple[int, int]],
-        pieces: Sequence[Piece],
-        found: Sequence[Sequence[tuple[int, int, int]]],
-    ) -> bool:
-        """Whether the control tokens among ``ids`` are those found in trusted text, in place.
-
-        Their list alone says too little: a normalizer may join the template's own token with the
-        first character of a message, and make the same token out of other characters behind it.
-        """
-        text = "".join(piece.text for piece in pieces)
-        begins = accumulate((len(piece.text) for piece in pieces), initial=0)
-        wanted = [
-            (begin + start, begin + end, id_)
-            for begin, spans in zip(begins, found, strict=False)
-            for start, end, id_ in spans
-        ]
-        got = [
-            (*place, id_)
-            for place, id_ in zip(places, ids, strict=True)
-            if id_ in self.controls.ids
-        ]
-        return len(got) == len(wanted) and all(
-            one == other and _same_place(text, (a, b), (c, d))
-            for (a, b, one), (c, d, other) in zip(got, wanted, strict=True)
-        )
-
-    def _touched(self, pieces: Sequence[Piece]) -> bool:
-        """Whether a control token's spelling lies in, or reaches into, untrusted text."""
-        text = "".join(piece.text for piece in pieces)
-        untrusted = []
-        position = 0
-        for piece in pieces:
-            if not piece.trusted and piece.text:
-                untrusted.append((position, position + len(piece.text)))
-            position += len(piece.text)
-        matches = [(m.start(1), m.end(1)) for m in self._overlapping.finditer(text)]
-        return any(
-            start < last and first < end for start, end in matches for first, last in untrusted
-        )
 
     @cached_property
     def _overlapping(self) -> re.Pattern[str]:

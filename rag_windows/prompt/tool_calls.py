@@ -253,18 +253,14 @@ class ToolFormat:
             raise ToolsUnsupportedError(
                 f"This model's chat template refuses a tool call: {error}. {_ADVICE}"
             ) from error
-        missing = [
-            what
-            for what, name, text in (
-                ("calls of tools", _VALUE, called),
-                ("the tools' answers", _RESULT, answered),
-            )
-            if name not in text
-        ]
-        if missing:
-            raise ToolsUnsupportedError(
-                f"This model's chat template does not show {' and '.join(missing)}. {_ADVICE}"
-            )
+        for what, value, text in (
+            ("calls of tools", _VALUE, called),
+            ("the tools' answers", _RESULT, answered),
+        ):
+            if value not in text:
+                raise ToolsUnsupportedError(
+                    f"This model's chat template does not show {what}. {_ADVICE}"
+                )
         special = [str(token) for token in tokenizer.all_special_tokens]
         declared = getattr(tokenizer, "response_template", None)
         if declared is not None:

@@ -11,7 +11,7 @@ from rag_windows import Passage, WindowedLM
 from rag_windows.errors import PromptError, ToolsUnsupportedError
 from rag_windows.prompt.builder import Prompt
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.prompt.tool_answers import AnswerParser, ToolAnswer
+from rag_windows.prompt.tool_answers import AnswerReader, ToolAnswer
 from rag_windows.prompt.tool_calls import ToolFormat
 from tests.fixtures_tokenizers import build
 from tests.tool_models import SEARCH, TEMPLATES, scripted, tokenizer
@@ -120,17 +120,17 @@ def answers(kind: str, text: str, opening: str = "") -> Iterator[ToolAnswer]:
     made = tokenizer(kind)
     for streamed in (False, True):
         lm = scripted(kind, text)
-        parser = AnswerParser(made, ToolFormat.of(made, {}), [SEARCH], opening)
+        reader = AnswerReader(made, ToolFormat.of(made, {}), [SEARCH], opening)
         query = Conversation.of("Who?", tools=[SEARCH], opening=opening)
         if not streamed:
-            yield parser.whole(lm.generate(query))
+            yield reader.whole(lm.generate(query))
             continue
         shown, last = "", None
         for chunk in lm.stream(query):
-            shown += parser.feed(chunk.text)
+            shown += reader.feed(chunk.text)
             last = chunk.generation or last
         assert last is not None
-        rest = parser.finish(last)
+        rest = reader.last(last)
         yield ToolAnswer(shown + rest.text, rest.reasoning, rest.calls, rest.broken)
 
 
