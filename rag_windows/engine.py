@@ -236,7 +236,7 @@ class Engine:
         """
         windows, told = request.parts.windows, request.on_encoded
         return prefill_parts(
-            encoder or self.encoder,
+            self.encoder if encoder is None else encoder,
             request.parts.prefix_ids,
             [window.ids for window in windows],
             request.method,

@@ -29,7 +29,7 @@ def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return first.as_strided((first.shape[0], tokens, first.shape[2]), first.stride())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Window:
     """One encoded window.
 

@@ -8,7 +8,8 @@ from itertools import accumulate, groupby
 import torch
 
 from rag_windows.attention.segments import Part, Reading, Role, Rows, Segment, Segments
-from rag_windows.batching.rows import Row, Slot
+from rag_windows.batching.rows import Row
+from rag_windows.kv import Window
 
 FIRST_ROOM = 64
 """Tokens for which there is room before the KV caches of a batch grow for the first time."""
@@ -89,19 +90,17 @@ class Plan:
 
     Attributes:
         rows: in order; those that have a KV cache already stand first, with one token each.
-        lengths: fed tokens of each.
         old: how many of the rows have a KV cache.
+        lengths: fed tokens of each.
         newest: (rows,) int64, on the CPU: the place of each row's last token.
-
-    Args:
-        rows: see there.
-        old: see there.
+        shared: segments of the prefixes and of the windows, where there are any.
+        cited: whether attention weights are recorded.
     """
 
     def __init__(self, rows: Sequence[Row], old: int) -> None:
         self.rows = list(rows)
-        self.lengths = [len(row.fed) for row in rows]
         self.old = old
+        self.lengths = [len(row.fed) for row in rows]
         ends = list(accumulate(self.lengths))
         self.newest = torch.tensor(ends) - 1
         self._tokens = ends[-1]
@@ -111,17 +110,29 @@ class Plan:
         self.slope = self._of_tokens([row.slope for row in rows], 1.0)
         self.shift = self._of_tokens([row.shift for row in rows], 0.0)
         self.query_bias = self._of_tokens([row.query_bias for row in rows], 0.0)
-        self._slots: list[tuple[Slot, int] | None] = []
-        self.shared = [made for made in (self._prefixes(), self._windows()) if made is not None]
         self.cited = any(row.cited for row in rows)
+        # Results of each role that predict an answer's next token: place, row, and of what.
+        self._cited: dict[Role, list[tuple[int, Row, int]]] = {
+            "prefix": [],
+            "context": [],
+            "query": [(end - 1, row, -1) for end, row in zip(ends, rows, strict=True) if row.cited],
+        }
+        made = {"prefix": self._prefixes(), "context": self._windows()}
+        self.shared = [
+            Segments(role, segments, self._tokens, static=True)  # type: ignore[arg-type]  # a Role
+            for role, segments in made.items()
+            if segments
+        ]
+        self._results = {
+            role: torch.tensor([place for place, _, _ in found], dtype=torch.int64)
+            for role, found in self._cited.items()
+        }
         self._recorded: dict[Role, torch.Tensor] = {}
-        self._measured = {role: self._measuring(role) for role in ("prefix", "context", "query")}
 
     def record(self, segments: Sequence[Segments], weights: Sequence[torch.Tensor]) -> None:
         """Add one layer's attention weights, of the tokens that predict an answer's next one."""
         for one, weight in zip(segments, weights, strict=True):
-            places = self._measured[one.role].to(weight.device)
-            share = weight[places].mean(dim=1)
+            share = weight[self._results[one.role].to(weight.device)].mean(dim=1)
             before = self._recorded.get(one.role)
             self._recorded[one.role] = share if before is None else before + share
 
@@ -137,15 +148,8 @@ class Plan:
         """Hand the attention weights to the rows, once."""
         recorded, self._recorded = self._recorded, {}
         for role, sums in recorded.items():
-            places = self._measured[role]
-            owners = self._owner(role)[places].tolist()
-            for place, owner, share in zip(places.tolist(), owners, sums.tolist(), strict=True):
-                row = self.rows[owner]
-                if role == "context":
-                    slot, span = self._span(place)
-                    row.add_context(slot, span, share)
-                else:
-                    row.add_weight(role, share)
+            for (_, row, of), share in zip(self._cited[role], sums.tolist(), strict=True):
+                row.weights[of] += share
 
     def _of_tokens(self, numbers: Sequence[float], usual: float) -> float | torch.Tensor:
         """A number for all tokens, or (tokens, 1) fp32."""
@@ -155,113 +159,112 @@ class Plan:
             return numbers[0]
         return torch.tensor(numbers)[self._owners].unsqueeze(-1)
 
-    def _prefixes(self) -> Segments | None:
-        slots = {id(slot): slot for row in self.rows for slot in row.slots if slot.prefix}
-        made = [
-            Segment(
-                slot.window.start,
-                slot.window.end - 1,
-                tokens=self._readers(slot, None),
-                layers=slot.layers(0),
-            )
-            for slot in slots.values()
-        ]
-        return Segments("prefix", made, self._tokens, static=True) if made else None
-
-    def _windows(self) -> Segments | None:
-        """Windows as segments: one a span that is cited, else one for all of equal readers."""
-        slots = {id(slot): slot for row in self.rows for slot in row.slots if not slot.prefix}
+    def _prefixes(self) -> list[Segment]:
+        readers: dict[int, tuple[Window, list[Row]]] = {}
+        for row in self.rows:
+            if row.prefix is not None:
+                readers.setdefault(id(row.prefix), (row.prefix, []))[1].append(row)
         made: list[Segment] = []
-        together: dict[tuple[frozenset[Row], float], list[Slot]] = {}
-        self._spans: list[tuple[Slot, int]] = []
-        for slot in slots.values():
-            mine = [row for row in self.rows if slot in row.slots]
-            for heat in dict.fromkeys(row.temperature for row in mine):
-                readers = [row for row in mine if row.temperature == heat]
-                if not any(row.cited for row in readers):
-                    together.setdefault((frozenset(readers), heat), []).append(slot)
-                    continue
-                tokens = self._readers(slot, heat)
-                first = slot.window.start
-                for span, length in enumerate(slot.spans):
-                    made.append(
-                        Segment(
-                            first,
-                            first + length - 1,
-                            tokens=tokens,
-                            temperature=heat,
-                            layers=slot.layers(span),
-                        )
-                    )
-                    self._spans.append((slot, span))
-                    first += length
-        for (_, heat), group in together.items():
-            windows = [slot.window for slot in group]
-            positions = torch.cat([torch.arange(w.start, w.end) for w in windows])
-            made.append(
-                Segment(
-                    int(positions.min()),
-                    int(positions.max()),
-                    tokens=self._readers(group[0], heat),
-                    positions=positions,
-                    temperature=heat,
-                    layers=_Joined(group),
-                )
-            )
-        return Segments("context", made, self._tokens, static=True) if made else None
+        for window, rows in readers.values():
+            self._add(made, "prefix", rows, _Stretch([window]), 1.0, [-2] * len(rows))
+        return made
 
-    def _readers(self, slot: Slot, heat: float | None) -> torch.Tensor:
-        """Places of the tokens that read a slot at a temperature."""
-        return torch.cat(
-            [
-                self._places[row]
-                for row in self.rows
-                if slot in row.slots and (heat is None or row.temperature == heat)
-            ]
+    def _windows(self) -> list[Segment]:
+        """Windows as segments: one a span that is cited, else one for all of equal readers."""
+        readers: dict[tuple[int, float], list[tuple[Row, int]]] = {}
+        windows: dict[int, tuple[Window, tuple[int, ...]]] = {}
+        for row in self.rows:
+            first = 0
+            for window, spans in zip(row.windows, row.spans, strict=True):
+                windows[id(window)] = window, spans
+                readers.setdefault((id(window), row.temperature), []).append((row, first))
+                first += len(spans)
+        made: list[Segment] = []
+        together: dict[tuple[tuple[Row, ...], float], list[Window]] = {}
+        for (known, temperature), found in readers.items():
+            window, spans = windows[known]
+            rows = [row for row, _ in found]
+            if not any(row.cited for row in rows):
+                together.setdefault((tuple(rows), temperature), []).append(window)
+                continue
+            start = 0
+            for number, length in enumerate(spans):
+                stretch = _Stretch([window], start, start + length)
+                of = [first + number for _, first in found]
+                self._add(made, "context", rows, stretch, temperature, of)
+                start += length
+        for (alike, temperature), group in together.items():
+            self._add(made, "context", alike, _Stretch(group), temperature, [0] * len(alike))
+        return made
+
+    def _add(
+        self,
+        made: list[Segment],
+        role: Role,
+        rows: Sequence[Row],
+        stretch: _Stretch,
+        temperature: float,
+        of: Sequence[int],
+    ) -> None:
+        """Add a segment that rows read, and note where their attention weights will stand.
+
+        Args:
+            made: takes the segment.
+            role: of all of them.
+            rows: that read it.
+            stretch: its keys and values.
+            temperature: divides their logits.
+            of: of which entry of `Row.weights` each row's attention is a part.
+        """
+        place = sum(one.readers(self._tokens) for one in made)
+        for row, entry in zip(rows, of, strict=True):
+            place += len(self._places[row])
+            if row.cited:
+                self._cited[role].append((place - 1, row, entry))
+        positions = stretch.positions
+        made.append(
+            Segment(
+                int(positions.min()),
+                int(positions.max()),
+                tokens=torch.cat([self._places[row] for row in rows]),
+                positions=positions,
+                temperature=temperature,
+                layers=stretch,
+            )
         )
 
-    def _owner(self, role: Role) -> torch.Tensor:
-        """(results,): the row of each result of a role."""
-        found = next((one for one in self.shared if one.role == role), None)
-        return self._owners if found is None or found.index is None else self._owners[found.index]
 
-    def _measuring(self, role: Role) -> torch.Tensor:
-        """Places among a role's results of the newest tokens of cited rows."""
-        found = next((one for one in self.shared if one.role == role), None)
-        newest = torch.zeros(self._tokens, dtype=torch.bool)
-        newest[self.newest[torch.tensor([row.cited for row in self.rows])]] = True
-        if found is not None and found.index is not None:
-            newest = newest[found.index]
-        return newest.nonzero().squeeze(1)
-
-    def _span(self, place: int) -> tuple[Slot, int]:
-        """The slot and span of a result of the context."""
-        context = next(one for one in self.shared if one.role == "context")
-        if not self._slots:
-            sizes = [one.readers(self._tokens) for one in context.segments]
-            for known, size in zip(self._spans, sizes, strict=False):
-                self._slots += [known] * size
-        found = self._slots[place]
-        if found is None:
-            raise RuntimeError("A cited row reads a window that is not told apart.")
-        return found
-
-
-class _Joined:
-    """Several windows as one segment of several parts.
+class _Stretch:
+    """Tokens of some windows as the parts of one segment.
 
     Args:
-        slots: of the windows; at least one.
+        windows: at least one.
+        first: of the tokens of each.
+        end: behind the last of them; None for the windows' end.
     """
 
-    __slots__ = ("_slots",)
+    __slots__ = ("_made", "_place", "_windows")
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self._slots = tuple(slots)
+    def __init__(self, windows: Sequence[Window], first: int = 0, end: int | None = None) -> None:
+        self._windows = tuple(windows)
+        self._place = slice(first, end)
+        self._made: dict[int, list[Part]] = {}
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """(tokens,) int64, on the CPU."""
+        return torch.cat([torch.arange(w.start, w.end)[self._place] for w in self._windows])
 
     def __getitem__(self, layer: int) -> list[Part]:
-        windows = [slot.window for slot in self._slots]
-        return [(w.keys[layer].unsqueeze(0), w.values[layer].unsqueeze(0)) for w in windows]
+        if layer not in self._made:
+            self._made[layer] = [
+                (
+                    window.keys[layer][:, self._place].unsqueeze(0),
+                    window.values[layer][:, self._place].unsqueeze(0),
+                )
+                for window in self._windows
+            ]
+        return self._made[layer]
 
 
 class BatchLayout:

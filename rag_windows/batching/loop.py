@@ -9,7 +9,9 @@ import torch
 from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.attention.layout import use_layout
 from rag_windows.batching.layout import BatchLayout, Plan, RowCaches
-from rag_windows.batching.rows import Asked, Chooser, Row, SharedEncoder
+from rag_windows.batching.rows import Asked, Row
+from rag_windows.batching.sampler import Sampler
+from rag_windows.batching.shared_encoder import SharedEncoder
 from rag_windows.errors import InputError
 from rag_windows.generate import Decoder
 from rag_windows.loading import input_device
@@ -46,24 +48,6 @@ class BatchLoop:
         """Those that no pass has taken yet."""
         return self.rows[len(self._caches.lengths) :]
 
-    def fits(self, asked: Asked, new_tokens: int) -> bool:
-        """Whether a row stays where the model's rotary tables are the same for all rows.
-
-        Args:
-            asked: the question.
-            new_tokens: at most so many are generated.
-
-        Raises:
-            LimitError: its windows would no longer fit its query.
-        """
-        context = asked.context
-        start = context.query_start
-        last = start + len(asked.query_ids) + new_tokens
-        if context.windows:
-            check_tables(self._table_limit, last)
-            return True
-        return self._table_limit is None or last <= self._table_limit
-
     def admit(self, asked: Asked) -> Row | None:
         """Let a row join before the next step.
 
@@ -71,17 +55,24 @@ class BatchLoop:
             asked: its context comes from `encoder`.
 
         Returns:
-            The row; or None if a batch can't do what its options turn out to ask for.
+            The row; or None if a batch can't do what its options turn out to ask for, or if the
+            row alone would leave the positions up to which the model's rotary tables stay.
 
         Raises:
             InputError: no query tokens.
+            LimitError: its windows would no longer fit its query.
             Exception: whatever ``generate`` says of its options.
         """
         if not asked.query_ids:
             raise InputError("The query has no tokens; ask something.")
-        self._decoder.follow()
         context = asked.context
-        chooser = Chooser(
+        last = context.query_start + len(asked.query_ids) + asked.options["max_new_tokens"]
+        if context.windows:
+            check_tables(self._table_limit, last)
+        elif self._table_limit is not None and last > self._table_limit:
+            return None
+        self._decoder.follow()
+        sampler = Sampler(
             self._decoder,
             [*context.prefix_ids, *asked.query_ids],
             asked.options,
@@ -90,17 +81,10 @@ class BatchLoop:
             asked.streamer,
             windowed=bool(context.windows),
         )
-        if not chooser.servable:
+        if not sampler.servable:
             return None
-        slots = [self.encoder.slot(window) for window in context.windows]
-        if len(slots) == 1 and len(context.lengths) > 1:
-            slots[0].spans = context.lengths
-        if context.prefix is not None:
-            before = self.encoder.slot(context.prefix)
-            before.prefix = True
-            slots.insert(0, before)
         self._replan()
-        row = Row(asked, slots, chooser)
+        row = Row(asked, sampler)
         self.rows.append(row)
         return row
 
@@ -128,7 +112,7 @@ class BatchLoop:
             self._caches.undo(lengths)
             now.restore(recorded)
             raise
-        self._choose(now, logits, largest)
+        self._sample(now, logits, largest)
         ended = [row for row in now.rows if row.ended]
         if ended or len(now.rows) < len(self.rows) or now.old < len(now.rows):
             self._replan()
@@ -167,12 +151,12 @@ class BatchLoop:
         self.rows[index] = self.rows[last]
         self.rows.pop(last)
 
-    def _choose(self, now: Plan, logits: torch.Tensor, largest: Sequence[int]) -> None:
+    def _sample(self, now: Plan, logits: torch.Tensor, largest: Sequence[int]) -> None:
         for index, row in enumerate(now.rows):
             try:
-                greedy = row.chooser.greedy
-                token = largest[index] if greedy else row.chooser.choose(logits[index])
-                row.chooser.take(token)
+                sampler = row.sampler
+                token = largest[index] if sampler.greedy else sampler.sample(logits[index])
+                sampler.take(token)
             except BaseException as error:  # noqa: BLE001 - a caller's code; only its own row ends
                 row.error = error
                 continue
@@ -196,5 +180,4 @@ class BatchLoop:
             taken += 1
             tokens += len(row.fed)
         rows = self.rows[: old + taken]
-        self.encoder.tidy()
         return Plan(rows, old)

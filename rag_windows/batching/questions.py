@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,7 +15,8 @@ import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from rag_windows.batching.loop import BatchLoop
-from rag_windows.batching.rows import Asked, Row, served
+from rag_windows.batching.rows import Asked, Row
+from rag_windows.batching.sampler import served
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError
 from rag_windows.prefill import ContextParts, Prefill
@@ -41,10 +42,10 @@ class Ticket:
         pieces: tells its text as it comes; None if nobody wants it so.
         on_text: told the pieces.
         first: when its first token came.
+        prefill: gives what it reads; None before and afterwards.
+        due: when the prefill may go on, if it waits for others that encode the same; else 0.
         encoded_at: when its windows were there, ``time.perf_counter()``.
-        cached_tokens: of its prompt, those that were not computed for it.
-        windows: that it reads.
-        cached_windows: those of them that were not computed for it.
+        counts: of tokens and windows that were computed for it or found.
     """
 
     engine: Engine
@@ -55,10 +56,10 @@ class Ticket:
     pieces: Pieces | None = None
     on_text: OnText | None = None
     first: FirstToken = field(default_factory=FirstToken)
+    prefill: Prefill[ContextParts] | None = None
+    due: float = 0.0
     encoded_at: float = 0.0
-    cached_tokens: int = 0
-    windows: int = 0
-    cached_windows: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def tell_rest(self, generation: Generation) -> None:
         """Tell what of the whole text was not told yet.
@@ -110,21 +111,6 @@ _NAP_S = 0.01
 """The longest rest while every question waits for others; who comes meanwhile waits so long."""
 
 
-@dataclass(eq=False, slots=True)
-class _Entering:
-    """A question whose windows are being encoded.
-
-    Attributes:
-        ticket: of the question.
-        prefill: gives what it reads.
-        due: when it may go on, if it waits for others that encode the same; else 0.
-    """
-
-    ticket: Ticket
-    prefill: Prefill[ContextParts]
-    due: float = 0.0
-
-
 class Batch:
     """The rows of one model's batch, as questions and answers. Not for several threads at once.
 
@@ -140,7 +126,7 @@ class Batch:
         self._engine = engine
         self._max_rows = max_rows
         self._loop = BatchLoop(engine.encoder, engine.decoder)
-        self._entering: list[_Entering] = []
+        self._entering: list[Ticket] = []
         self._tickets: dict[Row, Ticket] = {}
 
     def __len__(self) -> int:
@@ -149,18 +135,18 @@ class Batch:
     @property
     def tickets(self) -> list[Ticket]:
         """Those that are in the batch."""
-        return [*(one.ticket for one in self._entering), *self._tickets.values()]
+        return [*self._entering, *self._tickets.values()]
 
     @property
     def full(self) -> bool:
         """Whether others have to wait."""
-        busy = sum(not one.due for one in self._entering)
+        busy = sum(not ticket.due for ticket in self._entering)
         return busy + len(self._tickets) >= self._max_rows
 
     def admit(self, ticket: Ticket) -> None:
         """Let a question in; `step` encodes what it reads."""
-        prefill = self._engine.prefill(ticket.request, self._loop.encoder)
-        self._entering.append(_Entering(ticket, prefill))
+        ticket.prefill = self._engine.prefill(ticket.request, self._loop.encoder)
+        self._entering.append(ticket)
 
     def step(self) -> list[Ended]:
         """A forward pass for a question that enters, and a token for each of the others.
@@ -169,90 +155,79 @@ class Batch:
             Those that ended. What fails ends one question; a pass of many that fails is tried again
             with the others.
         """
-        ended = self._cancelled()
-        worked = self._encode(ended)
+        ended: list[Ended] = []
+        for ticket in [one for one in self._entering if one.cancelled.is_set()]:
+            ended.append((ticket, self._engine.unbegun(ticket.request)))
+            self._leave(ticket)
+        worked = False
+        for ticket in [*self._entering]:
+            if ticket.due and (self.full or ticket.due > time.monotonic()):
+                continue
+            try:
+                if worked := self._encode(ticket, ended):
+                    break
+            except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
+                self._leave(ticket)
+                ended.append((ticket, error))
+                break
         if self._tickets:
             ended += self._decode()
-        elif not worked and not ended and self._entering:
-            until = min(one.due for one in self._entering) - time.monotonic()
+        elif not (worked or ended) and self._entering:
+            until = min(ticket.due for ticket in self._entering) - time.monotonic()
             time.sleep(min(_NAP_S, max(0.0, until)))
         return ended
 
     def close(self) -> None:
         """Stop what is being encoded."""
-        for one in [*self._entering]:
-            self._leave(one.ticket)
-
-    def _cancelled(self) -> list[Ended]:
-        """Questions that were cancelled before they were encoded; they have left."""
-        stopped = [one.ticket for one in self._entering if one.ticket.cancelled.is_set()]
-        ended: list[Ended] = [(ticket, self._engine.unbegun(ticket.request)) for ticket in stopped]
-        for ticket in stopped:
+        for ticket in [*self._entering]:
             self._leave(ticket)
-        return ended
 
-    def _encode(self, ended: list[Ended]) -> bool:
-        """One forward pass of the first that needs one; it goes to the end of the line.
+    def _encode(self, ticket: Ticket, ended: list[Ended]) -> bool:
+        """Go on with a prefill; whether that was a forward pass, after which it is others' turn.
 
         Args:
-            ended: takes those that ended by it.
-
-        Returns:
-            Whether there was anything to do.
+            ticket: of the question; it goes to the end of the line, or joins.
+            ended: takes it, if a batch can't answer it.
         """
-        worked = False
-        for one in [*self._entering]:
-            if one.due and (self.full or one.due > time.monotonic()):
-                continue
-            try:
-                pause = one.ticket.context.run(next, one.prefill)
-            except StopIteration as made:
-                self._entering.remove(one)
-                try:
-                    joined = self._join(one.ticket, made.value)
-                except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
-                    ended.append((one.ticket, error))
-                else:
-                    ended += [] if joined else [(one.ticket, None)]
-            except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
-                self._leave(one.ticket)
-                ended.append((one.ticket, error))
-                return True
-            else:
-                one.due = time.monotonic() + pause if pause else 0.0
-                if pause:
-                    continue
-                self._entering.remove(one)
-                self._entering.append(one)
-                return True
-            worked = True
-        return worked
+        try:
+            pause = ticket.context.run(next, ticket.prefill)  # type: ignore[arg-type]  # it entered
+        except StopIteration as made:
+            self._entering.remove(ticket)
+            ticket.prefill = None
+            if not self._join(ticket, made.value):
+                ended.append((ticket, None))
+            return False
+        ticket.due = time.monotonic() + pause if pause else 0.0
+        if pause:
+            return False
+        self._entering.remove(ticket)
+        self._entering.append(ticket)
+        return True
 
     def _join(self, ticket: Ticket, context: ContextParts) -> bool:
         """Let a question join that is encoded; False if a batch can't answer it."""
         request = ticket.request
         ticket.encoded_at = time.perf_counter()
-        # Not the context itself: its windows may stand elsewhere soon, and once is enough.
-        ticket.cached_tokens = context.cached_tokens
-        ticket.windows = len(context.windows)
-        ticket.cached_windows = context.found
+        ticket.counts = {
+            "cached_tokens": context.cached_tokens,
+            "windows": len(context.windows),
+            "cached_windows": context.found,
+        }
         prompt = len(context.prefix_ids) + len(request.parts.query_ids)
-        asked = Asked(
-            context=context,
-            query_ids=request.parts.query_ids,
-            options={**request.options, "max_new_tokens": request.max_new_tokens},
-            criteria=self._engine.criteria(request, ticket.first, ticket.cancelled, prompt),
-            seed=request.seed,
-            record_mass=request.citations,
-            streamer=ticket.pieces,
+        row = self._loop.admit(
+            Asked(
+                context=context,
+                query_ids=request.parts.query_ids,
+                options={**request.options, "max_new_tokens": request.max_new_tokens},
+                criteria=self._engine.criteria(request, ticket.first, ticket.cancelled, prompt),
+                seed=request.seed,
+                cited=request.citations,
+                streamer=ticket.pieces,
+            )
         )
-        if not self._loop.fits(asked, request.max_new_tokens):
-            return False
-        row = self._loop.admit(asked)
-        if row is None:
-            return False
-        self._tickets[row] = ticket
-        return True
+        if row is not None:
+            self._tickets[row] = ticket
+        return row is not None
 
     def _decode(self) -> list[Ended]:
         """A token for each row; returns those that ended."""
@@ -279,16 +254,18 @@ class Batch:
         if _out_of_memory(error):
             # What a failed pass has made is held by its frames.
             traceback.clear_frames(error.__traceback__)
-            among += [one.ticket for one in self._entering]
+            among += self._entering
         ended = max(among or self._tickets.values(), key=_tokens)
         self._leave(ended)
         return ended, error
 
     def _leave(self, ticket: Ticket) -> None:
-        for one in [one for one in self._entering if one.ticket is ticket]:
-            self._entering.remove(one)
+        if ticket in self._entering:
+            self._entering.remove(ticket)
+        if ticket.prefill is not None:
             with suppress(BaseException):  # it is being ended for another reason
-                ticket.context.run(one.prefill.close)
+                ticket.context.run(ticket.prefill.close)
+            ticket.prefill = None
         for row in [row for row, mine in self._tickets.items() if mine is ticket]:
             self._loop.drop(row)
             del self._tickets[row]
@@ -299,14 +276,12 @@ class Batch:
         request = ticket.request
         generation = self._engine.generation(
             request,
-            row.chooser.result(),
-            row.masses(),
+            row.sampler.result(),
+            row.shares(),
             timings=Timings.of(request.started, ticket.encoded_at, ticket.first.seen_at),
             stopped_early=ticket.cancelled.is_set(),
-            cached_tokens=ticket.cached_tokens,
-            windows=ticket.windows,
-            cached_windows=ticket.cached_windows,
-            raw=GenerateDecoderOnlyOutput(sequences=row.chooser.sequence),
+            raw=GenerateDecoderOnlyOutput(sequences=row.sampler.sequence),
+            **ticket.counts,
         )
         ticket.context.run(ticket.tell_rest, generation)
         return generation

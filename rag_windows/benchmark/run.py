@@ -494,7 +494,7 @@ def measure_crowd(
             for row in loop.step():
                 if row.error is not None:
                     raise row.error
-        answers[TOGETHER] = [list(row.chooser.result()) for row in rows]
+        answers[TOGETHER] = [list(row.sampler.result()) for row in rows]
 
     seconds: dict[str, list[float]] = {ALONE: [], TOGETHER: []}
     with PassageCache("64GiB") as cache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -95,10 +96,9 @@ def test_a_shared_window_is_encoded_and_held_once(monkeypatch: pytest.MonkeyPatc
         assert not batch.step()
     assert len(encoded) == len(set(encoded))
     batch.step()
-    held = {slot for row in loop.rows for slot in row.slots}
-    assert len({slot.key for slot in held}) == len(held)
+    held = Counter(id(window) for row in loop.rows for window in (row.prefix, *row.windows))
     # The prefix and two windows are of all four; one window is each one's own.
-    assert sorted(len(slot.readers) for slot in held) == [1, 1, 1, 1, 4, 4, 4]
+    assert sorted(held.values()) == [1, 1, 1, 1, 4, 4, 4]
 
 
 def test_what_nobody_reads_is_let_go() -> None:
@@ -107,7 +107,7 @@ def test_what_nobody_reads_is_let_go() -> None:
         batch.step()
     batch.step()
     loop = loop_of(batch)
-    assert len(loop.encoder) == len(loop.rows[0].slots)
+    assert loop.encoder.held == 1 + len(loop.rows[0].windows)
     while batch:
         batch.step()
     assert not loop._caches.lengths
