@@ -255,15 +255,15 @@ def read(
     asked = Queries(layer, query, reading.rows, scale, softcap, sliding_window)
     outputs, lses = zip(*(segments.attend(asked) for segments in reading.segments), strict=True)
     indices = [segments.index_on(query.device) for segments in reading.segments]
-    lses = _rescaled(reading, lses, indices, len(query))
+    rescaled = _rescaled(reading, lses, indices, len(query))
     if sinks is None and not weights and indices in ([None], [None, None]):
         if len(outputs) == 1:
             return outputs[0], None
         # The newest token always sees itself, so no token sees nothing in both.
-        share = torch.sigmoid(lses[0] - lses[1]).unsqueeze(-1)
+        share = torch.sigmoid(rescaled[0] - rescaled[1]).unsqueeze(-1)
         mixed = torch.lerp(outputs[1].to(share.dtype), outputs[0].to(share.dtype), share)
         return mixed.to(query.dtype), None
-    return _merged(outputs, lses, indices, sinks, len(query), weights)
+    return _merged(outputs, rescaled, indices, sinks, len(query), weights)
 
 
 def _rescaled(

@@ -7,9 +7,10 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
@@ -59,7 +60,7 @@ class Ticket:
     prefill: Prefill[ContextParts] | None = None
     due: float = 0.0
     encoded_at: float = 0.0
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
 
     def tell_rest(self, generation: Generation) -> None:
         """Tell what of the whole text was not told yet.

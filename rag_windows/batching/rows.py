@@ -68,7 +68,7 @@ class Row:
         windowed = bool(context.windows)
         self.prefix: Window | None = context.prefix if windowed else None
         self.windows: tuple[Window, ...] = context.windows
-        self.spans = [(len(window.ids),) for window in context.windows]
+        self.spans: list[tuple[int, ...]] = [(len(window.ids),) for window in context.windows]
         if len(context.windows) == 1:
             self.spans = [context.lengths]
         # Without windows nothing else holds the prefix, so it begins the row's own KV cache.
