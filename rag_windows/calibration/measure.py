@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -89,42 +90,39 @@ def prepare(
     """
     ready, left_out = [], []
     for number, example in enumerate(examples):
-        name = f"Example {number + 1}"
         on_progress("Reading sequentially", number, len(examples))
-
-        def request(method: Method | str, example: Example = example) -> Request:
-            return engine.request(
-                example.query,
-                example.passages,
-                prefix=prefix,
-                method=method,
-                max_new_tokens=max_new_tokens,
-            )
-
+        asked = functools.partial(
+            engine.request,
+            example.query,
+            example.passages,
+            prefix=prefix,
+            max_new_tokens=max_new_tokens,
+        )
+        reference = None
         try:
-            windowed = request("pcw")
+            request = asked(method="pcw")
+            if not request.parts.windows:
+                raise InputError("it has no passages.")
             for one in settings:
                 check_limits(
-                    windowed.parts, windowed.passages, one, max_new_tokens, engine.position_limit
+                    request.parts, request.passages, one, max_new_tokens, engine.position_limit
+                )
+            try:
+                reference = _reference(engine, asked(method=Sequential()), max_new_tokens)
+            except InputError as error:
+                if need_reference:
+                    raise
+                left_out.append(
+                    f"Example {number + 1} is not compared with sequential reading: {error}"
                 )
         except InputError as error:
-            left_out.append(f"{name} was left out: {error}")
+            left_out.append(f"Example {number + 1} was left out: {error}")
             continue
-        if not windowed.parts.windows:
-            left_out.append(f"{name} was left out: it has no passages.")
-            continue
-        reference, gold = None, None
+        gold = None
         if example.answer is not None:
-            text = engine.text.prompt
-            gold = tuple(text.encode_text(example.answer.strip(), continuation=True))
-        try:
-            reference = _reference(engine, request(Sequential()), max_new_tokens)
-        except InputError as error:
-            if need_reference:
-                left_out.append(f"{name} was left out: {error}")
-                continue
-            left_out.append(f"{name} is not compared with sequential reading: {error}")
-        ready.append(Prepared(number, example, windowed, gold, reference))
+            prompt = engine.text.prompt
+            gold = tuple(prompt.encode_text(example.answer.strip(), continuation=True))
+        ready.append(Prepared(number, example, request, gold, reference))
     on_progress("Reading sequentially", len(examples), len(examples))
     return ready, left_out
 
