@@ -10,7 +10,7 @@ import typer
 
 from rag_windows.cli import options
 from rag_windows.cli.ask import ask, chat
-from rag_windows.cli.bench_command import bench
+from rag_windows.cli.bench import bench
 from rag_windows.cli.cache import cache
 from rag_windows.cli.calibrate import calibrate
 from rag_windows.cli.classify import classify
