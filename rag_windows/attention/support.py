@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows.attention.layers import layer_reach
-from rag_windows.attention.layout import PromptLayout, use_layout
+from rag_windows.attention.layout import Capture, PromptLayout, TextsLayout, use_layout
 from rag_windows.attention.twin import Twin
 from rag_windows.errors import RagWindowsError, UnsupportedModelError
-from rag_windows.kv import PackedWindows
+from rag_windows.kv import Window, pack
 from rag_windows.loading import input_device
-from rag_windows.methods import PCW
-from rag_windows.prefill import Encoder, encode_context
 
 EXACT_TOLERANCE = 1e-3
 ROUGH_TOLERANCE = 0.05
@@ -75,7 +72,7 @@ def check_attention(model: PreTrainedModel, twin: Twin) -> None:
     training = [module for module in model.modules() if module.training]
     try:
         with torch.no_grad():
-            split = _behind_a_window(twin, ids[:2], ids[2:4], ids[4:])
+            split = _behind_a_window(twin.model, ids[:2], ids[2:4], ids[4:])
             model.eval()
             plain = model(_row(model, ids)).logits[0, -1].float()
     except UnsupportedModelError as error:
@@ -93,7 +90,7 @@ def check_attention(model: PreTrainedModel, twin: Twin) -> None:
         # Not by train(), which would set all the modules inside to one and the same.
         for module in training:
             module.training = True
-    difference = (split[-1] - plain).norm() / plain.norm().clamp_min(1e-6)
+    difference = (split - plain).norm() / plain.norm().clamp_min(1e-6)
     if not difference <= _tolerance(model):
         raise _refusal(
             kind,
@@ -111,23 +108,52 @@ def _tolerance(model: PreTrainedModel) -> float:
 
 
 def _behind_a_window(
-    twin: Twin, prefix: Sequence[int], window: Sequence[int], query: Sequence[int]
+    model: PreTrainedModel, prefix: Sequence[int], window: Sequence[int], query: Sequence[int]
 ) -> torch.Tensor:
-    """Logits of the query's rows (rows, vocabulary), fp32, read as every request is."""
-    context = encode_context(Encoder(twin), prefix, [window], PCW())
-    start = context.query_start
-    model = twin.model
+    """Logits of the query's last token (vocabulary,), fp32, read as every request is.
+
+    Args:
+        model: with our attention.
+        prefix: at least one token.
+        window: at least one token.
+        query: at least one token.
+    """
     reach = layer_reach(model.config.get_text_config(decoder=True))
-    layout = PromptLayout(len(prefix), start, reach, cast(PackedWindows, context.windows))
+    before = _encoded(model, reach, prefix, 0, None)
+    packed = pack([_encoded(model, reach, window, len(prefix), before)], [0], 1)
+    start = len(prefix) + len(window)
+    # Without a config, since sliding layers count their tokens by positions.
+    cache = DynamicCache()
+    for layer, (key, value) in enumerate(zip(before.keys, before.values, strict=True)):
+        cache.update(key.unsqueeze(0), value.unsqueeze(0), layer)
     positions = torch.arange(start, start + len(query), device=input_device(model)).unsqueeze(0)
-    with use_layout(layout):
+    with use_layout(PromptLayout(len(prefix), start, reach, packed)):
         output = model(
-            _row(model, query),
-            position_ids=positions,
-            past_key_values=context.new_tail(),
-            use_cache=True,
+            _row(model, query), position_ids=positions, past_key_values=cache, use_cache=True
         )
-    return torch.as_tensor(output.logits[0]).float()
+    return torch.as_tensor(output.logits[0, -1]).float()
+
+
+def _encoded(
+    model: PreTrainedModel,
+    reach: tuple[int | None, ...],
+    ids: Sequence[int],
+    start: int,
+    prefix: Window | None,
+) -> Window:
+    """A text's keys and values behind a prefix."""
+    capture = Capture(None)
+    layout = TextsLayout(reach, [len(ids)], [start], prefix, capture=capture)
+    positions = layout.positions.unsqueeze(0).to(input_device(model))
+    with use_layout(layout):
+        model.base_model(_row(model, ids), position_ids=positions, use_cache=False)
+    layers = range(len(reach))
+    return Window(
+        ids=tuple(ids),
+        start=start,
+        keys=tuple(capture.keys[layer][0] for layer in layers),
+        values=tuple(capture.values[layer][0] for layer in layers),
+    )
 
 
 def _refusal(kind: str, reason: str) -> UnsupportedModelError:

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rag_windows.errors import MethodError
-from rag_windows.methods.base import Alignment, Method
+from rag_windows.methods.base import Method
 from rag_windows.methods.pcw import PCW
-from rag_windows.methods.pooling import Pooling
-from rag_windows.methods.steps import Recompute, Refinement, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,59 +44,26 @@ class Composed(Method):
                 "such as ape, and set its own numbers instead."
             )
 
-    @property
-    def windowed(self) -> bool:
-        """The reader's."""
-        return self.reader.windowed
 
-    @property
-    def temperature(self) -> float:
-        """The reader's."""
-        return self.reader.temperature
+def _of_reader(name: str) -> property:
+    """A property that is the reader's."""
+    return property(lambda self: getattr(self.reader, name), doc="The reader's.")
 
-    @property
-    def slope(self) -> float:
-        """The reader's."""
-        return self.reader.slope
 
-    @property
-    def shift(self) -> float:
-        """The reader's."""
-        return self.reader.shift
-
-    def query_weight(self, windows: int) -> float:
-        """The reader's."""
-        return self.reader.query_weight(windows)
-
-    @property
-    def alignment(self) -> Alignment:
-        """The reader's."""
-        return self.reader.alignment
-
-    @property
-    def encoding(self) -> str:
-        """The reader's."""
-        return self.reader.encoding
-
-    @property
-    def refinement(self) -> Refinement | None:
-        """The reader's."""
-        return self.reader.refinement
-
-    @property
-    def linking(self) -> Recompute | None:
-        """The reader's."""
-        return self.reader.linking
-
-    @property
-    def selection(self) -> Selection | None:
-        """The reader's."""
-        return self.reader.selection
-
-    @property
-    def combination(self) -> Pooling | None:
-        """The reader's."""
-        return self.reader.combination
+for _name in (
+    "windowed",
+    "temperature",
+    "slope",
+    "shift",
+    "query_weight",
+    "alignment",
+    "encoding",
+    "refinement",
+    "linking",
+    "selection",
+    "combination",
+):
+    setattr(Composed, _name, _of_reader(_name))
 
 
 def chain(method: Method) -> list[Method]:

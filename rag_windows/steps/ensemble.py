@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from rag_windows.attention import view as attention_view
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, RowsCache
@@ -141,16 +142,39 @@ class EnsembleLayout(PromptLayout):
     combination: Pooling = field(kw_only=True)
 
 
+_MODEL = "_rag_windows_model"
+
+
 def make_view(twin: PreTrainedModel) -> PreTrainedModel:
     """A second view of the windowed model, whose forward pass asks every window.
 
-    transformers' own ``generate`` runs on it and never sees the rows behind. What they read travels
-    with the call, in its layout.
+    It is of a subclass of the model's class, shares all of its modules and has no state, so
+    transformers' own ``generate`` runs on it with its loop, processors, criteria and streamers and
+    never sees the rows behind. What they read travels with the call, in its layout.
 
     Args:
         twin: the model with our attention.
     """
-    return attention_view.make_view(twin, _forward)
+    plain: Any = type(twin)
+    kind = _view_class(plain)
+    view = kind.__new__(kind)
+    view.__dict__.update(twin.__dict__)
+    # What dispatches a model over devices stands here; the twin's own does so in every pass.
+    view.__dict__.pop("forward", None)
+    view.__dict__[_MODEL] = twin
+    return cast(PreTrainedModel, view)
+
+
+@cache
+def _view_class(kind: Any) -> Any:
+    """The subclass of a model's class whose forward pass is ours."""
+
+    def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        return _forward(self.__dict__[_MODEL], *args, **kwargs)
+
+    # transformers asks it which inputs a model takes.
+    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]  # see PEP 362
+    return type(kind)(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
 
 
 @contextmanager
