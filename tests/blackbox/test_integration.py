@@ -1,0 +1,88 @@
+"""What those who write adapters are promised: the example of the docs, and what stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rag_windows.integration as promised
+from rag_windows import Chunk, Generation, Passage, WindowedLM
+from rag_windows.errors import InputError, MethodError
+from rag_windows.integration import Call, Calls, ModelSource, guard_of, method_of, profile_of
+from tests.blackbox.conftest import ANSWER, QUESTION, ROOT
+
+
+def test_the_example_of_the_docs() -> None:
+    text = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    example = text.split("## Another framework")[1].split("```python\n")[1].split("```")[0]
+    told: dict[str, Any] = {}
+    exec(example, told)  # noqa: S102 - our own
+    assert told["answer"] == "Sulava"
+
+
+def test_every_name_is_there() -> None:
+    assert [name for name in promised.__all__ if not hasattr(promised, name)] == []
+
+
+def read(_: Call, generation: Generation) -> str:
+    return generation.text
+
+
+def pieces(_: Call, chunk: Chunk) -> Iterator[str]:
+    yield chunk.text
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_every_way_of_asking_gives_the_answer(
+    rows: int, reader: WindowedLM, passages: list[Passage]
+) -> None:
+    calls = Calls(rows)
+
+    def prepare() -> Call:
+        return Call(lm=reader, query=QUESTION, passages=passages)
+
+    async def awaited() -> list[str]:
+        streamed = [piece async for piece in calls.stream_async(prepare, pieces)]
+        both = await asyncio.gather(*(calls.answer_async(prepare, read) for _ in range(2)))
+        return ["".join(streamed), *both]
+
+    assert calls.answer(prepare, read) == ANSWER
+    assert calls.answer_all([prepare] * 3, read) == [ANSWER] * 3
+    assert "".join(calls.stream(prepare, pieces)) == ANSWER
+    assert asyncio.run(awaited()) == [ANSWER] * 3
+
+
+def test_files_are_read_before_weights(small_folder: Path, monkeypatch: Any) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("nothing has to be loaded for this")
+
+    loads: Callable[..., Any] = promised.load_shared
+    monkeypatch.setattr("rag_windows.integration.shared_models.load_shared", refuse)
+    source = ModelSource(small_folder, template_kwargs={"a": 1})
+    assert promised.position_limit(source.config()) == 1024
+    assert source.tokenizer().encode("a")
+    assert source.template_kwargs() == {"a": 1}
+    assert source.by_name
+    assert source.tool_format() is None
+    monkeypatch.setattr("rag_windows.integration.shared_models.load_shared", loads)
+    assert source.lm() is ModelSource(str(small_folder), template_kwargs={"a": 1}).lm()
+
+
+def test_what_users_write_becomes_objects(tmp_path: Path) -> None:
+    method = method_of("ape", {"temperature": 0.5}, link_tokens=2)
+    assert promised.describe(method)["reader"]["temperature"] == 0.5
+    assert method_of(promised.describe(method)) == method
+    with pytest.raises(MethodError, match="sacle"):
+        method_of("ape", {"sacle": 1})
+    guard = guard_of("sequential")
+    assert guard is not None
+    assert guard_of({"passages": guard.passages}) == guard
+    with pytest.raises(InputError, match="fallback must be"):
+        guard_of("always")  # type: ignore[arg-type]  # what is refused
+    assert profile_of(None) is None
+    with pytest.raises(InputError):
+        profile_of(tmp_path / "missing.json")
