@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from langchain_core.messages import BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, GenerationChunk
 
 from langchain_rag_windows.documents import conversation
 from langchain_rag_windows.engine_options import EngineOptions, unalias
@@ -21,9 +20,6 @@ from rag_windows.integration import (
     sampling_options,
     warn_without_windows,
 )
-
-T = TypeVar("T")
-P = TypeVar("P", bound=GenerationChunk | ChatGenerationChunk)
 
 _NOT_FOR_THE_ENGINE = ("stream", "timeout")
 """Keywords by which LangChain steers itself, and that of the watch."""
@@ -92,59 +88,53 @@ class ModelCall(Call):
 
 
 class AnswersCalls(EngineOptions):
-    """A model that answers calls; what an answer looks like, the models themselves say."""
+    """A model that answers calls; what is asked and what an answer looks like, models say."""
+
+    def _messages(self, asked: Any) -> Sequence[BaseMessage]:
+        """The conversation of what LangChain hands to `_stream`."""
+        raise NotImplementedError
+
+    def _read(self, call: ModelCall, generation: Generation) -> Any:
+        """The answer for LangChain."""
+        raise NotImplementedError
+
+    def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterable[Any]:
+        """Pieces of the answer for LangChain."""
+        raise NotImplementedError
 
     def _answered(
-        self,
-        asked: Sequence[Sequence[BaseMessage]],
-        stop: list[str] | None,
-        kwargs: Mapping[str, Any],
-        read: Callable[[ModelCall, Generation], T],
-    ) -> list[T]:
-        """Answers of conversations that are asked at once."""
-        prepares = [self._prepare(messages, stop, kwargs) for messages in asked]
+        self, asked: Sequence[Any], stop: list[str] | None, kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Answers of what is asked at once."""
+        prepares = [self._prepare(one, stop, kwargs) for one in asked]
         with in_langchain_terms():
-            return self._calls.answer_all(prepares, read, timeout=self._timeout(kwargs))
+            return self._calls.answer_all(prepares, self._read, timeout=self._timeout(kwargs))
 
     async def _answered_async(
-        self,
-        messages: Sequence[BaseMessage],
-        stop: list[str] | None,
-        kwargs: Mapping[str, Any],
-        read: Callable[[ModelCall, Generation], T],
-    ) -> T:
-        prepare = self._prepare(messages, stop, kwargs)
+        self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
+    ) -> Any:
+        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
         with in_langchain_terms():
-            return await self._calls.answer_async(prepare, read, timeout=self._timeout(kwargs))
+            return await self._calls.answer_async(prepare, self._read, timeout=timeout)
 
-    def _streamed(
-        self,
-        messages: Sequence[BaseMessage],
-        stop: list[str] | None,
-        kwargs: Mapping[str, Any],
-        read: Callable[[ModelCall, Chunk], Iterable[P]],
-        run_manager: Any,
-    ) -> Generator[P, None, None]:
-        prepare = self._prepare(messages, stop, kwargs)
+    def _stream(
+        self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Generator[Any, None, None]:
+        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
         with in_langchain_terms():
-            pieces = self._calls.stream(prepare, read, timeout=self._timeout(kwargs))
+            pieces = self._calls.stream(prepare, self._read_chunk, timeout=timeout)
             with closing(pieces):
                 for piece in pieces:
                     if run_manager is not None:
                         run_manager.on_llm_new_token(piece.text, chunk=piece)
                     yield piece
 
-    async def _streamed_async(
-        self,
-        messages: Sequence[BaseMessage],
-        stop: list[str] | None,
-        kwargs: Mapping[str, Any],
-        read: Callable[[ModelCall, Chunk], Iterable[P]],
-        run_manager: Any,
-    ) -> AsyncGenerator[P, None]:
-        prepare = self._prepare(messages, stop, kwargs)
+    async def _astream(
+        self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
+        pieces = self._calls.stream_async(prepare, self._read_chunk, timeout=timeout)
         with in_langchain_terms():
-            pieces = self._calls.stream_async(prepare, read, timeout=self._timeout(kwargs))
             async with aclosing(pieces):
                 async for piece in pieces:
                     if run_manager is not None:
@@ -156,7 +146,7 @@ class AnswersCalls(EngineOptions):
         return chosen
 
     def _prepare(
-        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]
+        self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
     ) -> Callable[[], ModelCall]:
         """What reads a call's messages, documents and keywords; it loads the model on first use.
 
@@ -179,7 +169,8 @@ class AnswersCalls(EngineOptions):
             strict, form = given.pop("strict", None), given.pop("response_format", None)
             if form is not None:
                 given |= _answer_form(form, bound and choice != "none")
-            read = conversation(messages, given.pop("documents", None), tools=bool(bound))
+            documents = given.pop("documents", None)
+            read = conversation(self._messages(asked), documents, tools=bool(bound))
             method = method_of(
                 given.pop("method", None) or self.own_method(),
                 link_tokens=given.pop("link_tokens", self.link_tokens),
@@ -212,7 +203,7 @@ class AnswersCalls(EngineOptions):
         return prepare
 
     def _count(self, text: str) -> int:
-        return len(self._token_ids(text))
+        return len(self.get_token_ids(text))
 
 
 def _answer_form(form: object, tools: object) -> dict[str, Any]:

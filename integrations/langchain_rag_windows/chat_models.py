@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
+from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -56,7 +55,7 @@ class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
         return made.with_config(self.config) if self.config else made
 
 
-class ChatRagWindows(AnswersCalls, BaseChatModel):
+class ChatRagWindows(AnswersCalls, BaseChatModel):  # type: ignore[misc]  # the first argument of _stream has another name in each
     """A local chat model that reads each document in a window of its own.
 
     Documents come with ``documents=`` (of ``invoke``, ``stream``, ``bind``, ...), as text-plain
@@ -80,10 +79,6 @@ class ChatRagWindows(AnswersCalls, BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "rag-windows-chat"
-
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return self._identity()
 
     @field_validator("profile", mode="before")
     @classmethod
@@ -128,15 +123,6 @@ class ChatRagWindows(AnswersCalls, BaseChatModel):
         merged: Any = {**(config or {}), **kwargs}
         return BoundModel(bound=self, kwargs={}, config=merged)
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return self._tracing_params("chat", stop, kwargs)
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Ids of a text in the model's own vocabulary, without special tokens."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return self._token_ids(text)
-
     def bind_tools(
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
@@ -168,7 +154,8 @@ class ChatRagWindows(AnswersCalls, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._answered([messages], stop, kwargs, _result)[0]
+        made: ChatResult = self._answered([messages], stop, kwargs)[0]
+        return made
 
     async def _agenerate(
         self,
@@ -177,28 +164,23 @@ class ChatRagWindows(AnswersCalls, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return await self._answered_async(messages, stop, kwargs, _result)
+        made: ChatResult = await self._answered_async(messages, stop, kwargs)
+        return made
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        yield from self._streamed(messages, stop, kwargs, _chunks, run_manager)
+    def _messages(self, asked: Any) -> Sequence[BaseMessage]:
+        messages: Sequence[BaseMessage] = asked
+        return messages
 
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        pieces = self._streamed_async(messages, stop, kwargs, _chunks, run_manager)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece
+    def _read(self, call: ModelCall, generation: Generation) -> ChatResult:
+        made = (as_message(call, one) for one in (generation, *generation.alternatives))
+        return ChatResult(generations=[ChatGeneration(message=message) for message in made])
+
+    def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
+        text = call.reader.feed(chunk.text)
+        if text:
+            yield ChatGenerationChunk(message=AIMessageChunk(content=text))
+        if chunk.generation is not None:
+            yield ChatGenerationChunk(message=last_chunk(call, chunk.generation))
 
 
 def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ModelProfile:
@@ -232,16 +214,3 @@ def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any
         attachment=False,
         temperature=True,
     )
-
-
-def _result(call: ModelCall, best: Generation) -> ChatResult:
-    made = (as_message(call, one) for one in (best, *best.alternatives))
-    return ChatResult(generations=[ChatGeneration(message=message) for message in made])
-
-
-def _chunks(call: ModelCall, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
-    text = call.reader.feed(chunk.text)
-    if text:
-        yield ChatGenerationChunk(message=AIMessageChunk(content=text))
-    if chunk.generation is not None:
-        yield ChatGenerationChunk(message=last_chunk(call, chunk.generation))

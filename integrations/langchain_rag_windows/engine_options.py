@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from langchain_core.language_models import LangSmithParams
+from langchain_core.language_models import BaseChatModel, LangSmithParams
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -261,7 +261,8 @@ class EngineOptions(BaseModel):
         state["__pydantic_private__"] = {**state["__pydantic_private__"], "_made": None}
         return state
 
-    def _identity(self) -> dict[str, Any]:
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
         """What an answer depends on: LangChain's cache finds answers by it.
 
         All of it is nested, because LangChain puts a call's keywords over the names here, and some
@@ -293,13 +294,11 @@ class EngineOptions(BaseModel):
         }
         return {"model_name": self.engine_name, "engine": engine}
 
-    def _tracing_params(
-        self, kind: Literal["chat", "llm"], stop: list[str] | None, given: Mapping[str, Any]
-    ) -> LangSmithParams:
-        chosen = unalias(given)
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        chosen = unalias(kwargs)
         params = LangSmithParams(
             ls_provider=PROVIDER,
-            ls_model_type=kind,
+            ls_model_type="chat" if isinstance(self, BaseChatModel) else "llm",
             ls_model_name=str(chosen.get("model", self.engine_name)),
         )
         temperature = chosen.get("temperature", self.temperature)
@@ -313,7 +312,11 @@ class EngineOptions(BaseModel):
             params["ls_stop"] = [stops] if isinstance(stops, str) else list(stops)
         return params
 
-    def _token_ids(self, text: str) -> list[int]:
+    def get_token_ids(self, text: str) -> list[int]:
+        """Ids of a text in the model's own vocabulary, without special tokens."""
+        custom = getattr(self, "custom_get_token_ids", None)
+        if custom is not None:
+            return list(custom(text))
         tokenizer: Any = self.windowed_lm().tokenizer
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 

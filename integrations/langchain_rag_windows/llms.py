@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LLM, LangSmithParams
-from langchain_core.messages import HumanMessage
+from langchain_core.language_models import LLM
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from pydantic import ConfigDict
 
@@ -33,7 +33,7 @@ def _known(keywords: Mapping[str, Any]) -> Iterator[None]:
         _of_this_call.reset(token)
 
 
-class RagWindows(AnswersCalls, LLM):
+class RagWindows(AnswersCalls, LLM):  # type: ignore[misc]  # the first argument of _stream has another name in each
     """A local text model that reads each document in a window of its own.
 
     The prompt is asked as a user's question, through the model's chat template where it has one.
@@ -52,10 +52,6 @@ class RagWindows(AnswersCalls, LLM):
     def _llm_type(self) -> str:
         return "rag-windows"
 
-    @property
-    def _identifying_params(self) -> Mapping[str, Any]:
-        return self._identity()
-
     def asdict(self) -> dict[str, Any]:
         """What identifies an answer.
 
@@ -64,15 +60,6 @@ class RagWindows(AnswersCalls, LLM):
         """
         keywords = _of_this_call.get()
         return {**super().asdict(), **({"keywords": keywords} if keywords else {})}
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return self._tracing_params("llm", stop, kwargs)
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Ids of a text in the model's own vocabulary, without special tokens."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return self._token_ids(text)
 
     def generate(
         self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
@@ -95,7 +82,7 @@ class RagWindows(AnswersCalls, LLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> str:
-        return self._answered([[HumanMessage(prompt)]], stop, kwargs, _answers)[0][0].text
+        return str(self._answered([prompt], stop, kwargs)[0][0].text)
 
     def _generate(
         self,
@@ -104,8 +91,7 @@ class RagWindows(AnswersCalls, LLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        asked = [[HumanMessage(prompt)] for prompt in prompts]
-        return LLMResult(generations=list(self._answered(asked, stop, kwargs, _answers)))
+        return LLMResult(generations=self._answered(prompts, stop, kwargs))
 
     async def _agenerate(
         self,
@@ -114,44 +100,22 @@ class RagWindows(AnswersCalls, LLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        asked = [[HumanMessage(prompt)] for prompt in prompts]
-        answers = (self._answered_async(one, stop, kwargs, _answers) for one in asked)
+        answers = (self._answered_async(prompt, stop, kwargs) for prompt in prompts)
         return LLMResult(generations=await asyncio.gather(*answers))
 
-    def _stream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[GenerationChunk]:
-        yield from self._streamed([HumanMessage(prompt)], stop, kwargs, _chunks, run_manager)
+    def _messages(self, asked: Any) -> Sequence[BaseMessage]:
+        return [HumanMessage(asked)]
 
-    async def _astream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[GenerationChunk]:
-        asked = [HumanMessage(prompt)]
-        pieces = self._streamed_async(asked, stop, kwargs, _chunks, run_manager)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece
+    def _read(self, call: ModelCall, generation: Answer) -> list[Generation]:
+        return [
+            Generation(text=made.text, generation_info=_info(call, made))
+            for made in (generation, *generation.alternatives)
+        ]
 
-
-def _answers(call: ModelCall, best: Answer) -> list[Generation]:
-    return [
-        Generation(text=made.text, generation_info=_info(call, made))
-        for made in (best, *best.alternatives)
-    ]
-
-
-def _chunks(call: ModelCall, chunk: Chunk) -> Iterator[GenerationChunk]:
-    info = None if chunk.generation is None else _info(call, chunk.generation)
-    if chunk.text or info:
-        yield GenerationChunk(text=chunk.text, generation_info=info)
+    def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterator[GenerationChunk]:
+        info = None if chunk.generation is None else _info(call, chunk.generation)
+        if chunk.text or info:
+            yield GenerationChunk(text=chunk.text, generation_info=info)
 
 
 def _info(call: ModelCall, made: Answer) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def likelihoods(
         for index, (question, _) in enumerate(asked):
             groups.setdefault(question, []).append(index)
     found: dict[int, Likelihood] = {}
-    for question, indices in groups.items():
-        own = context if question is None else lm.engine.decoder.narrowed(context, question)
+    for choosing, indices in groups.items():
+        own = context if choosing is None else lm.engine.decoder.narrowed(context, choosing)
         readers: dict[Ids, list[int]] = {}
         for index in indices:
             question_ids, continuation = asked[index]
