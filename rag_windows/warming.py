@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from rag_windows.cached_encoding import CachedEncoder
+from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows.prefill import complete

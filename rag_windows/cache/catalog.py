@@ -1,211 +1,376 @@
-"""What the folder holds as far as this process knows, and what has to go to make room."""
+"""What the folder of entries holds: a SQLite database, made anew from the files when it is lost.
+
+The files are the truth, the database knows about them: sizes, uses, time limits and labels. No
+lookup reads it, so neither damage to it nor a process that was stopped in the midst of a change can
+keep a window from being found.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import random
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+from weakref import WeakSet
 
-from rag_windows.cache.folders import Folders
-from rag_windows.cache.ledger import Ledger, read_ledger, write_ledger
-from rag_windows.cache.listing import list_entries
-from rag_windows.cache.locks import Lock
-from rag_windows.cache.naming import entry_name, parse_name, writing_name
-from rag_windows.cache.policy import Policy
-from rag_windows.cache.quarantine import put_aside_bytes, trim
+FORMAT = 1
+"""Of the database; one of another format is made anew."""
 
-_GENERATIONS = 1 << 63
+WAIT_S = 2.0
+"""Longest wait for the changes of other processes; a write waits twice at most."""
+
+_LONGEST_NAP_S = 0.01
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+_SCHEMA = """
+BEGIN IMMEDIATE;
+CREATE TABLE entries (
+    key TEXT PRIMARY KEY,
+    nbytes INTEGER NOT NULL,
+    cost_s REAL NOT NULL,
+    expires REAL,               -- unix time; 0 for files of older versions
+    uses INTEGER NOT NULL,
+    last_used REAL NOT NULL,    -- unix time
+    writing TEXT                -- name of the file while it is written
+) WITHOUT ROWID;
+CREATE TABLE labels (
+    label TEXT NOT NULL,
+    key TEXT NOT NULL,
+    PRIMARY KEY (label, key)
+) WITHOUT ROWID;
+CREATE INDEX labels_of ON labels (key);
+CREATE TABLE held (nbytes INTEGER NOT NULL);
+INSERT INTO held VALUES (0);
+CREATE TRIGGER one_more AFTER INSERT ON entries BEGIN
+    UPDATE held SET nbytes = nbytes + new.nbytes;
+END;
+CREATE TRIGGER one_less AFTER DELETE ON entries BEGIN
+    UPDATE held SET nbytes = nbytes - old.nbytes;
+    DELETE FROM labels WHERE key = old.key;
+END;
+"""
+
+
+class CatalogError(OSError):
+    """The database can't be used for now."""
+
+
+class CatalogBusyError(CatalogError, BlockingIOError):
+    """Another process did not end its change in time."""
+
+
+class Row(NamedTuple):
+    """What is known of one entry; see the columns of the table."""
+
+    key: str
+    nbytes: int
+    cost_s: float
+    expires: float | None
+    uses: int
+    last_used: float
+    writing: str | None
+
+
+class Rows:
+    """The entries, within one change of the database."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def all(self) -> list[Row]:
+        """All entries, those that were used longest ago first."""
+        found = self._connection.execute(
+            "SELECT key, nbytes, cost_s, expires, uses, last_used, writing FROM entries "
+            "ORDER BY last_used, key"
+        )
+        rows = [Row(*values) for values in found]
+        if not all(isinstance(row.key, str) and isinstance(row.nbytes, int) for row in rows):
+            raise sqlite3.DatabaseError("it holds what nobody has put there")
+        return rows
+
+    def writing(self, key: str) -> tuple[str | None] | None:
+        """The file in which an entry is being written, if it is; None if there is no entry."""
+        found: tuple[str | None] | None = self._connection.execute(
+            "SELECT writing FROM entries WHERE key = ?", (key,)
+        ).fetchone()
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries, those being written included."""
+        found = self._connection.execute("SELECT nbytes FROM held").fetchone()
+        if found is None or not isinstance(found[0], int):
+            raise sqlite3.DatabaseError("it has lost its sum")
+        return found[0]
+
+    @property
+    def version(self) -> int:
+        """Another number whenever another connection has changed something."""
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def put(self, row: Row, labels: Iterable[str]) -> None:
+        """Note an entry in place of the key's present one."""
+        self.remove([row.key])
+        self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._connection.executemany(
+            "INSERT OR IGNORE INTO labels VALUES (?, ?)", [(label, row.key) for label in labels]
+        )
+
+    def written(self, key: str) -> None:
+        """An entry's file is whole and has its name."""
+        self._connection.execute("UPDATE entries SET writing = NULL WHERE key = ?", (key,))
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Forget entries and their labels."""
+        self._connection.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
+
+    def count_uses(self, uses: Mapping[str, tuple[int, float]]) -> None:
+        """Add to the number of uses, and note the last one, by key."""
+        self._connection.executemany(
+            "UPDATE entries SET uses = uses + ?, last_used = max(last_used, ?) WHERE key = ?",
+            [(count, last, key) for key, (count, last) in uses.items()],
+        )
+
+    def labels(self, key: str) -> set[str]:
+        """The labels of an entry."""
+        found = self._connection.execute("SELECT label FROM labels WHERE key = ?", (key,))
+        return {label for (label,) in found}
+
+    def add_labels(self, key: str, labels: Iterable[str]) -> None:
+        """Give an entry more labels."""
+        self._connection.executemany(
+            "INSERT OR IGNORE INTO labels SELECT ?, key FROM entries WHERE key = ?",
+            [(label, key) for label in labels],
+        )
+
+    def labelled(self, labels: Collection[str]) -> list[str]:
+        """Keys of the entries that carry any of the labels."""
+        found = {
+            key: None
+            for label in labels
+            for (key,) in self._connection.execute(
+                "SELECT key FROM labels WHERE label = ?", (label,)
+            )
+        }
+        return list(found)
+
+    def expired(self, now: float) -> list[str]:
+        """Keys of the entries whose time is up at unix time `now`, or of older versions."""
+        found = self._connection.execute("SELECT key FROM entries WHERE expires <= ?", (now,))
+        return [key for (key,) in found]
 
 
 class Catalog:
-    """Bookkeeping of one process over a folder that several share.
+    """One database: its connection, its changes, and what to do when it is damaged.
 
-    Not thread-safe: the tier's mutex guards it. Methods that take the lock around changes need it
-    held, so that the ledger, the folder and this process agree.
+    A process has one connection a catalog. None is open when the process forks, and no thread is
+    inside SQLite then, so that a child inherits nothing of either.
 
     Args:
-        limit_bytes: most bytes of entries, of files being written and of files put aside.
+        path: of the database file, in a folder that nobody else can write to.
+        wait_s: longest wait for other processes' changes.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.policy = Policy(limit_bytes)
-        self.evictions = 0
-        self._names: dict[str, list[str]] = {}
-        self._sizes: dict[str, int] = {}
-        self._writing: set[str] = set()
-        self._generation = -1
+    def __init__(self, path: str, wait_s: float) -> None:
+        self._path = path
+        self._wait_s = wait_s
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+        self.fresh = True
+        _catalogs.add(self)
 
-    def sync(self, folders: Folders, lock: Lock) -> Ledger:
-        """List the folder, drop what is over the limit, and write the ledger anew.
+    @contextlib.contextmanager
+    def changing(self, *, lasting: bool = False) -> Iterator[Rows]:
+        """Change the database; what is raised inside undoes the change.
 
-        Raises:
-            OSError: if the system can't.
-        """
-        found = list_entries(folders, self._writing)
-        for key, size in list(self._sizes.items()):
-            if key not in found or found[key].nbytes != size:
-                self.forget(key)
-        nbytes = put_aside_bytes(folders) + sum(held.nbytes for held in found.values())
-        self._names = {key: held.names for key, held in found.items()}
-        self._sizes = {key: held.nbytes for key, held in found.items()}
-        unknown = [key for key in found if key not in self.policy]
-        unknown.sort(key=lambda key: found[key].usage.last_used)
-        for key in unknown:
-            held = found[key]
-            victims = self.policy.restore(
-                key, held.nbytes, held.usage.cost_s, held.usage.uses, float(held.usage.last_used)
-            )
-            nbytes -= self._evict(folders, [key] if victims is None else victims)
-        if nbytes > self.limit_bytes:
-            nbytes -= trim(folders, 0, keep=0)
-        before = read_ledger(folders.files, lock.descriptor)
-        generation = (0 if before is None else before.generation + 1) % _GENERATIONS
-        ledger = Ledger(generation, nbytes)
-        write_ledger(folders.files, lock.descriptor, ledger)
-        self._generation = generation
-        return ledger
+        `fresh` is True if this process may not have seen what the database holds; who brings it in
+        line with the files sets it to False.
 
-    def reserve(
-        self, folders: Folders, lock: Lock, key: str, nbytes: int, cost_s: float
-    ) -> tuple[str, int] | None:
-        """Make room for an entry and open a new file for it, which holds the room.
-
-        What was there under the key before goes.
-
-        Returns:
-            The file's name and descriptor, with the file's lock held; None if the entry is not
-            worth what would have to go, or doesn't fit.
+        Args:
+            lasting: wait until the medium has it. Other changes may be lost with the power, and
+                are then found again in the files.
 
         Raises:
-            OSError: if the system can't; nothing is reserved then.
+            CatalogBusyError: another process is changing it and did not end in time.
+            CatalogError: it can't be used; if it is damaged, the next call makes a new one.
         """
-        ledger = read_ledger(folders.files, lock.descriptor)
-        if ledger is None or (
-            ledger.generation != self._generation
-            and max(ledger.nbytes, self.policy.nbytes) + nbytes > self.limit_bytes
-        ):
-            ledger = self.sync(folders, lock)
-        synced = ledger.generation == self._generation
-        victims = self.policy.admit(key, nbytes, cost_s)
-        if victims is None:
-            return None
-        try:
-            held = ledger.nbytes - self._evict(folders, victims) - self._drop_files(folders, key)
-            if held + nbytes > self.limit_bytes:
-                # A writer died, or files put aside take the room.
-                trim(folders, 0, keep=0)
-                self.policy.forget(key)
-                ledger = self.sync(folders, lock)
-                held, synced = ledger.nbytes, True
-                victims = self.policy.admit(key, nbytes, cost_s)
-                held -= self._evict(folders, victims or [])
-                if victims is None or held + nbytes > self.limit_bytes:
-                    self.policy.forget(key)
-                    self._note(folders, lock, ledger, held, synced)
-                    return None
-            self._note(folders, lock, ledger, held + nbytes, synced)
-            name = writing_name(key, nbytes)
-            descriptor = folders.files.open_new(name, folders.entries)
-        except OSError:
-            self.forget(key)
-            self._generation = -1
-            raise
-        self._writing.add(name)
-        self._names[key], self._sizes[key] = [name], nbytes
-        try:
-            folders.files.lock(descriptor)
-        except OSError:
-            with contextlib.suppress(OSError):
-                folders.files.close(descriptor)
-            self.give_up(folders, lock, key, name)
-            raise
-        return name, descriptor
+        deadline = time.monotonic() + self._wait_s
+        nap = 0.0002
+        while True:
+            # The lock is free while others are waited for: a fork must not wait with us.
+            with _using_sqlite:
+                connection = self._begun(lasting)
+                if connection is not None:
+                    with self._ending(connection):
+                        yield Rows(connection)
+                    return
+            if time.monotonic() >= deadline:
+                raise CatalogBusyError(errno.EAGAIN, "another process is changing the catalog")
+            time.sleep(nap * random.uniform(0.5, 1.5))
+            nap = min(nap * 1.5, _LONGEST_NAP_S)
 
-    def written(self, key: str, name: str) -> None:
-        """The file of `reserve` has become the entry's."""
-        self._writing.discard(name)
-        if name in self._names.get(key, ()):
-            self._names[key] = [entry_name(key)]
+    def disconnect(self) -> None:
+        """Close the connection; the next change opens another one."""
+        with _using_sqlite:
+            connection, self._connection = self._connection, None
+            self.fresh = True
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
 
-    def give_up(self, folders: Folders, lock: Lock | None, key: str, name: str) -> None:
-        """The file of `reserve` will not become the entry's; it goes.
-
-        Without the lock the ledger counts its bytes on, until the folder is listed again.
-        """
-        self._writing.discard(name)
-        if name in self._names.get(key, ()):
-            self.forget(key)
-        try:
-            folders.files.remove(name, folders.entries)
-            reserved = parse_name(name)
-            if lock is not None and reserved is not None and reserved.reserved is not None:
-                self._change(folders, lock, -reserved.reserved)
-        except OSError:
-            self._generation = -1
-
-    def drop(self, folders: Folders, lock: Lock | None, key: str) -> bool:
-        """Remove what is there under a key; False if nothing was.
-
-        Raises:
-            OSError: if the system can't.
-        """
-        freed = self._drop_files(folders, key)
-        self.forget(key)
-        if freed and lock is not None:
-            self._change(folders, lock, -freed)
-        return freed > 0
-
-    def forget(self, key: str) -> None:
-        """What was there under a key is gone."""
-        self.policy.forget(key)
-        self._names.pop(key, None)
-        self._sizes.pop(key, None)
-
-    def trim_aside(self, folders: Folders, lock: Lock, limit_bytes: int, keep: int) -> None:
-        """Bound the files put aside.
-
-        Raises:
-            OSError: if the system can't.
-        """
-        freed = trim(folders, limit_bytes, keep)
-        if freed:
-            self._change(folders, lock, -freed)
-
-    def _evict(self, folders: Folders, keys: list[str]) -> int:
-        freed = 0
-        for key in keys:
-            freed += self._drop_files(folders, key)
-            self._sizes.pop(key, None)
-            self.evictions += 1
-        return freed
-
-    def _drop_files(self, folders: Folders, key: str) -> int:
-        """Remove a key's files; returns the bytes that this freed."""
-        freed = 0
-        for text in {entry_name(key), *self._names.pop(key, ())}:
-            name = parse_name(text)
+    def _begun(self, lasting: bool) -> sqlite3.Connection | None:
+        """A connection in the midst of a change; None if another process is changing something."""
+        for again in (False, True):
             try:
-                if name is not None and name.reserved is not None:
-                    nbytes = name.reserved
-                else:
-                    nbytes = folders.files.state_of(text, folders.entries).size
-                folders.files.remove(text, folders.entries)
-            except (FileNotFoundError, IsADirectoryError):
-                continue
-            freed += nbytes
-        return freed
+                connection = self._connected()
+                connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as error:
+                if _code(error) in _BUSY:
+                    return None
+                self._give_up(error)
+                if again or not _is_damage(error):
+                    raise CatalogError(errno.EIO, f"the catalog can't be used: {error}") from error
+            else:
+                return connection
+        return None
 
-    def _change(self, folders: Folders, lock: Lock, nbytes: int) -> None:
-        ledger = read_ledger(folders.files, lock.descriptor)
-        if ledger is None:
-            self._generation = -1  # the next one who needs room lists the folder
-        else:
-            synced = ledger.generation == self._generation
-            self._note(folders, lock, ledger, ledger.nbytes + nbytes, synced)
+    @contextlib.contextmanager
+    def _ending(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Keep what is changed inside, or nothing of it."""
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException as error:
+            self.fresh = True
+            try:
+                connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                self.disconnect()
+            if isinstance(error, sqlite3.Error):
+                self._give_up(error)
+                raise CatalogError(errno.EIO, f"the catalog can't be changed: {error}") from error
+            raise
 
-    def _note(
-        self, folders: Folders, lock: Lock, ledger: Ledger, nbytes: int, synced: bool
-    ) -> None:
-        """Write the ledger; who knew the folder before the change knows it after it."""
-        after = Ledger((ledger.generation + 1) % _GENERATIONS, nbytes)
-        write_ledger(folders.files, lock.descriptor, after)
-        self._generation = after.generation if synced else -1
+    def _connected(self) -> sqlite3.Connection:
+        """The connection to the file that has the database's name now."""
+        inode = self._present()
+        if self._connection is not None and inode == self._inode:
+            return self._connection
+        self.disconnect()
+        if inode is None:
+            inode = self._made()
+        connection = sqlite3.connect(
+            self._path, timeout=0.0, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA mmap_size = 0")  # what is mapped can be truncated
+            with contextlib.suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA journal_mode = WAL")  # not on every file system
+            if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("its pages do not fit together")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0 and not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                self._fill(connection)
+            elif version != FORMAT:
+                raise sqlite3.DatabaseError(f"it has format {version}, not {FORMAT}")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+            self._inode = inode  # what to remove, if it is damaged
+            raise
+        self._connection, self._inode = connection, inode
+        return connection
+
+    @staticmethod
+    def _fill(connection: sqlite3.Connection) -> None:
+        try:
+            connection.executescript(f"{_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+        except sqlite3.Error:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            # Another process may have been first.
+            if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+                raise
+
+    def _present(self) -> int | None:
+        """The file's number on its device; None if there is none."""
+        try:
+            state = os.stat(self._path, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(state.st_mode):
+            self._inode = state.st_ino
+            raise sqlite3.DatabaseError("it is no plain file")
+        return state.st_ino
+
+    def _made(self) -> int:
+        """Make an empty file for this user only.
+
+        A database that is there is never opened but by SQLite: closing it would let go of the locks
+        that SQLite holds on it.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._path, flags, 0o600)
+        except FileExistsError:
+            return os.stat(self._path, follow_symlinks=False).st_ino
+        try:
+            return os.fstat(descriptor).st_ino
+        finally:
+            os.close(descriptor)
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        """Let a connection go that failed, and the database if it is damaged."""
+        self.disconnect()
+        if not _is_damage(error):
+            return
+        with contextlib.suppress(OSError):
+            # Unless another process has made a new one already.
+            if os.stat(self._path, follow_symlinks=False).st_ino != self._inode:
+                return
+            for ending in ("", "-wal", "-shm", "-journal"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path + ending)
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    """SQLite's number of an error, without its finer part."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else int(code) & 0xFF
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether the database's content is wrong, rather than the system unable to read or write it.
+
+    A missing table is damage, too, and so is text that can't be decoded, which has no number.
+    """
+    if not isinstance(error, sqlite3.OperationalError):
+        return True
+    return _code(error) in (None, sqlite3.SQLITE_ERROR)
+
+
+# A fork copies SQLite's own locks and its notes on files that are open, which would be wrong in the
+# child: so no connection is open then, and no thread inside SQLite.
+_using_sqlite = threading.RLock()
+_catalogs: WeakSet[Catalog] = WeakSet()
+
+
+def _before_fork() -> None:
+    _using_sqlite.acquire()
+    for catalog in list(_catalogs):
+        catalog.disconnect()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_using_sqlite.release,
+        after_in_child=_using_sqlite.release,
+    )

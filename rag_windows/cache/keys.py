@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
 
-from rag_windows.errors import InputError
+from rag_windows.errors import CacheError, InputError
 
 FORMAT_VERSION = 2
 """Raised when what an entry means changes; older entries are then never found again."""
+
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def is_key(text: object) -> bool:
+    """Whether this is a sha256 in lowercase hexadecimal."""
+    return isinstance(text, str) and _KEY.fullmatch(text) is not None
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is a sha256 in lowercase hexadecimal; only then is a file named by it.
+
+    Raises:
+        CacheError: for anything else, with what was given shortened.
+    """
+    if not is_key(key):
+        raise CacheError(f"a cache key is 64 lowercase hexadecimal characters, not {key!r:.80}.")
+    return key
 
 
 def fields(*parts: bytes) -> bytes:
@@ -111,28 +131,3 @@ class KeyScope:
         mac = self._behind.copy()
         mac.update(fields(start.to_bytes(8, "big"), id_bytes(ids)))
         return mac.hexdigest()
-
-
-def passage_key(
-    *,
-    model: bytes,
-    tokenizer: bytes,
-    encoding: str,
-    prefix_ids: Sequence[int],
-    start: int,
-    ids: Sequence[int],
-    store: str = "as computed",
-    salt: str | bytes | None = None,
-    version: int | None = None,
-) -> str:
-    """The key of one window; see `KeyScope`, which makes many of one prefix at once."""
-    scope = KeyScope(
-        salt_key(salt),
-        model=model,
-        tokenizer=tokenizer,
-        encoding=encoding,
-        store=store,
-        prefix_ids=prefix_ids,
-        version=version,
-    )
-    return scope.window_key(ids, start)

@@ -1,34 +1,47 @@
-"""Locks that all processes on one folder respect, and that end with the process that holds them."""
+"""Locks of files, which end with the process that holds them."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 import time
 
-from rag_windows.cache.files import Files
-from rag_windows.cache.folders import Folders, closing
+from rag_windows.errors import CacheError
 
-WRITES = "writes"
-"""The lock around every change of what the folder holds; taken for moments only."""
+try:
+    import fcntl
+except ImportError:  # Windows
+    LOCKS_WORK = False
+else:
+    LOCKS_WORK = True
 
 _LONGEST_NAP_S = 0.004
 
 
-class Lock:
-    """A lock that is held until `release`, or, inert, none at all.
+def require_locks() -> None:
+    """Refuse to keep windows on disk where the system has no POSIX file locks.
+
+    Raises:
+        CacheError: saying so, and what works instead.
+    """
+    if not LOCKS_WORK:
+        raise CacheError(
+            "Keeping windows on disk needs POSIX file locks (Python's fcntl), which this system "
+            "does not have; keep them in memory instead: leave path= and disk= out."
+        )
+
+
+class FileLock:
+    """A lock that is held until `release`.
 
     Args:
-        files: the system's calls.
-        descriptor: the open lock file, locked; None makes an inert lock.
-        leave: the open folder and the name to remove the file from at release; None to let it be.
+        descriptor: the open lock file, locked; None makes a lock that locks nothing.
+        leave: name and open folder of a lock file that goes with its lock; None lets it be.
     """
 
-    def __init__(
-        self, files: Files, descriptor: int | None, leave: tuple[Folders, str] | None = None
-    ) -> None:
-        self._files = files
+    def __init__(self, descriptor: int | None, leave: tuple[str, int] | None = None) -> None:
         self._descriptor = descriptor
         self._leave = leave
         self._once = threading.Lock()
@@ -47,109 +60,101 @@ class Lock:
         if descriptor is None:
             return
         if self._leave is not None:
-            folders, name = self._leave
             with contextlib.suppress(OSError):
-                self._files.remove(name, folders.locks)
+                os.unlink(self._leave[0], dir_fd=self._leave[1])
         with contextlib.suppress(OSError):
-            self._files.unlock(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children forked while it was held
         with contextlib.suppress(OSError):
-            self._files.close(descriptor)
+            os.close(descriptor)
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> FileLock:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
 
-def lock_writes(folders: Folders, wait_s: float) -> Lock | None:
-    """Take the lock around changes; see `wait_for_lock`."""
-    return wait_for_lock(folders.files, WRITES, folders.locks, wait_s)
+def lock_file(
+    name: str | os.PathLike[str],
+    folder: int | None = None,
+    *,
+    wait_s: float = 0.0,
+    transient: bool = False,
+) -> FileLock | None:
+    """Take the lock of a file, made if it is missing; None if another living holder kept it.
 
-
-def wait_for_lock(files: Files, name: str, folder: int, wait_s: float) -> Lock | None:
-    """Take the lock of a file, made if it is missing; None if others held it for `wait_s` seconds.
+    Args:
+        name: of the file, in the open folder if there is one; a link is refused.
+        folder: descriptor.
+        wait_s: longest wait for other holders.
+        transient: the file goes when the lock is released.
 
     Raises:
-        OSError: if the lock file can't be opened or locked.
+        OSError: if the file can't be opened or locked.
     """
-    descriptor = files.open_lock(name, folder, True)
     deadline = time.monotonic() + wait_s
     nap = 0.0002
-    try:
-        while not files.lock(descriptor):
+    while True:
+        descriptor = _open(name, folder, os.O_CREAT)
+        current = True
+        try:
+            # Twice: somebody who only looked whether it is held may have had it for that moment.
+            held = flock(descriptor) or flock(descriptor)
+            if held and transient:
+                current = _is_current(name, folder, descriptor)
+            if held and current:
+                leave = (os.fspath(name), folder) if transient and folder is not None else None
+                return FileLock(descriptor, leave)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if not held:
             if time.monotonic() >= deadline:
-                files.close(descriptor)
                 return None
             time.sleep(nap * random.uniform(0.5, 1.5))
             nap = min(nap * 1.5, _LONGEST_NAP_S)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            files.close(descriptor)
-        raise
-    return Lock(files, descriptor)
 
 
-def try_lock(folders: Folders, name: str) -> Lock | None:
-    """Take the lock of a key; None if another living holder has it. Never waits.
+def is_locked(name: str, folder: int) -> bool:
+    """Whether a living holder has the lock of a file.
 
     Raises:
-        OSError: if the lock file can't be opened or locked.
+        OSError: if the file can't be opened or locked.
     """
-    files = folders.files
-    while True:
-        descriptor = files.open_lock(name, folders.locks, True)
-        try:
-            # Twice: somebody who only looked whether it is held may have had it for that moment.
-            held = files.lock(descriptor) or files.lock(descriptor)
-            if held and _is_current(folders, name, descriptor):
-                return Lock(files, descriptor, (folders, name))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                files.close(descriptor)
-            raise
-        files.close(descriptor)
-        if not held:
-            return None
-
-
-def is_locked(folders: Folders, name: str) -> bool:
-    """Whether a living holder has the lock of a key.
-
-    Raises:
-        OSError: if the lock file can't be opened or locked.
-    """
-    files = folders.files
     try:
-        descriptor = files.open_lock(name, folders.locks, False)
+        descriptor = _open(name, folder)
     except FileNotFoundError:
         return False
-    with closing(files, descriptor):
-        if not files.lock(descriptor):
+    try:
+        if not flock(descriptor):
             return True
-        files.unlock(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
     return False
 
 
-def drop_dead_locks(folders: Folders) -> None:
-    """Remove lock files whose holders have died.
-
-    Raises:
-        OSError: if the folder can't be read.
-    """
-    for name in folders.files.names(folders.locks):
-        if name == WRITES:
-            continue
-        with contextlib.suppress(OSError):  # what can't be opened or locked is no lock of ours
-            lock = try_lock(folders, name)
-            if lock is not None:
-                lock.release()
+def flock(descriptor: int) -> bool:
+    """Take the exclusive lock of an open file; False if somebody holds it. Never waits."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def _is_current(folders: Folders, name: str, descriptor: int) -> bool:
+def _open(name: str | os.PathLike[str], folder: int | None, more: int = 0) -> int:
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | more
+    return os.open(name, flags, 0o600, dir_fd=folder)
+
+
+def _is_current(name: str | os.PathLike[str], folder: int | None, descriptor: int) -> bool:
     """Whether the name still stands for the file that was locked; its last holder removed it."""
     try:
-        named = folders.files.state_of(name, folders.locks)
+        named = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return named.inode == folders.files.state(descriptor).inode
+    return named.st_ino == os.fstat(descriptor).st_ino

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rag_windows.cache.block import block_bytes, in_one_block
-from rag_windows.cache.codec import Codec, Stored, codec_named
-from rag_windows.cache.entry import Entry
-from rag_windows.cache.entry_key import check_key
+from rag_windows.cache.codec import Codec, Entry, Stored, codec_named
+from rag_windows.cache.counters import TierStats
+from rag_windows.cache.keys import check_key
 from rag_windows.cache.policy import Policy
-from rag_windows.cache.stats import TierStats
+from rag_windows.cache.transfer import block_bytes, in_one_block
 from rag_windows.errors import InputError
 from rag_windows.forks import in_children
 
@@ -40,7 +39,7 @@ class MemoryTier:
     Args:
         limit_bytes: most bytes that all entries may have together: their tensors' blocks, and an
             estimate of the Python objects around them.
-        store: the stored form: "as computed", "fp8" or "int8".
+        store: the stored form, "as computed" or "int8".
         device: where the tensors are kept; None is the host.
         pin: keep them in page-locked memory if there is a CUDA device; else this does nothing.
 
@@ -77,7 +76,7 @@ class MemoryTier:
         self._lock = threading.Lock()
 
     def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """See `Tier`. Every key counts once, however often it is named."""
+        """Return the entries that are there; every key counts once, however often it is named."""
         wanted = dict.fromkeys(check_key(key) for key in keys)
         now = time.time()
         found: dict[str, _Slot] = {}
@@ -94,7 +93,7 @@ class MemoryTier:
         return {key: self._read(slot) for key, slot in found.items()}
 
     def put(self, key: str, entry: Entry) -> bool:
-        """See `Tier`.
+        """Keep an entry; False if it was refused.
 
         Raises:
             NonFiniteError: if a key or value is NaN or infinite.
@@ -127,8 +126,16 @@ class MemoryTier:
             self._count(stored=1, evictions=len(victims))
         return True
 
+    def add_labels(self, key: str, labels: Sequence[str]) -> None:
+        """Give an entry these labels beside its own."""
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is not None:
+                merged = tuple(dict.fromkeys((*slot.entry.labels, *labels)))
+                self._slots[key] = replace(slot, entry=replace(slot.entry, labels=merged))
+
     def remove(self, keys: Iterable[str]) -> int:
-        """See `Tier`."""
+        """Drop entries; returns how many there were."""
         wanted = [check_key(key) for key in keys]
         with self._lock:
             dropped = [self._drop(key) for key in dict.fromkeys(wanted) if key in self._slots]
@@ -136,7 +143,7 @@ class MemoryTier:
         return len(dropped)
 
     def clear(self) -> None:
-        """See `Tier`. Counters stay, counted uses don't."""
+        """Drop all entries. Counters stay, counted uses don't."""
         with self._lock:
             dropped, self._slots = self._slots, {}
             self._policy.clear()
@@ -174,7 +181,7 @@ class MemoryTier:
         return len(self._slots)
 
     def stats(self) -> TierStats:
-        """See `Tier`."""
+        """Counters since the tier was made, and what it holds now."""
         with self._lock:
             return replace(self._stats, entries=len(self._slots), bytes=self._policy.nbytes)
 

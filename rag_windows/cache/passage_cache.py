@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from rag_windows.cache.counters import prometheus_text
-from rag_windows.cache.entry import Entry
-from rag_windows.cache.entry_key import is_key
-from rag_windows.cache.files import LOCKS_WORK
+from rag_windows.cache.codec import Entry, codec_named
+from rag_windows.cache.counters import CacheStats, prometheus_text
+from rag_windows.cache.disk import MOST_LABELS, DiskTier
 from rag_windows.cache.fingerprint import PROBE_BYTES
-from rag_windows.cache.flight import Flights
-from rag_windows.cache.keys import label_digest, salt_key
+from rag_windows.cache.keys import is_key, label_digest, salt_key
+from rag_windows.cache.locks import LOCKS_WORK
+from rag_windows.cache.memory import MemoryTier
 from rag_windows.cache.sizes import (
     DISK_SHARE,
     MEMORY_SHARE,
@@ -29,16 +32,32 @@ from rag_windows.cache.sizes import (
     free_memory,
     parse_size,
 )
-from rag_windows.cache.stats import CacheStats
-from rag_windows.cache.tiers import Counted, Tiers
-from rag_windows.errors import CacheError, InputError
+from rag_windows.cache.transfer import to_host
+from rag_windows.cache.writer import Writer
+from rag_windows.errors import CacheError, InputError, NonFiniteError
+from rag_windows.forks import Lock, in_children
 
-if TYPE_CHECKING:
-    from rag_windows.cache.disk import DiskTier
+DEFAULT_DISK = "50GiB"
+"""Taken where a path is given but no size."""
 
-STORES = ("as computed", "fp8", "int8")
-MOST_LABELS = 16
-"""Ids that one entry may carry: windows of equal text are one entry, whatever their ids."""
+_WAITING_SHARE = 0.25
+_LEAST_WAITING = 256 << 20
+"""Bytes that may wait to be written: a share of the memory tier, and so many at least."""
+
+Tier = MemoryTier | DiskTier
+
+T = TypeVar("T")
+
+
+class Counted(NamedTuple):
+    """What one request did; see `CacheStats`."""
+
+    hits: int = 0
+    misses: int = 0
+    joined: int = 0
+    cached_tokens: int = 0
+    seconds_saved: float = 0.0
+    seconds_spent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +83,7 @@ class PassageCache:
         device: memory of the accelerator to use, on models that are on one; ignored on others.
         salt: secret of a tenant. Without it, what is stored under it can neither be read nor
             probed. It is set here, by the server's own code, and never taken from a request.
-        store: "as computed" (exact), or "fp8" or "int8" (smaller, and not exact any more).
+        store: "as computed" (exact), or "int8" (smaller, and not exact any more).
         ttl: seconds for which an entry may be used; None for as long as it lasts.
         probe: bytes of weights that each request reads again, to notice edits that PyTorch does
             not count; see `ModelIdentity`.
@@ -86,8 +105,7 @@ class PassageCache:
         ttl: float | None = None,
         probe: Size = PROBE_BYTES,
     ) -> None:
-        if store not in STORES:
-            raise InputError(f"store={store!r} is unknown; choose one of {list(STORES)}.")
+        codec_named(store)
         if ttl is not None and not ttl > 0:
             raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
         if memory is None and disk is None and path is None and device is None:
@@ -100,7 +118,7 @@ class PassageCache:
         if path is not None or disk is not None:
             self.path = Path(path).expanduser() if path is not None else default_folder()
         # What copies of this object for other tenants share.
-        self._shared = Tiers(memory, disk, self.path, device, store)
+        self._shared = _Tiers(memory, disk, self.path, device, store)
         self.flights: Flights[Entry] = self._shared.flights
 
     @classmethod
@@ -181,13 +199,7 @@ class PassageCache:
         self, keys: Sequence[str], device: torch.device | None = None
     ) -> dict[str, Entry]:
         """Entries on disk; they are kept in the faster tiers, too."""
-        tiers = self._shared
-        epoch = tiers.epoch
-        found = tiers.get([tiers.disk], keys)
-        near = [tier for tier in (*tiers.on(device), tiers.memory) if tier is not None]
-        for key, entry in found.items():
-            tiers.put(near, key, entry, epoch)
-        return found
+        return self._shared.from_disk(keys, device)
 
     def keep(
         self,
@@ -213,12 +225,11 @@ class PassageCache:
         """
         self._shared.keep(key, entry, epoch.number, device, ready, done, wait=wait)
 
-    def relabel(self, key: str, entry: Entry, labels: Collection[str], epoch: Epoch) -> None:
+    def relabel(self, key: str, entry: Entry, labels: Collection[str]) -> None:
         """Note further ids of an entry that was found, so that `invalidate` knows them."""
         missing = [one for one in self.digests(labels) if one not in entry.labels]
         if missing and len(entry.labels) < MOST_LABELS:
-            merged = (*entry.labels, *missing)[:MOST_LABELS]
-            self.keep(key, replace(entry, labels=merged), epoch)
+            self._shared.add_labels(key, missing[: MOST_LABELS - len(entry.labels)])
 
     def count(self, counted: Counted) -> None:
         """Add what a request did to the counters."""
@@ -308,3 +319,260 @@ class PassageCache:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class Flights(Generic[T]):
+    """Claims on keys: the first thread to claim one leads, the others follow it.
+
+    A leader must land every claim once, and retire those that landed with a value; a follower that
+    gets none (the leader failed, was cancelled, or took too long) does the work itself. Leading
+    before following keeps two requests that wait for parts of each other from waiting for ever.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """What others were leading never lands in a child."""
+        self._lock = threading.Lock()
+        self._flying: dict[str, Future[T | None]] = {}
+
+    def claim(self, keys: Iterable[str]) -> tuple[list[str], dict[str, Future[T | None]]]:
+        """Claim keys.
+
+        Returns:
+            Those that this thread leads now, and those that another thread leads already.
+        """
+        mine: list[str] = []
+        theirs: dict[str, Future[T | None]] = {}
+        with self._lock:
+            for key in dict.fromkeys(keys):
+                flight = self._flying.get(key)
+                if flight is None:
+                    self._flying[key] = Future()
+                    mine.append(key)
+                else:
+                    theirs[key] = flight
+        return mine, theirs
+
+    def land(self, key: str, value: T | None) -> None:
+        """Tell followers what came of a claim; None tells them to do it themselves.
+
+        With a value the claim stays until it is retired, so that whoever comes before the value
+        can be found elsewhere gets it from here. Without one it ends at once.
+        """
+        with self._lock:
+            flying = self._flying
+            flight = flying.get(key) if value is not None else flying.pop(key, None)
+        if flight is not None:  # else the parent's, in a child that was forked on the way
+            flight.set_result(value)
+
+    def retire(self, key: str) -> None:
+        """End a claim that landed with a value: it is stored now, or never will be."""
+        with self._lock:
+            self._flying.pop(key, None)
+
+
+class _Tiers:
+    """The tiers and counters that the caches of several tenants share."""
+
+    def __init__(
+        self,
+        memory: Size | None,
+        disk: Size | None,
+        path: Path | None,
+        device: Size | None,
+        store: str,
+    ) -> None:
+        self.flights: Flights[Entry] = Flights()
+        self.epoch = 0
+        self._store = store
+        self._lock = Lock()
+        self._counted = Counted()
+        self._device_bytes = None if device is None else parse_size(device, "device")
+        self._devices: dict[torch.device, MemoryTier] = {}
+        self.memory: MemoryTier | None = None
+        self.disk: DiskTier | None = None
+        waiting = _LEAST_WAITING
+        if memory is not None:
+            limit = parse_size(memory, "memory", free_memory())
+            self.memory = MemoryTier(limit, store, pin=torch.cuda.is_available())
+            waiting = max(waiting, int(limit * _WAITING_SHARE))
+        if path is not None:
+            limit = parse_size(DEFAULT_DISK if disk is None else disk, "disk", free_disk(path))
+            self.disk = DiskTier(path, limit, store)
+        self.writer = Writer(waiting)
+
+    def on(self, device: torch.device | None) -> list[MemoryTier]:
+        """The tier on an accelerator, if one is wanted there."""
+        if device is None or device.type == "cpu" or self._device_bytes is None:
+            return []
+        with self._lock:
+            if device not in self._devices:
+                self._devices[device] = MemoryTier(self._device_bytes, self._store, device=device)
+            return [self._devices[device]]
+
+    def all(self) -> Iterator[Tier]:
+        """Every tier, fastest first."""
+        yield from self._devices.values()
+        yield from (tier for tier in (self.memory, self.disk) if tier is not None)
+
+    def get(self, tiers: Sequence[Tier | None], keys: Sequence[str]) -> dict[str, Entry]:
+        """Look for keys in tiers, one after the other."""
+        now = time.time()
+        found: dict[str, Entry] = {}
+        for tier in tiers:
+            missing = [key for key in keys if key not in found]
+            if tier is not None and missing:
+                found |= tier.get_many(missing)
+        return {key: entry for key, entry in found.items() if not entry.expired(now)}
+
+    def from_disk(self, keys: Sequence[str], device: torch.device | None) -> dict[str, Entry]:
+        """See `PassageCache.from_disk`."""
+        disk, epoch = self.disk, self.epoch
+        found = self.get([disk], keys)
+        near = self._near(device)
+        for key, entry in found.items():
+            self.put(near, key, entry, epoch)
+        if disk is not None and found:
+            more = disk.with_more_labels(found) if near else []
+
+            def look(do: bool) -> None:
+                if do and disk.many_uses:
+                    disk.write_uses()
+                for key, labels in disk.labels(more).items() if do and more else ():
+                    for tier in near:
+                        tier.add_labels(key, labels)
+
+            if more or disk.many_uses:
+                self.writer.submit(look, 0)
+        return found
+
+    def add_labels(self, key: str, labels: Sequence[str]) -> None:
+        """Give an entry more labels, wherever it is."""
+        for tier in (*self._devices.values(), self.memory):
+            if tier is not None:
+                tier.add_labels(key, labels)
+        disk = self.disk
+        if disk is not None:
+            self.writer.submit(lambda do: disk.add_labels(key, labels) if do else None, 0)
+
+    def keep(
+        self,
+        key: str,
+        entry: Entry,
+        epoch: int,
+        device: torch.device | None,
+        ready: Callable[[], None] | None,
+        done: Callable[[], None] | None,
+        *,
+        wait: bool,
+    ) -> None:
+        """See `PassageCache.keep`."""
+        on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
+        self.put(self._near(device) if on_host else self.on(device), key, entry, epoch)
+        far: list[Tier] = [] if self.disk is None else [self.disk]
+        if not on_host and self.memory is not None:
+            far.insert(0, self.memory)
+
+        def write(do: bool) -> None:
+            try:
+                if do and self.epoch == epoch:
+                    if ready is not None:
+                        ready()
+                    self.put(far, key, replace(entry, window=to_host(entry.window)), epoch)
+            finally:
+                if done is not None:
+                    done()
+
+        if far:
+            self.writer.submit(write, entry.nbytes, wait=wait)
+        elif done is not None:
+            done()
+
+    def put(self, tiers: Sequence[Tier], key: str, entry: Entry, epoch: int) -> None:
+        """Store an entry in some tiers, unless something was forgotten since the epoch."""
+        if self.epoch != epoch:
+            return
+        for tier in tiers:
+            with suppress(NonFiniteError):  # a lossy form that overflows is not kept
+                tier.put(key, entry)
+        if self.epoch != epoch:  # what was invalidated meanwhile must not come back
+            for tier in tiers:
+                tier.remove([key])
+
+    def forget(self, named: Collection[str]) -> int:
+        """Forget entries that are named by their keys or by a label; see `PassageCache`."""
+
+        def drop() -> set[str]:
+            tiers = list(self.all())
+            keys = {one for one in named if is_key(one) and any(one in tier for tier in tiers)}
+            for tier in tiers:
+                keys.update(tier.keys_with(named))
+            for tier in tiers:
+                tier.remove(keys)
+            return keys
+
+        return len(self._drop(drop))
+
+    def remove(self, keys: Collection[str]) -> None:
+        """See `PassageCache.remove`."""
+
+        def drop() -> set[str]:
+            for tier in self.all():
+                tier.remove(keys)
+            return set()
+
+        self._drop(drop)
+
+    def clear(self) -> None:
+        """See `PassageCache.clear`."""
+
+        def drop() -> set[str]:
+            for tier in self.all():
+                tier.clear()
+            return set()
+
+        self._drop(drop)
+
+    def _drop(self, drop: Callable[[], set[str]]) -> set[str]:
+        """Drop entries from every tier, for good; returns the keys that were dropped.
+
+        Twice: a read that begins in the midst of the first round may find an entry that is still
+        on disk, and put it into a fast tier that is through already. The second round's epoch
+        stops such a read, and the round takes out what it has put there before.
+        """
+        dropped: set[str] = set()
+        for _ in range(2):
+            with self._lock:
+                self.epoch += 1
+            dropped |= drop()
+        return dropped
+
+    def _near(self, device: torch.device | None) -> list[MemoryTier]:
+        """The tiers that take what is in host memory, fastest first."""
+        return [tier for tier in (*self.on(device), self.memory) if tier is not None]
+
+    def close(self) -> None:
+        """See `PassageCache.close`."""
+        self.writer.close()
+        for tier in self.all():
+            tier.close()
+
+    def count(self, counted: Counted) -> None:
+        """Add to the counters."""
+        with self._lock:
+            self._counted = Counted(*map(sum, zip(self._counted, counted, strict=True)))
+
+    def stats(self) -> CacheStats:
+        """Counters, and what each tier holds."""
+        tiers = {}
+        for device, tier in list(self._devices.items()):
+            name = "device" if len(self._devices) == 1 else f"device {device}"
+            tiers[name] = tier.stats()
+        if self.memory is not None:
+            tiers["memory"] = self.memory.stats()
+        if self.disk is not None:
+            tiers["disk"] = self.disk.stats()
+        return CacheStats(**self._counted._asdict(), tiers=tiers)

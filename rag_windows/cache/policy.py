@@ -16,10 +16,12 @@ Labs 1998; RAGCache, https://arxiv.org/abs/2404.12457), with two differences tha
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from rag_windows.cache.history import History
-from rag_windows.cache.ranking import Ranking
 from rag_windows.errors import InputError
 
 HALF_LIVES = (0.5, 6.0, 64.0)
@@ -115,25 +117,28 @@ class Policy:
             trial.offer(key, nbytes, density, level)
         return self._held.offer(key, nbytes, density, levels[self._leader])
 
-    def restore(
-        self, key: str, nbytes: int, cost_s: float, uses: int = 1, last_used: float = 0.0
-    ) -> list[str] | None:
-        """Offer a window that an earlier process left behind.
-
-        Call it in the order of last use, oldest first.
+    def sync(self, held: Iterable[tuple[str, int, float, int]]) -> list[str]:
+        """Take over what is held, which others have changed.
 
         Args:
-            key: its name.
-            nbytes: its size.
-            cost_s: seconds that encoding it took.
-            uses: how often it was used, if that is known.
-            last_used: not read; the order of the calls says it.
+            held: key, size, seconds and number of uses of each window, in the order of last use,
+                oldest first.
 
         Returns:
-            As `admit`; what it names, or `key` itself if it is None, is to be given up.
+            Windows to give up, as they are too much.
         """
-        self._history.use(key, max(len(self._held), _MIN_PERIOD), min(max(uses, 1), _MOST_USES))
-        return self.admit(key, nbytes, cost_s)
+        members = {key: (nbytes, cost_s, uses) for key, nbytes, cost_s, uses in held}
+        for key in self._held.members():
+            if key not in members or self._held.nbytes_of(key) != max(members[key][0], 1):
+                self.forget(key)
+        victims: list[str] = []
+        for key, (nbytes, cost_s, uses) in members.items():
+            if key not in self._held:
+                times = min(max(uses, 1), _MOST_USES)
+                self._history.use(key, max(len(self._held), _MIN_PERIOD), times)
+                given_up = self.admit(key, nbytes, cost_s)
+                victims += [key] if given_up is None else given_up
+        return victims
 
     def forget(self, key: str) -> bool:
         """A window is gone for another reason; False if it wasn't held. Its uses still count."""
@@ -151,3 +156,190 @@ class Policy:
 def _log_seconds(cost_s: float) -> float:
     """Log2, bounded: a clock that stood still or jumped must not decide for ever."""
     return math.log2(min(max(cost_s, 1e-6), 1e6)) if cost_s == cost_s else math.log2(1e-6)
+
+
+class History:
+    """Decayed numbers of uses of the keys seen last, whether they are held or not.
+
+    A use counts 1 and loses half of that every half-life. The log2 of the sum, relative to a moving
+    origin (the clock), only changes when the key is used again, so a heap of such levels stays in
+    order without being touched (LRFU: Lee et al., IEEE Trans. Computers 50(12), 2001).
+
+    Args:
+        half_lives: each in units of the period given to `use`.
+        limit: keys remembered; those not used for longest are forgotten.
+    """
+
+    def __init__(self, half_lives: Sequence[float], limit: int) -> None:
+        self._half_lives = tuple(half_lives)
+        self._limit = limit
+        self._levels: OrderedDict[str, list[float]] = OrderedDict()
+        self.clocks = [0.0] * len(self._half_lives)
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def use(self, key: str, period: float, times: float = 1.0) -> list[float]:
+        """Count a use and let time pass by one use.
+
+        Args:
+            key: what was asked for.
+            period: length of the half-lives' unit, in uses of any key.
+            times: counts as so many uses at once.
+
+        Returns:
+            One level per half-life.
+        """
+        clocks = self.clocks
+        for index, half_life in enumerate(self._half_lives):
+            clocks[index] += 1.0 / (half_life * period)
+        levels = self._levels.get(key)
+        if levels is None:
+            if len(self._levels) >= self._limit:
+                self._levels.popitem(last=False)
+            levels = [clock + math.log2(times) for clock in clocks]
+            self._levels[key] = levels
+            return levels
+        self._levels.move_to_end(key)
+        for index, clock in enumerate(clocks):
+            levels[index] = clock + math.log2(times + math.exp2(levels[index] - clock))
+        return levels
+
+    def levels(self, key: str) -> Sequence[float]:
+        """One level per half-life; that of a single use now if the key isn't remembered."""
+        return self._levels.get(key, self.clocks)
+
+    def by_key(self, index: int) -> dict[str, float]:
+        """The levels of all keys remembered for one half-life."""
+        return {key: levels[index] for key, levels in self._levels.items()}
+
+
+@dataclass(slots=True)
+class Member:
+    """One entry's bookkeeping.
+
+    Attributes:
+        nbytes: its size; at least 1.
+        log_density: log2 of what one use of it is worth per byte.
+        score: log2 of its decayed number of uses, plus `log_density`; the lowest goes first.
+    """
+
+    nbytes: int
+    log_density: float
+    score: float
+
+    @property
+    def worth(self) -> float:
+        """What one use of it is worth."""
+        return self.nbytes * math.exp2(self.log_density)
+
+
+class Ranking:
+    """Members under a limit in bytes; finding victims takes O(log n), a use O(1).
+
+    A use only raises a score, so the heap may hold an older, lower one: what comes up first is
+    checked against the member and put back if it has risen since. Equal scores go by key, so equal
+    histories give equal victims.
+
+    Args:
+        limit_bytes: most bytes that the members may have together.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.nbytes = 0
+        self._members: dict[str, Member] = {}
+        self._heap: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._members
+
+    def members(self) -> list[str]:
+        """Keys of all members."""
+        return list(self._members)
+
+    def nbytes_of(self, key: str) -> int:
+        """A member's size."""
+        return self._members[key].nbytes
+
+    def get(self, key: str) -> Member | None:
+        """A member's bookkeeping; None if the key is no member."""
+        return self._members.get(key)
+
+    def raise_to(self, key: str, level: float) -> None:
+        """Note a member's use: `level` is log2 of its uses."""
+        member = self._members[key]
+        # Uses of a key that was long unused may have been forgotten; the heap needs rising scores.
+        member.score = max(member.score, level + member.log_density)
+
+    def offer(self, key: str, nbytes: int, log_density: float, level: float) -> list[str] | None:
+        """Take in a newcomer, or a member with a new size or worth, if it is worth its room.
+
+        Returns:
+            What was dropped for it, worst first; None (and nothing changed) if it is too large, if
+            one of those is worth as much per byte, or all of them together as much as it.
+        """
+        before = self._members.pop(key, None)
+        if before is not None:
+            self.nbytes -= before.nbytes
+        victims = self._make_room(nbytes, level + log_density)
+        if victims is None:
+            if before is not None:
+                self._place(key, before)
+            return None
+        self._place(key, Member(nbytes, log_density, level + log_density))
+        return victims
+
+    def drop(self, key: str) -> bool:
+        """Let a key go; False if it was no member."""
+        member = self._members.pop(key, None)
+        if member is None:
+            return False
+        self.nbytes -= member.nbytes
+        return True
+
+    def _make_room(self, nbytes: int, score: float) -> list[str] | None:
+        if nbytes > self.limit_bytes:
+            return None
+        free, lost = self.limit_bytes - self.nbytes, 0.0
+        victims: list[tuple[str, Member]] = []
+        while free < nbytes:
+            worst, key = heapq.heappop(self._heap)
+            member = self._members.get(key)
+            if member is None or member.score < worst:
+                continue  # left over from a member that is gone or was weighed anew
+            if member.score > worst:
+                heapq.heappush(self._heap, (member.score, key))
+                continue
+            # Out at once: the heap may name a key that was weighed anew twice.
+            victims.append((key, self._members.pop(key)))
+            free += member.nbytes
+            lost += member.nbytes * math.exp2(min(0.0, worst - score))
+            if worst >= score or lost >= nbytes:
+                for key, member in victims:
+                    self._members[key] = member
+                    heapq.heappush(self._heap, (member.score, key))
+                return None
+        self.nbytes = self.limit_bytes - free
+        return [key for key, _ in victims]
+
+    def _place(self, key: str, member: Member) -> None:
+        self._members[key] = member
+        self.nbytes += member.nbytes
+        if len(self._heap) > 2 * len(self._members) + 64:
+            self._rebuild()
+        else:
+            heapq.heappush(self._heap, (member.score, key))
+
+    def rescore(self, levels: Mapping[str, float]) -> None:
+        """Rank all members anew; those without a level go first."""
+        for key, member in self._members.items():
+            member.score = levels.get(key, -math.inf) + member.log_density
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = [(member.score, key) for key, member in self._members.items()]
+        heapq.heapify(self._heap)

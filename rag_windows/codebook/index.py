@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_windows.cache.files import Files, require_locks
-from rag_windows.cache.locks import wait_for_lock
+from rag_windows.cache.locks import lock_file, require_locks
 from rag_windows.codebook.record import Record
 from rag_windows.errors import CacheError
 
@@ -57,11 +56,10 @@ class Index:
         require_locks()
         self.path = path
         self._wait_s = wait_s
-        self._files = Files()
         try:
-            with contextlib.suppress(FileExistsError):
-                self._files.make_root(str(path))
-            self._folder = self._files.open_root(str(path))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise CacheError(f"The book's folder {str(path)!r} can't be used: {error}.") from error
 
@@ -79,7 +77,7 @@ class Index:
             CacheError: another one did not end its change in time; the message names it.
         """
         try:
-            lock = wait_for_lock(self._files, LOCK, self._folder, self._wait_s)
+            lock = lock_file(LOCK, self._folder, wait_s=self._wait_s)
             if lock is None:
                 raise CacheError(
                     f"The book in {str(self.path)!r} is being changed by {self._holder()}, which "
@@ -90,18 +88,18 @@ class Index:
             raise CacheError(f"The book can't be changed: {error}.") from error
         with lock:
             with contextlib.suppress(OSError):  # a full disk: then it has no name
-                self._files.write_at(lock.descriptor, f"{os.getpid():<20}".encode(), 0)
+                os.pwrite(lock.descriptor, f"{os.getpid():<20}".encode(), 0)
             yield
 
     def stamp(self) -> Stamp | None:
         """Changes whenever the file does; None if there is none."""
         try:
-            state = self._files.state_of(NAME, self._folder)
+            state = os.stat(NAME, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise CacheError(f"The book's index can't be read: {error}.") from error
-        return state.inode, state.modified_ns, state.size
+        return state.st_ino, state.st_mtime_ns, state.st_size
 
     def read(self) -> Contents | None:
         """What is written; None if nothing was yet.
@@ -110,8 +108,7 @@ class Index:
             CacheError: it is damaged, or of another version.
         """
         try:
-            descriptor = self._files.open_reading(NAME, self._folder)
-            with os.fdopen(descriptor, "rb") as file:
+            with os.fdopen(self._opened(NAME, os.O_RDONLY), "rb") as file:
                 raw = file.read()
         except FileNotFoundError:
             return None
@@ -151,34 +148,38 @@ class Index:
         name = f"{NAME}.{secrets.token_hex(8)}.tmp"
         try:
             self._drop_unfinished()
-            descriptor = self._files.open_new(name, self._folder)
+            descriptor = self._opened(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 while data:
-                    data = data[self._files.write(descriptor, data) :]
-                self._files.flush(descriptor)
+                    data = data[os.write(descriptor, data) :]
+                os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            self._files.rename(name, self._folder, NAME, self._folder)
-            self._files.flush(self._folder)
+            os.rename(name, NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            os.fsync(self._folder)
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._files.remove(name, self._folder)
+                os.unlink(name, dir_fd=self._folder)
             raise CacheError(f"The book's index can't be written: {error}.") from error
         return self.stamp()
 
+    def _opened(self, name: str, flags: int) -> int:
+        flags |= os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(name, flags, 0o600, dir_fd=self._folder)
+
     def _holder(self) -> str:
         """Who has the lock, as it has written there."""
-        with contextlib.suppress(OSError, ValueError):
-            descriptor = self._files.open_reading(LOCK, self._folder)
-            with os.fdopen(descriptor, "rb") as file:
+        try:
+            with os.fdopen(self._opened(LOCK, os.O_RDONLY), "rb") as file:
                 return f"process {int(file.read(20))}"
-        return "another process"
+        except (OSError, ValueError):
+            return "another process"
 
     def _drop_unfinished(self) -> None:
         """Remove what a process that was killed while writing has left."""
-        for name in self._files.names(self._folder):
+        for name in os.listdir(self.path):
             if _UNFINISHED.fullmatch(name):
-                self._files.remove(name, self._folder)
+                os.unlink(name, dir_fd=self._folder)
 
     def _damaged(self, reason: str) -> str:
         return (

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from rag_windows.cache.entry import Entry
+from rag_windows.cache.codec import Entry
+from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.cached_encoding import CachedEncoder
 from rag_windows.engine import Engine
 from rag_windows.errors import CacheError, InputError
 from rag_windows.kv import Window

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rag_windows.cache.locks import Lock
+from rag_windows.cache.locks import FileLock
 from rag_windows.errors import DataError, InputError
 from rag_windows.evaluation.data.fields import Place
 from rag_windows.evaluation.folder_files import (
@@ -37,7 +37,7 @@ class RunFolder:
         texts: the passages, by the digests that records name.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, lock: Lock | None = None) -> None:
+    def __init__(self, path: Path, manifest: Manifest, lock: FileLock | None = None) -> None:
         self.path = path
         self.manifest = manifest
         self.notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class RunFolder:
             raise
 
     @classmethod
-    def _begun(cls, folder: Path, manifest: Manifest, fresh: bool, lock: Lock) -> RunFolder:
+    def _begun(cls, folder: Path, manifest: Manifest, fresh: bool, lock: FileLock) -> RunFolder:
         if not (folder / MANIFEST).is_file():
             if (name := stray(folder)) is not None:
                 raise DataError(

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
+from rag_windows.cache.codec import Entry
 from rag_windows.cache.disk import DiskTier
-from rag_windows.cache.entry import Entry
 from rag_windows.cache.memory import MemoryTier
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.kv import Window

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rag_windows.cache.container import FormatError, header_length
-from rag_windows.cache.format import read_note
+from rag_windows.cache.entry_file import FormatError, header_length, read_note
 from tests.rag_windows.cache.disk_cases import (
     FULL,
     entry_of,

@@ -1,4 +1,4 @@
-"""Row: kill -9 at 200 random moments and at each system call of a write.
+"""Row: kill -9 at 200 random moments and at each system call and statement of a write.
 
 Must show: no wrong byte read later, no failure to open, temp files reclaimed.
 """
@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from rag_windows.cache.disk import DiskTier
 from tests.rag_windows.cache.disk_cases import (
     FULL,
-    CountingFiles,
-    HalfFiles,
-    QuickFiles,
+    System,
     end_of,
     entry_of,
     entry_path,
@@ -26,6 +25,7 @@ from tests.rag_windows.cache.disk_cases import (
     in_child,
     key_of,
     names,
+    on,
     right,
     tier,
 )
@@ -36,12 +36,12 @@ MOMENTS = 200 if FULL else 16
 LIMIT = 12_000
 
 
-def killing(files_type: type[CountingFiles], at: int) -> CountingFiles:
+def killing(at: int, at_most: int | None = None) -> System:
     def on_call(number: int, name: str) -> None:
         if number == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return files_type(on_call)
+    return System(on_call, at_most)
 
 
 def filled(folder: Path) -> None:
@@ -67,30 +67,31 @@ def check_after(folder: Path, caplog: pytest.LogCaptureFixture, numbers: range) 
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("files_type", [CountingFiles, HalfFiles])
-def test_kill_at_each_system_call_of_a_write(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, files_type: type[CountingFiles]
+@pytest.mark.parametrize("at_most", [None, 333])
+def test_kill_at_each_call_of_a_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at_most: int | None
 ) -> None:
-    counting = files_type()
     filled(tmp_path / "count")
-    writer = tier(tmp_path / "count", LIMIT, counting)
-    opening = len(counting.calls)
-    assert writer.put(key_of(NEW), entry_of(NEW))
+    with on(System(at_most=at_most)) as counting:
+        writer = tier(tmp_path / "count", LIMIT)
+        opening = len(counting.calls)
+        assert writer.put(key_of(NEW), entry_of(NEW))
     calls = counting.calls[:]
-    steps = [name for name in calls[opening:] if name in ("open_new", "write", "flush", "rename")]
-    assert [name for name in steps if name != "write"] == ["open_new", "flush", "rename", "flush"]
+    steps = [name for name in calls[opening:] if name in ("open_new", "write", "fsync", "rename")]
+    assert [name for name in steps if name != "write"] == ["open_new", "fsync", "rename", "fsync"]
     assert steps[1:-3] == ["write"] * len(steps[1:-3])
     opened, writes = range(1, opening + 1), range(opening + 1, len(calls) + 1)
     every = [*opened, *writes]
     if not FULL:
-        # Of opening the folder a few, of writing all; halved writes differ in the writes only.
-        every = [*opened[::6], *writes] if files_type is CountingFiles else [*writes[10::4]]
+        # Of opening the folder a few, of writing all; shorter writes differ in the writes only.
+        every = [*opened[::9], *writes[::2]] if at_most is None else [*writes[10::6]]
     for at in every:
-        folder = tmp_path / f"{files_type.__name__}-{at}"
+        folder = tmp_path / f"{at_most}-{at}"
         filled(folder)
 
         def work(folder: Path = folder, at: int = at) -> None:
-            tier(folder, LIMIT, killing(files_type, at)).put(key_of(NEW), entry_of(NEW))
+            with on(killing(at, at_most)):
+                tier(folder, LIMIT).put(key_of(NEW), entry_of(NEW))
 
         assert end_of(in_child(work)) == -signal.SIGKILL
         there = entry_path(folder, NEW).exists()
@@ -98,7 +99,7 @@ def test_kill_at_each_system_call_of_a_write(
         check_after(folder, caplog, range(NEW + 1))
 
 
-def test_kill_at_each_system_call_that_makes_room(
+def test_kill_at_each_call_that_makes_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     full = range(40)
@@ -108,24 +109,28 @@ def test_kill_at_each_system_call_that_makes_room(
         for number in full:
             before.put(key_of(number), entry_of(number))
 
-    counting = CountingFiles()
+    def work(folder: Path) -> DiskTier:
+        user = tier(folder, LIMIT)
+        user.get_many([key_of(NEW)] * 5)
+        user.put(key_of(NEW), entry_of(NEW))
+        return user
+
     fill(tmp_path / "count")
-    writer = tier(tmp_path / "count", LIMIT, counting)
-    opening = len(counting.calls)
-    writer.get_many([key_of(NEW)] * 5)
-    writer.put(key_of(NEW), entry_of(NEW))
-    assert "remove" in counting.calls[opening:]
-    every = len(counting.calls)
-    for at in range(opening + 1, every + 1, 1 if FULL else 3):
+    with on(System()) as counting:
+        tier(tmp_path / "count", LIMIT)
+        opening = len(counting.calls)
+        counting.calls.clear()
+        work(tmp_path / "count")
+    assert "unlink" in counting.calls[opening:]
+    for at in range(opening + 1, len(counting.calls) + 1, 1 if FULL else 4):
         folder = tmp_path / str(at)
         fill(folder)
 
-        def work(folder: Path = folder, at: int = at) -> None:
-            dying = tier(folder, LIMIT, killing(CountingFiles, at))
-            dying.get_many([key_of(NEW)] * 5)
-            dying.put(key_of(NEW), entry_of(NEW))
+        def killed(folder: Path = folder, at: int = at) -> None:
+            with on(killing(at)):
+                work(folder)
 
-        assert end_of(in_child(work)) == -signal.SIGKILL
+        assert end_of(in_child(killed)) == -signal.SIGKILL
         check_after(folder, caplog, range(NEW + 1))
 
 
@@ -134,7 +139,7 @@ def test_kill_at_random_moments(tmp_path: Path, caplog: pytest.LogCaptureFixture
     draw = random.Random(5)
 
     def work() -> None:
-        writer = tier(folder, LIMIT, QuickFiles())
+        writer = tier(folder, LIMIT)
         number = draw.randrange(100)
         while True:
             number = (number + 1) % 100

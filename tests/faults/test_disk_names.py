@@ -121,7 +121,7 @@ def test_symlinked_entries(tmp_path: Path, outside: Path, kind: str) -> None:
     assert snapshot(tmp_path, cache) == before
 
 
-@pytest.mark.parametrize("name", ["entries", "locks", "quarantine"])
+@pytest.mark.parametrize("name", ["entries", "locks", "quarantine", "catalog"])
 def test_symlinked_folders_are_refused(
     tmp_path: Path, outside: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,12 +137,15 @@ def test_symlinked_folders_are_refused(
     assert len(caplog.records) >= 1
 
 
-@pytest.mark.parametrize("name", ["writes", key_of(1)])
-def test_symlinked_locks_are_not_followed(tmp_path: Path, outside: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["catalog/windows.sqlite", f"locks/{key_of(1)}"])
+@pytest.mark.parametrize("target", ["made", "secret"])
+def test_symlinked_locks_and_catalogs_are_not_followed(
+    tmp_path: Path, outside: Path, name: str, target: str
+) -> None:
     cache = tmp_path / "cache"
     tier(cache).close()
-    (cache / "locks" / "writes").unlink(missing_ok=True)
-    (cache / "locks" / name).symlink_to(outside / "made")
+    (cache / name).unlink(missing_ok=True)
+    (cache / name).symlink_to(outside / target)
     before = snapshot(tmp_path, cache)
     user = tier(cache)
     lock = user.try_lock(key_of(1))
@@ -174,9 +177,8 @@ def test_only_its_owner_gets_in(tmp_path: Path) -> None:
         assert tier(cache).put(key_of(1), entry_of(1))
     finally:
         os.umask(old)
-    for path in [cache, *(path for path in cache.iterdir())]:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    assert stat.S_IMODE(entry_path(cache, 1).stat().st_mode) == 0o600
+    for path in [cache, *cache.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
 def test_an_open_folder_is_closed_to_others(tmp_path: Path) -> None:

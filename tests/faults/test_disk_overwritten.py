@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.rag_windows.cache.disk_cases import (
-    CountingFiles,
+    System,
     end_of,
     entry_of,
     entry_path,
     in_child,
     key_of,
+    on,
     same_window,
     tier,
 )
@@ -68,16 +69,16 @@ def test_after_it_was_loaded(folder: Path, damage: Callable[[Path], None]) -> No
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("at_read", [2, 3, 5])
 def test_while_it_is_read(folder: Path, damage: Callable[[Path], None], at_read: int) -> None:
-    files = CountingFiles()
+    with on(System()) as system:
+        reader = tier(folder, 1 << 30)
+        opening = len(system.calls)
 
-    def on_call(number: int, name: str) -> None:
-        if name == "read" and files.calls[opening:].count("read") == at_read:
-            damage(entry_path(folder, 1))
+        def on_call(number: int, name: str) -> None:
+            if name == "preadv" and system.calls[opening:].count("preadv") == at_read:
+                damage(entry_path(folder, 1))
 
-    reader = tier(folder, 1 << 30, files)
-    opening = len(files.calls)
-    files.on_call = on_call
-    found = reader.get_many([key_of(1)])
+        system.on_call = on_call
+        found = reader.get_many([key_of(1)])
     if damage is remove:  # the file lives on until it is closed
         assert same_window(found[key_of(1)].window, ENTRY.window)
     else:

@@ -14,8 +14,8 @@ import torch
 
 from rag_windows import WindowedLM
 from rag_windows.cache import keys
+from rag_windows.cache.counters import CacheStats
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.cache.stats import CacheStats
 from tests.rag_windows import small
 
 PASSAGES = [f"Fact {number}: the {number}th word is {number * 7}." for number in range(3)]

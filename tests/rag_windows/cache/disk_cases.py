@@ -1,22 +1,26 @@
-"""Small windows, and stand-ins for the system's calls that fail or kill where a test says."""
+"""Small windows, and a system whose calls fail or kill where a test says."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import signal
+import sqlite3
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from rag_windows.cache import catalog, disk, entry_file, locks
+from rag_windows.cache.codec import Entry
 from rag_windows.cache.disk import DiskTier
-from rag_windows.cache.entry import Entry
-from rag_windows.cache.files import Files
 from rag_windows.kv import Window
 
 FULL = os.environ.get("RAG_WINDOWS_FAULTS") == "full"
@@ -77,54 +81,113 @@ def folder_bytes(folder: Path) -> int:
     return found
 
 
-class QuickFiles(Files):
-    """Doesn't wait for the medium: only a power cut could tell."""
+_OS_CALLS = {
+    *("open", "close", "stat", "fstat", "listdir", "mkdir", "makedirs", "fchmod", "chmod"),
+    *("write", "preadv", "fsync", "rename", "unlink", "rmdir"),
+}
 
-    def flush(self, descriptor: int) -> None:
-        pass
 
+class System:
+    """What the disk tier calls: the operating system's functions, and SQLite's statements.
 
-class CountingFiles(QuickFiles):
-    """Calls `on_call(number, name)` before each call; it may raise."""
+    Nothing waits for the medium: only a power cut could tell.
 
-    def __init__(self, on_call: Callable[[int, str], None] = lambda number, name: None) -> None:
+    Args:
+        on_call: called with the number and name of each call before it is made; it may raise. A
+            new file is opened by "open_new", a file's lock is taken or given back by "flock", and
+            statements are "connect", "execute" and so on.
+        at_most: bytes that one write takes.
+    """
+
+    def __init__(
+        self,
+        on_call: Callable[[int, str], None] = lambda number, name: None,
+        at_most: int | None = None,
+    ) -> None:
         self.calls: list[str] = []
         self.on_call = on_call
+        self.at_most = at_most
 
     def told(self, name: str) -> None:
         self.calls.append(name)
         self.on_call(len(self.calls), name)
 
-    def close(self, descriptor: int) -> None:
-        # As on Linux: a descriptor is gone even if closing it reports an error.
-        os.close(descriptor)
-        self.told("close")
+
+class _Telling(ModuleType):
+    """A module whose functions tell a system before they do their work."""
+
+    def __init__(self, plain: ModuleType, system: System) -> None:
+        super().__init__(plain.__name__)
+        self._plain, self._system = plain, system
+
+    def __getattr__(self, name: str) -> Any:
+        plain, system = getattr(self._plain, name), self._system
+        if self._plain is sqlite3 and name == "connect":
+
+            def connect(*args: Any, **options: Any) -> Any:
+                system.told("connect")
+                made = plain(*args, factory=_TellingConnection, **options)
+                made.told = system.told
+                return made
+
+            return connect
+        if name not in _OS_CALLS | {"flock"}:
+            return plain
+
+        def call(*args: Any, **options: Any) -> Any:
+            if name == "close":
+                # As on Linux: a descriptor is gone even if closing it reports an error.
+                plain(*args)
+                system.told(name)
+                return None
+            new = name == "open" and args[1] & os.O_EXCL
+            system.told("open_new" if new else name)
+            if name == "fsync":
+                return None
+            if name == "write" and system.at_most is not None:
+                return plain(args[0], args[1][: system.at_most])
+            return plain(*args, **options)
+
+        return call
 
 
-def _telling(name: str) -> Callable[..., Any]:
-    plain = getattr(QuickFiles, name)
+class _TellingConnection(sqlite3.Connection):
+    told: Callable[[str], None] = staticmethod(lambda name: None)
 
-    def call(self: CountingFiles, *args: Any) -> Any:
-        self.told(name)
-        return plain(self, *args)
+    def execute(self, *args: Any) -> Any:
+        self.told("execute")
+        return super().execute(*args)
 
-    return call
+    def executemany(self, *args: Any) -> Any:
+        self.told("executemany")
+        return super().executemany(*args)
 
-
-for _name in [name for name in vars(Files) if name[0] != "_" and name != "close"]:
-    setattr(CountingFiles, _name, _telling(_name))
-
-
-class HalfFiles(CountingFiles):
-    """Writes at most half of what it is given, so that a call can end a file in its middle."""
-
-    def write(self, descriptor: int, data: memoryview) -> int:
-        self.told("write")
-        return os.write(descriptor, data[: max(1, len(data) // 2)])
+    def executescript(self, *args: Any) -> Any:
+        self.told("executescript")
+        return super().executescript(*args)
 
 
-def tier(folder: Path, limit: int = 1 << 20, files: Files | None = None, **more: Any) -> DiskTier:
-    return DiskTier(folder, limit, files=files or QuickFiles(), **more)
+@contextlib.contextmanager
+def on(system: System) -> Iterator[System]:
+    """Let the disk tier, and all that it is made of, call this system."""
+    plain = os, fcntl, sqlite3
+    places = [
+        *((module, "os", 0) for module in (disk, entry_file, locks, catalog)),
+        (locks, "fcntl", 1),
+        (catalog, "sqlite3", 2),
+    ]
+    before = [getattr(module, name) for module, name, _ in places]
+    try:
+        for module, name, which in places:
+            setattr(module, name, _Telling(plain[which], system))
+        yield system
+    finally:
+        for (module, name, _), value in zip(places, before, strict=True):
+            setattr(module, name, value)
+
+
+def tier(folder: Path, limit: int = 1 << 20, **more: Any) -> DiskTier:
+    return DiskTier(folder, limit, **more)
 
 
 def in_child(work: Callable[[], object]) -> int:

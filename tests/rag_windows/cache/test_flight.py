@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from rag_windows.cache.flight import Flights
+from rag_windows.cache.passage_cache import Flights
 
 
 def test_one_leads_and_the_others_get_what_it_landed() -> None:

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from rag_windows.cache import memory
-from rag_windows.cache.block import block_bytes, in_one_block
-from rag_windows.cache.codec import codec_named, settle
-from rag_windows.cache.entry import Entry
+from rag_windows.cache.codec import Entry, codec_named, settle
 from rag_windows.cache.memory import MemoryTier
+from rag_windows.cache.transfer import block_bytes, in_one_block
 from rag_windows.errors import CacheError, InputError, NonFiniteError
 from rag_windows.kv import Window
 from tests.rag_windows.cache.windows import entry, key, same, window
@@ -23,7 +22,7 @@ from tests.rag_windows.cache.windows import entry, key, same, window
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("store", ["as computed", "fp8", "int8"])
+@pytest.mark.parametrize("store", ["as computed", "int8"])
 def test_what_is_stored_comes_back(store: str) -> None:
     tier, original = MemoryTier(MIB, store), entry(labels=("doc 1",), cost_s=0.25)
     assert tier.put(key(1), original)
@@ -226,7 +225,7 @@ def test_without_cuda_pinning_does_nothing() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("store", ["as computed", "fp8", "int8"])
+@pytest.mark.parametrize("store", ["as computed", "int8"])
 def test_on_cuda(store: str) -> None:
     expected = settle(codec_named(store), window())
     host, near = MemoryTier(MIB, store, pin=True), MemoryTier(MIB, store, device="cuda")

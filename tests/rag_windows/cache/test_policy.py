@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rag_windows.cache.history import History
-from rag_windows.cache.policy import Policy
+from rag_windows.cache.policy import History, Policy
 from rag_windows.errors import InputError
 
 LIMIT = 100
@@ -31,13 +30,18 @@ class PolicyAgainstSizes(RuleBasedStateMachine):
     def touch(self, key: str) -> None:
         self.policy.touch(key)
 
-    @rule(key=KEYS, nbytes=BYTES, cost_s=SECONDS, restore=st.booleans())
-    def offer(self, key: str, nbytes: int, cost_s: float, restore: bool) -> None:
+    @rule(held=st.dictionaries(KEYS, st.tuples(BYTES, SECONDS)))
+    def sync(self, held: dict[str, tuple[int, float]]) -> None:
+        victims = self.policy.sync((key, *some, 3) for key, some in held.items())
+        assert len(set(victims)) == len(victims)
+        assert set(victims) <= set(held)
+        kept = held.keys() - victims
+        self.sizes = {key: max(held[key][0], 1) for key in kept}
+
+    @rule(key=KEYS, nbytes=BYTES, cost_s=SECONDS)
+    def offer(self, key: str, nbytes: int, cost_s: float) -> None:
         before = dict(self.sizes)
-        if restore:
-            victims = self.policy.restore(key, nbytes, cost_s, uses=3)
-        else:
-            victims = self.policy.admit(key, nbytes, cost_s)
+        victims = self.policy.admit(key, nbytes, cost_s)
         if victims is None:
             assert self.sizes == before
             # Only what is too large, or would displace something, may be refused.
@@ -145,8 +149,7 @@ def test_a_refused_new_size_leaves_the_old_one() -> None:
 
 def test_what_was_used_often_before_a_restart_stays() -> None:
     policy = Policy(20)
-    assert policy.restore("often", 10, 1.0, uses=50) == []
-    assert policy.restore("once", 10, 1.0) == []
+    assert policy.sync([("often", 10, 1.0, 50), ("once", 10, 1.0, 1)]) == []
     policy.touch("new")
     assert policy.admit("new", 10, 1.0) == ["once"]
 

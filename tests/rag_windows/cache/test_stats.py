@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from rag_windows.cache.counters import prometheus_text
-from rag_windows.cache.stats import CacheStats, TierStats
+from rag_windows.cache.counters import CacheStats, TierStats, prometheus_text
 from rag_windows.errors import InputError
 
 STATS = CacheStats(

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from rag_windows.cache.entry import Entry
+from rag_windows.cache.codec import Entry
 from rag_windows.kv import Window
 
 

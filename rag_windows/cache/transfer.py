@@ -1,4 +1,4 @@
-"""Windows between host memory and accelerators: one buffer a window, one copy a buffer."""
+"""Windows in blocks of memory of their own, and their way between host memory and accelerators."""
 
 from __future__ import annotations
 
@@ -11,12 +11,87 @@ from rag_windows.kv import Window
 from rag_windows.loading import input_device
 
 ALIGNMENT = 64
-"""Bytes on whose multiples tensors start within a buffer."""
+"""Bytes on whose multiples tensors start within a block; what CPU kernels like best."""
 
 _SLACK = 1.25
 """A window is compact if its storage holds at most so many times the window's own bytes."""
 
-HOST = torch.device("cpu")
+
+def in_one_block(
+    tensors: Sequence[torch.Tensor], device: torch.device, *, pin: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """Return the tensors as contiguous views of one block on a device that holds just them.
+
+    A slice keeps the whole batch that it was cut from alive; these don't. Tensors that share such a
+    block already are returned as they are.
+
+    Args:
+        tensors: of any shapes and dtypes, on any devices.
+        device: where the block is to be.
+        pin: put the block into page-locked host memory, from which copies to an accelerator run
+            beside its other work.
+
+    Raises:
+        MemoryError: if there is no room for the block.
+    """
+    if _is_block(tensors, device, pin=pin):
+        return tuple(tensor.detach() for tensor in tensors)
+    offsets, end = [], 0
+    for tensor in tensors:
+        offsets.append(end)
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    try:
+        block = torch.empty(end, dtype=torch.uint8, device=device, pin_memory=pin)
+    except RuntimeError as error:  # what torch's allocators raise
+        raise MemoryError(f"no {end} bytes on {device}") from error
+    copies = []
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        copy = block[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        copies.append(copy.copy_(tensor.detach(), non_blocking=pin))
+    if pin:
+        torch.cuda.synchronize()
+    return tuple(copies)
+
+
+def block_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes that tensors keep alive: those of their blocks, each counted once.
+
+    Page-locked blocks count as torch allocates them, rounded up to a power of two.
+    """
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if size and tensor.device.type == "cpu" and torch.cuda.is_available():
+            size = 1 << (size - 1).bit_length() if tensor.is_pinned() else size
+        sizes[storage.data_ptr()] = size
+    return sum(sizes.values())
+
+
+def _is_block(tensors: Sequence[torch.Tensor], device: torch.device, *, pin: bool) -> bool:
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    if len(storages) != 1 or any(tensor.device != device for tensor in tensors):
+        return False
+    needed = sum(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
+    return (
+        tensors[0].untyped_storage().nbytes() <= needed
+        and all(tensor.is_contiguous() for tensor in tensors)
+        and (not pin or tensors[0].is_pinned())
+    )
+
+
+def compact(window: Window) -> Window:
+    """The same window in one block of its own (one a device), so that it keeps no batch alive."""
+    tensors = (*window.keys, *window.values)
+    if _flat(tensors) is not None:
+        return window
+    made = list(tensors)
+    for device in dict.fromkeys(tensor.device for tensor in tensors):
+        places = [index for index, tensor in enumerate(tensors) if tensor.device == device]
+        block = in_one_block([tensors[index] for index in places], device)
+        for index, tensor in zip(places, block, strict=True):
+            made[index] = tensor
+    return _rebuilt(window, made)
 
 
 def layer_devices(model: PreTrainedModel, layers: int) -> tuple[torch.device, ...]:
@@ -39,40 +114,6 @@ def layer_devices(model: PreTrainedModel, layers: int) -> tuple[torch.device, ..
         elif placed is not None:
             found[index] = torch.device("cuda", placed) if isinstance(placed, int) else placed
     return tuple(found)
-
-
-def is_finite(window: Window) -> bool:
-    """Whether no key or value is NaN or infinite: one pass over them, one wait per device."""
-    verdicts: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in (*window.keys, *window.values):
-        # A sum is NaN or infinite if anything in it is, and needs no mask of the tensor's size. It
-        # may overflow by itself where all is well, so only a bad one is looked at closely.
-        verdicts.setdefault(tensor.device, []).append(tensor.sum(dtype=torch.float32))
-    if all(bool(torch.stack(sums).isfinite().all()) for sums in verdicts.values()):
-        return True
-    return all(bool(t.isfinite().all()) for t in (*window.keys, *window.values))
-
-
-def compact(window: Window) -> Window:
-    """The same window in one buffer of its own (one a device), so that it keeps no batch alive."""
-    tensors = (*window.keys, *window.values)
-    if _flat(tensors) is not None:
-        return window
-    sizes: dict[torch.device, int] = {}
-    places = []
-    for tensor in tensors:
-        start = sizes.get(tensor.device, 0)
-        places.append(start)
-        sizes[tensor.device] = -(-(start + tensor.nbytes) // ALIGNMENT) * ALIGNMENT
-    buffers = {
-        device: torch.empty(size, dtype=torch.uint8, device=device)
-        for device, size in sizes.items()
-    }
-    made = []
-    for tensor, start in zip(tensors, places, strict=True):
-        part = buffers[tensor.device][start : start + tensor.nbytes]
-        made.append(part.view(tensor.dtype).view(tensor.shape).copy_(tensor))
-    return _rebuilt(window, made)
 
 
 class Mover:
