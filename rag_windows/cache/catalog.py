@@ -181,7 +181,7 @@ class Catalog:
         self._path = path
         self._wait_s = wait_s
         self._connection: sqlite3.Connection | None = None
-        self._inode = 0
+        self._inode = self._size = 0
         self.fresh = True
         _catalogs.add(self)
 
@@ -219,7 +219,7 @@ class Catalog:
         """Close the connection; the next change opens another one."""
         with _using_sqlite:
             connection, self._connection = self._connection, None
-            self.fresh = True
+            self.fresh, self._size = True, 0
             if connection is not None:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
@@ -280,6 +280,7 @@ class Catalog:
                 self._fill(connection)
             elif version != FORMAT:
                 raise sqlite3.DatabaseError(f"it has format {version}, not {FORMAT}")
+            self._size = os.stat(self._path, follow_symlinks=False).st_size  # it never shrinks
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
@@ -308,6 +309,8 @@ class Catalog:
         if not stat.S_ISREG(state.st_mode):
             self._inode = state.st_ino
             raise sqlite3.DatabaseError("it is no plain file")
+        if self._connection is not None and state.st_size < self._size:
+            raise sqlite3.DatabaseError("it was cut")
         return state.st_ino
 
     def _made(self) -> int:

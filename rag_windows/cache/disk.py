@@ -89,9 +89,11 @@ class _Folders:
 
     def __del__(self) -> None:
         for descriptor in (self.entries, self.locks, self.quarantine, self.catalog):
-            with contextlib.suppress(OSError):
+            try:
                 if descriptor is not None:
                     os.close(descriptor)
+            except (OSError, AttributeError):  # the interpreter ends, and modules are gone
+                continue
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def test_wrapping_leaves_every_training_flag_as_it_was(
     assert {name: module.training for name, module in model.named_modules()} == before
 
 
-@pytest.mark.parametrize("store", ["as computed", "int8", "fp8"])
+@pytest.mark.parametrize("store", ["as computed", "int8"])
 @pytest.mark.parametrize("tier", ["memory", "disk"])
 def test_windows_of_a_float64_model_are_stored(tmp_path: Path, store: str, tier: str) -> None:
     sizes: dict[str, Any] = {"memory": "16MiB"}

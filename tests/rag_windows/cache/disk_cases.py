@@ -126,7 +126,7 @@ class _Telling(ModuleType):
 
             def connect(*args: Any, **options: Any) -> Any:
                 system.told("connect")
-                made = plain(*args, factory=_TellingConnection, **options)
+                made = plain(*args, factory=TellingConnection, **options)
                 made.told = system.told
                 return made
 
@@ -151,7 +151,7 @@ class _Telling(ModuleType):
         return call
 
 
-class _TellingConnection(sqlite3.Connection):
+class TellingConnection(sqlite3.Connection):
     told: Callable[[str], None] = staticmethod(lambda name: None)
 
     def execute(self, *args: Any) -> Any:
