@@ -328,45 +328,30 @@ class RagWindowsLLM(FunctionCallingLLM):
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """`chat` piece by piece."""
-
-        def make(_: Any, messages: Any, **options: Any) -> ChatResponseGen:
-            question = self._read_chat(messages, options)
-            return self._pieces(question, self._chat_piece(question))
-
-        return _reported(llm_chat_callback(), make, self, messages, **kwargs)
+        report = llm_chat_callback()
+        return self._stream(report, self._read_chat, self._chat_piece, messages, kwargs)
 
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """`complete` piece by piece."""
-
-        def make(_: Any, prompt: Any, **options: Any) -> CompletionResponseGen:
-            question = self._read_prompt(prompt, options)
-            return self._pieces(question, self._completion_piece(question))
-
-        return _reported(llm_completion_callback(), make, self, prompt, **kwargs)
+        report = llm_completion_callback()
+        return self._stream(report, self._read_prompt, self._completion_piece, prompt, kwargs)
 
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """`stream_chat` beside the event loop."""
-
-        def make(_: Any, messages: Any, **options: Any) -> ChatResponseAsyncGen:
-            question = self._read_chat(messages, options)
-            return self._apieces(question, self._chat_piece(question))
-
-        return await _areported(llm_chat_callback(), make, self, messages, **kwargs)
+        report = llm_chat_callback()
+        return await self._astream(report, self._read_chat, self._chat_piece, messages, kwargs)
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """`stream_complete` beside the event loop."""
-
-        def make(_: Any, prompt: Any, **options: Any) -> CompletionResponseAsyncGen:
-            question = self._read_prompt(prompt, options)
-            return self._apieces(question, self._completion_piece(question))
-
-        return await _areported(llm_completion_callback(), make, self, prompt, **kwargs)
+        report = llm_completion_callback()
+        piece_of = self._completion_piece
+        return await self._astream(report, self._read_prompt, piece_of, prompt, kwargs)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -564,27 +549,81 @@ class RagWindowsLLM(FunctionCallingLLM):
                 prepared, lambda _, made: response(made, question)
             )
 
-    def _pieces(
-        self, question: Question, piece: Callable[[Chunk], Any]
+    def _stream(
+        self,
+        report: Callable[..., Any],
+        read: Callable[..., Question],
+        piece_of: Callable[[Question], Callable[[Chunk], Any]],
+        asked: Any,
+        options: dict[str, Any],
     ) -> Generator[Any, None, None]:
-        with surfacing():
-            made = self._calls.stream(self._prepared(question), lambda _, chunk: [piece(chunk)])
+        """A stream with its callbacks and events.
+
+        LlamaIndex's reporting decorator leaves closing what it wraps to the garbage collector,
+        which never does while a handler keeps the exception that ended the stream. So both are
+        closed here.
+
+        Args:
+            report: the decorator.
+            read: makes the question out of what is asked and the options.
+            piece_of: what becomes of each chunk of the question's answer.
+            asked: messages or a prompt.
+            options: of the call.
+        """
+        made: list[Generator[Any, None, None]] = []
+
+        def surfaced(chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
+            with closing(chunks), surfacing():
+                yield from chunks
+
+        def make(_: Any, asked: Any, **options: Any) -> Generator[Any, None, None]:
+            question = read(asked, options)
+            piece = piece_of(question)
+            with surfacing():
+                prepared = self._prepared(question)
+                chunks = self._calls.stream(prepared, lambda _, chunk: [piece(chunk)])
+            made.append(surfaced(chunks))
+            return made[0]
+
+        reported = report(make)(self, asked, **options)
 
         def pieces() -> Generator[Any, None, None]:
-            with closing(made), surfacing():
-                yield from made
+            with closing(made[0]), closing(reported):
+                yield from reported
 
         return pieces()
 
-    async def _apieces(
-        self, question: Question, piece: Callable[[Chunk], Any]
+    async def _astream(
+        self,
+        report: Callable[..., Any],
+        read: Callable[..., Question],
+        piece_of: Callable[[Question], Callable[[Chunk], Any]],
+        asked: Any,
+        options: dict[str, Any],
     ) -> AsyncGenerator[Any, None]:
-        prepared = self._prepared(question)
-        made = self._calls.stream_async(prepared, lambda _, chunk: [piece(chunk)])
-        async with aclosing(made):
-            with surfacing():
-                async for one in made:
+        """`_stream` beside an event loop."""
+        made: list[AsyncGenerator[Any, None]] = []
+
+        async def surfaced(question: Question) -> AsyncGenerator[Any, None]:
+            piece, prepared = piece_of(question), self._prepared(question)
+            chunks = self._calls.stream_async(prepared, lambda _, chunk: [piece(chunk)])
+            async with aclosing(chunks):
+                with surfacing():
+                    async for one in chunks:
+                        yield one
+
+        async def make(_: Any, asked: Any, **options: Any) -> AsyncGenerator[Any, None]:
+            made.append(surfaced(read(asked, options)))
+            return made[0]
+
+        reported = await report(make)(self, asked, **options)
+
+        async def pieces() -> AsyncGenerator[Any, None]:
+            async with aclosing(made[0]), aclosing(reported):
+                async for one in reported:
                     yield one
+
+        return pieces()
 
     def _chat_response(
         self, generation: Generation, question: Question, answer: ToolAnswer | None = None
@@ -747,58 +786,3 @@ def _plain(value: Any) -> Any:
     if callable(described):
         return _plain(described())
     return getattr(value, "__qualname__", None) or str(value)
-
-
-def _reported(
-    report: Callable[..., Any],
-    make: Callable[..., Generator[Any, None, None]],
-    *arguments: Any,
-    **options: Any,
-) -> Generator[Any, None, None]:
-    """A stream with its callbacks and events.
-
-    LlamaIndex's reporting decorator leaves closing what it wraps to the garbage collector, which
-    never does while a handler keeps the exception that ended the stream. So both are closed here.
-
-    Args:
-        report: ``llm_chat_callback()`` or ``llm_completion_callback()``.
-        make: checks its arguments and makes the stream.
-        arguments: of ``make``; the first one is the LLM, which the decorator asks for its handlers.
-        options: of ``make``.
-    """
-    made: list[Generator[Any, None, None]] = []
-
-    def call(*positional: Any, **keywords: Any) -> Generator[Any, None, None]:
-        made.append(make(*positional, **keywords))
-        return made[0]
-
-    outer = report(call)(*arguments, **options)
-
-    def pieces() -> Generator[Any, None, None]:
-        with closing(made[0]), closing(outer):
-            yield from outer
-
-    return pieces()
-
-
-async def _areported(
-    report: Callable[..., Any],
-    make: Callable[..., AsyncGenerator[Any, None]],
-    *arguments: Any,
-    **options: Any,
-) -> AsyncGenerator[Any, None]:
-    """`_reported` for asynchronous streams."""
-    made: list[AsyncGenerator[Any, None]] = []
-
-    async def call(*positional: Any, **keywords: Any) -> AsyncGenerator[Any, None]:
-        made.append(make(*positional, **keywords))
-        return made[0]
-
-    outer = await report(call)(*arguments, **options)
-
-    async def pieces() -> AsyncGenerator[Any, None]:
-        async with aclosing(made[0]), aclosing(outer):
-            async for one in outer:
-                yield one
-
-    return pieces()
