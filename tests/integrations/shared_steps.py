@@ -12,7 +12,7 @@ from transformers import LogitsProcessor
 from rag_windows.batching.loop import BatchLoop
 
 DOCUMENTS = tuple(f"Document {i}: " + "abcdefgh"[i] * (9 + 4 * (i % 3)) for i in range(8))
-TOKENS = 10
+TOKENS = 30
 
 
 def documents(question: int) -> list[str]:
