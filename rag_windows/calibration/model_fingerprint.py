@@ -18,7 +18,6 @@ _NAMES = ("dtype", "torch_dtype", "quantization_config", "transformers_version")
 """Of a config: how weights are held, which the sampled weights themselves show, and with what the
 config was read, which says nothing about the model."""
 
-
 _SAMPLES = 1024
 """64-bit words of a tensor that are read."""
 
@@ -49,7 +48,7 @@ class ModelFingerprint:
             for part, tensor in plain_tensors(parameter, value.data):
                 described.append(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
                 if tensor.device.type != "meta" and tensor.numel():
-                    sums.append(_sample(_words(tensor)).cpu())
+                    sums.append(_sample(tensor).cpu())
         if sums:
             described.append(torch.cat(sums).numpy().tobytes())
         digest = hashlib.sha256(fields(*described)).hexdigest()
@@ -67,16 +66,11 @@ class ModelFingerprint:
         )
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes as int64 words, without those left over."""
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum over at most about `_SAMPLES` words, spread evenly; bytes left over do not count."""
     numbers = flat(tensor)
     aligned = numbers[: numbers.numel() // 8 * 8]
     if aligned.storage_offset() % 8:
         aligned = aligned.clone()
-    return aligned.view(torch.int64)
-
-
-def _sample(numbers: torch.Tensor) -> torch.Tensor:
-    """Sum over at most about `_SAMPLES` words spread evenly."""
-    step = max(1, numbers.numel() // _SAMPLES)
-    return numbers[::step].sum().view(1)
+    words = aligned.view(torch.int64)
+    return words[:: max(1, words.numel() // _SAMPLES)].sum().view(1)

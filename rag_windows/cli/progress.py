@@ -1,6 +1,7 @@
 """Signs of life on stderr while something takes time: bars on terminals, else a line now and then.
 
-RAG_WINDOWS_PROGRESS_S says how many seconds lie between two lines; 0 is silence.
+RAG_WINDOWS_PROGRESS_S says after how many seconds the first line comes; 0 is silence. Work of
+minutes and hours tells less often, down to once a minute.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rag_windows.prompt.visible_text import one_line
 Counted = Callable[[int, int], None]
 """Told how much is done, and how much there is."""
 
-_LINE_S = 10.0
+_LINE_S, _SELDOM_S = 10.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,10 @@ def _lines(what: str) -> Iterator[Counted]:
         far = f"{done} of {whole}{estimate}, "
 
     def beat() -> None:
-        while not over.wait(every_s):
-            tell(f"{one_line(what)}: {far}{time_shown(time.monotonic() - begun)} so far.")
+        spent = 0.0
+        while not over.wait(max(every_s, min(_SELDOM_S, spent / 10))):
+            spent = time.monotonic() - begun
+            tell(f"{one_line(what)}: {far}{time_shown(spent)} so far.")
 
     thread = threading.Thread(target=beat, name="rag-windows-progress", daemon=True)
     if every_s > 0:
