@@ -391,12 +391,14 @@ def draw(cells: Cells, section: tuple[str, str], path: Path) -> None:
     for axes, (family, labels) in zip(grid, families.items(), strict=False):
         for number, label in enumerate([BASE, *labels]):
             found = [cells[(*section, n, label)] for n in sizes if (*section, n, label) in cells]
+            if not found:
+                continue
             figures = [estimate(cell.right) for cell in found]
             errors = [[100 * abs(one[0] - one[end]) for one in figures] for end in (1, 2)]
             axes.errorbar(
                 [cell.passages for cell in found],
                 [100 * value for value, _, _ in figures],
-                yerr=errors if figures else None,
+                yerr=errors,
                 color="#222222" if label == BASE else f"C{number - 1}",
                 linestyle="--" if label == BASE else "-",
                 marker="" if label == BASE else "os^Dv"[number - 1],
@@ -404,6 +406,7 @@ def draw(cells: Cells, section: tuple[str, str], path: Path) -> None:
                 label=label,
             )
         axes.set_title(family, fontsize=11)
+        axes.set_xlabel("passages", fontsize=9)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.set_ylim(-2, 103)

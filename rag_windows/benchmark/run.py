@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def run(
         DataError: the file can't be read or written.
     """
     here = machine(plan)
-    kept = Kept(partial_path, _settings(plan, here))
+    kept = Unfinished.begin(partial_path, _settings(plan, here))
     if kept.parts:
         tell(f"Going on with an unfinished run; parts of it in {partial_path}: {len(kept.parts)}.")
     lm = WindowedLM(plan.build(), method=plan.method)
@@ -114,7 +114,8 @@ def run(
     work += [(f"{one} questions", partial(_at_once, plan, one, lm)) for one in plan.questions]
     for name, each in work:
         if name not in kept.parts:
-            kept.add(name, each())
+            kept.parts[name] = each()
+            kept.save()
             tell(f"{name}: done")
     return Result(
         plan.model or plan.shape,
@@ -155,74 +156,70 @@ def _settings(plan: Plan, here: Machine) -> dict[str, Any]:
     return dict(json.loads(json.dumps(settings)))
 
 
-class Kept:
-    """Parts of a run in a file, which is replaced as a whole by each further part.
-
-    Args:
-        path: of the file; None keeps nothing beyond this object.
-        settings: what parts of one result must have in common, as JSON.
+@dataclass(slots=True)
+class Unfinished:
+    """What a run has found so far, kept in a file that each further part replaces as a whole.
 
     Attributes:
-        parts: by name.
+        path: of the file, or None.
+        settings: what parts of one result must have in common, as JSON.
         goes: how often the run was begun, this time included.
-
-    Raises:
-        DataError: the file can't be read or written, or holds something else.
-        InputError: it is of other settings.
+        parts: by name.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        self._path, self._settings = path, settings
-        self.parts: dict[str, Part] = {}
-        self.goes = 1
-        if path is None:
-            return
-        if path.exists():
+    path: Path | None
+    settings: Mapping[str, Any]
+    goes: int = 1
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, path: Path | None, settings: Mapping[str, Any]) -> Unfinished:
+        """A run, or the one that the file holds.
+
+        Raises:
+            DataError: the file can't be read or written, or holds something else.
+            InputError: it is of other settings.
+        """
+        made = cls(path, settings)
+        if path is not None and path.exists():
             try:
                 found = json.loads(path.read_text(encoding="utf-8"))
-                before = found["settings"]
-                if before == settings:
-                    self.goes = int(found["goes"]) + 1
-                    parts = found["parts"].items()
-                    self.parts = {name: Part.from_json(one) for name, one in parts}
+                differ = [key for key in settings if found["settings"].get(key) != settings[key]]
+                if differ:
+                    raise InputError(
+                        f"{path} holds an unfinished run with other settings: another "
+                        f"{' and another '.join(sorted(differ))}. Repeat the command that began "
+                        "it, name another folder with --out, or delete that file."
+                    )
+                made.goes = int(found["goes"]) + 1
+                made.parts = {name: Part.from_json(one) for name, one in found["parts"].items()}
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 raise DataError(
                     f"{path} is no unfinished run ({type(error).__name__}); delete the file to "
                     "begin anew."
                 ) from error
-            if before != settings:
-                differ = [name for name in settings if before.get(name) != settings[name]]
-                raise InputError(
-                    f"{path} holds an unfinished run with other settings: another "
-                    f"{' and another '.join(sorted(differ))}. Repeat the command that began it, "
-                    "name another folder with --out, or delete that file."
-                )
-        self._write()
+        made.save()
+        return made
 
-    def add(self, name: str, part: Part) -> None:
-        """Keep a part.
+    def save(self) -> None:
+        """Replace the file.
 
         Raises:
             DataError: it can't be written.
         """
-        self.parts[name] = part
-        self._write()
-
-    def _write(self) -> None:
-        if self._path is None:
+        if self.path is None:
             return
         parts = {name: dataclasses.asdict(part) for name, part in self.parts.items()}
-        values = {"settings": self._settings, "goes": self.goes, "parts": parts}
-        fresh = self._path.with_name(f"{self._path.name}.new")
+        values = {"settings": self.settings, "goes": self.goes, "parts": parts}
+        fresh = self.path.with_name(f"{self.path.name}.new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             with fresh.open("w", encoding="utf-8") as file:
                 json.dump(values, file)
                 file.flush()
                 os.fsync(file.fileno())
-            fresh.replace(self._path)
+            fresh.replace(self.path)
         except OSError as error:
-            raise DataError(f"{self._path} can't be written: {error.strerror}.") from error
+            raise DataError(f"{self.path} can't be written: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Kept is what saves most seconds of encoding per byte: a window's worth is its uses lately times the
 seconds that encoding it takes, over its bytes, as in Greedy-Dual-Size-Frequency (Cherkasova, HP
 Labs 1998; RAGCache, https://arxiv.org/abs/2404.12457), with two differences that
-``benchmarks/cache_policy.py`` shows to matter.
+``benchmarks/cache.py policy`` shows to matter.
 
 - Uses are counted for windows that aren't held, too, and a newcomer is admitted only if it is worth
   more than all it displaces together (TinyLFU, https://arxiv.org/abs/1512.00727, and its size-aware

@@ -212,10 +212,10 @@ def test_a_process_that_fails_leaves_no_peak(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_settings_that_differ_are_named(tmp_path: Path) -> None:
     path = tmp_path / "partial.json"
-    running.Kept(path, {"plan": 1, "code": "a"})
+    running.Unfinished.begin(path, {"plan": 1, "code": "a"})
     with pytest.raises(InputError, match=r"other settings: another code\."):
-        running.Kept(path, {"plan": 1, "code": "b"})
-    assert running.Kept(path, {"plan": 1, "code": "a"}).goes == 2
+        running.Unfinished.begin(path, {"plan": 1, "code": "b"})
+    assert running.Unfinished.begin(path, {"plan": 1, "code": "a"}).goes == 2
 
 
 @pytest.mark.timing
