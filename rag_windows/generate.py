@@ -99,7 +99,7 @@ class Decoder:
         numbers: dict[str, Any] = {
             "prefix_length": len(context.prefix_ids),
             "query_start": context.query_start,
-            "reach": self.runner.reach,
+            "sliding_windows": self.runner.sliding_windows,
             "windows": windows,
             "temperature": method.temperature,
             "slope": method.slope,
@@ -128,10 +128,10 @@ class Decoder:
         if windows is None:
             return
         keys = windows.windows[0].keys if isinstance(windows, Members) else windows.keys
-        if len(keys) != len(self.runner.reach):
+        if len(keys) != len(self.runner.sliding_windows):
             raise InputError(
                 f"This context was encoded by another model: it has {len(keys)} layers, and this "
-                f"model has {len(self.runner.reach)}. Encode it again with this one (encode_ids)."
+                f"model has {len(self.runner.sliding_windows)}. Encode it again with this one (encode_ids)."
             )
 
     def _reader(self, context: EncodedContext) -> PreTrainedModel:

@@ -12,7 +12,12 @@ from typing import Protocol, TypeVar
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from rag_windows.attention.layers import check_tables, layer_reach, position_limit, table_limit
+from rag_windows.attention.layers import (
+    check_tables,
+    position_limit,
+    sliding_windows_of,
+    table_limit,
+)
 from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.attention.twin import Twin
 from rag_windows.errors import GenerationError, InputError
@@ -21,7 +26,7 @@ from rag_windows.loading import input_device
 from rag_windows.methods import Method, Sequential
 from rag_windows.methods.base import window_starts
 from rag_windows.methods.steps import Refinement
-from rag_windows.steps.recompute import link
+from rag_windows.steps.recompute import recompute
 from rag_windows.steps.refinement import check_room, refine
 
 
@@ -173,12 +178,12 @@ class Encoder:
     def _derive(self) -> None:
         self._version = self.twin.version
         config = self.model.config.get_text_config(decoder=True)
-        self.reach = layer_reach(config)
+        self.sliding_windows = sliding_windows_of(config)
         self._table_limit = table_limit(config)
         self._position_limit = position_limit(self.model.config)
         # Where accelerate moves weights, it takes them back when a module returns.
         moved = any(hasattr(module, "_hf_hook") for module in self.model.modules())
-        self._last_layer = None if moved else len(self.reach) - 1
+        self._last_layer = None if moved else len(self.sliding_windows) - 1
 
     @property
     def runner(self) -> Encoder:
@@ -299,7 +304,7 @@ class Encoder:
         """
         capture = Capture(self._last_layer)
         lengths = [len(ids) for ids in windows]
-        layout = TextsLayout(self.reach, lengths, starts, prefix, before, capture)
+        layout = TextsLayout(self.sliding_windows, lengths, starts, prefix, before, capture)
         check_tables(self._table_limit, int(layout.positions.max()) + 1)
         device = input_device(self.model)
         ids = torch.tensor([[token for window in windows for token in window]], device=device)
@@ -307,7 +312,7 @@ class Encoder:
             self.model.base_model(
                 ids, position_ids=layout.positions.unsqueeze(0).to(device), use_cache=False
             )
-        layers = range(len(self.reach))
+        layers = range(len(self.sliding_windows))
         made = []
         first = 0
         for window, start in zip(windows, starts, strict=True):
@@ -415,7 +420,7 @@ def prefill_parts(
     prefix_ids = tuple(prefix_ids)
     if not windows:
         return ContextParts(prefix_ids, None, (), method, lengths, numbers, n_groups)
-    if method.linking is not None and method.linking.everything(lengths):
+    if method.recompute is not None and method.recompute.everything(lengths):
         method = Sequential()
     if not method.windowed:
         windows = [[token for ids in windows for token in ids]]
@@ -424,8 +429,8 @@ def prefill_parts(
         method.combination.check(scores or [None] * len(windows), names)
     encoded = yield from encoder.prefill(prefix_ids, windows, method, sources, on_encoded)
     made, cached_tokens = encoded.windows, encoded.cached_tokens
-    if method.linking is not None:
-        made, again = link(encoder.runner, made, encoded.prefix, method.linking)
+    if method.recompute is not None:
+        made, again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
         cached_tokens -= sum(again[index] for index in encoded.found)
     known = tuple(score for score in scores if score is not None)
     return ContextParts(

@@ -93,7 +93,7 @@ def windowed_attention(
         query.transpose(1, 2).flatten(0, 1),
         scale=scaling if scaling is not None else dim**-0.5,
         softcap=softcap,
-        sliding_window=layout.reach[layer],
+        sliding_window=layout.sliding_windows[layer],
         sinks=s_aux,
         weights=layout.weighs,
     )

@@ -11,7 +11,7 @@ from rag_windows.errors import LimitError, UnsupportedModelError
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def layer_reach(config: PreTrainedConfig) -> tuple[int | None, ...]:
+def sliding_windows_of(config: PreTrainedConfig) -> tuple[int | None, ...]:
     """Per layer, the number of positions a token sees (itself included), or None for all.
 
     Args:

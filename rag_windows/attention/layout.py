@@ -20,7 +20,7 @@ class Layout(Protocol):
     """What the attention function asks of a call, layer by layer."""
 
     @property
-    def reach(self) -> tuple[int | None, ...]:
+    def sliding_windows(self) -> tuple[int | None, ...]:
         """Per layer, how many positions a token sees, itself included; None for all."""
 
     @property
@@ -130,7 +130,7 @@ class PromptLayout:
     Attributes:
         prefix_length: tokens of the KV cache before the query, at positions ``0 ..``.
         query_start: position of the first token behind the prefix.
-        reach: see `Layout.reach`.
+        sliding_windows: see `Layout.sliding_windows`.
         windows: what every batch row reads; or, of an ensemble, each batch row one of; or None.
         temperature: divides the windows' logits.
         slope: of the windows' log-sum-exp.
@@ -142,7 +142,7 @@ class PromptLayout:
 
     prefix_length: int
     query_start: int
-    reach: tuple[int | None, ...]
+    sliding_windows: tuple[int | None, ...]
     windows: PackedWindows | Members | None = None
     temperature: float = 1.0
     slope: float = 1.0
@@ -383,7 +383,7 @@ class TextsLayout:
     kernel, so those that stand beside each other should be alike. No KV cache takes part.
 
     Args:
-        reach: see `Layout.reach`.
+        sliding_windows: see `Layout.sliding_windows`.
         lengths: tokens of each text, in the order in which they stand.
         starts: position of each one's first token.
         prefix: what every token sees before its own text, or None.
@@ -398,14 +398,14 @@ class TextsLayout:
 
     def __init__(
         self,
-        reach: tuple[int | None, ...],
+        sliding_windows: tuple[int | None, ...],
         lengths: Sequence[int],
         starts: Sequence[int],
         prefix: Window | None = None,
         before: Sequence[Window] = (),
         capture: Capture | None = None,
     ) -> None:
-        self.reach = reach
+        self.sliding_windows = sliding_windows
         self.capture = capture
         each = zip(starts, lengths, strict=True)
         self.positions = torch.cat([torch.arange(start, start + n) for start, n in each])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from rag_windows.attention.layers import layer_reach
+from rag_windows.attention.layers import sliding_windows_of
 from rag_windows.attention.layout import Capture, PromptLayout, TextsLayout, use_layout
 from rag_windows.attention.twin import Twin
 from rag_windows.errors import RagWindowsError, UnsupportedModelError
@@ -53,7 +53,7 @@ def check_config(model: PreTrainedModel) -> None:
         raise _refusal(kind, "its layers share keys and values with each other")
     if getattr(config, "attention_chunk_size", None):
         raise _refusal(kind, "its chunked attention cuts the positions that windows share")
-    layer_reach(config)
+    sliding_windows_of(config)
 
 
 def check_attention(model: PreTrainedModel, twin: Twin) -> None:
@@ -118,16 +118,16 @@ def _behind_a_window(
         window: at least one token.
         query: at least one token.
     """
-    reach = layer_reach(model.config.get_text_config(decoder=True))
-    before = _encoded(model, reach, prefix, 0, None)
-    packed = pack([_encoded(model, reach, window, len(prefix), before)], [0], 1)
+    sliding_windows = sliding_windows_of(model.config.get_text_config(decoder=True))
+    before = _encoded(model, sliding_windows, prefix, 0, None)
+    packed = pack([_encoded(model, sliding_windows, window, len(prefix), before)], [0], 1)
     start = len(prefix) + len(window)
     # Without a config, since sliding layers count their tokens by positions.
     cache = DynamicCache()
     for layer, (key, value) in enumerate(zip(before.keys, before.values, strict=True)):
         cache.update(key.unsqueeze(0), value.unsqueeze(0), layer)
     positions = torch.arange(start, start + len(query), device=input_device(model)).unsqueeze(0)
-    with use_layout(PromptLayout(len(prefix), start, reach, packed)):
+    with use_layout(PromptLayout(len(prefix), start, sliding_windows, packed)):
         output = model(
             _row(model, query), position_ids=positions, past_key_values=cache, use_cache=True
         )
@@ -136,18 +136,18 @@ def _behind_a_window(
 
 def _encoded(
     model: PreTrainedModel,
-    reach: tuple[int | None, ...],
+    sliding_windows: tuple[int | None, ...],
     ids: Sequence[int],
     start: int,
     prefix: Window | None,
 ) -> Window:
     """A text's keys and values behind a prefix."""
     capture = Capture(None)
-    layout = TextsLayout(reach, [len(ids)], [start], prefix, capture=capture)
+    layout = TextsLayout(sliding_windows, [len(ids)], [start], prefix, capture=capture)
     positions = layout.positions.unsqueeze(0).to(input_device(model))
     with use_layout(layout):
         model.base_model(_row(model, ids), position_ids=positions, use_cache=False)
-    layers = range(len(reach))
+    layers = range(len(sliding_windows))
     return Window(
         ids=tuple(ids),
         start=start,

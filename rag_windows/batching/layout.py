@@ -271,7 +271,7 @@ class BatchLayout:
     """One forward pass over the tokens of all rows, one behind the other in one batch row.
 
     Args:
-        reach: see `rag_windows.attention.layout.Layout`.
+        sliding_windows: see `rag_windows.attention.layout.Layout`.
         plan: which tokens read what.
         caches: of the rows, which already count this pass's tokens.
         positions: (tokens,) int64, on the CPU.
@@ -281,12 +281,12 @@ class BatchLayout:
 
     def __init__(
         self,
-        reach: tuple[int | None, ...],
+        sliding_windows: tuple[int | None, ...],
         plan: Plan,
         caches: RowCaches,
         positions: torch.Tensor,
     ) -> None:
-        self.reach = reach
+        self.sliding_windows = sliding_windows
         self.weighs = plan.cited
         self._plan = plan
         self._caches = caches

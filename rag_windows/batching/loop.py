@@ -127,7 +127,7 @@ class BatchLoop:
             [torch.arange(row.position, row.position + len(row.fed)) for row in now.rows]
         )
         fed = torch.tensor([[token for row in now.rows for token in row.fed]])
-        layout = BatchLayout(self._decoder.runner.reach, now, self._caches, positions)
+        layout = BatchLayout(self._decoder.runner.sliding_windows, now, self._caches, positions)
         with use_layout(layout):
             output = self._model(
                 fed.to(self._device),

@@ -412,7 +412,7 @@ def encodes_alike(one: Method, other: Method) -> bool:
         return method.windowed, method.alignment, method.encoding
 
     def steps(method: Method) -> tuple[object, ...]:
-        return method.refinement, method.linking, method.selection, method.combination
+        return method.refinement, method.recompute, method.selection, method.combination
 
     return encoding(one) == encoding(other) and not any((*steps(one), *steps(other)))
 

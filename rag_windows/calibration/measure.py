@@ -178,7 +178,7 @@ def encoding_key(method: Method) -> Hashable:
         method.windowed,
         method.encoding,
         method.alignment,
-        repr(method.linking),
+        repr(method.recompute),
         method.selection is None,
         # Of an ensemble the windows lie as rows, with weights of its own.
         None if method.combination is None else repr(method),

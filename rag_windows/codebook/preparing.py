@@ -222,7 +222,7 @@ class Preparer:
         model, tokenizer = self._encoder.identity()
         if model is None:
             self.made_for()
-        depth = len(self._encoder.runner.reach)
+        depth = len(self._encoder.runner.sliding_windows)
         kind = f"{self._search.of(depth)} {self._search.page} {self._search.similarity == 'cosine'}"
         encodings = (self._method.encoding, f"pages {kind} of {self._method.encoding}")
         windows, pages = (

@@ -40,7 +40,7 @@ class Method:
     ``sum_s w_s o_s`` with ``w = softmax(l)``. Most methods change only that: ``temperature`` inside
     the context segment (all windows together), that segment's ``l`` (`slope` and `shift`), the
     query segment's ``l`` (`query_weight`), and where windows stand (`alignment`). The others name a
-    step of their own, which the engine takes where it belongs: `refinement`, `linking`,
+    step of their own, which the engine takes where it belongs: `refinement`, `recompute`,
     `selection`, `combination`.
 
     Subclasses are frozen dataclasses, one a file. Class attributes ``name``, ``formula`` and
@@ -105,7 +105,7 @@ class Method:
         return None
 
     @property
-    def linking(self) -> Recompute | None:
+    def recompute(self) -> Recompute | None:
         """What lets the windows of one request see each other after they were encoded alone."""
         return None
 

@@ -76,7 +76,7 @@ class Codebook(Composed):
         if isinstance(self.layers, list):
             object.__setattr__(self, "layers", tuple(self.layers))
         _ = self.search
-        if self.reader.linking is not None or self.reader.alignment == "in order":
+        if self.reader.recompute is not None or self.reader.alignment == "in order":
             raise MethodError(
                 f"codebook can't be combined with {self.reader.name}, whose windows see each other "
                 "before the query is known; use ape or pcw, or link the few passages that you have "

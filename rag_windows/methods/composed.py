@@ -59,7 +59,7 @@ for _name in (
     "alignment",
     "encoding",
     "refinement",
-    "linking",
+    "recompute",
     "selection",
     "combination",
 ):

@@ -86,7 +86,7 @@ class DeepThinking(Composed):
                 f"deep-thinking positions must be one of {list(get_args(Positions))}, got "
                 f"{self.positions!r}."
             )
-        if self.reader.linking is not None:
+        if self.reader.recompute is not None:
             raise MethodError(
                 f"deep-thinking can't be combined with {self.reader.name} as its reader: linking "
                 "comes after refining. Let linked stand outside: Linked(reader=DeepThinking())."

@@ -66,7 +66,7 @@ class Linked(Composed):
         return self.reader.alignment if self._plan().nothing else "in order"
 
     @property
-    def linking(self) -> Recompute | None:
+    def recompute(self) -> Recompute | None:
         """The step, unless nothing is linked."""
         plan = self._plan()
         return None if plan.nothing else plan

@@ -25,7 +25,7 @@ class RecomputeLayout:
     tokens see every token up to themselves, whether that one is fed or not.
 
     Args:
-        reach: see `rag_windows.attention.layout.Layout`.
+        sliding_windows: see `rag_windows.attention.layout.Layout`.
         keys: per layer, (kv heads, tokens, head dim); written to.
         values: per layer, (kv heads, tokens, value dim); written to.
     """
@@ -35,11 +35,11 @@ class RecomputeLayout:
 
     def __init__(
         self,
-        reach: tuple[int | None, ...],
+        sliding_windows: tuple[int | None, ...],
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
     ) -> None:
-        self.reach = reach
+        self.sliding_windows = sliding_windows
         self.keys = tuple(keys)
         self.values = tuple(values)
         self.take(torch.zeros(1, dtype=torch.int64))
@@ -79,7 +79,7 @@ class Encoding(Protocol):
         """The model that encodes."""
 
     @property
-    def reach(self) -> tuple[int | None, ...]:
+    def sliding_windows(self) -> tuple[int | None, ...]:
         """Of each layer."""
 
 
@@ -108,7 +108,7 @@ def key_deviation(
     start = 0 if prefix is None else len(prefix.ids)
     ids = [token for window in windows for token in window.ids]
     capture = Capture(LAYER)
-    layout = TextsLayout(encoder.reach, [len(ids)], [start], prefix, capture=capture)
+    layout = TextsLayout(encoder.sliding_windows, [len(ids)], [start], prefix, capture=capture)
     device = input_device(encoder.model)
     rows = torch.tensor([ids], dtype=torch.int64, device=device)
     positions = layout.positions.unsqueeze(0).to(device)
@@ -139,7 +139,7 @@ def chosen(
     lengths = [len(window.ids) for window in windows]
     counts = plan.counts(lengths)
     behind = lengths[0]
-    if plan.choose == "deviation" and len(encoder.reach) > LAYER and len(windows) > 1:
+    if plan.choose == "deviation" and len(encoder.sliding_windows) > LAYER and len(windows) > 1:
         deviation = key_deviation(encoder, windows, prefix)[behind:]
         # A stable order makes the choice the same on every run where tokens tie.
         order = torch.sort(deviation, descending=True, stable=True).indices
@@ -152,10 +152,10 @@ def chosen(
     return torch.cat(parts)
 
 
-def link(
+def recompute(
     encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Recompute
 ) -> tuple[list[Window], list[int]]:
-    """Link the windows of one request.
+    """Encode some tokens of one request again, in sight of what stands before them.
 
     Args:
         encoder: of the model.
@@ -175,11 +175,11 @@ def link(
     counts = torch.bincount(owners, minlength=len(windows)).tolist()
     if not len(indices):
         return list(windows), counts
-    return relink(encoder, windows, prefix, indices), counts
+    return encode_again(encoder, windows, prefix, indices), counts
 
 
 @torch.no_grad()
-def relink(
+def encode_again(
     encoder: Encoding, windows: Sequence[Window], prefix: Window | None, indices: torch.Tensor
 ) -> list[Window]:
     """Encode tokens again: in each layer their new keys and values count, also for one another.
@@ -199,9 +199,9 @@ def relink(
     parts = [*before, *windows]
     start = sum(len(window.ids) for window in before)
     ids = torch.tensor([token for window in parts for token in window.ids], dtype=torch.int64)
-    layers = range(len(encoder.reach))
+    layers = range(len(encoder.sliding_windows))
     made = RecomputeLayout(
-        encoder.reach,
+        encoder.sliding_windows,
         [torch.cat([window.keys[layer] for window in parts], dim=1) for layer in layers],
         [torch.cat([window.values[layer] for window in parts], dim=1) for layer in layers],
     )

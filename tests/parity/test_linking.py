@@ -11,7 +11,7 @@ from rag_windows import APE, PCW, Linked, Sequential
 from rag_windows.attention import segments
 from rag_windows.prefill import EncodedContext, complete
 from rag_windows.steps import recompute as linker
-from rag_windows.steps.recompute import key_deviation, relink
+from rag_windows.steps.recompute import encode_again, key_deviation
 
 from . import dense, engine, linked, tolerances, zoo
 from .cases import RULES, Case, case
@@ -103,7 +103,7 @@ def test_every_token_encoded_again_is_sequential(
     lm = engine.shared(name)
     encoded = complete(lm.engine.encoder.prefill(one.prefix, one.windows, Linked()))
     total = sum(len(window) for window in one.windows)
-    windows = relink(
+    windows = encode_again(
         lm.engine.encoder.runner, encoded.windows, encoded.prefix, torch.arange(7, total)
     )
     context = lm.encode_ids(one.prefix, one.windows, method=Linked(1))

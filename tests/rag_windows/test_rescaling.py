@@ -111,7 +111,7 @@ def test_a_wrapper_is_its_reader_but_for_what_it_changes() -> None:
     assert wrapped.query_weight(5) == 5
     assert Wrapper(reader=APE(0.5, 0.6)).temperature == 0.5
     assert numbers(Wrapper(reader=APE(0.5, 0.6))) == (0.5, 0.6, 0.0)
-    for name in ("encoding", "refinement", "linking", "selection", "combination"):
+    for name in ("encoding", "refinement", "recompute", "selection", "combination"):
         assert getattr(wrapped, name) == getattr(reader, name)
     assert chain(wrapped) == [wrapped, reader]
     assert hash(wrapped) == hash(Wrapper(3, reader=StructuredPrompting()))

@@ -75,7 +75,7 @@ def test_readers_that_can() -> None:
     assert Linked(0.3, reader=MateICL()).query_weight(9) == MateICL().query_weight(9)
     assert resolve("linked+ape") == Linked(reader=APE())
     assert Linked(0, reader=APE()).alignment == "left"
-    assert Linked(0, reader=APE()).linking is None
+    assert Linked(0, reader=APE()).recompute is None
     assert Linked(2).alignment == "in order"
 
 
