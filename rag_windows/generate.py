@@ -128,10 +128,11 @@ class Decoder:
         if windows is None:
             return
         keys = windows.windows[0].keys if isinstance(windows, Members) else windows.keys
-        if len(keys) != len(self.runner.sliding_windows):
+        layers = len(self.runner.sliding_windows)
+        if len(keys) != layers:
             raise InputError(
                 f"This context was encoded by another model: it has {len(keys)} layers, and this "
-                f"model has {len(self.runner.sliding_windows)}. Encode it again with this one (encode_ids)."
+                f"model has {layers}. Encode it again with this one (encode_ids)."
             )
 
     def _reader(self, context: EncodedContext) -> PreTrainedModel:

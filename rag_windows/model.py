@@ -727,7 +727,8 @@ def _scores(
     prompt = engine.text.prompt
     ids = [prompt.encode_text(choice, continuation=True) for choice in choices]
     passages = cast("Sequence[PassageLike]", asked.passages)
-    rows = read(engine, queries, passages, ids, prefix=asked.prefix, method=asked.method).sums
+    offered = [ids] * len(queries)
+    rows = read(engine, queries, passages, offered, prefix=asked.prefix, method=asked.method).sums
     return [
         [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)] for sums in rows
     ]

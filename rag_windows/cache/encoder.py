@@ -362,7 +362,7 @@ class _Run:
 
     @cached_property
     def _devices(self) -> tuple[torch.device, ...]:
-        return layer_devices(self._encoder.model, len(self._encoder.reach))
+        return layer_devices(self._encoder.model, len(self._encoder.sliding_windows))
 
     @cached_property
     def _one_device(self) -> torch.device | None:

@@ -201,7 +201,7 @@ class Shown:
         kinds = list(dict.fromkeys(choices)) if neutral else []
         asked = [*texts, *(text for _ in kinds for text in neutral)]
         each = [*choices, *(labels for labels in kinds for _ in neutral)]
-        result = read_each(
+        result = read(
             self.engine,
             [self._question(text) for text in asked],
             self.windows,
@@ -323,7 +323,7 @@ def read(
     engine: Engine,
     questions: Sequence[Messages],
     passages: Sequence[PassageLike],
-    choices: Sequence[Ids],
+    choices: Sequence[Sequence[Ids]],
     *,
     prefix: str | None,
     method: str | Method | None,
@@ -337,44 +337,6 @@ def read(
     Args:
         engine: the model.
         questions: at least one, each as in `WindowedLM.generate`.
-        passages: read by all.
-        choices: token ids.
-        prefix: system prompt.
-        method: instead of the model's.
-        max_window_tokens: instead of the model's.
-        headers: whether windows have the model's header.
-
-    Raises:
-        InputError, PromptError, LimitError: before any work.
-    """
-    return read_each(
-        engine,
-        questions,
-        passages,
-        [choices] * len(questions),
-        prefix=prefix,
-        method=method,
-        max_window_tokens=max_window_tokens,
-        headers=headers,
-    )
-
-
-def read_each(
-    engine: Engine,
-    questions: Sequence[Messages],
-    passages: Sequence[PassageLike],
-    choices: Sequence[Sequence[Ids]],
-    *,
-    prefix: str | None,
-    method: str | Method | None,
-    max_window_tokens: int | None = None,
-    headers: bool = True,
-) -> Read:
-    """`read` where each question brings choices of its own.
-
-    Args:
-        engine: the model.
-        questions: at least one.
         passages: read by all.
         choices: token ids of the choices, a list a question. Questions with the same ones share
             passes.

@@ -34,13 +34,13 @@ class Pass:
         logprobs: (queries, windows, tokens, vocabulary) log-probabilities, fp32 at least.
         prior: (queries, tokens, vocabulary) of the row without a window, or None.
         first_position: position of the first of these tokens.
-        mass: the rows' attention mass, or None.
+        recorder: of the rows' attention weights, or None.
     """
 
     logprobs: torch.Tensor
     prior: torch.Tensor | None
     first_position: int
-    mass: WeightRecorder | None
+    recorder: WeightRecorder | None
 
 
 def passes(
@@ -80,12 +80,12 @@ def passes(
         stop = min(tokens, start + by_tokens, max(start, wanted) + by_logits)
         first = max(start, wanted)
         held = tail.get_seq_length()
-        mass = None
+        recorder = None
         if layout.recorder is not None:
-            mass = WeightRecorder(max(layout.recorder.first_position, layout.position(held)))
+            recorder = WeightRecorder(max(layout.recorder.first_position, layout.position(held)))
         logits = _logits(
             twin,
-            replace(layout, recorder=mass),
+            replace(layout, recorder=recorder),
             members,
             ids[:, start:stop],
             positions[:, start:stop],
@@ -98,7 +98,7 @@ def passes(
                 logprobs=rows[:, : members.count],
                 prior=rows[:, -1] if members.prior else None,
                 first_position=layout.position(held + first - start),
-                mass=mass,
+                recorder=recorder,
             )
         start = stop
 
@@ -223,19 +223,19 @@ def _forward(
 
 
 def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
-    """Weigh the rows' attention mass and put it where the request reads it."""
+    """Weigh the rows' attention and put it where the request reads it."""
     members = layout.members
-    if layout.recorder is None or one.mass is None:
+    if layout.recorder is None or one.recorder is None:
         return
     groups = members.groups.to(weights.device)
-    for position, layers in one.mass.shares.items():
+    for position, layers in one.recorder.shares.items():
         token = position - one.first_position
         if token < 0:
             continue
         for layer, share in layers.items():
             rows = share.unflatten(0, (-1, members.per_query))[:, : members.count]
             weighed = rows.to(weights.device) * weights[:, :, token].unsqueeze(-1)
-            mass = weighed.new_zeros(len(weighed), members.n_groups + 2)
-            mass.index_add_(1, groups, weighed[..., 0])
-            mass[:, -2:] = weighed[..., 1:].sum(dim=1)
-            layout.recorder.put(layer, position, mass)
+            whole = weighed.new_zeros(len(weighed), members.n_groups + 2)
+            whole.index_add_(1, groups, weighed[..., 0])
+            whole[:, -2:] = weighed[..., 1:].sum(dim=1)
+            layout.recorder.put(layer, position, whole)
