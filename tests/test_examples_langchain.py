@@ -15,7 +15,7 @@ import pytest
 from langchain_rag_windows import ChatRagWindows
 from rag_windows import Generation, WindowedLM
 from rag_windows.batching.scheduler import Scheduler
-from rag_windows.sample_files import samples_path
+from rag_windows.samples import samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 from tests.test_repository import ROOT
 

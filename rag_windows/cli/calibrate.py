@@ -20,7 +20,7 @@ from rag_windows.cli.models import ModelOptions, closing_cache, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import InputError, MissingExtraError, missing
 from rag_windows.prompt.visible_text import encodable
-from rag_windows.sample_files import samples_path
+from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
     from rag_windows.calibration import Example, Profile

@@ -11,7 +11,7 @@ from rag_windows.cli import options
 from rag_windows.cli.errors import tell
 from rag_windows.cli.progress import Progress
 from rag_windows.errors import DocumentError, InputError
-from rag_windows.sample_files import samples_path
+from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
     from rag_windows_retrievers import BM25Retriever, Skipped

@@ -18,7 +18,7 @@ from rag_windows.cli.models import DEFAULT_METHOD, ModelOptions, load_model
 from rag_windows.cli.progress import Progress
 from rag_windows.passage import Passage
 from rag_windows.prompt.visible_text import one_line
-from rag_windows.sample_files import samples_path
+from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
     from rag_windows import WindowedLM

@@ -9,7 +9,7 @@ from pathlib import Path
 from rag_windows.errors import InputError
 from rag_windows.evaluation.long.needle import Needle, Needles, digest, others
 from rag_windows.passage import Passage
-from rag_windows.sample_files import samples_path
+from rag_windows.samples import samples_path
 
 
 def sample_needles(count: int, most: int, seed: int) -> Needles:
