@@ -144,7 +144,7 @@ class Decoder:
         self,
         context: EncodedContext,
         ids: torch.Tensor,
-        tail: Any = None,
+        cache: Any = None,
         past: int = 0,
         *,
         last: int | None = None,
@@ -155,8 +155,8 @@ class Decoder:
         Args:
             context: what they read.
             ids: (rows, tokens) int64; right-padding is allowed, its logits mean nothing.
-            tail: the HF cache to continue (``context.new_tail(rows)``), or None for a fresh one.
-            past: query tokens that the tail holds already.
+            cache: the HF cache to continue (``context.new_cache(rows)``), or None for a fresh one.
+            past: query tokens that the cache holds already.
             last: only the logits of so many last tokens are computed; None for all.
             mass: records attention mass where there are windows.
 
@@ -178,11 +178,11 @@ class Decoder:
             return torch.as_tensor(self.model(whole, **kept).logits)[:, -(last or tokens) :]
         start = context.query_start + past
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
-        tail = context.new_tail(rows) if tail is None else tail
+        cache = context.new_cache(rows) if cache is None else cache
         check_tables(self._table_limit, start + tokens)
         with use_layout(self.layout(context, mass)):
             output = self._reader(context)(
-                ids, position_ids=positions, past_key_values=tail, use_cache=True, **kept
+                ids, position_ids=positions, past_key_values=cache, use_cache=True, **kept
             )
         return torch.as_tensor(output.logits)[:, -(last or tokens) :]
 
@@ -236,7 +236,7 @@ class Decoder:
                 check_tables(self._table_limit, end + (self.option(kwargs, "max_new_tokens") or 0))
                 rows = max(self.option(kwargs, name) or 1 for name in BATCHING)
                 positions = [[*range(seen), *range(start, end)]]
-                kwargs["past_key_values"] = context.new_tail(rows)
+                kwargs["past_key_values"] = context.new_cache(rows)
                 # The prefix is read from the cache alone, so it can't be left out.
                 kwargs["use_cache"] = True
                 kwargs["position_ids"] = torch.tensor(positions, device=device)

@@ -505,7 +505,7 @@ class EncodedContext:
             scores=tuple(scores),
         )
 
-    def new_tail(self, rows: int = 1) -> DynamicCache:
+    def new_cache(self, rows: int = 1) -> DynamicCache:
         """A fresh HF cache that holds the prefix, for ``rows`` queries, a batch row each.
 
         In an ensemble, each query takes a row a window, of which callers need not know.
@@ -513,19 +513,19 @@ class EncodedContext:
         It has no config on purpose: with one, sliding layers would forget the prefix by counting
         tokens instead of positions.
         """
-        tail = DynamicCache()
+        cache = DynamicCache()
         if isinstance(self.windows, Members):
-            tail = RowsCache(self.windows.per_query)
+            cache = RowsCache(self.windows.per_query)
             rows *= self.windows.per_query
         if self.prefix is not None:
             pairs = zip(self.prefix.keys, self.prefix.values, strict=True)
             for layer, (key, value) in enumerate(pairs):
-                tail.update(
+                cache.update(
                     key.unsqueeze(0).expand(rows, -1, -1, -1),
                     value.unsqueeze(0).expand(rows, -1, -1, -1),
                     layer,
                 )
-        return tail
+        return cache
 
 
 def encode_context(

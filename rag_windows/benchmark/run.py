@@ -439,7 +439,7 @@ class GreedyDecoder:
 
     def first(self) -> float:
         """Begin anew and read the query; returns seconds to the first token."""
-        self._cache, self._past, self._ids = self._context.new_tail(), 0, self._query
+        self._cache, self._past, self._ids = self._context.new_cache(), 0, self._query
         return self.step()
 
     def step(self) -> float:

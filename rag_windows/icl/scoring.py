@@ -172,10 +172,10 @@ def _read_once(
     limit: _Limit,
 ) -> torch.Tensor:
     """(queries, choices): the queries as rows, then what continues them as rows of their own."""
-    tail = context.new_tail(len(queries))
+    cache = context.new_cache(len(queries))
     lengths = [len(ids) for ids in queries]
     longest, least = max(lengths), min(lengths)
-    logits = decoder.forward(context, _padded(queries), tail, last=longest - least + 1)
+    logits = decoder.forward(context, _padded(queries), cache, last=longest - least + 1)
     ends = torch.tensor(lengths, device=logits.device) - least
     ending = logits[torch.arange(len(queries), device=logits.device), ends]
     first = torch.tensor([choice[0] for choice in choices], device=logits.device)
@@ -184,13 +184,13 @@ def _read_once(
     if not later:
         return sums
     size = limit.rows(longest + max(len(choice) for choice in choices))
-    held = tail.get_seq_length()
+    held = cache.get_seq_length()
     for length in sorted(set(lengths)):
         # What follows must stand behind the last token, so the padding is cut off before.
         pairs = [(row, i) for row, own in enumerate(lengths) if own == length for i in later]
         for start in range(0, len(pairs), size):
             rows, columns = zip(*pairs[start : start + size], strict=True)
-            kept = _rows_of(tail, rows, held - longest + length)
+            kept = _rows_of(cache, rows, held - longest + length)
             answers = [choices[index] for index in columns]
             inputs = _padded([answer[:-1] for answer in answers])
             logits = decoder.forward(context, inputs, kept, past=length)
@@ -233,13 +233,13 @@ def _padded(lists: Sequence[Ids]) -> torch.Tensor:
     return rows
 
 
-def _rows_of(tail: DynamicCache, rows: Sequence[int], length: int) -> DynamicCache:
-    """The first tokens of some queries' rows; ``tail`` itself stays as it is."""
-    if isinstance(tail, RowsCache):
-        return tail.part(rows, length)
+def _rows_of(cache: DynamicCache, rows: Sequence[int], length: int) -> DynamicCache:
+    """The first tokens of some queries' rows; ``cache`` itself stays as it is."""
+    if isinstance(cache, RowsCache):
+        return cache.part(rows, length)
     kept = DynamicCache()
     index = torch.tensor(rows)
-    for number, layer in enumerate(tail.layers):
+    for number, layer in enumerate(cache.layers):
         own = index.to(layer.keys.device)
         kept.update(layer.keys[own, :, :length], layer.values[own, :, :length], number)
     return kept

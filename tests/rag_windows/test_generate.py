@@ -19,11 +19,10 @@ from transformers import (
 
 from rag_windows import PCW, Passage, WindowedLM
 from rag_windows.errors import GenerationError, InputError, ModelError
-from rag_windows.request import PassageLike
 from tests.rag_windows import small
 
 PREFIX, WINDOW, QUERY = [0, 4, 70, 71], list(range(80, 130)), [99, 65, 5]
-PASSAGES: list[PassageLike] = [
+PASSAGES: list[Any] = [
     "The tower is old.",
     {"text": "The river is wide.", "title": "River"},
 ]
@@ -35,20 +34,12 @@ class Favour(LogitsProcessor):
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "sampling": {"do_sample": True, "temperature": 1.3, "top_k": 20, "top_p": 0.9},
     "min-p": {"do_sample": True, "min_p": 0.05},
-    "beams": {"num_beams": 4, "do_sample": False},
     "beams, length penalty": {"num_beams": 3, "length_penalty": 0.3, "early_stopping": True},
-    "beam sampling": {"num_beams": 3, "do_sample": True},
     "logits processor": {"logits_processor": LogitsProcessorList([Favour()])},
-    "bad words": {"bad_words_ids": [[111], [69, 70]]},
     "min new tokens": {"min_new_tokens": 9},
     "no repeated bigram": {"no_repeat_ngram_size": 2, "do_sample": True},
-    "end token": {"eos_token_id": [200, 201, 202, 203, 125], "do_sample": True},
-    "prompt lookup": {"prompt_lookup_num_tokens": 3, "do_sample": False},
     "generation config": {"generation_config": GenerationConfig(do_sample=True, top_k=7)},
-    "chunked prefill": {"prefill_chunk_size": 2},
 }
 
 

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.errors import InputError, LimitError
+from rag_windows.errors import LimitError
 from rag_windows.prefill import Encoder
 from tests.rag_windows import small
 
@@ -65,18 +63,3 @@ def test_sequential_names_the_passage_that_does_not_fit() -> None:
 def test_a_query_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(LimitError, match="no passage would fit"):
         small.lm().generate("What? " * 200, ["One."])
-
-
-def test_a_window_limit_below_one_is_refused() -> None:
-    with pytest.raises(InputError, match="max_window_tokens must be at least 1"):
-        WindowedLM(small.model(), max_window_tokens=0)
-
-
-def test_what_just_fits_is_answered() -> None:
-    parts = small.lm().engine.text.prompt.build("What?", [Passage("x")])
-    room = small.POSITIONS - len(parts.prefix_ids) - len(parts.windows[0].ids)
-    tokens = room - len(parts.query_ids)
-    options: dict[str, Any] = {"max_new_tokens": tokens, "max_time": 0.01}
-    assert small.lm().generate("What?", ["x"], **options).text is not None
-    with pytest.raises(LimitError):
-        small.lm().generate("What?", ["x"], max_new_tokens=tokens + 1)
