@@ -196,16 +196,12 @@ def load(
         MissingExtraError: what is asked for needs a package that is not installed.
         ModelLoadError: saying what was not found or could not be loaded, and what to do.
     """
-    if kwargs.get("trust_remote_code"):
-        raise ModelLoadError(
-            "trust_remote_code=True is refused: it runs code from the model's repository. Load the "
-            "model yourself if you trust it, and pass the object to from_pretrained."
-        )
+    _refuse_remote_code(kwargs, "model", "to from_pretrained")
     source, kwargs = _located(model, kwargs)
     place, moved = _placed(device_map)
     if isinstance(kwargs.get("dtype"), str) and kwargs["dtype"] != "auto":
         kwargs["dtype"] = _dtype(kwargs["dtype"])
-    try:
+    with _explained(model):
         base = _base_of(source, kwargs)
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, _hub(kwargs))
@@ -215,10 +211,6 @@ def load(
             )
         if moved is not None:
             loaded = loaded.to(moved)
-    except RagWindowsError:
-        raise
-    except _LOADING as error:
-        raise ModelLoadError(_explain(str(model), error)) from error
     return loaded, tokenizer
 
 
@@ -269,28 +261,16 @@ def _counted(bar: Iterable[Any], whole: int, told: OnLoaded) -> Iterator[Any]:
 def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:
     """Only a model's configuration, no weights; arguments and errors as in `load`."""
     source, kwargs = _located(model, kwargs)
-    try:
+    with _explained(model):
         return AutoConfig.from_pretrained(_base_of(source, kwargs) or source, **_hub(kwargs))
-    except RagWindowsError:
-        raise
-    except _LOADING as error:
-        raise ModelLoadError(_explain(str(model), error)) from error
 
 
 def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """Only a tokenizer, with options of its own; adapters, GGUF files and errors as in `load`."""
-    if kwargs.get("trust_remote_code"):
-        raise ModelLoadError(
-            "trust_remote_code=True is refused: it runs code from the tokenizer's repository. Load "
-            "the tokenizer yourself if you trust it, and pass the object as tokenizer=."
-        )
+    _refuse_remote_code(kwargs, "tokenizer", "as tokenizer=")
     source, kwargs = _located(name, kwargs, whole=False)
-    try:
+    with _explained(name):
         return _tokenizer(source, _base_of(source, kwargs), kwargs)
-    except RagWindowsError:
-        raise
-    except _LOADING as error:
-        raise ModelLoadError(_explain(str(name), error)) from error
 
 
 _LOADING = (
@@ -303,6 +283,25 @@ _LOADING = (
     AssertionError,
 )
 """What transformers and PyTorch raise for a model that can't be loaded."""
+
+
+@contextmanager
+def _explained(name: str | Path) -> Iterator[None]:
+    """Say why something can't be loaded, and what to do."""
+    try:
+        yield
+    except RagWindowsError:
+        raise
+    except _LOADING as error:
+        raise ModelLoadError(_explain(str(name), error)) from error
+
+
+def _refuse_remote_code(kwargs: Mapping[str, Any], what: str, handed: str) -> None:
+    if kwargs.get("trust_remote_code"):
+        raise ModelLoadError(
+            f"trust_remote_code=True is refused: it runs code from the {what}'s repository. Load "
+            f"the {what} yourself if you trust it, and pass the object {handed}."
+        )
 
 
 def _hub(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,7 +334,7 @@ def _base_of(source: str, kwargs: Mapping[str, Any]) -> str | None:
     """
     if kwargs.get("gguf_file") is not None or os.path.isfile(os.path.join(source, "config.json")):
         return None
-    place = {key: value for key, value in _hub(kwargs).items() if value is not None}
+    place = _hub(kwargs)
     # Whatever keeps these from being read is told by the load itself.
     quiet = {
         f"_raise_exceptions_for_{what}": False
