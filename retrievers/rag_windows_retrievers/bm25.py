@@ -8,8 +8,8 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+from rag_windows import Passage
 from rag_windows.errors import InputError, RetrievalError
-from rag_windows.passage import Passage
 from rag_windows_retrievers import index_file
 from rag_windows_retrievers.retriever import DEFAULT_K, ScoredPassage, check_k, ranked_text
 

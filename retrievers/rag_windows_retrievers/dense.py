@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rag_windows import Passage
 from rag_windows.errors import InputError, RetrievalError
-from rag_windows.passage import Passage
 from rag_windows_retrievers import index_file
 from rag_windows_retrievers.encoder import Encoder, Progress, SentenceEncoder
 from rag_windows_retrievers.retriever import DEFAULT_K, ScoredPassage, check_k

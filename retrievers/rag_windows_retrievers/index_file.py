@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rag_windows import Passage
 from rag_windows.errors import InputError, RetrievalError
-from rag_windows.passage import Passage
 
 Arrays: TypeAlias = dict[str, Any]
 """Name -> numpy array."""

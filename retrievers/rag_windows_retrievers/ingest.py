@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rag_windows.passage import Passage
+from rag_windows import Passage
 from rag_windows_retrievers.bm25 import BM25Retriever
 from rag_windows_retrievers.dense import FILE, DenseRetriever, Model, encoder_of
 from rag_windows_retrievers.documents import Skipped, load_documents

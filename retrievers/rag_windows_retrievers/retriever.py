@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.passage import Passage
 
 DEFAULT_K = 8
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.passage import Passage
 from rag_windows_retrievers.documents import Document
 
 DEFAULT_WORDS = 120

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from langchain_rag_windows.documents import as_passage
 from langchain_rag_windows.errors import RequestError
 from langchain_rag_windows.retrievers import RagWindowsRetriever
-from rag_windows.passage import Passage
+from rag_windows import Passage
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,

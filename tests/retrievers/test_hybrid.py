@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.passage import Passage
 from rag_windows_retrievers import HybridRetriever, ScoredPassage
 
 

@@ -12,7 +12,7 @@ import pytest
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows import Guard, WindowedLM
 from rag_windows.errors import InputError, MethodError, ProfileError
-from rag_windows.methods import describe
+from rag_windows.integration import describe
 from tests.integrations.profiles import GUARD, PROFILED, saved, stamped
 from tests.rag_windows import small
 
