@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from rag_windows.integration import (
 )
 
 _NOT_FOR_THE_ENGINE = ("stream", "timeout")
-"""Keywords by which LangChain steers itself, and that of the watch."""
+"""Keywords by which LangChain steers itself, and how long a call may take."""
 
 _INSTEAD = (
     "llm.invoke(question, documents=docs); for create_stuff_documents_chain(llm, prompt) write"
@@ -90,17 +91,17 @@ class ModelCall(Call):
 class AnswersCalls(EngineOptions):
     """A model that answers calls; what is asked and what an answer looks like, models say."""
 
+    @abstractmethod
     def _messages(self, asked: Any) -> Sequence[BaseMessage]:
         """The conversation of what LangChain hands to `_stream`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, call: ModelCall, generation: Generation) -> Any:
         """The answer for LangChain."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterable[Any]:
         """Pieces of the answer for LangChain."""
-        raise NotImplementedError
 
     def _answered(
         self, asked: Sequence[Any], stop: list[str] | None, kwargs: Mapping[str, Any]
@@ -171,8 +172,9 @@ class AnswersCalls(EngineOptions):
                 given |= _answer_form(form, bound and choice != "none")
             documents = given.pop("documents", None)
             read = conversation(self._messages(asked), documents, tools=bool(bound))
+            chosen = given.pop("method", None)
             method = method_of(
-                given.pop("method", None) or self.own_method(),
+                self.own_method() if chosen is None else chosen,
                 link_tokens=given.pop("link_tokens", self.link_tokens),
                 link_choose=given.pop("link_choose", self.link_choose),
             )

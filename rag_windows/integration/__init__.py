@@ -34,7 +34,7 @@ from rag_windows.calibration.profile import Profile
 from rag_windows.errors import InputError, MethodError
 from rag_windows.guard import FallbackOption, Guard
 from rag_windows.integration.calls import Call, Calls
-from rag_windows.integration.likelihoods import Likelihood, likelihoods
+from rag_windows.integration.continuations import Likelihood, likelihoods
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
 from rag_windows.listing import passage_of
 from rag_windows.methods import Method, describe, from_description, linked, window_starts

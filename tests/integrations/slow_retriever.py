@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from rag_windows.passage import Passage
+from rag_windows import Passage
 
 
 class Slow:

@@ -93,11 +93,13 @@ def test_a_result_or_an_error_comes_to_who_waits(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", WAYS)
 def test_a_cancelled_wait_ends_the_work(rows: int) -> None:
-    calls, begun, steps = Calls(rows, threads=1), threading.Event(), []
+    calls, begun = Calls(rows, threads=1), threading.Event()
+    steps: list[float] = []
 
     def slow(*_: Any) -> bool:
         begun.set()
-        steps.append(time.sleep(0.01))
+        time.sleep(0.01)
+        steps.append(time.monotonic())
         return False
 
     async def cancel() -> None:
@@ -140,10 +142,12 @@ def test_pieces_come_in_order_and_then_the_error(rows: int) -> None:
 @pytest.mark.parametrize("rows", WAYS)
 @pytest.mark.parametrize("closed", [True, False])
 def test_leaving_a_stream_ends_the_work(rows: int, closed: bool) -> None:
-    calls, steps = Calls(rows, threads=1), []
+    calls = Calls(rows, threads=1)
+    steps: list[float] = []
 
     def slow(*_: Any) -> bool:
-        steps.append(time.sleep(0.01))
+        time.sleep(0.01)
+        steps.append(time.monotonic())
         return False
 
     async def leave() -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
 from rag_windows import Guard, WindowedLM
-from rag_windows.methods import describe
+from rag_windows.integration import describe
 from tests.integrations.profiles import GUARD, PROFILED, saved, stamped
 from tests.rag_windows import small
 
