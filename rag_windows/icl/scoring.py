@@ -49,17 +49,6 @@ class Score:
         return self.logprob / self.tokens
 
 
-def score_ids(
-    decoder: Decoder, context: EncodedContext, query_ids: Ids, choices: Sequence[Ids]
-) -> list[float]:
-    """`score_queries` for one query.
-
-    Returns:
-        Sums of log-probabilities in nats, fp32, one a choice.
-    """
-    return score_queries(decoder, context, [query_ids], choices)[0]
-
-
 def score_queries(
     decoder: Decoder, context: EncodedContext, queries: Sequence[Ids], choices: Sequence[Ids]
 ) -> list[list[float]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from rag_windows.errors import MethodError
-from rag_windows.methods.base import Method
+from rag_windows.methods.base import Method, finite
 
 Form = Literal["as used", "as printed", "fixed ratio"]
 
@@ -56,7 +55,7 @@ class APE(Method):
 
     def __post_init__(self) -> None:
         for name, value in (("temperature", self.temperature), ("scale", self.scale)):
-            if not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            if not finite(value) or value <= 0:
                 raise MethodError(
                     f"APE {name} must be a finite number above 0, got {value!r}; "
                     "the paper searches 0.1 to 1.0, and 0.9 is a gentle start."

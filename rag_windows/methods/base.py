@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 from rag_windows.errors import MethodError
 from rag_windows.methods.pooling import Pooling
@@ -30,6 +30,12 @@ def window_starts(alignment: Alignment, first: int, lengths: Sequence[int]) -> l
         longest = max(lengths, default=0)
         return [first + longest - length for length in lengths]
     return list(accumulate(lengths[:-1], initial=first)) if lengths else []
+
+
+def finite(value: object) -> bool:
+    """Whether a parameter is a finite number; booleans are none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(cast(float, value)) <= sys.float_info.max
 
 
 class Method:
@@ -127,7 +133,7 @@ def query_bias(method: Method, windows: int) -> float:
         MethodError: the method's weight is not a finite number above 0.
     """
     weight = method.query_weight(windows)
-    if not isinstance(weight, int | float) or not 0 < weight <= sys.float_info.max:
+    if not finite(weight) or weight <= 0:
         raise MethodError(
             f"{method.name} weighs the query by {weight!r} for {windows} windows; a weight must be "
             "a finite number above 0."

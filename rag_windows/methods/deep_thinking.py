@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
 from rag_windows.errors import MethodError
+from rag_windows.methods.base import finite
 from rag_windows.methods.composed import Composed
 from rag_windows.methods.steps import Positions, Refinement
 
@@ -71,12 +71,12 @@ class DeepThinking(Composed):
                 f"deep-thinking steps must be a whole number of passes, 0 or more, got "
                 f"{self.steps!r}; 5 is a start, the paper goes up to 14."
             )
-        if not _number(self.eta) or not 0 < self.eta <= 1:
+        if not finite(self.eta) or not 0 < self.eta <= 1:
             raise MethodError(
                 f"deep-thinking eta must be above 0 and at most 1, got {self.eta!r}; the paper "
                 "takes 0.01, and steps=0 is the way to refine nothing."
             )
-        if not _number(self.momentum) or not 0 <= self.momentum < 1:
+        if not finite(self.momentum) or not 0 <= self.momentum < 1:
             raise MethodError(
                 f"deep-thinking momentum must be at least 0 and below 1, got {self.momentum!r}; "
                 "the released code takes 0.9, and 0 is none."
@@ -108,9 +108,3 @@ class DeepThinking(Composed):
         if not self.steps:
             return self.reader.refinement
         return Refinement(self.steps, self.eta, self.momentum, self.positions)
-
-
-def _number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= sys.float_info.max

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
 from rag_windows.errors import MethodError
-from rag_windows.methods.base import Method
+from rag_windows.methods.base import Method, finite
 from rag_windows.methods.pooling import EntropyPooling, Pooling, Weights
 
 NBCE_BETA = 0.25
@@ -81,17 +80,17 @@ class ParallelEnsemble(Method):
         ):
             if value not in names:
                 raise MethodError(f"ParallelEnsemble {name} must be one of {names}, got {value!r}.")
-        if not _number(self.score_temperature) or self.score_temperature <= 0:
+        if not finite(self.score_temperature) or self.score_temperature <= 0:
             raise MethodError(
                 "ParallelEnsemble score_temperature must be a finite number above 0, got "
                 f"{self.score_temperature!r}; 1 suits scores that differ by several units."
             )
-        if self.beta is not None and (not _number(self.beta) or self.beta < 0):
+        if self.beta is not None and (not finite(self.beta) or self.beta < 0):
             raise MethodError(
                 f"ParallelEnsemble beta must be a finite number of at least 0, got {self.beta!r}; "
                 "0 leaves the correction out."
             )
-        if not _number(self.nucleus) or not 0 < self.nucleus <= 1:
+        if not finite(self.nucleus) or not 0 < self.nucleus <= 1:
             raise MethodError(
                 "ParallelEnsemble nucleus must be above 0 and at most 1 (every token), got "
                 f"{self.nucleus!r}."
@@ -104,7 +103,3 @@ class ParallelEnsemble(Method):
         if beta is None:
             beta = NBCE_BETA if self.weights == "entropy" else 0.0
         return Pooling(self.weights, self.pooling, self.score_temperature, beta, self.nucleus)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from rag_windows.errors import MethodError
-from rag_windows.methods.base import Method
+from rag_windows.methods.base import Method, finite
 
 Schedule = Literal["sqrt", "log", "thirds", "linear"]
 
@@ -64,10 +63,10 @@ class MateICL(Method):
         schedule = self.schedule
         if isinstance(schedule, str):
             good = schedule in SCHEDULES
-        elif isinstance(schedule, bool) or not isinstance(schedule, int | float):
-            good = callable(schedule)
+        elif isinstance(schedule, int | float):
+            good = finite(schedule) and schedule > 0
         else:
-            good = 0 < schedule <= sys.float_info.max
+            good = callable(schedule)
         if not good:
             raise MethodError(
                 f"MateICL schedule must be one of {list(SCHEDULES)}, a finite number above 0, or a "

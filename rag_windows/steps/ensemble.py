@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
@@ -126,9 +124,6 @@ def _logits(
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-_TAKEN: ContextVar[list[Pass] | None] = ContextVar("rag_windows_ensemble_passes", default=None)
-
-
 @dataclass(slots=True)
 class EnsembleLayout(PromptLayout):
     """A query whose windows answer each for itself.
@@ -177,21 +172,6 @@ def _view_class(kind: Any) -> Any:
     return type(kind)(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
 
 
-@contextmanager
-def taken_passes() -> Iterator[list[Pass]]:
-    """Collects the distributions of the single windows, before they are combined.
-
-    Yields:
-        A list to which each forward pass in this thread or task adds its passes in token order.
-    """
-    passed: list[Pass] = []
-    token = _TAKEN.set(passed)
-    try:
-        yield passed
-    finally:
-        _TAKEN.reset(token)
-
-
 def _forward(
     twin: PreTrainedModel,
     input_ids: torch.Tensor,
@@ -211,11 +191,8 @@ def _forward(
             "The view of an ensemble was called outside of a request; call the model itself."
         )
     kept = int(logits_to_keep) or input_ids.shape[1]
-    taken = _TAKEN.get()
     parts = []
     for one in passes(twin, layout, layout.members, input_ids, position_ids, past_key_values, kept):
-        if taken is not None:
-            taken.append(one)
         weights = layout.combination.weigh(one.logprobs, layout.members.fixed)
         parts.append(layout.combination.combine(one.logprobs, weights, one.prior))
         _record(layout, one, weights)

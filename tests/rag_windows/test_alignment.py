@@ -68,33 +68,6 @@ def test_windows_at_positions_of_their_own_share_a_pass(
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
-def test_padding_asks_for_no_position_beyond_a_learned_table() -> None:
-    """The shorter row ends with the last position there is; its padding must not pass it."""
-    made = encoder("gpt2")
-    last = int(made.model.config.max_position_embeddings)
-    ids = [zoo.ids(20, 1), zoo.ids(18, 2)]
-    before = [made.run([zoo.ids(3, seed)], [0], None)[0] for seed in (3, 4)]
-    starts = [last - 20, last - 18]
-    together = made.run(ids, starts, None, before)
-    (alone,) = made.run(ids[1:], starts[1:], None, before[1:])
-    torch.testing.assert_close(together[1].keys[1], alone.keys[1], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_window_beside_each_row_is_what_stands_before_it(name: str) -> None:
-    """Second halves of windows, each with its own first half beside it, as one pass gives them."""
-    made, ids = encoder(name), windows()
-    prefix = made.encode_prefix(zoo.ids(9, 50))
-    halves = [one[: len(one) // 2] for one in ids]
-    whole = complete(made.prefill_windows(prefix, ids))
-    before = complete(made.prefill_windows(prefix, halves))
-    rest = [one[len(half) :] for one, half in zip(ids, halves, strict=True)]
-    after = made.run(rest, [9 + len(half) for half in halves], prefix, before)
-    for one, half, new in zip(whole, halves, after, strict=True):
-        for got, right in ((new.keys[-1], one.keys[-1]), (new.values[-1], one.values[-1])):
-            torch.testing.assert_close(got, right[:, len(half) :], rtol=0, atol=1e-5)
-
-
 def test_a_cached_window_is_found_at_its_position_only() -> None:
     lm = small.lm().with_cache(PassageCache("10MB"))
     method, ids = StructuredPrompting(), windows()
@@ -113,14 +86,3 @@ def test_what_depends_on_the_others_can_not_be_warmed() -> None:
     )
     with pytest.raises(InputError, match=r"'structured-prompting'.*such as 'ape'"):
         lm.warm([Passage("One.")])
-
-
-def test_of_two_rows_only_the_further_one_leaves_the_prefix_behind() -> None:
-    """In sliding layers the prefix is out of reach for the second row alone."""
-    made = encoder("gemma3_text-sliding")
-    prefix = made.encode_prefix(zoo.ids(4, 50))
-    ids, starts = [zoo.ids(3, 1), zoo.ids(3, 2)], [4, 40]
-    together = made.run(ids, starts, prefix)
-    for one, start, row in zip(ids, starts, together, strict=True):
-        alone = made.run([one], [start], prefix)[0]
-        torch.testing.assert_close(row.keys[-1], alone.keys[-1], rtol=0, atol=1e-5)

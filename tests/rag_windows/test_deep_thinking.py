@@ -18,7 +18,6 @@ from rag_windows import (
 )
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import LimitError, MethodError
-from rag_windows.kv import PackedWindows
 from rag_windows.methods import Linked, Method, ParallelEnsemble, resolve
 from rag_windows.prefill import Encoder
 from tests.parity import zoo
@@ -45,29 +44,6 @@ def test_no_steps_are_plain_windows_bit_for_bit(reader: Method) -> None:
     assert none.encoding == reader.encoding
     assert none.refinement is None
     assert torch.equal(logits(lm, none), logits(lm, reader))
-
-
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: str(reader.name))
-def test_refined_windows_are_read_as_the_reader_reads_them(reader: Method) -> None:
-    """The reader changes nothing about refining: the same as refining first and reading then."""
-    lm = WindowedLM(zoo.shared("llama"))
-    whole = lm.encode_ids(PREFIX, WINDOWS, method=replace(STRONG, reader=reader))
-    if reader.combination is None:
-        read = replace(whole, method=reader)
-        assert torch.equal(lm.logits(whole, QUERY), lm.logits(read, QUERY))
-    assert not torch.allclose(lm.logits(whole, QUERY), logits(lm, reader), atol=1e-2)
-
-
-def test_refined_windows_of_one_alignment_are_the_same_for_every_reader() -> None:
-    lm = WindowedLM(zoo.shared("llama"))
-    contexts = [
-        lm.encode_ids(PREFIX, WINDOWS, method=replace(STRONG, reader=reader))
-        for reader in (PCW(), APE(), MateICL())
-    ]
-    packed = [context.windows for context in contexts]
-    keys = [windows.keys for windows in packed if isinstance(windows, PackedWindows)]
-    assert len(keys) == 3
-    assert all(torch.equal(a, b) for other in keys for a, b in zip(keys[0], other, strict=True))
 
 
 @pytest.mark.parametrize(

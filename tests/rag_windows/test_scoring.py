@@ -6,7 +6,7 @@ import torch
 from rag_windows import APE, Passage
 from rag_windows.errors import InputError, LimitError
 from rag_windows.icl import scoring
-from rag_windows.icl.scoring import score_ids, score_queries
+from rag_windows.icl.scoring import score_queries
 from rag_windows.prefill import Encoder
 from tests.parity import engine, zoo
 from tests.rag_windows import small
@@ -46,7 +46,7 @@ def test_the_best_continuation_scores_best() -> None:
     context = lm.encode_ids([0, 4], [[70, 71, 72], [90, 91]])
     greedy = lm.generate_ids(context, [99, 5], max_new_tokens=1)
     others = [[token] for token in range(20, 40)]
-    scores = score_ids(lm.engine.decoder, context, [99, 5], [greedy, *others])
+    (scores,) = score_queries(lm.engine.decoder, context, [[99, 5]], [greedy, *others])
     assert int(torch.tensor(scores).argmax()) == 0
 
 

@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from rag_windows import PCW, WindowedLM
+from rag_windows import WindowedLM
 from rag_windows.attention.twin import Twin
 from tests.rag_windows import small
 
@@ -25,29 +25,6 @@ def test_a_twin_shares_every_weight_and_no_config() -> None:
         if hasattr(module, "config"):
             assert module.config._attn_implementation == "rag_windows"
             assert module.config is twin.config
-
-
-def test_a_twin_of_a_training_model_is_in_evaluation_mode() -> None:
-    model = copy.deepcopy(small.model()).train()
-    twin = Twin(model).model
-    assert not any(module.training for module in twin.modules())
-    assert all(module.training for module in model.modules())
-
-
-def test_what_changes_the_model_later_changes_the_twin() -> None:
-    model = copy.deepcopy(small.model())
-    lm = WindowedLM.from_pretrained(model, method=PCW())
-    before = lm.logits(lm.encode_ids([0, 4], WINDOWS), QUERY)
-    model.load_state_dict(small.model(seed=1).state_dict())
-    after = lm.logits(lm.encode_ids([0, 4], WINDOWS), QUERY)
-    other = WindowedLM.from_pretrained(small.model(seed=1), method=PCW())
-    expected = other.logits(other.encode_ids([0, 4], WINDOWS), QUERY)
-    assert not torch.allclose(before, after)
-    assert torch.equal(after, expected)
-    model.to(torch.float64)
-    double = lm.logits(lm.encode_ids([0, 4], WINDOWS), QUERY)
-    assert torch.allclose(double, expected, atol=1e-4)
-    assert not torch.equal(double, expected)
 
 
 def test_forward_hooks_of_the_model_are_called() -> None:

@@ -166,38 +166,3 @@ def test_a_query_that_is_a_view(kind: Kind) -> None:
     whole[:, 2:5, dim : 2 * dim] = draw(dtype, 6, 3, dim)
     query = whole[:, 2:5, dim : 2 * dim].transpose(0, 1)
     compare([reading([segment(kind, 2, 100)], [2, 0])], query)
-
-
-@pytest.mark.parametrize("kind", SMALL, ids=str)
-@pytest.mark.parametrize("rows", [2, 40])
-@pytest.mark.parametrize("threads", [1, 5])
-def test_where_segments_end_does_not_matter(kind: Kind, rows: int, threads: int) -> None:
-    torch.set_num_threads(threads)
-    dtype, dim, _ = kind
-    key, value = segment(kind, 2, 900)
-    query = draw(dtype, rows, 4, dim)
-    answers = []
-    for lengths in ([900], [1, 899], [300] * 3, [256, 256, 256, 132], [7] * 128 + [4]):
-        segments = zip(key.split(lengths, dim=1), value.split(lengths, dim=1), strict=True)
-        answers.append(call(Items([reading(list(segments), range(rows))]), query))
-    (whole, whole_lse), *others = answers
-    for output, lse in others:
-        torch.testing.assert_close(lse, whole_lse, atol=3e-6, rtol=1e-6)
-        tolerance = OUTPUT_TOLERANCE[dtype]
-        torch.testing.assert_close(output, whole, atol=tolerance, rtol=tolerance)
-
-
-def test_a_reading_does_not_depend_on_the_others() -> None:
-    """Each with keys, numbers and tokens of its own, in any order; some tokens in several."""
-    kind = KINDS[0]
-    query = draw(torch.float32, 5, 4, 16)
-    readings = [
-        reading([segment(kind, 2, 700)], [4], 0.3),
-        reading([segment(kind, 2, 1, seed=1)], [0, 2, 4], 0.1, 2.0, 0.5),
-        reading([segment(kind, 2, 60, seed=2)] * 2, [3, 3], 0.5, None, 1.5),
-        reading([segment(kind, 2, 5, seed=3)], [1, 0] * 40, 0.2, 30.0),
-    ]
-    compare(readings, query)
-    compare(readings[::-1], query)
-    for one in readings:
-        compare([one], query)
