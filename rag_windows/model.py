@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack, cast, overload
+from typing import Any, Self, Unpack, cast, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,9 +26,8 @@ from rag_windows.codebook.preparing import OnPrepared
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, StopIterationTold
 from rag_windows.guard import FallbackOption
-from rag_windows.icl.classifier import Classification, Normalize, classify, read
-from rag_windows.icl.demonstrations import DemonstrationLike, Template
-from rag_windows.icl.packing import Sizes
+from rag_windows.icl.classifier import Classification, ClassifyOptions, classify, read
+from rag_windows.icl.demonstrations import DemonstrationLike
 from rag_windows.icl.scoring import Score
 from rag_windows.listing import passages_of
 from rag_windows.loading import OnLoaded, autocast_here
@@ -42,18 +41,6 @@ from rag_windows.results import Chunk, Generation
 from rag_windows.sampling import check_counts
 from rag_windows.streaming import stream
 from rag_windows.warming import OnWarmed, Warmed, warm
-
-
-class ClassifyOptions(TypedDict, total=False):
-    """Keyword arguments of `WindowedLM.classify`, which describes them."""
-
-    template: Template | str | tuple[str, str] | None
-    method: str | Method | None
-    prefix: str | None
-    normalize: Normalize
-    calibrate_with: str | Sequence[str] | None
-    windows: int | None
-    window_tokens: int | None
 
 
 class WindowedLM:
@@ -489,14 +476,7 @@ class WindowedLM:
         text: str | Sequence[str],
         demonstrations: Sequence[DemonstrationLike],
         labels: Sequence[str] | None = None,
-        *,
-        template: Template | str | tuple[str, str] | None = None,
-        method: str | Method | None = None,
-        prefix: str | None = None,
-        normalize: Normalize = "sum",
-        calibrate_with: str | Sequence[str] | None = None,
-        windows: int | None = None,
-        window_tokens: int | None = None,
+        **options: Unpack[ClassifyOptions],
     ) -> Classification | list[Classification]:
         """Label texts as demonstrations show it: in-context learning with many windows.
 
@@ -515,9 +495,9 @@ class WindowedLM:
                 a pair of that and the text's form ("{text}:").
             method: instead of the default one.
             prefix: system prompt.
-            normalize: whether labels are compared by the "sum" of their tokens' log-probabilities
-                or by the "mean". Where one label begins another, it counts as chosen only when the
-                longer one isn't; see `Labels.apart`.
+            normalize: whether labels are compared by the "sum" of their tokens' log-probabilities,
+                the default, or by the "mean". Where one label begins another, it counts as chosen
+                only when the longer one isn't; see `Labels.apart`.
             calibrate_with: content-free texts, such as "N/A", whose label probabilities divide
                 the others (https://arxiv.org/abs/2102.09690).
             windows: how many to spread the demonstrations over; by default, as few as hold them.
@@ -529,19 +509,8 @@ class WindowedLM:
             LimitError: a demonstration that fits no window, or with a method that reads one after
                 the other, more of them than fit.
         """
-        sizes = Sizes(windows, window_tokens)
-        found = classify(
-            self.engine,
-            [text] if isinstance(text, str) else list(text),
-            demonstrations,
-            labels,
-            template=template,
-            method=method,
-            prefix=prefix,
-            normalize=normalize,
-            calibrate_with=calibrate_with,
-            sizes=sizes,
-        )
+        texts = [text] if isinstance(text, str) else list(text)
+        found = classify(self.engine, texts, demonstrations, labels, **options)
         return found[0] if isinstance(text, str) else found
 
     @StopIterationTold()

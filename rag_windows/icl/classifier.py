@@ -8,7 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, LimitError
@@ -29,6 +29,18 @@ from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import Messages, PassageLike, Request, check_limits, in_order
 
 Normalize = Literal["sum", "mean"]
+
+
+class ClassifyOptions(TypedDict, total=False):
+    """Keyword arguments of `WindowedLM.classify`, which describes them."""
+
+    template: Template | str | tuple[str, str] | None
+    method: str | Method | None
+    prefix: str | None
+    normalize: Normalize
+    calibrate_with: str | Sequence[str] | None
+    windows: int | None
+    window_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,16 +421,18 @@ def classify(
     engine: Engine,
     texts: Sequence[str],
     demonstrations: Sequence[DemonstrationLike],
-    labels: Sequence[str] | None,
+    labels: Sequence[str] | None = None,
     *,
-    template: Template | str | tuple[str, str] | None,
-    method: str | Method | None,
-    prefix: str | None,
-    normalize: Normalize,
-    calibrate_with: str | Sequence[str] | None,
-    sizes: Sizes,
+    template: Template | str | tuple[str, str] | None = None,
+    method: str | Method | None = None,
+    prefix: str | None = None,
+    normalize: Normalize = "sum",
+    calibrate_with: str | Sequence[str] | None = None,
+    windows: int | None = None,
+    window_tokens: int | None = None,
 ) -> list[Classification]:
-    """See `WindowedLM.classify`."""
+    """Label texts, as `WindowedLM.classify` describes it."""
+    sizes = Sizes(windows, window_tokens)
     check_normalize(normalize)
     form = Template.of(template)
     examples = demonstrations_of(demonstrations)
