@@ -84,6 +84,11 @@ def test_equal_texts_under_different_titles_are_different() -> None:
     assert ids(WindowOrderPostprocessor().postprocess_nodes(nodes)) == ["b", "a"]
 
 
+def test_one_node_twice_is_a_duplicate_of_itself() -> None:
+    (kept,) = WindowOrderPostprocessor().postprocess_nodes([node("a", "a", 0.1)] * 2)
+    assert kept.metadata[DUPLICATES] == [{"id": "a", "score": 0.1, "same": "id"}]
+
+
 def test_nodes_without_text_are_not_each_others_duplicates() -> None:
     nodes = [node("", "a", 0.2), node(" \n", "b", 0.5)]
     assert ids(WindowOrderPostprocessor().postprocess_nodes(nodes)) == ["b", "a"]

@@ -6,7 +6,6 @@ import logging
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llama_index.core.bridge.pydantic import Field
@@ -23,37 +22,6 @@ DUPLICATES = "rag_windows_duplicates"
 was left out for it; ``same`` is "id" or "text"."""
 
 Order = Literal["score", "score-ascending", "document", "given"]
-
-
-@dataclass(slots=True)
-class _Group:
-    """Nodes that count as one; the first member stays unless another one scores better."""
-
-    members: list[NodeWithScore]
-    same: list[str] = field(default_factory=lambda: [""])
-
-    def result(self) -> NodeWithScore:
-        best = max(
-            range(len(self.members)), key=lambda index: (_score(self.members[index]), -index)
-        )
-        kept = self.members[best]
-        if len(self.members) == 1:
-            return kept
-        # The first member joined nothing; where it is left out, the reason is the winner's.
-        reasons = [*self.same]
-        reasons[0] = self.same[best]
-        dropped = [
-            {"id": node.node_id, "score": node.score, "same": reasons[index]}
-            for index, node in enumerate(self.members)
-            if index != best
-        ]
-        for one in dropped:
-            logger.info(
-                "Node %s (score %s) is left out: node %s (score %s) has the same %s.",
-                *(one["id"], one["score"], kept.node_id, kept.score, one["same"]),
-            )
-        node = annotated(kept.node, {DUPLICATES: dropped})
-        return NodeWithScore(node=node, score=kept.score)
 
 
 class WindowOrderPostprocessor(BaseNodePostprocessor):
@@ -83,7 +51,7 @@ class WindowOrderPostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        kept = [group.result() for group in _groups(nodes)]
+        kept = [_best(group) for group in _groups(nodes)]
         if self.order == "given":
             return kept
         ordered = sorted(kept, key=_score, reverse=True)
@@ -94,31 +62,48 @@ class WindowOrderPostprocessor(BaseNodePostprocessor):
         return ordered
 
 
-def _groups(nodes: Iterable[NodeWithScore]) -> list[_Group]:
-    groups: list[_Group] = []
-    by_id: dict[str, _Group] = {}
-    by_text: dict[Any, _Group] = {}
+def _groups(nodes: Iterable[NodeWithScore]) -> list[list[tuple[NodeWithScore, str]]]:
+    """Nodes that count as one, each with what it shares with those before it: "id" or "text"."""
+    groups: list[list[tuple[NodeWithScore, str]]] = []
+    known: dict[Any, list[tuple[NodeWithScore, str]]] = {}
     for node in nodes:
-        text = _text(node.node)
-        group, same = by_id.get(node.node_id), "id"
-        if group is None and text is not None:
-            group, same = by_text.get(text), "text"
-        if group is None:
-            group = _Group([node])
+        keys = {"id": ("id", node.node_id), "text": _text(node.node)}
+        same = next((name for name, key in keys.items() if key in known), "")
+        group = known[keys[same]] if same else []
+        if not same:
             groups.append(group)
-        else:
-            group.members.append(node)
-            group.same.append(same)
-        by_id.setdefault(node.node_id, group)
-        if text is not None:
-            by_text.setdefault(text, group)
+        group.append((node, same))
+        for key in keys.values():
+            if key is not None:
+                known.setdefault(key, group)
     return groups
 
 
-def _text(node: BaseNode) -> tuple[str, str] | None:
+def _best(group: list[tuple[NodeWithScore, str]]) -> NodeWithScore:
+    """The node that stays, with a record of the others: the first of those that score best."""
+    if len(group) == 1:
+        return group[0][0]
+    best = max(range(len(group)), key=lambda place: _score(group[place][0]))
+    kept, shared = group[best]
+    # The first node joined nothing; where it is left out, the reason is the winner's.
+    dropped = [
+        {"id": node.node_id, "score": node.score, "same": same or shared}
+        for place, (node, same) in enumerate(group)
+        if place != best
+    ]
+    for one in dropped:
+        logger.info(
+            "Node %s (score %s) is left out: node %s (score %s) has the same %s.",
+            *(one["id"], one["score"], kept.node_id, kept.score, one["same"]),
+        )
+    return NodeWithScore(node=annotated(kept.node, {DUPLICATES: dropped}), score=kept.score)
+
+
+def _text(node: BaseNode) -> tuple[str, ...] | None:
     """What two equal nodes share; None for a node without text, which equals no other one."""
     text = _normalized(node.get_content(metadata_mode=MetadataMode.NONE))
-    return (_normalized(passage_of_node(node).title or ""), text) if text else None
+    title = _normalized(passage_of_node(node).title or "")
+    return ("text", title, text) if text else None
 
 
 def _normalized(text: str) -> str:
