@@ -24,10 +24,9 @@ from pathlib import Path
 
 import torch
 
-from rag_windows.evaluation.data.inscit import InscitTask
-from rag_windows.evaluation.example import Example
-from rag_windows.evaluation.scores.retrieval import DEPTHS, retrieval_scores
-from rag_windows.evaluation.task import Score
+from rag_windows.evaluation.inscit import InscitTask
+from rag_windows.evaluation.metrics import DEPTHS, retrieval_scores
+from rag_windows.evaluation.task import Example, Score
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,

@@ -136,7 +136,7 @@ def bench(
 
     from rag_windows.benchmark.run import run
     from rag_windows.benchmark.workload import Plan
-    from rag_windows.evaluation.folder_lock import lock_folder
+    from rag_windows.evaluation.machine import lock_folder
 
     chosen = choose_device(device)
     plan = Plan(

@@ -1,4 +1,4 @@
-"""What figures were measured on, in words."""
+"""What figures are measured on, and one writer at a time for the folder that keeps them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from pathlib import Path
 
 import torch
 import transformers
+from filelock import FileLock, Timeout
 
 from rag_windows import __version__
+from rag_windows.errors import DataError, InputError
 
 
 def machine() -> str:
-    """The processor's name and how many of it there are, and the accelerator's if there is one."""
-    names = [platform.processor() or platform.machine()]
-    described = Path("/proc/cpuinfo")
+    """Processor with its number of cores, and the accelerator if there is one."""
+    described, names = Path("/proc/cpuinfo"), [platform.processor() or platform.machine()]
     if described.exists():
         lines = described.read_text(encoding="utf-8", errors="replace").splitlines()
         named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         names = named or names
     words = f"{len(names)} cores of {names[0]}" if names[0] else "an unknown processor"
-    if torch.cuda.is_available():
-        words += f", {torch.cuda.get_device_name()}"
-    return words
+    return words + (f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "")
 
 
 def surroundings() -> dict[str, str]:
@@ -33,3 +32,23 @@ def surroundings() -> dict[str, str]:
         "transformers": transformers.__version__,
         "machine": machine(),
     }
+
+
+def lock_folder(path: Path) -> FileLock:
+    """Take the lock of a folder, which ends with the process; never waits.
+
+    Raises:
+        InputError: another process holds it.
+        DataError: the folder can't be made or does not let itself be locked.
+    """
+    lock = FileLock(path / ".lock")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise InputError(
+            f"Another process is writing {path}. Wait for it, or name another folder with --out."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} can't be made or locked: {error.strerror}.") from error
+    return lock

@@ -1,13 +1,32 @@
-"""What is kept of one answered question: a line of a run's records.jsonl."""
+"""What is kept of one answered question, and of one timed one: a line of a run's records.jsonl."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal, Self
 
-from rag_windows.evaluation.texts import digest_of
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from rag_windows.evaluation.files import Place, validated
 from rag_windows.passage import Passage
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+LogProbability = Annotated[
+    float,
+    Field(allow_inf_nan=True),
+    # JSON has no infinity: an impossible choice's score is null.
+    BeforeValidator(lambda value: -math.inf if value is None else value),
+]
+
+
+def digest_of(text: str) -> str:
+    """What names a text: the first 32 hex digits of its sha256."""
+    # A file may spell half a surrogate pair, which UTF-8 has no bytes for.
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +38,12 @@ class ReadPassage:
         id: of the passage, if it has one.
         title: likewise.
         score: the retriever's.
-        mass: share of the attention, 0 to 1; None where it was not measured.
+        mass: attention weight, 0 to 1; None where it was not measured.
         spans: what of the text each of its windows held, in characters, end exclusive; empty for a
             passage that had no window of its own.
     """
+
+    __pydantic_config__ = STRICT
 
     text: str
     id: str | None = None
@@ -54,8 +75,8 @@ class Record:
         finish_reason: "stop" or "length"; "chosen" where the answer is one of given choices.
         passages: best first.
         left_out: passages from the end of the ranking that did not fit the model's positions.
-        prefix_mass: share of the attention on the prefix; None where it was not measured.
-        query_mass: likewise on the question and the answer so far.
+        prefix_mass: attention weight of the prefix; None where it was not measured.
+        query_mass: likewise of the question and the answer so far.
         prompt_tokens: prefix, windows and query.
         cached_tokens: those of them that were not computed anew.
         completion_tokens: generated.
@@ -69,6 +90,8 @@ class Record:
         error: why there is no answer; None where there is one. Such a question is asked again when
             the run goes on.
     """
+
+    __pydantic_config__ = STRICT
 
     key: str
     arm: str
@@ -86,7 +109,7 @@ class Record:
     encode_s: float = 0.0
     ttft_s: float = 0.0
     total_s: float = 0.0
-    scores: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, LogProbability] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     error: str | None = None
 
@@ -103,8 +126,38 @@ class Speed:
         warm_s: one a round; all that this arm can cache was cached in memory.
     """
 
+    __pydantic_config__ = STRICT
+
     key: str
     arm: str
     context_tokens: int
     cold_s: tuple[float, ...]
     warm_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    kind: Literal["record", "speed"]
+
+
+def line_of(value: Record | Speed) -> dict[str, Any]:
+    """A line of a records.jsonl."""
+    line = {"kind": type(value).__name__.lower(), **asdict(value)}
+    if scores := line.get("scores"):
+        line["scores"] = {key: None if one == -math.inf else one for key, one in scores.items()}
+    return line
+
+
+def read_line(line: Mapping[str, Any], place: Place) -> Record | Speed:
+    """What `line_of` wrote.
+
+    Raises:
+        DataError: an unknown kind or field, a field that is missing or holds something else.
+    """
+    kind = validated(_Kind, line, place).kind
+    rest = {name: value for name, value in line.items() if name != "kind"}
+    if kind == "record":
+        return validated(Record, rest, place)
+    return validated(Speed, rest, place)

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from rag_windows.errors import DataError, InputError, MissingExtraError, RetrievalError, missing
-from rag_windows.evaluation.example import Example
-from rag_windows.evaluation.task import Task
+from rag_windows.evaluation.task import Example, Task
 from rag_windows.passage import Passage
 
 if TYPE_CHECKING:
-    from rag_windows_retrievers import ConversationalRetriever, Encoder, Retriever
-
-    Embedder = Encoder | str | Path
+    from rag_windows_retrievers import ConversationalRetriever, DenseRetriever, Encoder, Retriever
 
 Kind = Literal["bm25", "dense", "hybrid", "gold", "given"]
 OnEmbedded = Callable[[int, int], None]
@@ -24,7 +21,8 @@ OnEmbedded = Callable[[int, int], None]
 TURNS, WEIGHT = 3, 3
 """Of `last_turns`: how the conversation becomes a query. They stand in the manifest."""
 
-_SEARCHING: tuple[Kind, ...] = ("bm25", "dense", "hybrid")
+_DENSE = ("dense", "hybrid")
+_SEARCHING = ("bm25", *_DENSE)
 
 
 @runtime_checkable
@@ -60,12 +58,52 @@ class Ranker:
         kind: Kind = "bm25",
         depth: int | None = 20,
         *,
-        embedder: Embedder | None = None,
+        embedder: Encoder | str | Path | None = None,
     ) -> None:
         self.kind, self.depth = kind, depth
         self._task, self._embedder = task, embedder
         self._retriever: ConversationalRetriever | None = None
-        self._check()
+        if problem := self._problem():
+            raise InputError(problem)
+        named = isinstance(embedder, str | Path)
+        if kind in _DENSE and named and find_spec("sentence_transformers") is None:
+            raise MissingExtraError(
+                missing(f"--retriever {kind}", "sentence-transformers", "retrievers")
+            )
+
+    def _problem(self) -> str | None:
+        """Why this kind can't be served, or None."""
+        kind, task = self.kind, self._task
+        if kind not in get_args(Kind):
+            return f"--retriever {kind!r} is none of {', '.join(get_args(Kind))}."
+        if self.depth is not None and self.depth < 1:
+            return f"--top-k must be at least 1, not {self.depth}."
+        if kind == "given":
+            bare = next((one.key for one in task.examples if one.passages is None), None)
+            return (
+                bare and f"{task.name} brings no passages for {bare!r}; choose another retriever."
+            )
+        if kind == "gold":
+            return (
+                None
+                if isinstance(task, HasGold)
+                else (
+                    f"{task.name} does not tell which passages are right, so --retriever gold has "
+                    "nothing to read."
+                )
+            )
+        if not task.pool:
+            return f"{task.name} has no pool of passages to search; --retriever {kind} needs one."
+        if self.depth is None:
+            return f"--retriever {kind} needs a number of passages: --top-k."
+        if kind == "bm25" and self._embedder is not None:
+            return "--embedder is of --retriever dense and hybrid; leave it out."
+        if kind in _DENSE and self._embedder is None:
+            return (
+                f"--retriever {kind} needs --embedder: the name or folder of a "
+                "sentence-transformers model, such as sentence-transformers/all-MiniLM-L6-v2."
+            )
+        return None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -73,7 +111,7 @@ class Ranker:
         told: dict[str, Any] = {"retriever": self.kind, "depth": self.depth}
         if self.kind in _SEARCHING:
             told["query"] = {"turns": TURNS, "weight": WEIGHT}
-        if self.kind in ("dense", "hybrid"):
+        if self.kind in _DENSE:
             told["embedder"] = getattr(self._embedder, "name", None) or str(self._embedder)
         return told
 
@@ -88,101 +126,48 @@ class Ranker:
         Raises:
             RetrievalError: the pool holds nothing to search, or the index folder can't be written.
             ModelLoadError: the embedder can't be loaded.
+            DataError: vectors that can't be used.
         """
-        if self._retriever is None and self.kind in _SEARCHING:
-            from rag_windows_retrievers import ConversationalRetriever, last_turns
-
-            condense = last_turns(TURNS, weight=WEIGHT)
-            self._retriever = ConversationalRetriever(self._searching(on_embedded, index), condense)
-
-    def __call__(self, example: Example) -> list[Passage]:
-        """The passages of an example.
-
-        Returns:
-            At most ``depth``; fewer where fewer are found, given or right, down to none.
-        """
-        if self.kind == "given":
-            return list(example.passages or ())[: self.depth]
-        if self.kind == "gold":
-            return list(self._gold(example))[: self.depth]
-        self.prepare()
-        # A style may word the question as an instruction, which is no part of the search.
-        conversation = example.details.get("conversation", example.messages)
-        if self._retriever is None or self.depth is None:
-            return []
-        return self._retriever.retrieve(conversation, self.depth)
-
-    def _check(self) -> None:
-        kind, task = self.kind, self._task
-        if kind not in get_args(Kind):
-            raise InputError(f"--retriever {kind!r} is none of {', '.join(get_args(Kind))}.")
-        if self.depth is not None and self.depth < 1:
-            raise InputError(f"--top-k must be at least 1, not {self.depth}.")
-        if kind == "given":
-            bare = next((one.key for one in task.examples if one.passages is None), None)
-            if bare is not None:
-                raise InputError(
-                    f"{task.name} brings no passages for {bare!r}; choose another --retriever."
-                )
-        elif kind == "gold":
-            if not isinstance(task, HasGold):
-                raise InputError(
-                    f"{task.name} does not tell which passages are right, so --retriever gold has "
-                    "nothing to read."
-                )
-        else:
-            self._check_search(kind)
-
-    def _check_search(self, kind: Kind) -> None:
-        if not self._task.pool:
-            raise InputError(
-                f"{self._task.name} has no pool of passages to search; --retriever {kind} needs "
-                "one."
-            )
-        if self.depth is None:
-            raise InputError(f"--retriever {kind} needs a number of passages: --top-k.")
-        if kind == "bm25":
-            if self._embedder is not None:
-                raise InputError("--embedder is of --retriever dense and hybrid; leave it out.")
-        elif self._embedder is None:
-            raise InputError(
-                f"--retriever {kind} needs --embedder: the name or folder of a "
-                "sentence-transformers model, such as sentence-transformers/all-MiniLM-L6-v2."
-            )
-        named = self._embedder is None or isinstance(self._embedder, str | Path)
-        if kind != "bm25" and named and find_spec("sentence_transformers") is None:
-            raise MissingExtraError(
-                missing(f"--retriever {kind}", "sentence-transformers", "retrievers")
-            )
-
-    def _gold(self, example: Example) -> Sequence[Passage]:
-        if not isinstance(self._task, HasGold):
-            raise InputError(f"{self._task.name} does not tell which passages are right.")
-        return self._task.gold(example)
-
-    def _searching(self, on_embedded: OnEmbedded | None, index: Path | None) -> Retriever:
-        from rag_windows_retrievers import BM25Retriever, HybridRetriever
+        if self._retriever is not None or self.kind not in _SEARCHING:
+            return
+        from rag_windows_retrievers import (
+            BM25Retriever,
+            ConversationalRetriever,
+            HybridRetriever,
+            last_turns,
+        )
 
         pool = self._task.pool or ()
-        if self.kind == "bm25":
-            return BM25Retriever(pool)
-        dense = self._dense(pool, on_embedded, index)
-        if self.kind == "dense":
-            return dense
-        return HybridRetriever([BM25Retriever(pool), dense], depth=max(100, self.depth or 0))
+        found: list[Retriever] = []
+        if self.kind in ("bm25", "hybrid"):
+            found.append(BM25Retriever(pool))
+        if self.kind in _DENSE:
+            found.append(self._dense(pool, on_embedded, index))
+        deep = max(100, self.depth or 0)
+        retriever = found[0] if len(found) == 1 else HybridRetriever(found, depth=deep)
+        self._retriever = ConversationalRetriever(retriever, last_turns(TURNS, weight=WEIGHT))
+
+    def __call__(self, example: Example) -> list[Passage]:
+        """The passages of an example: at most ``depth``; fewer where fewer are found or given."""
+        if self.kind == "given":
+            return list(example.passages or ())[: self.depth]
+        if isinstance(self._task, HasGold) and self.kind == "gold":
+            return list(self._task.gold(example))[: self.depth]
+        self.prepare()
+        if self._retriever is None or self.depth is None:
+            return []
+        return self._retriever.retrieve(example.conversation, self.depth)
 
     def _dense(
         self, pool: Sequence[Passage], on_embedded: OnEmbedded | None, index: Path | None
-    ) -> Retriever:
+    ) -> DenseRetriever:
         from rag_windows_retrievers import DenseRetriever, SentenceEncoder
 
         given = self._embedder
-        if given is None:
-            raise InputError(f"--retriever {self.kind} needs --embedder.")
         encoder = SentenceEncoder(given) if isinstance(given, str | Path) else given
-        if index is None:
-            return DenseRetriever(pool, encoder, progress=on_embedded)
-        if index.exists():
+        if index is None or not index.exists():
+            made = DenseRetriever(pool, encoder, progress=on_embedded)
+        else:
             try:
                 known = DenseRetriever.load(index, encoder)
             except RetrievalError as error:
@@ -193,7 +178,6 @@ class Ranker:
             made = known.updated(pool, progress=on_embedded)
             if not made.embedded and known.passages == made.passages:
                 return made
-        else:
-            made = DenseRetriever(pool, encoder, progress=on_embedded)
-        made.save(index)
+        if index is not None:
+            made.save(index)
         return made

@@ -1,15 +1,35 @@
-"""What a run found: a run's scores.json."""
+"""What a run found: scores.json, from the records of its arms."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
 
-from rag_windows.evaluation.statistics.estimate import Estimate
+import numpy as np
+import pandas as pd
 
-FOUND = "found"
-MISSED = "missed"
+from rag_windows.evaluation.metrics import retrieval_scores
+from rag_windows.evaluation.record import Record, Speed
+from rag_windows.evaluation.run import Arm, RunFolder, base_of
+from rag_windows.evaluation.statistics import (
+    Estimate,
+    bootstrap,
+    estimate,
+    group_sums,
+    holm,
+    p_values,
+    percent,
+)
+from rag_windows.evaluation.task import Array, Example, Score, Task, mean_rows, ratio
+
+FORMAT, VERSION = "rag-windows evaluation summary", 1
+
+SHORTEST = 256
+"""Tokens up to which all contexts share a bin; every further bin is twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +112,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Medians over the compared questions of one arm as they came in the run, in seconds.
-
-    Attributes:
-        encode_s: prefix and windows.
-        ttft_s: to the first token, encoding included.
-        total_s: in all.
-    """
+    """Median seconds over the answered questions as they came in the run; see `Record`."""
 
     encode_s: float
     ttft_s: float
@@ -158,16 +172,10 @@ class ArmSummary:
     cold_s: float = math.nan
     warm_s: float = math.nan
 
-    def result(self, metric: str) -> Result:
-        """That of a metric.
-
-        Raises:
-            KeyError: there is none.
-        """
-        for one in self.results:
-            if one.metric == metric:
-                return one
-        raise KeyError(metric)
+    @property
+    def base(self) -> str | None:
+        """The arm that this one is compared with; None for the base itself, or without any."""
+        return next((one.against.base for one in self.results if one.against is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +219,234 @@ class Summary:
     arms: tuple[ArmSummary, ...]
     retrieval: tuple[Retrieval, ...]
 
-    def arm(self, name: str) -> ArmSummary:
-        """That of a name.
+    def as_json(self) -> dict[str, Any]:
+        """The summary as a JSON object; NaN is null."""
+        made: dict[str, Any] = _plain({"format": FORMAT, "version": VERSION, **asdict(self)})
+        return made
 
-        Raises:
-            KeyError: there is none.
-        """
-        for one in self.arms:
-            if one.name == name:
-                return one
-        raise KeyError(name)
+    def dump(self) -> str:
+        """The text of a scores.json."""
+        return json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def summarise(task: Task, folder: RunFolder) -> Summary:
+    """Summarise what a run of a task has answered so far."""
+    compared = folder.manifest.arms
+    return summarise_records(
+        task,
+        compared,
+        {one.name: folder.records(one.name) for one in compared},
+        {one.name: folder.speeds(one.name).values() for one in compared},
+    )
+
+
+def summarise_records(
+    task: Task,
+    arms: Sequence[Arm],
+    records: Mapping[str, Mapping[str, Record]],
+    speeds: Mapping[str, Iterable[Speed]] | None = None,
+) -> Summary:
+    """Summarise records, wherever they come from.
+
+    Args:
+        task: gives the examples and the scores.
+        arms: at least one.
+        records: of each arm by its name, then by the key of the example.
+        speeds: of each arm by its name; None where none were measured.
+    """
+    by_arm = [records.get(arm.name, {}) for arm in arms]
+    shared = [one for one in task.examples if all(one.key in found for found in by_arm)]
+    answers = [[found[one.key] for one in shared] for found in by_arm]
+    groups = [one.group for one in shared]
+    retrieved = _retrieved(arms, shared, answers)
+    kinds = {
+        kind: np.array([kind in one.kinds for one in shared])
+        for kind in dict.fromkeys(kind for one in shared for kind in one.kinds)
+    }
+    masks = [np.ones(len(shared), dtype=np.bool_), *kinds.values()]
+    for _, hits in retrieved.values():
+        masks += [hits > 0, hits == 0]
+    figures: list[list[list[Result]]] = []
+    if shared:
+        scored = [{one.name: one for one in task.scores(shared, answered)} for answered in answers]
+        for metric in task.metrics:
+            figures.append(_results([one[metric] for one in scored], arms, groups, masks))
+
+    def parts(labels: Iterable[str], first: int, arm: int) -> tuple[Part, ...]:
+        return tuple(
+            Part(label, int(masks[place].sum()), tuple(one[place][arm] for one in figures))
+            for place, label in enumerate(labels, start=first)
+        )
+
+    first = {depth: 1 + len(kinds) + 2 * n for n, depth in enumerate(retrieved)}
+    made = []
+    for place, arm in enumerate(arms):
+        measured = _seconds((speeds or {}).get(arm.name, ()))
+        split = ("found", "missed") if arm.top_k in retrieved else ()
+        made.append(
+            ArmSummary(
+                arm.name,
+                arm.label,
+                arm.top_k,
+                tuple(one[0][place] for one in figures),
+                parts(kinds, 1, place),
+                parts(split, first.get(arm.top_k, 0), place),
+                _counters(answers[place]),
+                _times(answers[place]),
+                _bins(measured),
+                float(measured["cold_s"].median()),
+                float(measured["warm_s"].median()),
+            )
+        )
+    return Summary(
+        task=task.name,
+        metrics=tuple(task.metrics),
+        examples=len(task.examples),
+        compared=len(shared),
+        groups=len(set(groups)),
+        missing={
+            arm.name: sum(one.key not in found for one in task.examples)
+            for arm, found in zip(arms, by_arm, strict=True)
+        },
+        arms=tuple(made),
+        retrieval=tuple(
+            Retrieval(
+                depth,
+                int(np.isfinite(hits).sum()),
+                *(_mean(one, groups) for one in (recall, hits)),
+            )
+            for depth, (recall, hits) in retrieved.items()
+        ),
+    )
+
+
+def _results(
+    scores: Sequence[Score], arms: Sequence[Arm], groups: Sequence[str], masks: Sequence[Any]
+) -> list[list[Result]]:
+    """One metric of all arms, by mask and arm; tested on the first mask, which holds all."""
+    rows = np.stack([one.rows for one in scores], axis=1)
+    formula, bases = scores[0].formula, [base_of(arms, place) for place in range(len(arms))]
+    # All parts in one bootstrap: they have the same draws, which take most of the time.
+    sums = [group_sums(np.where(mask[:, None, None], rows, 0.0), groups) for mask in masks]
+    values, drawn = bootstrap(np.concatenate(sums, axis=1), formula)
+    p = [math.nan] * len(arms)
+    for base in set(bases):
+        own = [place for place, one in enumerate(bases) if one == base != place]
+        for place, found in zip(
+            own, p_values(sums[0][:, [base, *own]], 0, formula)[1:], strict=True
+        ):
+            p[place] = found
+    corrected = holm(p)
+
+    def result(section: int, arm: int) -> Result:
+        column, base = section * len(arms) + arm, section * len(arms) + bases[arm]
+        # An example that a metric does not count adds nothing at all.
+        n = int(rows[masks[section], arm].any(axis=1).sum())
+        own, other = values[column], values[base]
+        all_own, all_other = (None, None) if drawn is None else (drawn[column], drawn[base])
+        against = None
+        if column != base:
+            tested = (None, None) if section else (p[arm], corrected[arm])
+            apart = None if drawn is None else all_own - all_other
+            kept = None if drawn is None else percent(all_own, all_other)
+            against = Against(
+                arms[bases[arm]].name,
+                estimate(own - other, apart),
+                estimate(percent(own, other), kept),
+                *tested,
+            )
+        found = estimate(own, all_own)
+        if section == 0:
+            # The dataset's own figure, to the last bit.
+            found = Estimate(scores[arm].value, found.low, found.high)
+        return Result(scores[arm].name, n, found, against)
+
+    return [[result(section, arm) for arm in range(len(arms))] for section in range(len(masks))]
+
+
+def _retrieved(
+    arms: Sequence[Arm], examples: Sequence[Example], answers: Sequence[Sequence[Record]]
+) -> dict[int | None, tuple[Array, Array]]:
+    """By depth, recall and hit of each example; NaN for one without evidence, or that nobody read.
+
+    All arms of a depth got the same ranking, and one that could not hold all of it left out its
+    end, so the longest list is the ranking.
+    """
+    found = {}
+    for depth in dict.fromkeys(arm.top_k for arm in arms):
+        own = [one for arm, one in zip(arms, answers, strict=True) if arm.top_k == depth]
+        rankings: list[list[str | None]] = []
+        usable = []
+        for place, (example, *read) in enumerate(zip(examples, *own, strict=True)):
+            answered = [one.passages for one in read if one.error is None]
+            if example.evidence and answered:
+                rankings.append([one.id for one in max(answered, key=len)])
+                usable.append(place)
+        if usable:
+            deep = max(1, depth or max(map(len, rankings)))
+            scores = retrieval_scores([examples[place] for place in usable], rankings, (deep,))
+            both = np.full((2, len(examples)), np.nan)
+            both[:, usable] = [scores[0].values, scores[1].values]
+            found[depth] = (both[0], both[1])
+    return found
+
+
+def _mean(values: Array, groups: Sequence[str]) -> Estimate:
+    rows = mean_rows([None if math.isnan(one) else one for one in values.tolist()])
+    found, drawn = bootstrap(group_sums(rows, groups)[:, None], ratio)
+    return estimate(found[0], None if drawn is None else drawn[0])
+
+
+def _counters(records: Sequence[Record]) -> Counters:
+    def total(name: str) -> int:
+        return sum(getattr(one, name) for one in records)
+
+    return Counters(
+        windows_encoded=total("windows_encoded"),
+        windows_reused=total("windows_reused"),
+        prompt_tokens=total("prompt_tokens"),
+        cached_tokens=total("cached_tokens"),
+        completion_tokens=total("completion_tokens"),
+        left_out_passages=total("left_out"),
+        left_out_questions=sum(one.left_out > 0 for one in records),
+        errors=sum(one.error is not None for one in records),
+        unfinished=sum(one.error is None and one.finish_reason == "length" for one in records),
+    )
+
+
+def _times(records: Iterable[Record]) -> Times | None:
+    answered = [(one.encode_s, one.ttft_s, one.total_s) for one in records if one.error is None]
+    return Times(*map(median, zip(*answered, strict=True))) if answered else None
+
+
+def _seconds(speeds: Iterable[Speed]) -> pd.DataFrame:
+    """A row a context, with the medians of its rounds."""
+    rows = [
+        (one.context_tokens, *(median(times or (math.nan,)) for times in (one.cold_s, one.warm_s)))
+        for one in speeds
+    ]
+    return pd.DataFrame(rows, columns=["tokens", "cold_s", "warm_s"], dtype=np.float64)
+
+
+def _bins(measured: pd.DataFrame) -> tuple[SpeedBin, ...]:
+    """Contexts up to 256 tokens, up to 512, up to 1,024 and so on; empty bins are not there."""
+    up_to = 2 ** np.ceil(np.log2(measured["tokens"].clip(lower=SHORTEST)))
+    return tuple(
+        SpeedBin(
+            0 if end == SHORTEST else int(end) // 2,
+            int(end),
+            float(one["tokens"].median()),
+            len(one),
+            float(one["cold_s"].median()),
+            float(one["warm_s"].median()),
+        )
+        for end, one in measured.groupby(up_to)
+    )

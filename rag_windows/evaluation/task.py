@@ -1,43 +1,121 @@
-"""What a dataset tells about itself, so that one runner and one report serve all of them."""
+"""Questions with right answers, what a dataset tells about itself, and a metric of answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from rag_windows.evaluation.example import Example
+import numpy as np
+import numpy.typing as npt
+
 from rag_windows.evaluation.record import Record
 from rag_windows.passage import Passage
 
-if TYPE_CHECKING:
-    from rag_windows.evaluation.statistics.parts import Parts
+Array = npt.NDArray[np.float64]
+Formula = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """One right answer.
+
+    Attributes:
+        text: the answer.
+        kind: the dataset's name for this sort of answer, such as INSCIT's "clarification".
+        evidence: ids of the passages that it rests on.
+    """
+
+    text: str
+    kind: str | None = None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question with its right answers.
+
+    Attributes:
+        key: unique in the dataset, and the same on every reading of it.
+        messages: the conversation, ``{"role": ..., "content": ...}`` each; the last one asks.
+        references: any of them is right.
+        group: what is resampled together: the conversation that the question belongs to, or the
+            question itself.
+        kinds: labels by which results are broken down; empty for none.
+        passages: those that the dataset brings, best first; None where they are retrieved.
+        choices: the answers to choose from; empty where the answer is written freely.
+        details: what the dataset's own metric or file format needs beside.
+    """
+
+    key: str
+    messages: tuple[Mapping[str, str], ...]
+    references: tuple[Reference, ...]
+    group: str
+    kinds: tuple[str, ...] = ()
+    passages: tuple[Passage, ...] | None = None
+    choices: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """What is asked last."""
+        return self.messages[-1]["content"]
+
+    @property
+    def conversation(self) -> Sequence[Mapping[str, str]]:
+        """The messages as the data have them, before a style worded them as an instruction."""
+        found: Sequence[Mapping[str, str]] = self.details.get("conversation", self.messages)
+        return found
+
+    @property
+    def evidence(self) -> frozenset[str]:
+        """Ids of all passages that any right answer rests on."""
+        return frozenset(name for one in self.references for name in one.evidence)
+
+
+def ratio(sums: Array) -> Array:
+    """First sum by the second, (..., 2) to (...); NaN where that is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(sums[..., 1] == 0, np.nan, sums[..., 0] / sums[..., 1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Score:
-    """One metric of one arm.
+    """One metric of one arm, as sums over the examples: so it can be had for any draw of them.
 
     Attributes:
         name: such as "response_f1".
-        value: percent, 0 to 100.
+        value: percent, 0 to 100; NaN where no example counts.
         values: percent for each example in order; None for one that this metric does not count, and
             for all of them where the metric is no mean over examples, as BLEU is not.
-        parts: of a metric that is no mean over examples, what it is computed from; without them it
-            has no interval and no test.
+        rows: (examples, k), what is added up; zeros for an example that does not count.
+        formula: (..., k) sums to (...) percent; NaN where there is nothing to divide by.
     """
 
     name: str
     value: float
     values: tuple[float | None, ...]
-    parts: Parts | None = None
+    rows: Array
+    formula: Formula = ratio
 
     @classmethod
     def mean(cls, name: str, values: Sequence[float | None]) -> Score:
-        """The mean of those that count; NaN if none does."""
+        """The mean of those values that are not None."""
         counted = [one for one in values if one is not None]
         value = sum(counted) / len(counted) if counted else float("nan")
-        return cls(name, value, tuple(values))
+        return cls(name, value, tuple(values), mean_rows(values))
+
+    @classmethod
+    def of_sums(cls, name: str, rows: Array, formula: Formula) -> Score:
+        """A metric that is no mean over examples."""
+        value = float(formula(rows.sum(axis=0))) if len(rows) else float("nan")
+        return cls(name, value, (None,) * len(rows), rows, formula)
+
+
+def mean_rows(values: Sequence[float | None]) -> Array:
+    """What a mean adds up: (examples, 2), each value with 1, or zeros for None."""
+    rows = [(0.0, 0.0) if one is None else (float(one), 1.0) for one in values]
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
 
 
 class Task(Protocol):

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.evaluation.example import Example, Reference
-from rag_windows.evaluation.folder import RunFolder
+from rag_windows.evaluation.asking import Outcome
 from rag_windows.evaluation.record import Record
-from rag_windows.evaluation.runner import Outcome
+from rag_windows.evaluation.run import RunFolder
+from rag_windows.evaluation.task import Example, Reference
 from tests.rag_windows.cache.disk_cases import FULL, end_of, in_child
 from tests.rag_windows.evaluation.invented import Invented, arms_of, given, go, untimed
 from training.tasks import draw_case
@@ -132,7 +132,7 @@ def check_after(evaluate: Evaluate, folder: Path, undisturbed: Found) -> None:
     for arm in ARMS:
         for example in TASK.examples:
             read = run.records(arm.name)[example.key].passages
-            assert [run.text(one.text) for one in read] == [one.text for one in given(example)]
+            assert [run.texts[one.text] for one in read] == [one.text for one in given(example)]
     assert len((folder / "passages.jsonl").read_bytes().splitlines()) == 2 * QUESTIONS
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.evaluation.data.inscit import InscitTask
+from rag_windows.evaluation.inscit import InscitTask
 from rag_windows_retrievers import BM25Retriever, last_turns
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recall.py"

@@ -8,15 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.evaluation.arm import Arm, arms
-from rag_windows.evaluation.example import Example, Reference
-from rag_windows.evaluation.folder import RunFolder
-from rag_windows.evaluation.manifest import Manifest
-from rag_windows.evaluation.options import RunOptions
+from rag_windows.evaluation.asking import Generating, Outcome, run
 from rag_windows.evaluation.record import Record
-from rag_windows.evaluation.runner import Outcome, run
-from rag_windows.evaluation.shard import Shard
-from rag_windows.evaluation.task import Score
+from rag_windows.evaluation.run import Arm, Manifest, RunFolder, RunOptions, arms
+from rag_windows.evaluation.task import Example, Reference, Score
 from rag_windows.methods import resolve
 
 PETS = ("lion", "donkey", "bear", "hare", "goose", "otter", "wren")
@@ -78,15 +73,13 @@ def begin(
     task: Invented,
     compared: Sequence[Arm],
     *,
-    shard: str | None = None,
     fresh: bool = False,
     options: RunOptions | None = None,
     retriever: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """A folder to run in."""
     chosen = RunOptions.of(task) if options is None else options
-    part = None if shard is None else Shard.parse(shard)
-    manifest = Manifest.of(lm, task, compared, retriever or {"kind": "given"}, chosen, part)
+    manifest = Manifest.of(lm, task, compared, retriever or {"kind": "given"}, chosen)
     return RunFolder.begin(path, manifest, fresh=fresh)
 
 
@@ -95,14 +88,12 @@ def go(
     lm: WindowedLM,
     task: Invented,
     compared: Sequence[Arm],
-    *,
-    shard: str | None = None,
     **options: Any,
 ) -> Outcome:
     """Run a task to its end."""
-    with begin(path, lm, task, compared, shard=shard) as folder:
-        chosen = RunOptions.of(task)
-        return run(lm, task, compared, given, folder, options=chosen, **options)
+    with begin(path, lm, task, compared) as folder:
+        asked = {"answerer": Generating(RunOptions.of(task)), **options}
+        return run(lm, task, compared, given, folder, **asked)
 
 
 def untimed(record: Record) -> Record:

@@ -6,15 +6,15 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rag_windows.evaluation.example import Example, Reference
+import numpy as np
+
 from rag_windows.evaluation.record import ReadPassage, Record, Speed
-from rag_windows.evaluation.statistics.parts import Parts, ratio
-from rag_windows.evaluation.summary_arms import KnownArm
-from rag_windows.evaluation.task import Score
+from rag_windows.evaluation.run import Arm
+from rag_windows.evaluation.task import Example, Reference, Score, ratio
 from rag_windows.passage import Passage
 
 LABELS = ("sequential", "ape", "pcw")
-ARMS = tuple(KnownArm(f"{label}@{depth}", label, depth) for depth in (2, 4) for label in LABELS)
+ARMS = tuple(Arm(label, top_k=depth) for depth in (2, 4) for label in LABELS)
 KINDS = ("answer", "clarification")
 
 
@@ -26,7 +26,7 @@ class HarbourTask:
     settings: Mapping[str, Any] = {}
     prefix: str | None = None
     max_new_tokens = 8
-    metrics: Sequence[str] = ("right", "length", "whole")
+    metrics: Sequence[str] = ("right", "length")
 
     def __init__(self, talks: int = 12) -> None:
         self.examples = [
@@ -42,19 +42,16 @@ class HarbourTask:
         ]
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
-        """A mean, one that is computed from sums, and one that is known as a whole alone."""
+        """A mean, and one that is computed from sums."""
         right = [100.0 * (one.answer == "yes") for one in records]
-        lengths = tuple((float(len(one.answer)), 4.0) for one in records)
-        parts = Parts(lengths, ratio)
-        nothing = (None,) * len(records)
+        lengths = np.array([(float(len(one.answer)), 4.0) for one in records])
         return [
             Score.mean("right", right),
-            Score("length", float(parts.formula(parts.array.sum(axis=0))), nothing, parts),
-            Score("whole", float(sum(right) > 0), nothing),
+            Score.of_sums("length", lengths.reshape(-1, 2), ratio),
         ]
 
 
-def records_of(task: HarbourTask, arms: Sequence[KnownArm] = ARMS) -> dict[str, dict[str, Record]]:
+def records_of(task: HarbourTask, arms: Sequence[Arm] = ARMS) -> dict[str, dict[str, Record]]:
     """Sequential knows most; four passages hold the evidence of every even talk."""
     found: dict[str, dict[str, Record]] = {}
     chance = {"sequential": 0.9, "ape": 0.7, "pcw": 0.5}
@@ -84,7 +81,7 @@ def records_of(task: HarbourTask, arms: Sequence[KnownArm] = ARMS) -> dict[str, 
     return found
 
 
-def speeds_of(arms: Sequence[KnownArm] = ARMS) -> dict[str, list[Speed]]:
+def speeds_of(arms: Sequence[Arm] = ARMS) -> dict[str, list[Speed]]:
     """Four contexts an arm, of 100 to 2,000 tokens."""
     return {
         arm.name: [

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from rag_windows import Passage
 from rag_windows.errors import DataError, InputError, MissingExtraError
 from rag_windows.evaluation import retrieval
-from rag_windows.evaluation.example import Example, Reference
 from rag_windows.evaluation.record import Record
 from rag_windows.evaluation.retrieval import Kind, Ranker
-from rag_windows.evaluation.task import Score
+from rag_windows.evaluation.task import Example, Reference, Score
 
 POOL = (
     Passage("The lighthouse of Orvell is grey.", "a"),
@@ -145,7 +144,7 @@ def test_vectors_are_kept_and_embedded_once(tmp_path: Path, kind: Kind) -> None:
 
 def test_damaged_vectors_are_told(tmp_path: Path) -> None:
     Ranker(Searched(), "dense", 2, embedder=Letters()).prepare(index=tmp_path / "index")
-    (tmp_path / "index" / "manifest.json").write_text("{")
+    (tmp_path / "index" / "dense.safetensors").write_text("{")
     broken = Ranker(Searched(), "dense", 2, embedder=Letters())
     with pytest.raises(DataError, match="Delete that folder"):
         broken.prepare(index=tmp_path / "index")

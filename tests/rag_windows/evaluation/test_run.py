@@ -10,14 +10,10 @@ import pytest
 
 from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows.errors import InputError, MissingExtraError, ModelError, RetrievalError
-from rag_windows.evaluation.answering import Answered, Asked, Generating
-from rag_windows.evaluation.arm import Arm
-from rag_windows.evaluation.example import Example
-from rag_windows.evaluation.folder import RunFolder
-from rag_windows.evaluation.options import RunOptions
-from rag_windows.evaluation.record import ReadPassage, Record
-from rag_windows.evaluation.runner import run
-from rag_windows.evaluation.texts import digest_of
+from rag_windows.evaluation.asking import Answered, Asked, Generating, run
+from rag_windows.evaluation.record import ReadPassage, Record, digest_of
+from rag_windows.evaluation.run import Arm, RunFolder, RunOptions
+from rag_windows.evaluation.task import Example
 from tests.rag_windows import small
 from tests.rag_windows.evaluation.invented import (
     Invented,
@@ -33,11 +29,11 @@ TASK = invented()
 ARMS = arms_of("sequential", "ape")
 
 
-class Counting(Generating):
+class Counting:
     """Generates, and notes what it was asked; fails or stops where it is told to."""
 
     def __init__(self, fail: str = "", stop_after: int = 10_000, batch: int = 1) -> None:
-        super().__init__(RunOptions.of(TASK))
+        self._generating = Generating(RunOptions.of(TASK))
         self.batch = batch
         self.asked: list[tuple[str, str]] = []
         self.calls = 0
@@ -51,7 +47,7 @@ class Counting(Generating):
         if any(example.key == self._fail for example, _ in asked):
             raise InputError(f"{self._fail} can't be asked.")
         self.asked += [(example.key, arm.name) for example, _ in asked]
-        return super().answer(lm, arm, asked)
+        return self._generating.answer(lm, arm, asked)
 
 
 def everything(task: Invented = TASK, compared: Sequence[Arm] = ARMS) -> list[tuple[str, str]]:
@@ -66,7 +62,7 @@ def test_every_arm_answers_an_example_before_the_next(tmp_path: Path) -> None:
         TASK,
         ARMS,
         answerer=answerer,
-        progress=lambda done, total, seconds: told.append((done, total)),
+        progress=lambda done, total: told.append((done, total)),
     )
     assert (outcome.answered, outcome.kept, outcome.failed) == (12, 0, ())
     assert answerer.asked == everything()
@@ -98,7 +94,7 @@ def test_records_hold_what_generate_gave(tmp_path: Path) -> None:
         assert [(one.id, one.title) for one in found.passages] == [
             (one.id, one.title) for one in given(example)
         ]
-        assert [folder.text(one.text) for one in found.passages] == [
+        assert [folder.texts[one.text] for one in found.passages] == [
             one.text for one in given(example)
         ]
     read = folder.records("ape")[example.key].passages
@@ -130,7 +126,7 @@ def test_depths_take_the_top_of_the_ranking(tmp_path: Path) -> None:
 
     compared = arms_of("ape", depths=(1, 3, None))
     with begin(tmp_path, small.lm(), TASK, compared) as folder:
-        run(small.lm(), TASK, compared, ranking, folder, options=RunOptions.of(TASK))
+        run(small.lm(), TASK, compared, ranking, folder, answerer=Generating(RunOptions.of(TASK)))
         counts = {arm.name: len(folder.records(arm.name)["c0-0"].passages) for arm in compared}
     assert counts == {"ape@1": 1, "ape@3": 3, "ape": 3}
     assert asked == [example.key for example in TASK.examples], "once an example"
@@ -150,7 +146,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, batch: int) -> None:
         TASK,
         ARMS,
         answerer=second,
-        progress=lambda done, total, seconds: told.append(done),
+        progress=lambda done, total: told.append(done),
     )
     assert sorted(first.asked + second.asked) == sorted(everything())
     assert outcome.kept == len(first.asked) == told[0]
@@ -189,7 +185,9 @@ def test_an_error_of_the_ranking_is_one_of_the_question(tmp_path: Path) -> None:
         return given(example)
 
     with begin(tmp_path, small.lm(), TASK, ARMS) as folder:
-        outcome = run(small.lm(), TASK, ARMS, ranking, folder, options=RunOptions.of(TASK))
+        outcome = run(
+            small.lm(), TASK, ARMS, ranking, folder, answerer=Generating(RunOptions.of(TASK))
+        )
     assert [one.error for one in outcome.failed] == ["Nothing to search for."] * 2
 
 
@@ -265,7 +263,7 @@ def test_answers_may_come_from_elsewhere(tmp_path: Path) -> None:
     found = folder.records("ape")["c2-1"]
     assert (found.answer, found.finish_reason, found.scores) == ("lion", "chosen", {"lion": -0.1})
     assert found.passages[0].text == digest_of(given(TASK.examples[4])[0].text)
-    assert folder.text(found.passages[0].text) == given(TASK.examples[4])[0].text
+    assert folder.texts[found.passages[0].text] == given(TASK.examples[4])[0].text
 
 
 def test_a_folder_of_other_arms_is_refused(tmp_path: Path) -> None:
@@ -273,4 +271,4 @@ def test_a_folder_of_other_arms_is_refused(tmp_path: Path) -> None:
         begin(tmp_path, small.lm(), TASK, ARMS) as folder,
         pytest.raises(InputError, match="is a run of sequential, ape"),
     ):
-        run(small.lm(), TASK, ARMS[:1], given, folder, options=RunOptions.of(TASK))
+        run(small.lm(), TASK, ARMS[:1], given, folder, answerer=Generating(RunOptions.of(TASK)))

@@ -10,7 +10,7 @@ import pytest
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.evaluation.folder import RunFolder
+from rag_windows.evaluation.run import RunFolder
 from tests.rag_windows import small
 from tests.rag_windows.evaluation.invented import Invented, arms_of, given, go, invented
 

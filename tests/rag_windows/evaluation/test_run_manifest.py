@@ -13,11 +13,8 @@ import torch
 from rag_windows import APE, WindowedLM
 from rag_windows.errors import DataError, InputError
 from rag_windows.evaluation import machine
-from rag_windows.evaluation.arm import Arm
-from rag_windows.evaluation.folder import RunFolder
-from rag_windows.evaluation.manifest import Manifest
-from rag_windows.evaluation.options import RunOptions
-from rag_windows.evaluation.shard import Shard
+from rag_windows.evaluation.files import read
+from rag_windows.evaluation.run import Arm, Manifest, RunFolder, RunOptions
 from tests.rag_windows import small
 from tests.rag_windows.evaluation.invented import arms_of, begin, invented
 
@@ -53,7 +50,6 @@ def test_the_same_settings_go_on(tmp_path: Path) -> None:
                 "seed is 0 there and 3 now",
             ],
         ),
-        ({"shard": "1/2"}, ["shard is None there and '1/2' now"]),
     ],
 )
 def test_other_settings_are_refused(
@@ -75,7 +71,7 @@ def test_another_version_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     before = now["transformers"]
     later = {**now, "transformers": "9.9.9"}
     begin(tmp_path, small.lm(), TASK, ARMS).close()
-    monkeypatch.setattr("rag_windows.evaluation.folder.surroundings", lambda: later)
+    monkeypatch.setattr("rag_windows.evaluation.run.surroundings", lambda: later)
     with begin(tmp_path, small.lm(), TASK, ARMS) as folder:
         assert folder.notes == (
             f"{tmp_path}: earlier answers were made with transformers {before}, now 9.9.9.",
@@ -88,28 +84,29 @@ def test_another_version_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_it_reads_what_it_wrote(tmp_path: Path) -> None:
-    made = Manifest.of(small.lm(), TASK, ARMS, {}, RunOptions.of(TASK), Shard(2, 3))
+    made = Manifest.of(small.lm(), TASK, ARMS, {}, RunOptions.of(TASK))
     made.write(tmp_path / "manifest.json")
-    found = Manifest.read(tmp_path / "manifest.json")
+    found = read(tmp_path / "manifest.json").json(Manifest)
     assert found == made
-    assert (found.task, found.arms) == ("invented", ("sequential@2", "ape@2"))
-    assert found.shard == Shard(2, 3)
+    assert (found.task, [one.name for one in found.arms]) == ("invented", ["sequential@2", "ape@2"])
     assert found.keys == tuple(example.key for example in TASK.examples)
 
 
 @pytest.mark.parametrize(
     ("entry", "value", "told"),
     [
-        ("format", "x", "no manifest of an evaluation"),
-        ("version", 2, "version 2"),
-        ("settings", [], '"settings" must be an object'),
-        ("keys", [1], 'entry 1 of "keys" must be a string'),
+        ("format", "x", "format: Input should be 'rag-windows evaluation run'"),
+        ("version", 2, "version: Input should be 1"),
+        ("settings", [], "settings: Input should be an object"),
+        ("settings", {"task": {}}, 'settings: "task" must be an object with a "name"'),
+        ("settings", {"task": {"name": "x"}}, 'settings: "arms" must be an object'),
+        ("keys", [1], "keys 1: Input should be a valid string"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, entry: str, value: object, told: str) -> None:
     path = tmp_path / "manifest.json"
     made = Manifest.of(small.lm(), TASK, ARMS, {}, RunOptions.of(TASK))
-    path.write_text(json.dumps({**made.as_dict(), entry: value}))
+    path.write_text(json.dumps({**made.model_dump(), entry: value}))
     with pytest.raises(DataError, match=told) as raised:
         RunFolder.open(tmp_path)
     assert str(path) in str(raised.value)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rag_windows.errors import DataError
-from rag_windows.evaluation.data.chatrag_answers import read_answers, write_answers
+from rag_windows.evaluation.chatrag import read_answers, write_answers
 
 ANSWERS = ["In 1811.", "", "two\nlines\r\nand\rmore \u2028 é", "  wide  "]
 LINES = ("In 1811.", "", "two lines and more \u2028 é", "wide")

@@ -1,20 +1,35 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rag_windows.errors import DataError
-from rag_windows.evaluation.data.chatrag_passages import found_among, gold_of, name_of, passages_of
-from rag_windows.evaluation.data.fields import Place
+from rag_windows.evaluation.chatrag import ChatRagTask, name_of
 from rag_windows.passage import Passage
 
-HERE = Place("test.json").at("record 1")
 TABLE = [["Year", "Boats"], [1902, 12], [1903, None]]
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def task_of(record: dict[str, Any]) -> ChatRagTask:
+    asked = {"messages": [{"role": "user", "content": "Who?"}], "answers": ["x"]}
+    Path("test.json").write_text(json.dumps([{**asked, **record}]))
+    return ChatRagTask.read("test.json", "coqa", style="plain")
+
+
+def passages_of(record: dict[str, Any]) -> tuple[Passage, ...]:
+    return task_of(record).examples[0].passages or ()
+
+
 def texts(record: dict[str, Any]) -> list[str]:
-    return [one.text for one in passages_of(record, HERE)]
+    return [one.text for one in passages_of(record)]
 
 
 @pytest.mark.parametrize("name", ["ctxs", "documents", "document"])
@@ -47,7 +62,7 @@ def test_a_table_that_is_text_already_stays_as_it_is() -> None:
 
 
 def test_ids_are_those_of_the_file_or_of_the_text() -> None:
-    found = passages_of({"ctxs": [{"text": "a b", "id": 7}, {"text": "a  b"}, "a b", "c"]}, HERE)
+    found = passages_of({"ctxs": [{"text": "a b", "id": 7}, {"text": "a  b"}, "a b", "c"]})
     assert found[0].id == "7"
     assert found[1].id == found[2].id == name_of("a b")
     assert found[3].id != found[1].id
@@ -56,19 +71,19 @@ def test_ids_are_those_of_the_file_or_of_the_text() -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"ctxs": [[["a", {"b": 1}]]]}, '"ctxs" 1: a cell in row 1 must be a text or a number.'),
-        ({"ctxs": [{"text": ["a", "b"]}]}, '"ctxs" 1: "text" must be a string or a list of rows'),
         (
-            {"document": 3},
-            '"document": a passage must be an object or a string, not a whole number.',
+            {"ctxs": [[["a", {"b": 1}]]]},
+            "passages 1, text: a cell of a table must be a text or a number.",
         ),
-        ({"documents": "text"}, '"documents" must be a list, not a string.'),
+        ({"ctxs": [{"text": ["a", "b"]}]}, "passages 1, text: Input should be a valid string."),
+        ({"document": 3}, "passages 1: Input should be an object."),
+        ({"documents": "text"}, "passages: Input should be a valid array."),
         ({}, "it has no passages"),
     ],
 )
 def test_other_forms_are_told(record: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=r"^test\.json, record 1") as caught:
-        passages_of(record, HERE)
+        passages_of(record)
     assert message in str(caught.value)
 
 
@@ -84,10 +99,11 @@ def test_other_forms_are_told(record: dict[str, Any], message: str) -> None:
     ],
 )
 def test_right_passages_in_every_form(value: Any, found: list[tuple[str, str | None]]) -> None:
-    assert [(one.text, one.title) for one in gold_of({"ground_truth_ctx": value})] == found
+    task = task_of({"ctxs": ["z"], "ground_truth_ctx": value})
+    assert [(one.text, one.title) for one in task.gold(task.examples[0])] == found
 
 
 def test_a_right_passage_is_the_best_ranked_one_with_its_text() -> None:
-    passages = [Passage("a  b", "first"), Passage("a b", "second"), Passage("c", "third")]
-    found = list(found_among(gold_of({"ground_truth_ctx": ["a b", "d"]}), passages))
-    assert found == [("first", True), (name_of("d"), False)]
+    passages = [{"text": text, "id": name} for text, name in (("a  b", "1"), ("a b", "2"))]
+    task = task_of({"ctxs": passages, "ground_truth_ctx": ["a b", "d"]})
+    assert task.examples[0].references[0].evidence == ("1", name_of("d"))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rag_windows.errors import DataError, InputError
-from rag_windows.evaluation.data.chatrag_form import INSTRUCTION
-from rag_windows.evaluation.data.inscit import InscitTask
+from rag_windows.evaluation.chatrag import INSTRUCTION
+from rag_windows.evaluation.inscit import InscitTask
 from rag_windows.evaluation.task import Task
 from tests.rag_windows.evaluation.data.made import TEXTS, inscit, record, write
 
@@ -116,58 +116,40 @@ def turn(data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-SECOND = ", conversation 'coast_1', turn 2"
-LABEL = f"{SECOND}, label 2"
+SECOND = ", coast_1, turns 2"
+LABEL = f"{SECOND}, labels 2"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda d: turn(d).update(labels=[]),
-            f'{SECOND}: "labels" is empty; each turn needs at least one answer.',
-        ),
-        (
-            lambda d: without(turn(d), "labels"),
-            f'{SECOND}: "labels" is missing; it must be a list.',
-        ),
-        (lambda d: without(turn(d), "context"), f'{SECOND}: "context" is missing'),
-        (lambda d: turn(d).update(context=[]), f'{SECOND}: "context" has 0 messages'),
-        (lambda d: turn(d).update(context=["a", "b"]), f'{SECOND}: "context" has 2 messages'),
-        (
-            lambda d: turn(d).update(context="a"),
-            f'{SECOND}: "context" must be a list, not a string.',
-        ),
-        (
-            lambda d: turn(d).update(context=["a", 1, "b"]),
-            f'{SECOND}: entry 2 of "context" must be',
-        ),
-        (lambda d: turn(d)["labels"].__setitem__(1, "x"), f"{LABEL}: this must be an object"),
-        (lambda d: without(turn(d)["labels"][1], "response"), f'{LABEL}: "response" is missing'),
-        (lambda d: turn(d)["labels"][1].update(response=None), f'{LABEL}: "response" must be'),
-        (lambda d: without(turn(d)["labels"][1], "responseType"), f'{LABEL}: "responseType" is'),
-        (lambda d: turn(d)["labels"][1].update(evidence={}), f'{LABEL}: "evidence" must be a list'),
+        (lambda d: turn(d).update(labels=[]), f"{SECOND}, labels: List should have at least 1"),
+        (lambda d: without(turn(d), "labels"), f"{SECOND}, labels: Field required."),
+        (lambda d: without(turn(d), "context"), f"{SECOND}, context: Field required."),
+        (lambda d: turn(d).update(context=[]), f"{SECOND}, context: it has 0 messages"),
+        (lambda d: turn(d).update(context=["a", "b"]), f"{SECOND}, context: it has 2 messages"),
+        (lambda d: turn(d).update(context="a"), f"{SECOND}, context: Input should be a valid arr"),
+        (lambda d: turn(d).update(context=["a", 1, "b"]), f"{SECOND}, context 2: Input should be"),
+        (lambda d: turn(d)["labels"].__setitem__(1, "x"), f"{LABEL}: Input should be an object"),
+        (lambda d: without(turn(d)["labels"][1], "response"), f"{LABEL}, response: Field requir"),
+        (lambda d: turn(d)["labels"][1].update(response=None), f"{LABEL}, response: Input shoul"),
+        (lambda d: without(turn(d)["labels"][1], "responseType"), f"{LABEL}, responseType: Fiel"),
+        (lambda d: turn(d)["labels"][1].update(evidence={}), f"{LABEL}, evidence: Input should "),
         (
             lambda d: without(turn(d)["labels"][1]["evidence"][0], "passage_id"),
-            f'{LABEL}, evidence 1: "passage_id" is missing',
+            f"{LABEL}, evidence 1, passage_id: Field required.",
         ),
         (
             lambda d: turn(d)["labels"][1]["evidence"][0].update(passage_titles=[None]),
-            f'{LABEL}, evidence 1: entry 1 of "passage_titles" must be a string',
+            f"{LABEL}, evidence 1, passage_titles 1: Input should be a valid string.",
         ),
         (
             lambda d: turn(d)["labels"][1]["evidence"][0].update(passage_text="Other."),
-            f"{LABEL}, evidence 1: the id 'Lighthouse:2' stands for two different texts",
+            ", conversation 'coast_1', turn 2: the id 'Lighthouse:2' stands for two different",
         ),
-        (
-            lambda d: d["coast_1"].update(turns={}),
-            ", conversation 'coast_1': \"turns\" must be a list",
-        ),
-        (lambda d: d.update({"coast/2": []}), ", conversation 'coast/2': this must be an object"),
-        (
-            lambda d: d.update({"\x1b[2Jx": {}}),
-            ", conversation '\\x1b[2Jx': \"turns\" is missing; it must be a list.",
-        ),
+        (lambda d: d["coast_1"].update(turns={}), ", coast_1, turns: Input should be a valid arr"),
+        (lambda d: d.update({"coast/2": []}), ", 'coast/2': Input should be an object"),
+        (lambda d: d.update({"\x1b[2Jx": {}}), ", '\\x1b[2Jx', turns: Field required."),
     ],
 )
 def test_malformed_data_is_named(path: Path, change: Any, message: str) -> None:
@@ -188,7 +170,7 @@ def test_a_conversation_that_stands_twice_is_named(path: Path) -> None:
 
 @pytest.mark.parametrize("data", [[], {}, "x", {"a": {"turns": []}}])
 def test_other_files_are_told(path: Path, data: Any) -> None:
-    with pytest.raises(DataError, match=r"must be an object|there is no turn in it"):
+    with pytest.raises(DataError, match=r"should be an object|there is no turn in it"):
         InscitTask.read(write(path, data))
 
 

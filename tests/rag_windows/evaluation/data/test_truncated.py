@@ -16,11 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rag_windows.errors import DataError
-from rag_windows.evaluation.data.chatrag import ChatRagTask
-from rag_windows.evaluation.data.inscit import InscitTask
-from rag_windows.evaluation.data.inscit_predictions import read_predictions
-from rag_windows.evaluation.data.passages import read_corpus
-from rag_windows.evaluation.example import Example
+from rag_windows.evaluation.chatrag import ChatRagTask
+from rag_windows.evaluation.inscit import InscitTask, read_corpus, read_predictions
+from rag_windows.evaluation.task import Example
 from tests.rag_windows.evaluation.data.made import chatrag, inscit, write
 
 INSCIT = json.dumps(inscit(), indent=1, ensure_ascii=False).encode()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rag_windows.errors import DataError
-from rag_windows.evaluation.data.writing import safe_name, write_whole
+from rag_windows.evaluation.files import safe_name, write_whole
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ import torch
 
 from rag_windows import PassageCache, WindowedLM
 from rag_windows.errors import InputError, LimitError
-from rag_windows.evaluation.answering import Answered
-from rag_windows.evaluation.arm import Arm
+from rag_windows.evaluation.asking import Answered
 from rag_windows.evaluation.icl import IclOptions, IclTask
-from rag_windows.evaluation.record import Record
-from rag_windows.evaluation.texts import digest_of
+from rag_windows.evaluation.record import Record, digest_of
+from rag_windows.evaluation.run import Arm
 from rag_windows.icl import Template
 from rag_windows.methods import resolve
 from tests.rag_windows import small

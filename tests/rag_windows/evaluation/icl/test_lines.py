@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from rag_windows.errors import DataError, InputError
-from rag_windows.evaluation.icl.item import Items
-from rag_windows.evaluation.icl.lines import load
-from rag_windows.evaluation.icl.named import NAMED, worded
+from rag_windows.evaluation.icl_data import NAMED, Items, worded
+from rag_windows.evaluation.icl_data import from_files as load
 
 
 def write(path: Path, *lines: Any) -> Path:
@@ -87,16 +86,16 @@ def test_a_named_task_takes_words_or_classes(tmp_path: Path) -> None:
         row("b", "human", "train"),
         row("c", "NUM", "test"),
     )
-    items = load(path, name="trec", worded=worded("trec", "pcw"))
+    items = load(path, name="trec", words=worded("trec", "pcw"))
     assert [one.label for one in items.demonstrations] == ["entity", "human"]
     assert labels(items) == [("3", "c", "numeric")]
     assert items.labels == worded("trec", "pcw").labels
     with pytest.raises(DataError, match=r"line 1: 'fast' is none of the labels \['negative', "):
-        load(write(path, row("a", "fast")), name="sst2", worded=worded("sst2", "pcw"))
-    with pytest.raises(DataError, match='"label" must be a string, not true or false'):
-        load(write(path, row("a", True)), name="sst2", worded=worded("sst2", "pcw"))
+        load(write(path, row("a", "fast")), name="sst2", words=worded("sst2", "pcw"))
+    with pytest.raises(DataError, match="line 1, label, str: Input should be a valid string"):
+        load(write(path, row("a", True)), name="sst2", words=worded("sst2", "pcw"))
     with pytest.raises(DataError, match="line 1: sst2 has texts with labels"):
-        load(write(path, choice(0)), name="sst2", worded=worded("sst2", "pcw"))
+        load(write(path, choice(0)), name="sst2", words=worded("sst2", "pcw"))
 
 
 GOOD = row("a", "x", "train")
@@ -106,11 +105,11 @@ GOOD = row("a", "x", "train")
     ("lines", "message"),
     [
         ([{"text": "a"}], 'line 1: "label" is missing'),
-        ([{"label": "x"}], 'line 1: "text" is missing; it must be a string'),
-        ([row("a", None)], 'line 1: "label" must be a string, not null'),
+        ([{"label": "x"}], 'line 1: "text" is missing'),
+        ([row("a", None)], 'line 1: "label" is missing'),
         ([row("a", " ")], 'line 1: "label" is blank'),
         ([row(" \n", "x")], 'line 1: "text" is blank'),
-        ([GOOD, row("b", "x", "dev")], """line 2: "split" must be "train" or "test", not 'dev'"""),
+        ([GOOD, row("b", "x", "dev")], "line 2, split: Input should be 'train' or 'test'"),
         ([GOOD, row("b", "x")], 'line 2: "split" is missing; it must be "train" or "test"'),
         ([GOOD, row("b", "y", "test")], "line 2: no demonstration has the label 'y'"),
         ([GOOD], 'no line has "split": "test"'),
@@ -120,21 +119,24 @@ GOOD = row("a", "x", "train")
             """line 2: the "id" 'n' stands in line 1""",
         ),
         ([row("a", "x", id=2), row("b", "y")], 'line 2: it has no "id", and line 1 has its number'),
-        ([row("a", "x", id=1.5)], '"id" must be a string, not a number'),
-        ([[1]], "record 1: this must be an object, not a whole number"),
-        ([GOOD, choice(0, "test")], "line 2: this is multiple choice, but line 1 of .* is classi"),
+        ([row("a", "x", id=1.5)], "line 1, id, str: Input should be a valid string"),
+        ([[1]], "record 1: Input should be an object"),
+        ([GOOD, choice(0, "test")], "line 1: this is classification, but line 2 of .* is multi"),
         ([choice(2)], r'line 1: "answer" is 2, but indices of 2 choices go from 0 to 1'),
         ([choice(-1)], '"answer" is -1'),
         ([choice("sky")], "\"answer\" 'sky' is none of the choices"),
-        ([choice(True)], '"answer", if it is no text, must be a whole number, not true or false'),
+        ([choice(True)], "line 1, answer, str: Input should be a valid string"),
         ([{"question": "a", "choices": ["b", "c"]}], '"answer" is missing'),
-        ([choice(0, choices=["b"])], '"choices" must hold at least two, not 1'),
-        ([choice(0, choices=["b", "b"])], "\"choices\" holds 'b' twice"),
-        ([choice(0, choices=["b", " "])], 'entry 2 of "choices" is blank'),
-        ([choice(0, choices=["b", 3])], 'entry 2 of "choices" must be a string'),
-        ([choice(0, choices="bc")], '"choices" must be a list, not a string'),
+        ([choice(0, choices=["b"])], '"choices" must hold at least two, and all of them different'),
+        (
+            [choice(0, choices=["b", "b"])],
+            '"choices" must hold at least two, and all of them different',
+        ),
+        ([choice(0, choices=["b", " "])], 'one of the "choices" is blank'),
+        ([choice(0, choices=["b", 3])], "line 1, choices 2: Input should be a valid string"),
+        ([choice(0, choices="bc")], "line 1, choices: Input should be a valid array"),
         ([choice(0, question=" ")], '"question" is blank'),
-        ([choice(0, context=3)], '"context" must be a string'),
+        ([choice(0, context=3)], "line 1, context: Input should be a valid string"),
         ([{"choices": ["a", "b"], "answer": 0}], '"question" is missing'),
     ],
 )

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from rag_windows import PassageCache, WindowedLM
-from rag_windows.evaluation.arm import arms
-from rag_windows.evaluation.folder import RunFolder
+from rag_windows.evaluation.asking import run
 from rag_windows.evaluation.icl import IclOptions, IclTask
-from rag_windows.evaluation.manifest import Manifest
-from rag_windows.evaluation.options import RunOptions
-from rag_windows.evaluation.runner import run
+from rag_windows.evaluation.run import Manifest, RunFolder, RunOptions, arms
 from rag_windows.methods import resolve
 from training.samples import Demonstrations, draw_demonstrations
 
@@ -49,7 +46,6 @@ def test_demonstrations_beat_the_blind_reader_by_far(tmp_path: Path) -> None:
                 compared,
                 lambda example: example.passages or (),
                 folder,
-                options=options,
                 answerer=task.answerer(options.prefix),
             )
             assert outcome.failed == ()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rag_windows.errors import InputError
-from rag_windows.evaluation.example import Example, Reference
-from rag_windows.evaluation.long import CellScore, LongOptions, cell_table, cells
-from rag_windows.evaluation.long.grid import Cell, grid
-from rag_windows.evaluation.long.scoring import most_read
+from rag_windows.evaluation.long import Cell, LongOptions, LongTask, Needles, grid
 from rag_windows.evaluation.record import ReadPassage, Record
+from rag_windows.evaluation.report.tables import cells
+from rag_windows.evaluation.task import Example, Reference
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -22,7 +21,7 @@ def test_places_among_passages() -> None:
     )
     assert made[0].kinds == ("1 passage",)
     assert made[2].kinds == ("9 passages", "position 25%")
-    assert len({one.key for one in made}) == len(made)
+    assert len(set(made)) == len(made)
 
 
 @pytest.mark.parametrize(
@@ -67,23 +66,13 @@ def example(size: int, depth: float | None, number: int) -> Example:
 
 def test_scores_by_cell() -> None:
     examples = [example(1, None, 0), example(8, 1.0, 0), example(8, 0.0, 0), example(8, 1.0, 1)]
-    answers = ["Red.", "blue", "it is red", "red"]
-    records = [
-        Record(one.key, "pcw", answer) for one, answer in zip(examples, answers, strict=True)
+    found = cells(examples, [100.0, 0.0, 100.0, 100.0])
+    assert [line.split() for line in found.markdown().splitlines()[::2]] == [
+        ["|", "passages", "|", "position", "0%", "|", "position", "100%", "|"],
+        ["|", "1", "|", "100.0", "|", "|"],
     ]
-    found = cells(examples, records)
-    assert found == [
-        CellScore(1, None, 100, 1),
-        CellScore(8, 0.0, 100, 1),
-        CellScore(8, 1.0, 50, 2),
-    ]
-    assert cell_table(found).splitlines() == [
-        "| passages | position 0% | position 100% |",
-        "| -------- | ----------: | ------------: |",
-        "| 1        |       100.0 |               |",
-        "| 8        |       100.0 |          50.0 |",
-    ]
-    assert cell_table(found[:1]).splitlines()[2].split() == ["|", "1", "|", "100.0", "|"]
+    assert found.frame.to_numpy().tolist() == [["1", "100.0", ""], ["8", "100.0", "50.0"]]
+    assert cells(examples[:1], [100.0]).frame.to_numpy().tolist() == [["1", "100.0"]]
 
 
 def test_the_most_read_passage_is_by_its_text() -> None:
@@ -98,6 +87,7 @@ def test_the_most_read_passage_is_by_its_text() -> None:
         Record(one.key, "pcw", "", passages=read)
         for one, read in zip(examples, passages, strict=True)
     ]
-    score = most_read(examples, records)
+    task = LongTask(Needles("x", (), {}), LongOptions())
+    score = task.scores(examples, records)[2]
     assert score.values == (100, 0, None, 0)
     assert score.value == pytest.approx(100 / 3)

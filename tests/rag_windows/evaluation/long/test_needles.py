@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from rag_windows.errors import DataError, DocumentError, InputError
-from rag_windows.evaluation.long import LongOptions, LongTask
-from rag_windows.evaluation.long.invented import invented_needles
-from rag_windows.evaluation.long.lines import file_needles
-from rag_windows.evaluation.long.samples import sample_needles
-from rag_windows.evaluation.texts import digest_of
+from rag_windows.evaluation.long import (
+    LongOptions,
+    LongTask,
+    file_needles,
+    invented_needles,
+    sample_needles,
+)
+from rag_windows.evaluation.record import digest_of
 from rag_windows.passage import Passage
 
 
@@ -138,17 +141,17 @@ def test_a_file_is_hidden_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([{"question": "q", "answer": "a"}], 'line 1: "needle" is missing'),
-        ([{"question": "q", "needle": "n"}], 'line 1: "answer" is missing'),
-        ([line(1, question=" ")], '"question" is blank'),
-        ([line(1, answers=[])], '"answers" must hold at least one'),
-        ([line(1, answers=["a", ""])], "none that is blank"),
-        ([line(1, answers="a")], '"answers" must be a list, not a string'),
-        ([line(1, needle=" ")], '"needle" is blank'),
-        ([line(1, needle={"title": "t"})], '"needle": "text" is missing'),
-        ([line(1, needle=[])], '"needle", if it is no string, must be an object, not a list'),
-        ([line(1, haystack="h")], '"haystack" must be a list, not a string'),
-        ([line(1, haystack=["h", 3])], 'entry 2 of "haystack", if it is no string, must be an'),
+        ([{"question": "q", "answer": "a"}], "line 1, needle: Field required"),
+        ([{"question": "q", "needle": "n"}], "line 1, answers: Field required"),
+        ([line(1, question=" ")], "line 1: the question or an answer is blank"),
+        ([line(1, answers=[])], "line 1, answers: List should have at least 1 item"),
+        ([line(1, answers=["a", ""])], "line 1: the question or an answer is blank"),
+        ([line(1, answers="a")], "line 1, answers: Input should be a valid array"),
+        ([line(1, needle=" ")], "line 1, needle: a passage is blank"),
+        ([line(1, needle={"title": "t"})], "line 1, needle, text: Field required"),
+        ([line(1, needle=[])], "line 1, needle: Input should be an object"),
+        ([line(1, haystack="h")], "line 1, haystack: Input should be a valid array"),
+        ([line(1, haystack=["h", 3])], "line 1, haystack 2: Input should be an object"),
         ([line(1, haystack=["h", "n1"])], 'entry 2 of "haystack" equals the needle'),
         ([line(1, haystack=["h", "g", "h"])], 'entry 3 of "haystack" equals entry 1;'),
         ([line(1, id="x"), line(2, id="x")], """line 2: the "id" 'x' stands in line 1 too"""),

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rag_windows import PassageCache, WindowedLM
-from rag_windows.evaluation.arm import arms
-from rag_windows.evaluation.folder import RunFolder
+from rag_windows.evaluation.asking import Generating, run
 from rag_windows.evaluation.long import LongOptions, LongTask
-from rag_windows.evaluation.manifest import Manifest
-from rag_windows.evaluation.options import RunOptions
-from rag_windows.evaluation.runner import run
+from rag_windows.evaluation.run import Manifest, RunFolder, RunOptions, arms
 from rag_windows.methods import resolve
 
 
@@ -25,7 +22,14 @@ def test_the_reader_finds_needles_among_eight_passages(tmp_path: Path) -> None:
         lm = WindowedLM.from_pretrained("tiny-reader", cache=cache)
         manifest = Manifest.of(lm, task, compared, {"retriever": "given"}, asked)
         with RunFolder.begin(tmp_path / "run", manifest) as folder:
-            outcome = run(lm, task, compared, lambda one: one.passages or (), folder, options=asked)
+            outcome = run(
+                lm,
+                task,
+                compared,
+                lambda one: one.passages or (),
+                folder,
+                answerer=Generating(asked),
+            )
             assert outcome.failed == ()
             pcw, ape = (
                 [folder.records(one.name)[example.key] for example in task.examples]
@@ -36,9 +40,7 @@ def test_the_reader_finds_needles_among_eight_passages(tmp_path: Path) -> None:
     assert exact.value >= 90
     assert contained.value >= exact.value
     assert most_read.value >= 90
-    by_cell = task.cells(task.examples, pcw)
-    assert [(one.passages, one.depth) for one in by_cell] == [(1, None), (8, 0), (8, 0.5), (8, 1)]
-    assert [one.questions for one in by_cell] == [5] * 4
+    assert [one.details["size"] for one in task.examples[:4]] == [1, 8, 8, 8]
     # A window is the same wherever it stands: 5 needles with 7 others, some of them in common.
     assert sum(one.windows_encoded for one in pcw) <= 5 * 8
     assert sum(one.windows_reused for one in pcw) >= 5 * (3 * 8 + 1) - 5 * 8

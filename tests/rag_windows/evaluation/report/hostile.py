@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rag_windows.evaluation.example import Example, Reference
-from rag_windows.evaluation.record import ReadPassage
+from rag_windows.evaluation.record import ReadPassage, digest_of
 from rag_windows.evaluation.report import ReportedRun
-from rag_windows.evaluation.texts import digest_of
+from rag_windows.evaluation.task import Example, Reference
 from tests.rag_windows.evaluation.report import invented
 
 SCRIPT = "<script>window.hacked=1</script>"

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rag_windows import Passage
-from rag_windows.evaluation.example import Example, Reference
-from rag_windows.evaluation.record import ReadPassage, Record, Speed
-from rag_windows.evaluation.report import ReportedRun
-from rag_windows.evaluation.report.reading import values_of
-from rag_windows.evaluation.summary_arms import KnownArm
-from rag_windows.evaluation.summary_making import summarise_records
-from rag_windows.evaluation.task import Score
-from rag_windows.evaluation.texts import digest_of
+from rag_windows.evaluation.record import ReadPassage, Record, Speed, digest_of
+from rag_windows.evaluation.report import ReportedRun, values_of
+from rag_windows.evaluation.run import Arm
+from rag_windows.evaluation.summary import summarise_records
+from rag_windows.evaluation.task import Example, Reference, Score
 
 KINDS = ("directAnswer", "clarification", "noAnswerButRelevantInfo")
 METHODS = ("sequential", "ape", "pcw", "deep-thinking+ape")
@@ -69,7 +66,7 @@ def text(place: int, words: int = 90) -> str:
 
 
 def record(
-    asked: Example, place: int, arm: KnownArm, texts: dict[str, str], count: int, **other: Any
+    asked: Example, place: int, arm: Arm, texts: dict[str, str], count: int, **other: Any
 ) -> Record:
     """An answer over ``count`` passages, of which some have several windows."""
     drawn = random.Random(f"{place} {arm.name}")
@@ -110,16 +107,12 @@ def record(
     return Record(asked.key, arm.name, **{**values, **other})
 
 
-def arms(methods: Sequence[str], depths: Sequence[int | None]) -> list[KnownArm]:
+def arms(methods: Sequence[str], depths: Sequence[int | None]) -> list[Arm]:
     """Each method at each depth."""
-    return [
-        KnownArm(label if depth is None else f"{label}@{depth}", label, depth)
-        for depth in depths
-        for label in methods
-    ]
+    return [Arm(label, top_k=depth) for depth in depths for label in methods]
 
 
-def speeds(compared: Iterable[KnownArm], count: int = 12) -> dict[str, list[Speed]]:
+def speeds(compared: Iterable[Arm], count: int = 12) -> dict[str, list[Speed]]:
     """Warm times of windows hardly grow; those of one sequence do."""
     found: dict[str, list[Speed]] = {}
     for arm in compared:
@@ -165,7 +158,7 @@ def run(
 
 def reported(
     task: Asked,
-    compared: Sequence[KnownArm],
+    compared: Sequence[Arm],
     records: Mapping[str, Mapping[str, Record]],
     texts: Mapping[str, str],
     timed: Mapping[str, list[Speed]] | None = None,
@@ -186,7 +179,7 @@ def reported(
         "examples": task.examples,
         "records": held,
         "texts": texts,
-        "values": values_of(task, names, task.examples, held),
+        **dict(zip(("metric", "values"), values_of(task, names, held), strict=True)),
         "made_with": ({"rag-windows": "0.1.0", "machine": "2 cores of an invented processor"},),
         "date": "2026-11-21 18:00 UTC",
         "command": "rag-windows eval inscit --data dev.json --methods sequential,ape --top-k 1,5",

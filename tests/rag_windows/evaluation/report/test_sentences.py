@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from rag_windows.evaluation.report.sentences import counters, heading, metric_name, verdicts
-from rag_windows.evaluation.statistics.estimate import Estimate
+from rag_windows.evaluation.report.tables import troubles, verdicts
+from rag_windows.evaluation.report.text import heading, metric_name
+from rag_windows.evaluation.statistics import Estimate
 from rag_windows.evaluation.summary import Against, ArmSummary, Counters, Result, Summary
 
 BASE = Estimate(21.0, 19.0, 23.0)
@@ -73,12 +74,11 @@ def test_no_verdict_without_answers() -> None:
 
 
 def test_counters_speak_only_when_something_happened() -> None:
-    assert counters(summary(arm("ape@20"))) == []
+    assert troubles(summary(arm("ape@20"))) == []
     loud = arm("ape@20", errors=1, unfinished=2, left_out_passages=7, left_out_questions=3)
-    text = " ".join(counters(summary(loud, compared=98, missing={"ape@20": 2, "pcw@20": 0})))
+    text = " ".join(troubles(summary(loud, compared=98, missing={"ape@20": 2, "pcw@20": 0})))
     for words in (
-        "it has no record yet of 2 questions of ape@20. Give",
-        "2 questions of 100 are not in any figure",
+        "Not finished: answers are missing (ape@20 2). All figures are of the 98 of 100 questions",
         "no answer to 1 question because of an error",
         "2 answers of ape@20 ended at the limit",
         "left out 7 passages in 3 questions",

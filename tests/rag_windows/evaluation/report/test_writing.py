@@ -12,7 +12,7 @@ import pytest
 
 from rag_windows.errors import InputError, MissingExtraError
 from rag_windows.evaluation.report import write_report
-from rag_windows.evaluation.report.markdown import escaped
+from rag_windows.evaluation.report.text import escaped
 from tests.rag_windows.evaluation.report import hostile, invented
 
 pytest.importorskip("matplotlib", reason="the charts need matplotlib")
@@ -93,7 +93,6 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         assert "Run it with several, such as --top-k 1,5,20" in found
         assert "Run with --speed 20" in found
         assert "have no kinds" in found
-        assert "name it with --data" in found
     assert "<svg" not in page.read_text()
 
 
@@ -103,7 +102,7 @@ def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
     page, _ = write_report([invented.reported(task, compared, {}, {})], tmp_path)
     text = page.read_text()
     assert "There are no figures yet" in text
-    assert "no record yet of 2 questions of sequential@2, ape@2." in text
+    assert "answers are missing (sequential@2 2, ape@2 2)" in text
     assert "Not asked yet" in text.replace("not asked", "Not asked")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rag_windows.evaluation.example import Example, Reference
-from rag_windows.evaluation.task import Score
+from rag_windows.evaluation.task import Example, Reference, Score
 
 
 def example(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows.evaluation.scores.arithmetic import holds_result
+from rag_windows.evaluation.metrics import holds_result
 
 
 @pytest.mark.parametrize(

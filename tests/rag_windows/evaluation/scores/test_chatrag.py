@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from rag_windows.errors import DataError, InputError
-from rag_windows.evaluation.scores.answerable import read_answerable
-from rag_windows.evaluation.scores.chatrag import (
+from rag_windows.evaluation.chatrag import read_answerable
+from rag_windows.evaluation.metrics import (
     REFUSING,
+    SORRY,
     chatrag_metrics,
     chatrag_scores,
     one_line,
+    refuses,
+    settled,
 )
-from rag_windows.evaluation.scores.refusal import SORRY, refuses, settled
 from tests.rag_windows.evaluation.scores.made import example, values
 
 
@@ -120,9 +122,7 @@ def test_accuracies_by_hand() -> None:
     assert found["answerable_f1"] == pytest.approx(200 / 3)
     assert scores[2].values == (100, None, 0, None, None)
     assert scores[3].values == (None, 100, None, 0, 100)
-    parts = scores[4].parts
-    assert parts is not None
-    assert parts.formula(parts.array.sum(0)) == pytest.approx(found["mean_accuracy"])
+    assert scores[4].formula(scores[4].rows.sum(0)) == pytest.approx(found["mean_accuracy"])
 
 
 def test_the_answerable_that_count_may_be_listed() -> None:
@@ -142,11 +142,11 @@ def test_the_list_counts_answerable_questions_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[0, 3]", r"list.json: entry 2 is 3, but the 3 answerable questions are counted from 0"),
-        ("[-1]", "entry 1 is -1"),
-        ("[1.0]", "entry 1 must be a whole number, not a number"),
-        ("[true]", "entry 1 must be a whole number, not true or false"),
-        ("{}", "content must be a list"),
+        ("[0, 3]", r"list.json: 3 is in the list, but the 3 answerable questions are counted fr"),
+        ("[-1]", "-1 is in the list"),
+        ("[1.0]", "list.json, entry 1: Input should be a valid integer"),
+        ("[true]", "list.json, entry 1: Input should be a valid integer"),
+        ("{}", "list.json: Input should be a valid array"),
         ("[0, 1", "list.json: not valid JSON"),
     ],
 )

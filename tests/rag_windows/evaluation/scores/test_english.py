@@ -9,8 +9,8 @@ import pytest
 import spacy
 
 from rag_windows.errors import MissingExtraError
-from rag_windows.evaluation.scores import english
-from rag_windows.evaluation.scores.english import LONGEST, spaced
+from rag_windows.evaluation import metrics
+from rag_windows.evaluation.metrics import LONGEST, spaced
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_rules_are_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPa
         inside.pop()
         return []
 
-    monkeypatch.setattr(english, "_loaded", [rules])
+    monkeypatch.setattr(metrics, "_tokenizers", [rules])
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(spaced, "abcd"))
     assert most == [1] * 4
@@ -74,6 +74,6 @@ def test_the_rules_are_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPa
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
-    monkeypatch.setattr(english, "_loaded", [])
+    monkeypatch.setattr(metrics, "_tokenizers", [])
     with pytest.raises(MissingExtraError, match=r'spacy; run: pip install "\.\[eval\]"'):
         spaced("x")

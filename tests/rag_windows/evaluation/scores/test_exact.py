@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rag_windows.errors import InputError
-from rag_windows.evaluation.scores.exact import accuracy, contained, exact_match
+from rag_windows.evaluation.metrics import accuracy, contained, exact_match
 from tests.rag_windows.evaluation.scores.made import example
 
 CASES = [

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 from rag_windows.errors import DataError
-from rag_windows.evaluation.scores.file import (
-    score_chatrag,
-    score_inscit,
-    score_inscit_by_type,
-)
-from rag_windows.evaluation.scores.refusal import SORRY
+from rag_windows.evaluation.chatrag import score_chatrag
+from rag_windows.evaluation.inscit import score_inscit
+from rag_windows.evaluation.metrics import SORRY
 from tests.rag_windows.evaluation.scores import literal
 
 KEYS = ["evidence_f1", "bleu", "response_f1", "chatrag_f1", "n"]
@@ -83,7 +80,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_inscit_by_hand(files: tuple[Path, Path]) -> None:
-    found = score_inscit(*files)
+    found = score_inscit(*files)[""]
     assert list(found) == KEYS
     assert found["n"] == 3
     assert found["evidence_f1"] == pytest.approx((100 + 200 / 3 + 0) / 3)
@@ -103,7 +100,7 @@ def test_inscit_by_hand(files: tuple[Path, Path]) -> None:
 
 
 def test_inscit_by_response_type(files: tuple[Path, Path]) -> None:
-    found = score_inscit_by_type(*files)
+    found = score_inscit(*files, by_type=True)
     assert list(found) == ["directAnswer", "clarification", "noAnswerNoRelevantInfo"]
     assert [list(one) for one in found.values()] == [KEYS] * 3
     assert [one["n"] for one in found.values()] == [1, 1, 2]
@@ -202,7 +199,7 @@ def test_the_official_figures_are_met(name: str, official: dict[str, float]) -> 
     assert json.loads((folder / f"inscit_{name}.scores.json").read_text()) == official
     predictions = folder / f"inscit_{name}.predictions.json"
     begun = time.monotonic()
-    assert score_inscit(DATA or "", predictions) == pytest.approx(official, rel=0, abs=1e-6)
+    assert score_inscit(DATA or "", predictions)[""] == pytest.approx(official, rel=0, abs=1e-6)
     assert time.monotonic() - begun < 20
-    types = score_inscit_by_type(DATA or "", predictions)
+    types = score_inscit(DATA or "", predictions, by_type=True)
     assert sum(one["n"] for one in types.values()) >= 502

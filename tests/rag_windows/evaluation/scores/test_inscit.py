@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_windows.errors import InputError, MissingExtraError
-from rag_windows.evaluation.example import Example
-from rag_windows.evaluation.scores.inscit import INSCIT_METRICS, inscit_scores
+from rag_windows.evaluation.metrics import INSCIT_METRICS, inscit_scores
+from rag_windows.evaluation.task import Example
 from tests.rag_windows.evaluation.scores import literal
 from tests.rag_windows.evaluation.scores.made import example, values
 
@@ -116,9 +116,8 @@ def test_bleu_is_that_of_the_corpus_with_its_two_streams_of_references() -> None
     streams = [[(pair * 2)[place] for pair in texts] for place in range(2)]
     score = inscit_scores([example(*pair) for pair in texts], answers, [()] * 60)[1]
     assert score.value == pytest.approx(sacrebleu.corpus_bleu(answers, streams).score, abs=1e-9)
-    assert score.parts is not None
-    assert len(score.parts.rows) == 60
-    assert score.parts.formula(score.parts.array.sum(0)) == pytest.approx(score.value)
+    assert len(score.rows) == 60
+    assert score.formula(score.rows.sum(0)) == pytest.approx(score.value)
 
 
 @settings(max_examples=60)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_windows.evaluation.scores.text_f1 import bag_f1, chatrag_words, squad_words
+from rag_windows.evaluation.metrics import bag_f1, chatrag_words, squad_words
 from tests.rag_windows.evaluation.scores import literal
 
 WORDS = st.lists(st.sampled_from("one two three four the".split()), max_size=8)

@@ -1,1 +1,0 @@
-"""Intervals and tests for what was measured on the same questions with several methods."""
