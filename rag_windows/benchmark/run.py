@@ -76,7 +76,7 @@ from rag_windows.prefill import EncodedContext, complete, prefill_parts
 Tell = Callable[[str], None]
 TORCH_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _ROWS, _REPEATS, _STREAM_BYTES = 4096, 5, 1 << 29
-_PROFILED_TOKENS, _PROFILED_ROUNDS = 17, 3
+_PROFILED_TOKENS, _PROFILED_ROUNDS = 16, 3
 _PEAK_TOKENS = 2
 
 
@@ -512,7 +512,7 @@ def measure_crowd(
 
 
 def profile_step(lm: WindowedLM, place: Place, asked: Load) -> Step:
-    """Where the time of a decode step goes, from profiles of answers of one and of many tokens.
+    """Where the time of a decode step goes, passes of the model alone.
 
     All figures are of the quickest of three rounds, under the profiler, which makes what is neither
     a linear layer nor attention look dearer than it is.
@@ -522,18 +522,17 @@ def profile_step(lm: WindowedLM, place: Place, asked: Load) -> Step:
         place: what stands in the result.
         asked: what is read.
     """
-    context = lm.encode_ids(asked.prefix, asked.windows)
+    decoder = GreedyDecoder(lm, lm.encode_ids(asked.prefix, asked.windows), asked.query)
 
-    def generate(tokens: int) -> None:
-        lm.generate_ids(context, asked.query, max_new_tokens=tokens, min_new_tokens=tokens)
+    def decode() -> None:
+        for _ in range(_PROFILED_TOKENS):
+            decoder.step()
 
-    generate(2)
     rounds = []
     for _ in range(_PROFILED_ROUNDS):
-        before = _profiled(lambda: generate(1), place.context)
-        after = _profiled(lambda: generate(_PROFILED_TOKENS), place.context)
-        pairs = zip(before, after, strict=True)
-        rounds.append([(late - soon) / (_PROFILED_TOKENS - 1) for soon, late in pairs])
+        decoder.first()
+        decoder.step()
+        rounds.append([took / _PROFILED_TOKENS for took in _profiled(decode, place.context)])
     whole, linear, windows, tail = min(rounds)
     return Step(
         **dataclasses.asdict(place),
