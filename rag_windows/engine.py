@@ -197,33 +197,33 @@ class Engine:
         options = dict(asked.options)
         if "stop_strings" in options:
             options.setdefault("tokenizer", self.tokenizer)
-        ends = self.decoder.end_tokens(options)
-
-        def checked_for(method: Method) -> Request:
-            return check_request(
-                prompt or self.text.prompt,
-                asked,
-                method,
-                # Anew for each: what enforces a form notes where its answer stands.
-                options=with_form(options, self.tokenizer, self.decoder.vocabulary, ends),
-                max_window_tokens=max_window_tokens or self.max_window_tokens,
-                position_limit=self.position_limit,
-                prompt_limit=self.prompt_limit,
-                started=started,
-            )
-
+        check = functools.partial(
+            check_request,
+            prompt or self.text.prompt,
+            asked,
+            max_window_tokens=max_window_tokens or self.max_window_tokens,
+            position_limit=self.position_limit,
+            prompt_limit=self.prompt_limit,
+            started=started,
+        )
         method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
-        request = checked_for(method)
+        request = check(method, options=self._with_form(options))
         guard = guard_of(asked.fallback)
         if guard is None or not request.parts.windows or not method.windowed:
             return request
         spread = self.guard_spread if guard.spread is None else guard.spread
         plan: FallbackPlan[Request]
         try:
-            plan = FallbackPlan(guard, spread, checked_for(Sequential()))
+            # A form anew: what enforces it notes where its answer stands.
+            ordinary = check(Sequential(), options=self._with_form(options))
+            plan = FallbackPlan(guard, spread, ordinary)
         except LimitError as error:
             plan = FallbackPlan(guard, spread, None, str(error))
         return replace(request, fallback=plan)
+
+    def _with_form(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        ends = self.decoder.end_tokens(options)
+        return with_form(options, self.tokenizer, self.decoder.vocabulary, ends)
 
     def prefill(
         self, request: Request, encoder: WindowEncoder | None = None
