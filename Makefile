@@ -5,6 +5,9 @@ PYTHON ?=
 ARGS ?=
 # Where `make train` writes; the same call goes on where the last one stopped.
 OUT ?= runs/reader
+# What `make check` asks beside the linters.
+QUICK := tests/parity/test_golden.py tests/parity/test_equivalences.py tests/blackbox/test_requests.py \
+	tests/blackbox/test_guard.py tests/rag_windows/attention/test_segments.py tests/test_repository.py
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
@@ -13,7 +16,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test timing lint format figures faults bench bench-cache train train-learner evaluate judge install clean
+.PHONY: help demo test check timing lint format figures faults bench bench-cache train train-learner evaluate judge install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,14 +27,17 @@ demo: $(VENV)/.demo ## three questions over the sample corpus, sequentially and 
 test: $(VENV)/.dev ## all tests: no network, no GPU, 10 to 13 minutes on 2 cores, 20 on busy ones (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest $(ARGS)
 
+check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
+	$(OFFLINE) $(BIN)/python -m pytest --durations=0 --durations-min=5 $(QUICK) $(ARGS)
+
 timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothing else: 1 minute
 	$(OFFLINE) $(BIN)/python -m pytest -m timing $(ARGS)
 
 faults: $(VENV)/.dev ## every fault of the passage cache, unsampled: 4 minutes
 	RAG_WINDOWS_FAULTS=full $(OFFLINE) $(BIN)/python -m pytest tests/faults $(ARGS)
 
-lint: $(VENV)/.dev ## ruff check, ruff format --check, mypy
-	@status=0; for check in 'ruff check .' 'ruff format --check .' mypy; do \
+lint: $(VENV)/.dev ## ruff check, ruff format --check, mypy, import-linter
+	@status=0; for check in 'ruff check .' 'ruff format --check .' mypy lint-imports; do \
 		echo "$$check"; $(BIN)/$$check || status=1; \
 	done; exit $$status
 
