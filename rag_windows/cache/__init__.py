@@ -1,1 +1,1 @@
-"""The passage cache: keys and values of windows in memory and on disk, found again by what made them."""
+"""The passage cache: keys and values of windows in memory and on disk."""
