@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_it_reads_eight_passages_far_better_than_a_blind_reader(
     assert sum(one.text.strip() == case.answer for one, case in pairs) >= 25
 
 
-def lines(name: str) -> list[dict[str, str]]:
+def lines(name: str) -> list[dict[str, Any]]:
     text = (SAMPLES / name).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -134,8 +135,8 @@ def test_it_answers_the_sample_corpus_and_follows_its_conversations(reader: Wind
         )
         for (before, after), answer in zip(turns, first, strict=True)
     ]
-    pairs = zip(answers(followed), turns, strict=True)
-    assert sum(answer == after["answer"] for answer, (_, after) in pairs) >= 20
+    second = zip(answers(followed), turns, strict=True)
+    assert sum(answer == after["answer"] for answer, (_, after) in second) >= 20
 
 
 @pytest.mark.parametrize("method", ["sequential", "pcw", "ape"])

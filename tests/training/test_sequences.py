@@ -42,7 +42,7 @@ def test_the_shipped_models_curricula_are_drawn_again(name: str, digest: str) ->
         rng = np.random.default_rng([0, number])
         for _ in range(20):
             for split in ("train", "held-out"):
-                sample = draw_sample(rng, level.recipe, split)  # type: ignore[arg-type] # a Split
+                sample = draw_sample(rng, level.recipe, split)
                 turns = [list(dataclasses.astuple(turn)) for turn in sample.turns]
                 passages = [list(passage) for passage in sample.passages]
                 plain = [passages, turns, sample.system, sample.before]
