@@ -345,8 +345,10 @@ class DiskTier:
     def with_more_labels(self, keys: Iterable[str]) -> list[str]:
         """Those of some entries that may have more labels than their files hold."""
         folders = self._folders
-        found = []
-        for key in keys if folders is not None else ():
+        found: list[str] = []
+        if folders is None:
+            return found
+        for key in keys:
             with contextlib.suppress(OSError):
                 state = os.stat(key + ENDING, dir_fd=folders.entries, follow_symlinks=False)
                 if _has_more_labels(state):
@@ -822,8 +824,8 @@ def _open_folders(path: str) -> _Folders:
                     raise
             else:
                 _require_private(descriptors[name], os.path.join(path, name))
-        *others, catalog = (descriptors.get(name) for name in _FOLDERS)
-        return _Folders(*others, catalog)
+        entries, locks, quarantine = (descriptors[name] for name in _FOLDERS[:3])
+        return _Folders(entries, locks, quarantine, descriptors.get(_CATALOG))
     except BaseException:
         for descriptor in descriptors.values():
             with contextlib.suppress(OSError):

@@ -126,7 +126,7 @@ class MemoryTier:
             self._count(stored=1, evictions=len(victims))
         return True
 
-    def add_labels(self, key: str, labels: Sequence[str]) -> None:
+    def add_labels(self, key: str, labels: Iterable[str]) -> None:
         """Give an entry these labels beside its own."""
         with self._lock:
             slot = self._slots.get(key)

@@ -563,7 +563,9 @@ class _Tiers:
     def count(self, counted: Counted) -> None:
         """Add to the counters."""
         with self._lock:
-            self._counted = Counted(*map(sum, zip(self._counted, counted, strict=True)))
+            self._counted = Counted(
+                *(before + more for before, more in zip(self._counted, counted, strict=True))  # type: ignore[arg-type] # whole numbers stay whole
+            )
 
     def stats(self) -> CacheStats:
         """Counters, and what each tier holds."""
