@@ -21,9 +21,8 @@ from rag_windows.attention.layers import position_limit, prompt_limit
 from rag_windows.attention.support import check_attention, check_config
 from rag_windows.attention.twin import Twin
 from rag_windows.cache.encoder import CachedEncoder
-from rag_windows.cache.fingerprint import ModelIdentity
+from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.errors import LimitError, ModelError, StopIterationTold
 from rag_windows.generate import Decoder
 from rag_windows.guard import FallbackPlan, guard_of

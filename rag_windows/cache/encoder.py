@@ -11,11 +11,10 @@ from functools import partial
 import torch
 
 from rag_windows.cache.codec import Entry, codec_named, is_finite, settle
-from rag_windows.cache.fingerprint import ModelIdentity
+from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.locks import FileLock
 from rag_windows.cache.passage_cache import Counted, PassageCache
-from rag_windows.cache.tokenizer_print import TokenizerIdentity
 from rag_windows.cache.transfer import Mover, compact, layer_devices, ready
 from rag_windows.errors import NonFiniteError
 from rag_windows.forks import cached_property

@@ -6,8 +6,9 @@ import copy
 import functools
 import hashlib
 import itertools
+import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
 from rag_windows.attention.twin import Twin
-from rag_windows.cache.description import canonical, counts, describe, is_plain
 from rag_windows.cache.keys import fields
 from rag_windows.cache.weights import (
     STRETCH,
@@ -28,6 +28,125 @@ from rag_windows.cache.weights import (
 )
 from rag_windows.forks import Lock
 from rag_windows.loading import input_device
+
+_NOT_COMPUTED_WITH = {
+    # Names and notes of a config or module that change no number, or change while it is used.
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "use_cache",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "attn_implementation",
+    "training",
+    "gradient_checkpointing",
+    "warnings_issued",
+    "max_seq_len_cached",
+}
+_ADAPTER_SWITCHES = {"_active_adapter", "_disable_adapters"}
+
+
+def canonical(value: Any) -> bytes:
+    """Plain data as JSON that is the same for equal data; names that change nothing left out."""
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=True).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {f"{type(key).__name__}:{key}": _plain(v) for key, v in value.items() if counts(key)}
+    if isinstance(value, Set):
+        return sorted(json.dumps(_plain(entry), sort_keys=True) for entry in value)
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return repr(value) if isinstance(value, float) else f"{type(value).__name__}:{value}"
+
+
+def counts(name: Any) -> bool:
+    """Whether an attribute or config entry of this name can change what is computed."""
+    if name in _ADAPTER_SWITCHES:
+        return True
+    return name not in _NOT_COMPUTED_WITH and not (
+        isinstance(name, str) and name.startswith("_") and name != "_commit_hash"
+    )
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is plain data through and through."""
+    if isinstance(value, Mapping):
+        return all(isinstance(k, str | int) and is_plain(v) for k, v in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(is_plain(entry) for entry in value)
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
+
+
+def describe(name: str, module: torch.nn.Module) -> bytes:
+    """A module's place, class and plain attributes."""
+    kind = type(module)
+    plain: dict[str, Any] = {}
+    if not isinstance(module, PreTrainedModel):
+        # Containers among them are read again in every call.
+        plain = {
+            key: value
+            for key, value in module.__dict__.items()
+            if counts(key) and is_plain(value) and not isinstance(value, dict | list)
+        }
+    return fields(name.encode(), kind.__module__.encode(), kind.__qualname__.encode()) + canonical(
+        plain
+    )
+
+
+NO_TOKENIZER = hashlib.sha256(b"token ids only").digest()
+
+
+class TokenizerIdentity:
+    """The fingerprint of a tokenizer, read again when its size or its template changes.
+
+    Args:
+        tokenizer: a transformers tokenizer, or None for work with token ids.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lock = Lock()
+        self._seen: tuple[Any, ...] | None = None
+        self._print = NO_TOKENIZER
+
+    def fingerprint(self) -> bytes:
+        """32 bytes that only an equal tokenizer has."""
+        if self._tokenizer is None:
+            return NO_TOKENIZER
+        seen = (len(self._tokenizer), canonical(getattr(self._tokenizer, "chat_template", None)))
+        with self._lock:
+            if seen != self._seen:
+                self._print = tokenizer_fingerprint(self._tokenizer)
+                self._seen = seen
+            return self._print
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> bytes:
+    """Read a tokenizer whole; padding and truncation, which callers switch, do not count."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        rules = json.loads(backend.to_str())
+        rules.pop("padding", None)
+        rules.pop("truncation", None)
+    else:
+        rules = [
+            tokenizer.get_vocab(),
+            {str(number): repr(token) for number, token in tokenizer.added_tokens_decoder.items()},
+        ]
+    special = getattr(tokenizer, "special_tokens_map", {})
+    return hashlib.sha256(
+        fields(
+            type(tokenizer).__qualname__.encode(),
+            json.dumps(rules, sort_keys=True).encode(),
+            canonical({name: str(value) for name, value in special.items()}),
+            canonical(getattr(tokenizer, "chat_template", None)),
+        )
+    ).digest()
+
 
 PROBE_BYTES = 2 << 20
 """Weights that one check reads again; see `ModelIdentity`."""

@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from transformers import PreTrainedModel
 
-from rag_windows.cache.description import canonical
+from rag_windows.cache.fingerprint import canonical
 from rag_windows.cache.keys import fields
 from rag_windows.cache.weights import flat, plain_tensors
 

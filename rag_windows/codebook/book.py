@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.codebook.blocks import rank
-from rag_windows.codebook.holdings import Holdings, State
-from rag_windows.codebook.identity import made_id, require_same, same_passage
-from rag_windows.codebook.index import Index
+from rag_windows.codebook.holdings import Holdings, State, rank
+from rag_windows.codebook.index import (
+    Index,
+    Record,
+    made_id,
+    require_json,
+    require_same,
+    same_passage,
+)
 from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
-from rag_windows.codebook.record import Record, require_json
-from rag_windows.codebook.results import Added, Retrieved
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, MethodError
 from rag_windows.methods import Codebook, Method, chain, resolve
-from rag_windows.passage import Passage
+from rag_windows.passage import Note, Passage
 from rag_windows.request import BatchRequest, Messages, PassageLike
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What adding or updating did.
+
+    Attributes:
+        ids: of each passage given, in order; None for one that has no text and was not kept.
+        evicted: ids of passages that had to go because the book was full, least useful first.
+        notes: on blank, repeated and split passages; ``Note.passage`` counts those given.
+    """
+
+    ids: tuple[str | None, ...]
+    evicted: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """A passage that a query would read.
+
+    Attributes:
+        passage: as it was added.
+        similarity: of its keys and the query's; see `KeySearch`.
+    """
+
+    passage: Passage
+    similarity: float
 
 
 class PassageBook:

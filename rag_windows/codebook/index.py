@@ -1,4 +1,4 @@
-"""The file in which a book keeps its passages' texts."""
+"""What a book keeps of its passages, and the file in which it keeps it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,131 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rag_windows.cache.keys import fields
 from rag_windows.cache.locks import lock_file, require_locks
-from rag_windows.codebook.record import Record
-from rag_windows.errors import CacheError
+from rag_windows.errors import CacheError, InputError
+from rag_windows.passage import Passage
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A passage as a book keeps it.
+
+    Attributes:
+        passage: with an id.
+        keys: its windows' keys in the cache; not written, they follow from the text.
+        hits: how many searches it was among the results of.
+        since: searches of the book when the passage came.
+        used: number of the last search that found it; `since` if none did.
+    """
+
+    passage: Passage
+    keys: tuple[str, ...] = ()
+    hits: int = 0
+    since: int = 0
+    used: int = 0
+
+    def usefulness(self, searches: int) -> tuple[float, int]:
+        """The share of searches that found it, and the last that did; one hit is granted ahead."""
+        return (self.hits + 1) / (searches - self.since + 1), self.used
+
+    def as_json(self) -> dict[str, Any]:
+        """What is written of it."""
+        passage = self.passage
+        return {
+            "id": passage.id,
+            "text": passage.text,
+            "title": passage.title,
+            "score": passage.score,
+            "metadata": dict(passage.metadata),
+            "uses": [self.hits, self.since, self.used],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Record:
+        """Read what `as_json` wrote.
+
+        Raises:
+            CacheError: it is something else.
+        """
+        try:
+            hits, since, used = (int(number) for number in value["uses"])
+            passage = Passage(
+                text=value["text"],
+                id=value["id"],
+                title=value["title"],
+                score=None if value["score"] is None else float(value["score"]),
+                metadata=dict(value["metadata"]),
+            )
+            if passage.id is None:
+                raise ValueError("a passage has no id")
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            raise CacheError(f"A passage in the book's index can't be read: {error}") from error
+        return cls(passage, hits=hits, since=since, used=used)
+
+
+def require_json(passage: Passage) -> None:
+    """Refuse a passage that an index can't hold.
+
+    Raises:
+        InputError: its metadata are no JSON.
+    """
+    try:
+        written = json.dumps(dict(passage.metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"The metadata of passage {passage.id!r} can't be kept in a file: {error}. Give plain "
+            "JSON values (strings, numbers, lists, dicts), or a book without path=."
+        ) from error
+    if json.loads(written) != dict(passage.metadata):
+        raise InputError(
+            f"The metadata of passage {passage.id!r} would come back changed from a file; use "
+            "string keys, lists instead of tuples, and no NaN."
+        )
+
+
+_WHAT = {
+    "model": "another model (other weights, config or precision, or another version of torch or "
+    "transformers)",
+    "tokenizer": "another tokenizer or chat template",
+    "prefix": "another prefix (system prompt or tools)",
+    "encoding": "another encoding of its windows (another refinement, or none)",
+}
+
+
+def require_same(made_for: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse windows that depend on something else than what there is now.
+
+    Args:
+        made_for: from `Preparer.made_for`, when the book was made.
+        now: the same now.
+
+    Raises:
+        CacheError: naming all that differs.
+    """
+    differs = [what for name, what in _WHAT.items() if made_for.get(name) != now[name]]
+    if differs:
+        raise CacheError(
+            f"This book was made with {'; and with '.join(differs)} than there is now. Open it as "
+            "it was made, or make another book, in a folder of its own."
+        )
+
+
+def same_passage(one: Passage, other: Passage) -> bool:
+    """Whether all but the id is equal."""
+    return (one.text, one.title, one.score, dict(one.metadata)) == (
+        other.text,
+        other.title,
+        other.score,
+        dict(other.metadata),
+    )
+
+
+def made_id(passage: Passage) -> str:
+    """An id that only an equal text and title give."""
+    parts = [part.encode("utf-8", "surrogatepass") for part in (passage.title or "", passage.text)]
+    return hashlib.sha256(fields(*parts)).hexdigest()[:32]
+
 
 NAME, LOCK = "book.json", "book.lock"
 FORMAT = 1

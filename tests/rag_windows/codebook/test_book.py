@@ -20,7 +20,7 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
-from rag_windows.codebook.record import Record
+from rag_windows.codebook.index import Record
 from rag_windows.errors import InputError, MethodError
 from rag_windows.methods.steps import Fusion
 from tests.rag_windows import small

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from rag_windows import Passage
-from rag_windows.codebook.blocks import Block, rank, with_pages, without
+from rag_windows.codebook.holdings import Block, rank, with_pages, without
 from rag_windows.methods.key_search import KeySearch
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import PASSAGES, QUESTION, TOPICS, book
