@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from filelock import FileLock
 from pydantic import BaseModel, field_validator
 
-from rag_windows.cache.tokenizer_print import tokenizer_fingerprint
+from rag_windows.cache.fingerprint import tokenizer_fingerprint
 from rag_windows.calibration import ModelFingerprint
 from rag_windows.errors import DataError, InputError
 from rag_windows.evaluation.files import (
