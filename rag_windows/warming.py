@@ -6,16 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from rag_windows.cache.encoder import CachedEncoder
+from rag_windows.engine import Engine
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows.prefill import complete
 from rag_windows.request import Messages, PassageLike
-
-if TYPE_CHECKING:
-    from rag_windows.engine import Engine
 
 OnWarmed = Callable[[int, int | None], None]
 """Told how many passages are done, and of how many; None where that is not known."""
