@@ -514,7 +514,9 @@ class IclAnswerer:
             longest: of the texts that will be judged.
             choices: by which they will be.
         """
-        task = self.task
+        task, method = self.task, arm.method
+        if method is None:
+            raise InputError(f"{arm.name} was read from a run's folder; it can't be asked.")
         demonstrations = task.shown(arm.top_k, seed)
 
         def shown(count: int) -> Shown:
@@ -525,7 +527,7 @@ class IclAnswerer:
                     demonstrations[:count],
                     choices,
                     form=task.template,
-                    method=arm.method,
+                    method=method,
                     prefix=self.prefix,
                     sizes=sizes,
                 )

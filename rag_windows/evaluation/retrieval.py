@@ -164,6 +164,8 @@ class Ranker:
         from rag_windows_retrievers import DenseRetriever, SentenceEncoder
 
         given = self._embedder
+        if given is None:
+            raise InputError(f"--retriever {self.kind} needs --embedder.")
         encoder = SentenceEncoder(given) if isinstance(given, str | Path) else given
         if index is None or not index.exists():
             made = DenseRetriever(pool, encoder, progress=on_embedded)

@@ -167,8 +167,10 @@ class Manifest(BaseModel):
                 },
             },
             "arms": {
-                arm.name: {"method": None if arm.method is None else describe(arm.method)}
-                | {"top_k": arm.top_k}
+                arm.name: {
+                    "method": None if arm.method is None else describe(arm.method),
+                    "top_k": arm.top_k,
+                }
                 for arm in compared
             },
             "retriever": retriever,

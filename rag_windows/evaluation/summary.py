@@ -351,19 +351,18 @@ def _results(
         # An example that a metric does not count adds nothing at all.
         n = int(rows[masks[section], arm].any(axis=1).sum())
         own, other = values[column], values[base]
-        all_own, all_other = (None, None) if drawn is None else (drawn[column], drawn[base])
         against = None
         if column != base:
             tested = (None, None) if section else (p[arm], corrected[arm])
-            apart = None if drawn is None else all_own - all_other
-            kept = None if drawn is None else percent(all_own, all_other)
+            apart = None if drawn is None else drawn[column] - drawn[base]
+            kept = None if drawn is None else percent(drawn[column], drawn[base])
             against = Against(
                 arms[bases[arm]].name,
                 estimate(own - other, apart),
-                estimate(percent(own, other), kept),
+                estimate(float(percent(own, other)), kept),
                 *tested,
             )
-        found = estimate(own, all_own)
+        found = estimate(own, None if drawn is None else drawn[column])
         if section == 0:
             # The dataset's own figure, to the last bit.
             found = Estimate(scores[arm].value, found.low, found.high)

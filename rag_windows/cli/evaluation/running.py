@@ -147,7 +147,7 @@ def evaluate(
     ranker = Ranker(task, **search)
     lm = load_model(model, progress)
     manifest = Manifest.of(lm, task, chosen, ranker.settings, options)
-    path = out or _default_folder(manifest, model.model)
+    path = out or _default_folder(manifest, str(model.model))
     with closing_cache(lm), _going_on(path), RunFolder.begin(path, manifest, fresh) as folder:
         source = source.model_copy(update={"command": _command()})
         source.save(path)
@@ -159,8 +159,11 @@ def evaluate(
             outcome = run(lm, task, chosen, ranker, folder, answerer=answerer, progress=told)
         if speed:
             with progress.counting("Timing the first token") as told:
-                timing = {"options": options, "progress": told}
-                _tell_notes(measure_speed(lm, task, chosen, ranker, folder, speed, **timing))
+                _tell_notes(
+                    measure_speed(
+                        *(lm, task, chosen, ranker, folder, speed), options=options, progress=told
+                    )
+                )
         with progress.waiting("Scoring"):
             summary = summarise(task, folder)
             scores = path / SCORES
@@ -210,7 +213,8 @@ def report(folders: Sequence[Path], out: Path | None, data: Path | None, *, as_j
         with Progress().waiting("Scoring"):
             summary = summarise(task, folder)
             runs.append(reported(task, folder, summary, command=source.command))
-        files = {"folder": str(path), "scores": None, "predictions": {}, "report": []}
+        written: dict[str, Any] = {"folder": str(path), "scores": None}
+        files = {**written, "predictions": {}, "report": []}
         told.append({**summary.as_json(), "files": files})
         shown.append((summary, list(beside(task, folder))))
     with Progress().waiting("Scoring"):

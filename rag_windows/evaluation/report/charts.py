@@ -160,7 +160,7 @@ def _columns(labels: Sequence[str]) -> int:
 def _line(
     axes: Axes, look: dict[str, Any], xs: Sequence[float], ys: Sequence[float], **more: Any
 ) -> None:
-    edge = {"markeredgecolor": GROUND, "markeredgewidth": 0.8, "markersize": 8}
+    edge: dict[str, Any] = {"markeredgecolor": GROUND, "markeredgewidth": 0.8, "markersize": 8}
     axes.plot(xs, ys, **look, **edge, linewidth=2.2, **more)
 
 

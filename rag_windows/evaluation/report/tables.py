@@ -105,7 +105,7 @@ def _quality(summary: Summary) -> Table:
     rows = []
     for arm in summary.arms:
         found = depths.get(arm.top_k)
-        both = [with_interval(found and found.recall), with_interval(found and found.hit)]
+        both = ["–", "–"] if found is None else list(map(with_interval, (found.recall, found.hit)))
         figures = [with_interval(one.estimate) for one in arm.results]
         rows.append([name(arm.name), *figures, *(both if depths else ())])
     bounded = any(one.estimate.bounded for arm in summary.arms for one in arm.results)
@@ -147,7 +147,7 @@ def _parts(
     for label in dict.fromkeys(part.label for found in parts for part in found):
         for arm, found in zip(summary.arms, parts, strict=True):
             for one in (part.results[0] for part in found if part.label == label):
-                kept = with_interval(one.against and one.against.retention)
+                kept = "–" if one.against is None else with_interval(one.against.retention)
                 value = with_interval(one.estimate)
                 rows.append((name(label), name(arm.name), value, kept, f"{one.n:,}"))
     if rows:
@@ -326,7 +326,9 @@ def terminal(summary: Summary) -> str:
     for arm in summary.arms:
         main, *others = arm.results
         against = main.against
-        kept = (with_interval(against and against.retention), chance(against and against.p_holm))
+        kept = ["–", "–"]
+        if against is not None:
+            kept = [with_interval(against.retention), chance(against.p_holm)]
         values = [number(one.estimate.value) for one in others]
         quality.append([arm.name, with_interval(main.estimate), *kept, *values])
         times = (arm.cold_s, arm.warm_s) if measured else (getattr(arm.times, "ttft_s", math.nan),)

@@ -82,10 +82,8 @@ def interval(estimate: Estimate) -> str:
     return f"{number(estimate.low)} to {number(estimate.high)}"
 
 
-def with_interval(estimate: Estimate | None, *, signed: bool = False) -> str:
+def with_interval(estimate: Estimate, *, signed: bool = False) -> str:
     """Such as "98.1 (95.2 to 101.3)"; with a plus before what is above zero if ``signed``."""
-    if estimate is None:
-        return "–"
     inside = f" ({interval(estimate)})" if estimate.bounded else ""
     plus = "+" if signed and round(estimate.value, 1) > 0 else ""
     return plus + number(estimate.value) + inside

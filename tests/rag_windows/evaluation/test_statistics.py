@@ -37,7 +37,7 @@ def kept(sums: Array) -> Estimate:
     """The second arm in percent of the first."""
     values, drawn = bootstrap(sums, ratio)
     return estimate(
-        percent(values[1], values[0]), None if drawn is None else percent(drawn[1], drawn[0])
+        float(percent(values[1], values[0])), None if drawn is None else percent(drawn[1], drawn[0])
     )
 
 

@@ -232,7 +232,7 @@ def test_bases() -> None:
 
 def manifest(arms: dict[str, Any]) -> Manifest:
     return Manifest(
-        settings={"task": {"name": TASK.name}, "arms": arms}, made_with=({},), keys=KEYS
+        settings={"task": {"name": TASK.name}, "arms": arms}, made_with=({},), keys=tuple(KEYS)
     )
 
 

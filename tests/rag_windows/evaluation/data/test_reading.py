@@ -57,7 +57,7 @@ def test_other_encodings_are_told(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     data = b'\xef\xbb\xbf{"a": 1}'
     source = read(file(tmp_path, data))
-    assert source.json(Any) == {"a": 1}
+    assert source.json(dict[str, int]) == {"a": 1}
     assert source.stamp == {"file": "dev.json", "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -92,4 +92,4 @@ def test_other_content_is_an_error(tmp_path: Path) -> None:
 
 def test_a_megabyte_of_text_is_read_whole(tmp_path: Path) -> None:
     text = "word " * 250_000
-    assert read(file(tmp_path, json.dumps([text]).encode())).json(Any) == [text]
+    assert read(file(tmp_path, json.dumps([text]).encode())).json(list[str]) == [text]
