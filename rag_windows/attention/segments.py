@@ -279,10 +279,14 @@ def _rescaled(
         if len(context) > 1:
             raise ValueError("A pass has its whole context in one place.")
         lse, index = lses[context[0]], indices[context[0]]
-        whole = lse if index is None else _logsumexp(lse, index, tokens)
-        finite = whole.masked_fill(whole == -torch.inf, 0.0)
-        change = finite * (_on(reading.slope, whole) - 1.0) + _on(reading.shift, whole)
-        made[context[0]] = lse + (change if index is None else change.expand_as(whole)[index])
+        slope, shift = _on(reading.slope, lse), _on(reading.shift, lse)
+        if index is None:
+            made[context[0]] = lse * slope + shift
+        else:
+            whole = _logsumexp(lse, index, tokens)
+            finite = whole.masked_fill(whole == -torch.inf, 0.0)
+            change = finite * (slope - 1.0) + shift
+            made[context[0]] = lse + change.expand_as(whole)[index]
     if not _is(reading.query_bias, 0.0):
         bias = _on(reading.query_bias, lses[0])
         for i, one in enumerate(reading.segments):
