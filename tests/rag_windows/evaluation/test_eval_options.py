@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 
 from rag_windows import APE, PCW
-from rag_windows.cli.evaluation.compared import Compared, arms_of
-from rag_windows.cli.evaluation.options import numbers
+from rag_windows.cli.evaluation.app import numbers
+from rag_windows.cli.evaluation.running import compared
 from rag_windows.cli.progress import Progress, time_shown
 from rag_windows.errors import InputError, MethodError
 from rag_windows.methods import Linked, Sequential
+
+
+def arms_of(methods: str, depths: tuple[int | None, ...] = (4,), **given: Any) -> Any:
+    """What a run compares, by the command's options."""
+    numbers = {key: given.pop(key, None) for key in ("temperature", "scale")}
+    return compared([methods], depths, numbers=numbers, **given)
 
 
 def test_numbers_are_read_in_rising_order() -> None:
@@ -27,7 +33,7 @@ def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
 
 
 def test_each_method_is_compared_at_each_depth() -> None:
-    found = arms_of(Compared("sequential, deep-thinking+ape", (5, 20)))
+    found = arms_of("sequential, deep-thinking+ape", (5, 20))
     assert [one.name for one in found] == [
         "sequential@5",
         "deep-thinking+ape@5",
@@ -38,7 +44,7 @@ def test_each_method_is_compared_at_each_depth() -> None:
 
 def test_numbers_go_to_the_methods_that_have_them() -> None:
     sequential, ape, inside = arms_of(
-        Compared("sequential,ape,linked+ape", (None,), temperature=0.5, scale=0.75)
+        "sequential,ape,linked+ape", (None,), temperature=0.5, scale=0.75
     )
     assert sequential.method == Sequential()
     assert ape.method == APE(temperature=0.5, scale=0.75)
@@ -47,7 +53,7 @@ def test_numbers_go_to_the_methods_that_have_them() -> None:
 
 
 def test_linked_tokens_go_to_the_methods_with_windows() -> None:
-    sequential, pcw = arms_of(Compared("sequential,pcw", (4,), link_tokens=8))
+    sequential, pcw = arms_of("sequential,pcw", link_tokens=8)
     assert sequential.method == Sequential()
     assert pcw.method == Linked(tokens=8, reader=PCW())
 
@@ -59,16 +65,16 @@ def test_a_profile_gives_its_numbers_to_its_method(
 
     calibrated = type("Found", (), {"method": APE(temperature=0.5, scale=0.5)})()
     monkeypatch.setattr(Profile, "load", lambda path: calibrated)
-    pcw, ape = arms_of(Compared("pcw,ape", (4,), profile="p.json"))
+    pcw, ape = arms_of("pcw,ape", profile="p.json")
     assert (pcw.method, ape.method) == (PCW(), calibrated.method)
     with pytest.raises(InputError, match="holds numbers of ape"):
-        arms_of(Compared("pcw", (4,), profile="p.json"))
+        arms_of("pcw", profile="p.json")
     with pytest.raises(InputError, match="leave --rag-temperature"):
-        arms_of(Compared("ape", (4,), temperature=0.5, profile="p.json"))
+        arms_of("ape", temperature=0.5, profile="p.json")
 
 
 @pytest.mark.parametrize(
-    ("compared", "error", "message"),
+    ("given", "error", "message"),
     [
         ({"methods": "ape,nope"}, MethodError, "Unknown method 'nope'"),
         ({"methods": "ape,,pcw"}, InputError, "empty name"),
@@ -80,10 +86,10 @@ def test_a_profile_gives_its_numbers_to_its_method(
     ],
 )
 def test_wrong_methods_are_refused(
-    compared: dict[str, Any], error: type[Exception], message: str
+    given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        arms_of(Compared(**{"depths": (4,), **compared}))
+        arms_of(**given)
 
 
 @pytest.mark.parametrize(
