@@ -60,9 +60,19 @@ def with_all(folder: Path, change: Callable[[bytes], bytes]) -> None:
             path.write_bytes(change(path.read_bytes()))
 
 
+def emptied(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "deleted": lambda folder: database(folder).unlink(),
-    "all deleted": lambda folder: [path.unlink() for path in (folder / "catalog").iterdir()],
+    "all deleted": lambda folder: emptied(folder / "catalog"),
     "empty": lambda folder: with_all(folder, lambda data: b""),
     "cut": lambda folder: with_all(folder, lambda data: data[: len(data) // 2 + 7]),
     "garbage": lambda folder: with_all(folder, lambda data: os.urandom(len(data))),
@@ -72,7 +82,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "no sum": lambda folder: altered(folder, "DELETE FROM held"),
     "no numbers": lambda folder: altered(folder, "UPDATE entries SET nbytes = 'many'"),
     "foreign keys": lambda folder: altered(folder, "UPDATE entries SET key = '../' || key"),
-    "a pipe": lambda folder: (database(folder).unlink(), os.mkfifo(database(folder))),
+    "a pipe": lambda folder: piped(database(folder)),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-def stamped(folder: Path, guard: Mapping[str, Any] | None = None) -> Profile:
+def stamped(folder: Path, guard: dict[str, Any] | None = None) -> Profile:
     """One that was made for the model in a folder, with a guard's threshold or without."""
     model = WindowedLM.from_pretrained(folder).model
     return dataclasses.replace(profile(), model=ModelFingerprint.of(model), guard=guard)

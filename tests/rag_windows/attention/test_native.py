@@ -78,7 +78,7 @@ def test_rows_where_the_processor_has_products_of_pairs(monkeypatch: pytest.Monk
 
 
 def test_what_a_call_is_worth() -> None:
-    def reading(keys: int, tokens: int = 1, causal: bool = False) -> native.Reading:
+    def reading(keys: int, tokens: int = 1, causal: bool = False) -> native.Item:
         key, value = parts(keys)[0]
         return native.Item([(key[0], value[0])], range(tokens), 1.0, None, 1.0, causal)
 
