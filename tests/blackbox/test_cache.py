@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.errors import InputError
+from rag_windows import InputError, Passage, PassageCache, WindowedLM
 from tests.blackbox.conftest import ANSWER, Process, Run
 
 WITHOUT_LOCKS = """
@@ -23,7 +22,7 @@ for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "fork", "re
              "geteuid", "preadv", "pwrite", "fchmod", "sysconf"):
     delattr(os, name)
 from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.errors import CacheError
+from rag_windows import CacheError
 passages = [Passage("Vara Zelmont plays the harp. Vara Zelmont was born in Sulava.", id="one")]
 """
 """What a process on Windows does not have; torch and transformers bring their own ways around."""
@@ -67,7 +66,7 @@ def test_a_stopped_process_stops_no_other_one_that_uses_its_book(
         """
 import os, random, signal, subprocess, sys, time
 from rag_windows import WindowedLM
-from rag_windows.errors import CacheError
+from rag_windows import CacheError
 
 def opened():
     return WindowedLM.from_pretrained("tiny-reader").codebook(path=FOLDER, wait_s=0.5)

@@ -15,9 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from rag_windows import APE, METHODS, Guard, Passage, PassageCache, WindowedLM
+from rag_windows import (
+    APE,
+    METHODS,
+    Guard,
+    InputError,
+    MethodError,
+    MissingExtraError,
+    Passage,
+    PassageCache,
+    ProfileError,
+    WindowedLM,
+)
 from rag_windows.calibration import Example, ModelFingerprint, Profile, ape_grid, read_examples
-from rag_windows.errors import InputError, MethodError, MissingExtraError, ProfileError
 from rag_windows.methods import Codebook, DeepThinking, Linked, MateICL, Method
 from tests.rag_windows import small
 from tests.rag_windows.calibration.profiles import GUARD, profile, setting

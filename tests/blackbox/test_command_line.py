@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rag_windows import APE, DeepThinking, Passage, WindowedLM
-from rag_windows.errors import DocumentError, MethodError
+from rag_windows import APE, DeepThinking, DocumentError, MethodError, Passage, WindowedLM
 from rag_windows_retrievers import load_documents
 from tests.blackbox.conftest import QUESTION, ROOT, Process, Run
 

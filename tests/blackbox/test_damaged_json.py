@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rag_windows import APE, PCW, WindowedLM
-from rag_windows.errors import ProfileError
+from rag_windows import APE, PCW, ProfileError, WindowedLM
 from tests.blackbox.conftest import Run
 from tests.rag_windows import small
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import Generation, WindowedLM
-from rag_windows.errors import GenerationError
+from rag_windows import Generation, GenerationError, WindowedLM
 from tests.blackbox.conftest import ROOT, Run
 
 Eval = Callable[..., Any]

@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
-from rag_windows import Generation, Guard, WindowedLM
-from rag_windows.errors import InputError
+from rag_windows import Generation, Guard, InputError, WindowedLM
 from tests.rag_windows import small
 
 PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new.", "The lamp is lit."]

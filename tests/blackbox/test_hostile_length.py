@@ -16,8 +16,7 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate, RichPro
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index.llms.rag_windows import Parts, RagWindowsLLM
-from rag_windows import PassageCache, RagWindowsError, WindowedLM
-from rag_windows.errors import LimitError
+from rag_windows import LimitError, PassageCache, RagWindowsError, WindowedLM
 from rag_windows_retrievers import load_documents, split_documents
 
 SIZE = 64_000

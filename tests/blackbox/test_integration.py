@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import rag_windows.integration as promised
-from rag_windows import Chunk, Generation, Passage, WindowedLM
-from rag_windows.errors import InputError, MethodError
+from rag_windows import Chunk, Generation, InputError, MethodError, Passage, WindowedLM
 from rag_windows.integration import Call, Calls, ModelSource, guard_of, method_of, profile_of
 from tests.blackbox.conftest import ANSWER, QUESTION, ROOT
 

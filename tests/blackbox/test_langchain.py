@@ -34,8 +34,7 @@ from langchain_core.runnables import RunnableParallel
 from pydantic import BaseModel, Field
 
 from langchain_rag_windows import ChatRagWindows, RagWindows, create_windows_chain
-from rag_windows import WindowedLM
-from rag_windows.errors import GenerationError, InputError, MissingExtraError
+from rag_windows import GenerationError, InputError, MissingExtraError, WindowedLM
 from tests.blackbox.conftest import ANSWER, QUESTION, ROOT, Process
 from tests.tool_models import model, tokenizer
 

@@ -19,8 +19,7 @@ import transformers
 
 from langchain_rag_windows import ChatRagWindows
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import PassageCache, WindowedLM
-from rag_windows.errors import InputError, MissingExtraError, ModelLoadError
+from rag_windows import InputError, MissingExtraError, ModelLoadError, PassageCache, WindowedLM
 from tests.blackbox.conftest import Process, Run
 from tests.rag_windows import small
 

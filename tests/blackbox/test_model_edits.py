@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.utils import parametrizations
 from transformers import PreTrainedModel
 
-from rag_windows import PassageCache, WindowedLM
-from rag_windows.errors import UnsupportedModelError
+from rag_windows import PassageCache, UnsupportedModelError, WindowedLM
 from tests.rag_windows import small
 
 peft: Any = pytest.importorskip("peft")

@@ -15,8 +15,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import Passage, WindowedLM
-from rag_windows.errors import GenerationError, InputError, LimitError
+from rag_windows import GenerationError, InputError, LimitError, Passage, WindowedLM
 from tests.blackbox.conftest import QUESTION
 from tests.rag_windows import small
 

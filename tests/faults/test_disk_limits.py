@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rag_windows import InputError
 from rag_windows.cache.codec import Entry
 from rag_windows.cache.disk import DiskTier
-from rag_windows.errors import InputError
 from tests.rag_windows.cache.disk_cases import (
     entry_of,
     entry_path,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rag_windows import CacheError
 from rag_windows.cache.disk import DiskTier
-from rag_windows.errors import CacheError
 from tests.rag_windows.cache.disk_cases import (
     entry_of,
     entry_path,

@@ -12,8 +12,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index.llms.rag_windows import passage_of_node
 from llama_index.retrievers.rag_windows import RagWindowsRetriever
-from rag_windows import Passage
-from rag_windows.errors import InputError
+from rag_windows import InputError, Passage
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,

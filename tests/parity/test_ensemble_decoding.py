@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import ParallelEnsemble
-from rag_windows.errors import GenerationError
+from rag_windows import GenerationError, ParallelEnsemble
 from rag_windows.steps import ensemble as passes
 
 from . import dense, engine, test_ensemble, tolerances, zoo

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rag_windows.errors import GenerationError
+from rag_windows import GenerationError
 
 from . import engine, zoo
 from .cases import Case, case

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 
-from rag_windows.errors import UnsupportedModelError
+from rag_windows import UnsupportedModelError
 
 from . import engine
 from .architectures import GQA

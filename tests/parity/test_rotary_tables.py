@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from rag_windows.errors import LimitError
+from rag_windows import LimitError
 
 from . import engine, tolerances, zoo
 from .architectures import GQA, Entry

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import PCW, Passage, PassageCache, StructuredPrompting, WindowedLM
-from rag_windows.errors import InputError
+from rag_windows import PCW, InputError, Passage, PassageCache, StructuredPrompting, WindowedLM
 from rag_windows.kv import PackedWindows, Window
 from rag_windows.methods import window_starts
 from rag_windows.prefill import Encoder, complete

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from rag_windows.errors import PromptError
+from rag_windows import PromptError
 from rag_windows.prompt.builder import Prompt
 from rag_windows.prompt.tokenizing import Boundary, Piece, any_of
 from tests.fixtures_tokenizers import build

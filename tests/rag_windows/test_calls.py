@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import Chunk, Generation
-from rag_windows.errors import CancelledGenerationError, GenerationTimeoutError
+from rag_windows import CancelledGenerationError, Chunk, Generation, GenerationTimeoutError
 from rag_windows.integration import Call, Calls
 from rag_windows.integration.calls import Watch
 from tests.rag_windows import small

@@ -10,14 +10,15 @@ from rag_windows import (
     APE,
     PCW,
     DeepThinking,
+    LimitError,
     MateICL,
+    MethodError,
     Passage,
     Sequential,
     StructuredPrompting,
     WindowedLM,
 )
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import LimitError, MethodError
 from rag_windows.methods import Linked, Method, ParallelEnsemble, resolve
 from rag_windows.prefill import Encoder
 from tests.parity import zoo

@@ -17,8 +17,7 @@ from transformers import (
     LogitsProcessorList,
 )
 
-from rag_windows import PCW, Passage, WindowedLM
-from rag_windows.errors import GenerationError, InputError, ModelError
+from rag_windows import PCW, GenerationError, InputError, ModelError, Passage, WindowedLM
 from tests.rag_windows import small
 
 PREFIX, WINDOW, QUERY = [0, 4, 70, 71], list(range(80, 130)), [99, 65, 5]

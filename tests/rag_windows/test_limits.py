@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows import Passage, WindowedLM
-from rag_windows.errors import LimitError
+from rag_windows import LimitError, Passage, WindowedLM
 from rag_windows.prefill import Encoder
 from tests.rag_windows import small
 

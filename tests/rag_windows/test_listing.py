@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rag_windows import Passage, WindowedLM
+from rag_windows import InputError, Passage, WindowedLM
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import InputError
 from rag_windows.listing import passages_of
 from tests.rag_windows import small
 

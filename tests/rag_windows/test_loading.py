@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2Model, T5Config, T5ForConditionalGeneration
 
-from rag_windows import WindowedLM
-from rag_windows.errors import InputError, ModelLoadError, UnsupportedModelError
+from rag_windows import InputError, ModelLoadError, UnsupportedModelError, WindowedLM
 from tests.rag_windows import small
 
 

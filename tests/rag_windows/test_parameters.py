@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows import APE, PCW
-from rag_windows.errors import MethodError
+from rag_windows import APE, PCW, MethodError
 from rag_windows.methods import DeepThinking, Linked
 from rag_windows.methods.registry import (
     known_parameters,

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows import Passage
-from rag_windows.errors import InputError
+from rag_windows import InputError, Passage
 
 
 def test_a_passage_from_each_kind_of_value() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import LimitError, PromptError
+from rag_windows import LimitError, PromptError
 from rag_windows.passage import Note, Passage, WindowTokens
 from rag_windows.prompt.builder import Prompt
 from tests.fixtures_tokenizers import build

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import PromptError
+from rag_windows import PromptError
 from rag_windows.passage import Passage
 from rag_windows.prompt.builder import Prompt
 from rag_windows.prompt.conversation import Conversation

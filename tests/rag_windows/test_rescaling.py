@@ -7,8 +7,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rag_windows import APE, METHODS, PCW, MateICL, Method, Sequential, StructuredPrompting
-from rag_windows.errors import MethodError
+from rag_windows import (
+    APE,
+    METHODS,
+    PCW,
+    MateICL,
+    Method,
+    MethodError,
+    Sequential,
+    StructuredPrompting,
+)
 from rag_windows.methods import (
     Composed,
     chain,

@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rag_windows import PCW, WindowedLM
-from rag_windows.errors import LimitError
+from rag_windows import PCW, LimitError, WindowedLM
 from tests.rag_windows import small
 
 POSITIONS = 48

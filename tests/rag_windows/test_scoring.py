@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rag_windows import APE, Passage
-from rag_windows.errors import InputError, LimitError
+from rag_windows import APE, InputError, LimitError, Passage
 from rag_windows.icl import scoring
 from rag_windows.icl.scoring import score_queries
 from rag_windows.prefill import Encoder

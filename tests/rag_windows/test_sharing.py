@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import loading
-from rag_windows.errors import InputError, ModelLoadError
+from rag_windows import InputError, ModelLoadError, loading
 from rag_windows.integration import shared_models
 from rag_windows.integration.shared_models import as_key, folder_state, load_shared
 from tests.rag_windows import small

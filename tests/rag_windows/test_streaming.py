@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from rag_windows.errors import GenerationError, LimitError
+from rag_windows import GenerationError, LimitError
 from rag_windows.request import PassageLike
 from tests.rag_windows import small
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import Passage, WindowedLM
-from rag_windows.errors import PromptError, ToolsUnsupportedError
+from rag_windows import Passage, PromptError, ToolsUnsupportedError, WindowedLM
 from rag_windows.prompt.builder import Prompt
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.tool_answers import AnswerReader, ToolAnswer

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from rag_windows import Passage
-from rag_windows.errors import InputError, RetrievalError
+from rag_windows import InputError, Passage, RetrievalError
 from rag_windows_retrievers import BM25Retriever
 
 CORPUS = [

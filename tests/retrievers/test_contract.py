@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows import Passage
-from rag_windows.errors import InputError
+from rag_windows import InputError, Passage
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows import Passage
-from rag_windows.errors import InputError, RetrievalError
+from rag_windows import InputError, Passage, RetrievalError
 from rag_windows_retrievers import DenseRetriever
 from tests.retrievers.small import CORPUS, WordEncoder, ranking
 

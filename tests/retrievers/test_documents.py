@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DocumentError
+from rag_windows import DocumentError
 from rag_windows_retrievers import Document, load_documents
 
 

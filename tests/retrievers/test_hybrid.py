@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows import Passage
-from rag_windows.errors import InputError
+from rag_windows import InputError, Passage
 from rag_windows_retrievers import HybridRetriever, ScoredPassage
 
 

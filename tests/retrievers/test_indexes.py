@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows import Passage
-from rag_windows.errors import InputError, MissingExtraError, RetrievalError
+from rag_windows import InputError, MissingExtraError, Passage, RetrievalError
 from rag_windows_retrievers import (
     BM25Retriever,
     DenseRetriever,

@@ -7,8 +7,7 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
-from rag_windows import Passage
-from rag_windows.errors import InputError, ModelLoadError
+from rag_windows import InputError, ModelLoadError, Passage
 from rag_windows_retrievers import BM25Retriever, DenseRetriever, Reranker
 from tests.retrievers.small import CORPUS, WordEncoder, save_cross_encoder
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows_retrievers import Document, TokenBudget, split_document, split_documents
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from rag_windows import APE, DeepThinking, Sequential, WindowedLM
+from rag_windows import APE, DeepThinking, MethodError, Sequential, WindowedLM
 from rag_windows.cli import models
-from rag_windows.errors import MethodError
 from tests.blackbox.conftest import Run
 from tests.rag_windows import small
 

@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
 from langchain_rag_windows.chains import create_windows_chain
-from rag_windows.errors import RagWindowsError
+from rag_windows import RagWindowsError
 from tests.integrations.langchain.drawn import (
     N,
     answered,

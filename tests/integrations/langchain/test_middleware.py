@@ -16,7 +16,7 @@ from langchain_core.tools import create_retriever_tool
 
 from langchain_rag_windows import ChatRagWindows
 from langchain_rag_windows.middleware import RagWindowsMiddleware, last_question
-from rag_windows.errors import MissingExtraError
+from rag_windows import MissingExtraError
 from tests.integrations.langchain.drawn import (
     ListRetriever,
     N,

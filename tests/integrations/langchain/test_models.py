@@ -18,8 +18,7 @@ from pydantic import SecretStr, ValidationError
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
 from langchain_rag_windows.calls import engine_options
-from rag_windows import PCW
-from rag_windows.errors import LimitError, MethodError, PromptError, RagWindowsError
+from rag_windows import PCW, LimitError, MethodError, PromptError, RagWindowsError
 from rag_windows.integration import sampling_options
 from tests.integrations.langchain.drawn import reader
 

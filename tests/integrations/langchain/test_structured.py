@@ -12,7 +12,7 @@ from langchain_core.messages import HumanMessage
 from pydantic import BaseModel
 
 from langchain_rag_windows import ChatRagWindows
-from rag_windows.errors import MissingExtraError
+from rag_windows import MissingExtraError
 from tests.integrations.langchain.drawn import reader
 from tests.tool_models import scripted
 

@@ -14,7 +14,7 @@ from langchain_core.messages.base import BaseMessage
 from langchain_core.tools import create_retriever_tool, tool
 
 from langchain_rag_windows import ChatRagWindows
-from rag_windows.errors import RagWindowsError
+from rag_windows import RagWindowsError
 from tests.integrations.langchain.drawn import ListRetriever, reader
 from tests.tool_models import SEARCH, scripted, tokenizer
 

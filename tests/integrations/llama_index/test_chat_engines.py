@@ -28,7 +28,7 @@ from llama_index.llms.rag_windows import (
     WindowPromptHelper,
     WindowSynthesizer,
 )
-from rag_windows.errors import InputError, RagWindowsError
+from rag_windows import InputError, RagWindowsError
 from tests.integrations.llama_index.cases import (
     BARE,
     Asked,

@@ -14,7 +14,7 @@ import pytest
 from llama_index.core.prompts import PromptTemplate
 
 from llama_index.llms.rag_windows import Parts, RagWindowsLLM
-from rag_windows.errors import GenerationError
+from rag_windows import GenerationError
 from tests.integrations.llama_index.cases import N, draw, llm, one_for_each_place, reader
 from tests.integrations.llama_index.endpoints import ASYNC, ENDPOINTS, user
 from tests.integrations.llama_index.slow import Pace

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows.integration import Calls
 from tests.integrations.llama_index import test_llm_async as one_by_one
 from tests.integrations.llama_index.endpoints import ASYNC, text_of, user

@@ -20,8 +20,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index.llms.rag_windows import passage_of_node
 from llama_index.llms.rag_windows.messages import read_messages
-from rag_windows import Citation, Passage
-from rag_windows.errors import InputError, PromptError
+from rag_windows import Citation, InputError, Passage, PromptError
 from rag_windows.results import SHARE_OF_STRONGEST, carried
 from tests.integrations.llama_index.cases import (
     Asked,

@@ -8,7 +8,7 @@ import json
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from tests.integrations.llama_index.cases import llm, one_for_each_place, recorded
 from tests.integrations.llama_index.endpoints import ENDPOINTS, one_window_each, text_of, user
 

@@ -20,7 +20,7 @@ from llama_index.llms.rag_windows import (
     WindowPromptHelper,
     WindowSynthesizer,
 )
-from rag_windows.errors import InputError, LimitError, RagWindowsError
+from rag_windows import InputError, LimitError, RagWindowsError
 from tests.integrations.llama_index.cases import reader
 
 WRONG: dict[str, tuple[Callable[[], RagWindowsLLM], type[RagWindowsError]]] = {

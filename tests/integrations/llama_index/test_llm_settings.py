@@ -16,11 +16,13 @@ from llama_index.core.prompts import PromptTemplate
 from transformers import AutoTokenizer
 
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import APE, PCW, Passage
-from rag_windows.errors import (
+from rag_windows import (
+    APE,
+    PCW,
     InputError,
     MethodError,
     ModelLoadError,
+    Passage,
     PromptError,
     RagWindowsError,
 )

@@ -20,7 +20,7 @@ from llama_index.core.prompts.default_prompts import DEFAULT_TEXT_QA_PROMPT
 
 from llama_index.llms.rag_windows import Parts, RagWindowsLLM
 from llama_index.llms.rag_windows.templates import WindowedPrompt, window_messages, without
-from rag_windows.errors import GenerationError, InputError
+from rag_windows import GenerationError, InputError
 from tests.integrations.llama_index.cases import llm, one_for_each_place, reader, recorded
 from tests.integrations.llama_index.endpoints import one_window_each
 

@@ -14,7 +14,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer, ResponseMode
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
 from llama_index.llms.rag_windows import WindowPromptHelper, WindowSynthesizer
-from rag_windows.errors import RagWindowsError
+from rag_windows import RagWindowsError
 from tests.integrations.llama_index.cases import (
     BARE,
     Asked,

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import Guard, WindowedLM
-from rag_windows.errors import InputError, MethodError, ProfileError
+from rag_windows import Guard, InputError, MethodError, ProfileError, WindowedLM
 from rag_windows.integration import describe
 from tests.integrations.profiles import GUARD, PROFILED, saved, stamped
 from tests.rag_windows import small

@@ -19,7 +19,7 @@ from llama_index.llms.rag_windows import (
     WindowSynthesizer,
 )
 from llama_index.llms.rag_windows.source_nodes import NOTE
-from rag_windows.errors import GenerationError, InputError
+from rag_windows import GenerationError, InputError
 from tests.integrations.llama_index.cases import (
     BARE,
     ListRetriever,

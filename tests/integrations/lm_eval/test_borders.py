@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_eval_rag_windows.prompts import Borders, Examples, find_borders
-from rag_windows.errors import InputError
+from rag_windows import InputError
 
 BLANK = "\n\n"
 

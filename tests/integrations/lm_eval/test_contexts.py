@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from lm_eval_rag_windows.prompts import ChatContext
-from rag_windows.errors import PromptError
+from rag_windows import PromptError
 from tests.integrations.lm_eval.models import cut, ours, scored
 
 SHOWN = [

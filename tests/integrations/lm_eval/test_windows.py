@@ -9,8 +9,7 @@ import torch
 
 pytest.importorskip("lm_eval")
 
-from rag_windows import WindowedLM
-from rag_windows.errors import InputError, LimitError, ModelLoadError
+from rag_windows import InputError, LimitError, ModelLoadError, WindowedLM
 from tests.integrations.lm_eval.models import POSITIONS, cut, ours, said, scored
 
 EXAMPLES = ["lunk blog: Daxa\n\n", "frelt: Fepor\n\n", "gidra lunk: Daxa\n\n", "sug: Wuga\n\n"]

@@ -9,10 +9,16 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor
 
-from rag_windows import BatchRequest, PassageCache, WindowedLM
+from rag_windows import (
+    BatchRequest,
+    GenerationError,
+    InputError,
+    LimitError,
+    PassageCache,
+    WindowedLM,
+)
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.questions import Batch, checked
-from rag_windows.errors import GenerationError, InputError, LimitError
 from rag_windows.prefill import Encoder
 from rag_windows.results import Generation
 from tests.rag_windows import small

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
+from rag_windows import GenerationError, LimitError
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.scheduler import Scheduled, Scheduler
-from rag_windows.errors import GenerationError, LimitError
 from tests.rag_windows import small
 from tests.rag_windows.batching import questions
 from tests.rag_windows.batching.questions import PASSAGES

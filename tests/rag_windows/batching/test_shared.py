@@ -17,10 +17,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from rag_windows import WindowedLM
+from rag_windows import InputError, WindowedLM
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.scheduler import BESIDE
-from rag_windows.errors import InputError
 from rag_windows.integration import Calls
 from tests.rag_windows import small
 from tests.rag_windows.batching import questions

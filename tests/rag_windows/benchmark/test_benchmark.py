@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_windows import WindowedLM
+from rag_windows import DataError, InputError, WindowedLM
 from rag_windows.benchmark import run as running
 from rag_windows.benchmark.result import (
     COLD,
@@ -41,7 +41,6 @@ from rag_windows.benchmark.workload import (
     sharing,
     token_bytes,
 )
-from rag_windows.errors import DataError, InputError
 
 PLAN = Plan(
     shape="tiny",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from rag_windows import CacheError, InputError, NonFiniteError
 from rag_windows.cache.codec import Stored, codec_named, require_finite, settle
-from rag_windows.errors import CacheError, InputError, NonFiniteError
 from rag_windows.kv import Window
 from tests.rag_windows.cache.windows import same, window
 

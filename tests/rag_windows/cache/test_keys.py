@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rag_windows import InputError
 from rag_windows.cache.keys import KeyScope, fields, id_bytes, salt_key
-from rag_windows.errors import InputError
 
 
 def passage_key(*, start: int, ids: list[int], salt: Any, **fixed: Any) -> str:

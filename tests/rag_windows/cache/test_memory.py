@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from rag_windows import CacheError, InputError, NonFiniteError
 from rag_windows.cache import memory
 from rag_windows.cache.codec import Entry, codec_named, settle
 from rag_windows.cache.memory import MemoryTier
 from rag_windows.cache.transfer import block_bytes, in_one_block
-from rag_windows.errors import CacheError, InputError, NonFiniteError
 from rag_windows.kv import Window
 from tests.rag_windows.cache.windows import entry, key, same, window
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import rag_windows
-from rag_windows import Passage, WindowedLM
+from rag_windows import CacheError, InputError, NonFiniteError, Passage, WindowedLM
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import CacheError, InputError, NonFiniteError
 from tests.rag_windows import small
 
 PASSAGES = [

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rag_windows import InputError
 from rag_windows.cache.policy import History, Policy
-from rag_windows.errors import InputError
 
 LIMIT = 100
 KEYS = st.sampled_from("abcdefghij")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rag_windows import InputError
 from rag_windows.cache.sizes import (
     default_folder,
     free_disk,
@@ -14,7 +15,6 @@ from rag_windows.cache.sizes import (
     parse_size,
     show_size,
 )
-from rag_windows.errors import InputError
 
 
 @pytest.mark.parametrize(

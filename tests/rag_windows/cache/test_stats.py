@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from rag_windows import InputError
 from rag_windows.cache.counters import CacheStats, TierStats, prometheus_text
-from rag_windows.errors import InputError
 
 STATS = CacheStats(
     hits=30,

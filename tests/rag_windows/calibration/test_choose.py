@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rag_windows import APE, METHODS, PCW
+from rag_windows import APE, METHODS, PCW, InputError
 from rag_windows.calibration import Mean, ape_grid, default_grid
 from rag_windows.calibration.choose import (
     best_of,
@@ -23,7 +23,6 @@ from rag_windows.calibration.choose import (
 )
 from rag_windows.calibration.grid import VALUES, finer, varying
 from rag_windows.calibration.measure import Table
-from rag_windows.errors import InputError
 from rag_windows.methods import DeepThinking, MateICL, Method
 from rag_windows.methods.registry import numbers_of
 

@@ -13,7 +13,9 @@ from rag_windows import (
     PCW,
     Codebook,
     DeepThinking,
+    InputError,
     Linked,
+    MethodError,
     ParallelEnsemble,
     Passage,
     Sequential,
@@ -21,7 +23,6 @@ from rag_windows import (
     WindowedLM,
 )
 from rag_windows.codebook.index import Record
-from rag_windows.errors import InputError, MethodError
 from rag_windows.methods.steps import Fusion
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import METHOD, PASSAGES, QUESTION, TOPICS, book

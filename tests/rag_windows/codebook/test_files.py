@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rag_windows import APE, Codebook, DeepThinking, Passage, WindowedLM
-from rag_windows.errors import CacheError, InputError
+from rag_windows import APE, CacheError, Codebook, DeepThinking, InputError, Passage, WindowedLM
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import METHOD, PASSAGES, QUESTION, TOPICS, book, entries
 

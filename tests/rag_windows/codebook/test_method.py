@@ -12,15 +12,16 @@ from rag_windows import (
     PCW,
     Codebook,
     DeepThinking,
+    InputError,
     Linked,
     MateICL,
     Method,
+    MethodError,
     ParallelEnsemble,
     Passage,
     Sequential,
     StructuredPrompting,
 )
-from rag_windows.errors import InputError, MethodError
 from rag_windows.kv import PackedWindows
 from rag_windows.methods import describe, from_description, resolve
 from rag_windows.methods.key_search import KeySearch, best, page_owners

@@ -10,8 +10,14 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from rag_windows import DeepThinking, ParallelEnsemble, Passage, PassageCache, WindowedLM
-from rag_windows.errors import InputError
+from rag_windows import (
+    DeepThinking,
+    InputError,
+    ParallelEnsemble,
+    Passage,
+    PassageCache,
+    WindowedLM,
+)
 from rag_windows.methods import PCW, resolve
 from rag_windows.results import Generation
 from tests.rag_windows import small

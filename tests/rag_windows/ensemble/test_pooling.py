@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import METHODS, ParallelEnsemble
-from rag_windows.errors import InputError, MethodError
+from rag_windows import METHODS, InputError, MethodError, ParallelEnsemble
 from rag_windows.methods import resolve
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from rag_windows import APE, PCW
+from rag_windows import APE, PCW, InputError, MethodError
 from rag_windows.cli.evaluation.app import numbers
 from rag_windows.cli.evaluation.running import compared
 from rag_windows.cli.progress import Progress, time_shown
-from rag_windows.errors import InputError, MethodError
 from rag_windows.methods import Linked, Sequential
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.errors import DataError, InputError
+from rag_windows import DataError, InputError
 from rag_windows.evaluation.files import JsonLines
 from rag_windows.evaluation.record import ReadPassage, Record, Speed, digest_of
 from rag_windows.evaluation.run import RunFolder

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rag_windows import Passage
-from rag_windows.errors import DataError, InputError, MissingExtraError
+from rag_windows import DataError, InputError, MissingExtraError, Passage
 from rag_windows.evaluation import retrieval
 from rag_windows.evaluation.record import Record
 from rag_windows.evaluation.retrieval import Kind, Ranker

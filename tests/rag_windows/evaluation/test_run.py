@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.errors import InputError, MissingExtraError, ModelError, RetrievalError
+from rag_windows import (
+    InputError,
+    MissingExtraError,
+    ModelError,
+    Passage,
+    PassageCache,
+    RetrievalError,
+    WindowedLM,
+)
 from rag_windows.evaluation.asking import Answered, Asked, Generating, run
 from rag_windows.evaluation.record import ReadPassage, Record, digest_of
 from rag_windows.evaluation.run import Arm, RunFolder, RunOptions

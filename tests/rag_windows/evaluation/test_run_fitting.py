@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import Passage
-from rag_windows.errors import InputError
+from rag_windows import InputError, Passage
 from rag_windows.evaluation.run import RunFolder
 from tests.rag_windows import small
 from tests.rag_windows.evaluation.invented import Invented, arms_of, given, go, invented

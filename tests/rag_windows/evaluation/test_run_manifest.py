@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import APE, WindowedLM
-from rag_windows.errors import DataError, InputError
+from rag_windows import APE, DataError, InputError, WindowedLM
 from rag_windows.evaluation import machine
 from rag_windows.evaluation.files import read
 from rag_windows.evaluation.run import Arm, Manifest, RunFolder, RunOptions

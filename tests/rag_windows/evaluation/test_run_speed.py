@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows import Passage, PassageCache
-from rag_windows.errors import RetrievalError
+from rag_windows import Passage, PassageCache, RetrievalError
 from rag_windows.evaluation.asking import evenly, measure_speed
 from rag_windows.evaluation.run import RunFolder, RunOptions
 from rag_windows.evaluation.task import Example

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from rag_windows import WindowedLM
-from rag_windows.errors import LimitError
+from rag_windows import LimitError, WindowedLM
 from training.samples import Demonstrations, draw_demonstrations
 
 TASKS = 6

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import METHODS, PassageCache, WindowedLM
-from rag_windows.errors import InputError, LimitError
+from rag_windows import METHODS, InputError, LimitError, PassageCache, WindowedLM
 from rag_windows.icl import Classification, Template
 from rag_windows.prefill import Encoder
 from tests.rag_windows import small

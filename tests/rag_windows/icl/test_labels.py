@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows.icl import Demonstration
 from rag_windows.icl.classifier import content_free, scores_of, softmax
 from rag_windows.icl.demonstrations import Labels

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rag_windows.errors import InputError, LimitError
+from rag_windows import InputError, LimitError
 from rag_windows.icl.packing import pack
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import InputError, LimitError
+from rag_windows import InputError, LimitError
 from rag_windows.icl.packing import UNLIMITED_ROOM, Sizes, fill
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows.icl import Demonstration, Template
 from rag_windows.icl.demonstrations import demonstrations_of
 

@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from rag_windows import APE, PCW, Linked, MateICL, ParallelEnsemble, PassageCache, Sequential
-from rag_windows.errors import LimitError, MethodError
+from rag_windows import (
+    APE,
+    PCW,
+    LimitError,
+    Linked,
+    MateICL,
+    MethodError,
+    ParallelEnsemble,
+    PassageCache,
+    Sequential,
+)
 from rag_windows.methods import StructuredPrompting, linked, resolve
 from rag_windows.methods.steps import Recompute
 from tests.rag_windows import small

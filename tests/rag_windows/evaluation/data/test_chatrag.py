@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DataError, InputError
+from rag_windows import DataError, InputError
 from rag_windows.evaluation.chatrag import DATASETS, INSTRUCTION, ChatRagTask
 from rag_windows.evaluation.metrics import SORRY
 from rag_windows.evaluation.task import Task

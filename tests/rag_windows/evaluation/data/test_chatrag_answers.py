@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.errors import DataError
+from rag_windows import DataError
 from rag_windows.evaluation.chatrag import read_answers, write_answers
 
 ANSWERS = ["In 1811.", "", "two\nlines\r\nand\rmore \u2028 é", "  wide  "]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DataError
+from rag_windows import DataError
 from rag_windows.evaluation.chatrag import ChatRagTask, name_of
 from rag_windows.passage import Passage
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DataError, InputError
+from rag_windows import DataError, InputError
 from rag_windows.evaluation.chatrag import INSTRUCTION
 from rag_windows.evaluation.inscit import InscitTask
 from rag_windows.evaluation.task import Task

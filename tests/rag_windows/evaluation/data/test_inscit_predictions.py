@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DataError
+from rag_windows import DataError
 from rag_windows.evaluation.inscit import (
     InscitTask,
     evidence_of,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.errors import DataError
+from rag_windows import DataError
 from rag_windows.evaluation.inscit import read_corpus
 
 

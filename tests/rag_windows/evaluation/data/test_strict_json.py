@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rag_windows.errors import DataError
+from rag_windows import DataError
 from rag_windows.evaluation.files import Place, parse
 
 FILE = Place("dev.json")

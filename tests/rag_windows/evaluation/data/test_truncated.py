@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rag_windows.errors import DataError
+from rag_windows import DataError
 from rag_windows.evaluation.chatrag import ChatRagTask
 from rag_windows.evaluation.inscit import InscitTask, read_corpus, read_predictions
 from rag_windows.evaluation.task import Example

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.errors import DataError
+from rag_windows import DataError
 from rag_windows.evaluation.files import safe_name, write_whole
 
 

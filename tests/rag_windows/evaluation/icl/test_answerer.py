@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import PassageCache, WindowedLM
-from rag_windows.errors import InputError, LimitError
+from rag_windows import InputError, LimitError, PassageCache, WindowedLM
 from rag_windows.evaluation.asking import Answered
 from rag_windows.evaluation.icl import IclOptions, IclTask
 from rag_windows.evaluation.record import Record, digest_of

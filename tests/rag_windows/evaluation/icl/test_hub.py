@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DataError, InputError, MissingExtraError
+from rag_windows import DataError, InputError, MissingExtraError
 from rag_windows.evaluation.icl import IclOptions, IclTask
 from rag_windows.evaluation.icl_data import NAMED
 from rag_windows.icl import Demonstration

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DataError, InputError
+from rag_windows import DataError, InputError
 from rag_windows.evaluation.icl_data import NAMED, Items, worded
 from rag_windows.evaluation.icl_data import from_files as load
 

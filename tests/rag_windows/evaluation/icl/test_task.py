@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows.evaluation.icl import IclOptions, IclTask, drawn
 from rag_windows.evaluation.icl_data import Item
 from rag_windows.evaluation.record import Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows.evaluation.long import Cell, LongOptions, LongTask, Needles, grid
 from rag_windows.evaluation.record import ReadPassage, Record
 from rag_windows.evaluation.report.tables import cells

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DataError, DocumentError, InputError
+from rag_windows import DataError, DocumentError, InputError
 from rag_windows.evaluation.long import (
     LongOptions,
     LongTask,

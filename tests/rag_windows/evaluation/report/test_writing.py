@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.errors import InputError, MissingExtraError
+from rag_windows import InputError, MissingExtraError
 from rag_windows.evaluation.report import write_report
 from rag_windows.evaluation.report.text import escaped
 from tests.rag_windows.evaluation.report import hostile, invented

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.errors import DataError, InputError
+from rag_windows import DataError, InputError
 from rag_windows.evaluation.chatrag import read_answerable
 from rag_windows.evaluation.metrics import (
     REFUSING,

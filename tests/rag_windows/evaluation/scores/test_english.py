@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import spacy
 
-from rag_windows.errors import MissingExtraError
+from rag_windows import MissingExtraError
 from rag_windows.evaluation import metrics
 from rag_windows.evaluation.metrics import LONGEST, spaced
 

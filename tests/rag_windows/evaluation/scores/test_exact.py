@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows.evaluation.metrics import accuracy, contained, exact_match
 from tests.rag_windows.evaluation.scores.made import example
 

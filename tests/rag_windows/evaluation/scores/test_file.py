@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.errors import DataError
+from rag_windows import DataError
 from rag_windows.evaluation.chatrag import score_chatrag
 from rag_windows.evaluation.inscit import score_inscit
 from rag_windows.evaluation.metrics import SORRY

@@ -12,7 +12,7 @@ import spacy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_windows.errors import InputError, MissingExtraError
+from rag_windows import InputError, MissingExtraError
 from rag_windows.evaluation.metrics import INSCIT_METRICS, inscit_scores
 from rag_windows.evaluation.task import Example
 from tests.rag_windows.evaluation.scores import literal

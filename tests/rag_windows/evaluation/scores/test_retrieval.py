@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_windows.errors import InputError
+from rag_windows import InputError
 from rag_windows.evaluation.metrics import DEPTHS, retrieval_scores
 from tests.rag_windows.evaluation.scores.made import example, values
 
