@@ -446,12 +446,14 @@ def _called(value: Any) -> str:
 def _code(kind: type) -> list[str]:
     """The methods of a class that others have put there: by name, module and instructions.
 
-    A class's own code is known by its name, and by the versions of torch and transformers.
+    A class's own code is known by its name, and by the versions of torch and transformers. How a
+    module is made is not what it computes, and torch.compile puts functions of its own there.
     """
     return [
         f"{kind.__module__}.{kind.__qualname__}.{name}={_instructions(value)}"
         for name, value in kind.__dict__.items()
         if isinstance(value, types.FunctionType)
+        and name not in ("__init__", "__setstate__")
         and (name == "forward" or value.__module__ != kind.__module__)
     ]
 

@@ -389,3 +389,15 @@ def test_a_model_that_is_compiled_later_goes_on() -> None:
     expected = logits(lm)
     model.compile(backend="eager")
     assert torch.allclose(logits(lm), expected, atol=1e-5)
+
+
+def test_windows_are_found_again_after_another_model_was_compiled() -> None:
+    """torch.compile changes torch's classes for the whole process; keys do not depend on that."""
+    cache = PassageCache("16MiB")
+    asked = {"query": "What?", "passages": ["One."], "max_new_tokens": 2}
+    WindowedLM(fresh(), small.tokenizer(), cache=cache).generate(**asked)
+    other = fresh()
+    other.compile(backend="eager")
+    logits(wrapped(other))
+    again = WindowedLM(fresh(), small.tokenizer(), cache=cache).generate(**asked)
+    assert again.usage.cached_windows == 1
