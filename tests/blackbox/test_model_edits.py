@@ -394,7 +394,7 @@ def test_a_model_that_is_compiled_later_goes_on() -> None:
 def test_windows_are_found_again_after_another_model_was_compiled() -> None:
     """torch.compile changes torch's classes for the whole process; keys do not depend on that."""
     cache = PassageCache("16MiB")
-    asked = {"query": "What?", "passages": ["One."], "max_new_tokens": 2}
+    asked: dict[str, Any] = {"query": "What?", "passages": ["One."], "max_new_tokens": 2}
     WindowedLM(fresh(), small.tokenizer(), cache=cache).generate(**asked)
     other = fresh()
     other.compile(backend="eager")
