@@ -183,3 +183,57 @@ def test_keys_that_weigh_nothing(kind: Kind, rows: int, hidden: range) -> None:
     tolerance = OUTPUT_TOLERANCE[dtype]
     torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse, expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
+
+
+@EACH
+@ROWS
+@pytest.mark.parametrize("size", [0.0, 1e4, -1e4])
+def test_equal_logits(kind: Kind, rows: int, size: float) -> None:
+    """The mean of the values; the lse is the logit and the logarithm of the number of keys."""
+    dtype, dim, _ = kind
+    key, value = segment(kind, 2, 700)
+    key = torch.ones_like(key)
+    query = torch.ones(rows, 4, dim, dtype=dtype)
+    output, lse = call(Items([reading([(key, value)], range(rows), size / dim)]), query)
+    tolerance = OUTPUT_TOLERANCE[dtype]
+    mean = value.double().mean(1).repeat_interleave(2, 0).expand(rows, -1, -1)
+    torch.testing.assert_close(output.double(), mean, atol=tolerance, rtol=tolerance)
+    expected = torch.full_like(lse, size) + torch.tensor(700.0).log()
+    torch.testing.assert_close(lse, expected, atol=LSE_TOLERANCE, rtol=2e-7)
+
+
+@ROWS
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00001, 0x7FFFFFFF, -1, -0x400000 + 0xFF])
+def test_every_nan_is_one(rows: int, bits: int) -> None:
+    """Whatever its other bits are."""
+    key, value = segment(SMALL[0], 1, 40)
+    key.view(torch.int32)[0, 7, 2] = bits
+    assert bool(key[0, 7, 2].isnan())
+    query = draw(torch.float32, rows, 1, 16)
+    output, lse = call(Items([reading([(key, value)], range(rows))]), query)
+    assert bool(output.isnan().all())
+    assert bool(lse.isnan().all())
+
+
+@EACH
+@ROWS
+def test_a_logit_of_infinity_is_no_number(kind: Kind, rows: int) -> None:
+    dtype, dim, _ = kind
+    key, value = segment(kind, 1, 600)
+    key[0, 300, 0] = torch.inf
+    query = draw(dtype, rows, 2, dim)
+    query[..., 0] = 1.0
+    one = reading([(key, value)], range(rows))
+    assert bool(call(Items([one]), query)[0].isnan().all())
+    assert bool(by_reference(one, query)[0].isnan().all())
+
+
+@pytest.mark.parametrize("kind", SMALL[1:], ids=str)
+def test_values_as_large_as_the_dtype_holds(kind: Kind) -> None:
+    dtype, dim, _ = kind
+    key, value = segment(kind, 1, 300)
+    value = torch.full_like(value, torch.finfo(dtype).max)
+    output, _ = call(Items([reading([(key, value)])]), draw(dtype, 1, 1, dim))
+    # The sum may be one rounding above the largest number.
+    assert bool((output >= 0.99 * torch.finfo(dtype).max).all())
+    assert not bool(output.isnan().any())
