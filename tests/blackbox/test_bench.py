@@ -108,7 +108,9 @@ def test_a_killed_run_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
         f"sys.argv = {['rag-windows', *command]!r}\n"
         "main()\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
+    # Threads are part of the machine that a run was made on; conftest.py sets one.
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
     try:
         partial = tmp_path / PARTIAL
         deadline = time.monotonic() + 90
