@@ -5,12 +5,15 @@ No public interface: `WindowedLM` is.
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import functools
+import queue
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Self
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
@@ -23,10 +26,19 @@ from rag_windows.attention.twin import Twin
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import LimitError, ModelError, StopIterationTold
+from rag_windows.errors import (
+    GenerationError,
+    InputError,
+    LimitError,
+    ModelError,
+    StopIterationTold,
+    without_stop_iteration,
+)
 from rag_windows.generate import Decoder
 from rag_windows.guard import FallbackPlan, guard_of
+from rag_windows.loading import autocast_here
 from rag_windows.methods import Method, Sequential, linked, resolve
+from rag_windows.passage import Passage
 from rag_windows.prefill import (
     ContextParts,
     EncodedContext,
@@ -39,10 +51,52 @@ from rag_windows.prefill import (
 )
 from rag_windows.prompt.answer_form import with_form
 from rag_windows.prompt.builder import Header, Prompt
-from rag_windows.prompt.detokenize import Detokenizer
-from rag_windows.request import BatchRequest, Book, Messages, PassageLike, Request, check_request
-from rag_windows.results import Citation, Fallback, FinishReason, Generation, Timings, Usage
+from rag_windows.prompt.detokenize import Detokenizer, Pieces
+from rag_windows.request import (
+    SINGLE_PASSAGE,
+    BatchRequest,
+    Book,
+    Messages,
+    PassageLike,
+    Request,
+    check_request,
+)
+from rag_windows.results import (
+    Chunk,
+    Citation,
+    Fallback,
+    FinishReason,
+    Generation,
+    Timings,
+    Usage,
+)
 from rag_windows.sampling import Cancelled, FirstToken, StopStrings, whole_number
+from rag_windows.threads import Worker
+
+OnWarmed = Callable[[int, int | None], None]
+"""Told how many passages are done, and of how many; None where that is not known."""
+
+CHUNK = 32
+"""Passages that are looked up, encoded and stored together; an interruption loses no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What warming did.
+
+    Attributes:
+        passages: read, blank and repeated ones included.
+        encoded: windows that were encoded.
+        present: windows that were there already.
+        tokens: of the encoded windows.
+        seconds: the whole call.
+    """
+
+    passages: int = 0
+    encoded: int = 0
+    present: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +123,6 @@ class Engine:
         decoder: generates against encoded windows.
         guard_spread: a calibrated threshold for guards that name none, or None.
         numbered: whether windows hold where their passage stands among the others.
-
-    Args:
-        model: see `rag_windows.WindowedLM.from_pretrained`, as for the others.
     """
 
     def __init__(
@@ -174,14 +225,9 @@ class Engine:
         max_window_tokens: int | None = None,
         **arguments: Any,
     ) -> Request:
-        """Check and tokenize a question.
+        """Check and tokenize a question, with arguments as in `WindowedLM.generate`.
 
-        Args:
-            query: as in `WindowedLM.generate`.
-            passages: a list of them.
-            prompt: instead of the model's own.
-            max_window_tokens: instead of the model's own.
-            arguments: others of `WindowedLM.generate`.
+        ``prompt`` and ``max_window_tokens`` stand in for the model's own.
         """
         asked = BatchRequest.of({"query": query, "passages": passages, **arguments})
         return self._checked(asked, time.perf_counter(), prompt, max_window_tokens)
@@ -227,12 +273,7 @@ class Engine:
     def prefill(
         self, request: Request, encoder: WindowEncoder | None = None
     ) -> Prefill[ContextParts]:
-        """Encode what a request's query reads, pass by pass; a passage is one citation group.
-
-        Args:
-            request: checked.
-            encoder: instead of the engine's own.
-        """
+        """Encode what a request's query reads, pass by pass; a passage is one citation group."""
         windows, told = request.parts.windows, request.on_encoded
         return prefill_parts(
             self.encoder if encoder is None else encoder,
@@ -264,13 +305,7 @@ class Engine:
         streamer: BaseStreamer | None = None,
         cancelled: threading.Event | None = None,
     ) -> Generation:
-        """Encode, generate, and put the result together.
-
-        Args:
-            request: checked.
-            streamer: gets each token as it comes.
-            cancelled: ends the work when set.
-        """
+        """Encode, generate, and put the result together; ``cancelled`` ends it when set."""
         try:
             request, context, fallback = self._guarded(request, cancelled)
         except PrefillCancelledError:
@@ -308,16 +343,124 @@ class Engine:
         ]
         return replace(results[0], alternatives=tuple(results[1:]))
 
+    def warm(
+        self,
+        passages: Iterable[PassageLike],
+        *,
+        prefix: str | None,
+        conversation: Messages | None,
+        on_warmed: OnWarmed | None,
+        ttl: float | None,
+    ) -> Warmed:
+        """See `WindowedLM.warm`."""
+        begun = time.perf_counter()
+        encoder, cache = self.encoder, self.cache
+        if cache is None or not isinstance(encoder, CachedEncoder):
+            raise InputError(
+                "This model has no cache to warm; load it with cache=True or "
+                "cache=PassageCache(...)."
+            )
+        self._check_warmable(passages, ttl)
+        total = len(passages) if isinstance(passages, Sized) else None
+        done = encoded = present = tokens = 0
+        remaining = iter(passages)
+        while chunk := [Passage.of(passage) for passage in islice(remaining, CHUNK)]:
+            parts = (request := self.request(conversation or "?", chunk, prefix=prefix)).parts
+            windows = [window.ids for window in parts.windows]
+            if missing := encoder.missing(parts.prefix_ids, windows, request.method):
+                sources = request.sources
+                complete(
+                    encoder.prefill(
+                        parts.prefix_ids,
+                        [windows[index] for index in missing],
+                        request.method,
+                        [sources[index] for index in missing],
+                        patient=True,
+                        ttl=ttl,
+                    )
+                )
+            done += len(chunk)
+            encoded += len(missing)
+            present += len(windows) - len(missing)
+            tokens += sum(len(windows[index]) for index in missing)
+            if on_warmed is not None:
+                on_warmed(done, total)
+        cache.flush()
+        return Warmed(done, encoded, present, tokens, time.perf_counter() - begun)
+
+    def _check_warmable(self, passages: Iterable[PassageLike], ttl: float | None) -> None:
+        name = self.method.name
+        if isinstance(passages, str | Passage | Mapping):
+            raise InputError(SINGLE_PASSAGE)
+        if self.numbered:
+            raise InputError(
+                "The header writes a passage's number into its window, and numbers are only known "
+                "with a question; load the model with header='title' or 'none' to warm it."
+            )
+        if ttl is not None and not ttl > 0:
+            raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
+        if not self.method.windowed:
+            raise InputError(
+                f"The method {name!r} reads passages one after the other, so none can be encoded "
+                "ahead; load the model with a method that has windows, such as 'ape'."
+            )
+        if self.method.alignment != "left":
+            raise InputError(
+                f"With the method {name!r} a window's place depends on the others of its request, "
+                "so none can be encoded ahead; load the model with a method whose windows all "
+                "start behind the prefix, such as 'ape'."
+            )
+
+    def stream(self, request: Request) -> Iterator[Chunk]:
+        """Answer in a thread of its own and yield the text as it settles.
+
+        Closing the iterator stops the work and waits for it; an exception in it is raised here.
+        """
+        results: queue.SimpleQueue[str | Generation | BaseException] = queue.SimpleQueue()
+        cancelled = threading.Event()
+        streamer = None
+        # With beams no token is final before the end, so one chunk comes.
+        if self.decoder.by_token(request.options):
+            streamer = Pieces(self.text.detokenizer, request.stop, results.put)
+        autocast = autocast_here()
+
+        def run() -> None:
+            try:
+                with autocast():
+                    results.put(self.answer(request, streamer, cancelled))
+            except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+                results.put(without_stop_iteration(error))
+
+        context = contextvars.copy_context()
+        worker = Worker(lambda: context.run(run), "rag-windows-stream", cancelled.set)
+
+        def chunks() -> Iterator[Chunk]:
+            worker.start()
+            sent = ""
+            try:
+                while not isinstance(piece := results.get(), Generation):
+                    if isinstance(piece, BaseException):
+                        raise piece
+                    sent += piece
+                    yield Chunk(piece)
+                if not piece.text.startswith(sent):
+                    raise GenerationError(
+                        "The tokenizer rewrote text that was already streamed; use generate() "
+                        "with this tokenizer."
+                    )
+                yield Chunk(piece.text[len(sent) :], piece)
+            finally:
+                cancelled.set()
+                worker.join()
+
+        return chunks()
+
     def _guarded(
         self, request: Request, cancelled: threading.Event | None
     ) -> tuple[Request, EncodedContext, Fallback | None]:
         """The request to answer, encoded, and what its guard found.
 
-        The signals are asked from the cheapest on, and the first that speaks decides. Nothing of
-        the answer has been told to anybody by then.
-
-        Returns:
-            The request itself, or the one that reads passages one after the other.
+        The signals are asked from the cheapest on, and the first that speaks decides.
         """
         plan = request.fallback
         if plan is None:
@@ -373,18 +516,9 @@ class Engine:
         """Put a result together.
 
         Args:
-            request: that was answered.
-            ids: the generated tokens.
             weights: attention of the citation groups, the prefix and the query, in this order; None
                 where it was not recorded.
-            timings: of the request.
-            stopped_early: whether it was cancelled.
-            cached_tokens: prompt tokens that were not computed for this request.
-            windows: that were encoded or found.
-            cached_windows: those of them that were found.
             chosen: which of the windows were read, where the method chose; None for all.
-            fallback: what a guard found, or None.
-            raw: what ``transformers`` gives.
         """
         parts = request.parts
         made = parts.windows if request.method.windowed else ()

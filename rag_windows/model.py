@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, Self, Unpack, cast, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.streamers import BaseStreamer
 
 from rag_windows import loading
 from rag_windows.batching.questions import answer_all, check_rows, checked
@@ -23,24 +21,22 @@ from rag_windows.calibration.calibrate import By, calibrate
 from rag_windows.calibration.measure import KEEP_BYTES, Metric, OnProgress
 from rag_windows.codebook.book import PassageBook, codebook_of
 from rag_windows.codebook.preparing import OnPrepared
-from rag_windows.engine import Engine
+from rag_windows.engine import Engine, OnWarmed, Warmed
 from rag_windows.errors import InputError, StopIterationTold
 from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import Classification, ClassifyOptions, classify, read
 from rag_windows.icl.demonstrations import DemonstrationLike
 from rag_windows.icl.scoring import Score
-from rag_windows.listing import passages_of
-from rag_windows.loading import OnLoaded, autocast_here
+from rag_windows.loading import OnLoaded
 from rag_windows.methods import Codebook, Method
 from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.passage import passages_of
 from rag_windows.prefill import EncodedContext, OnEncoded, encode_context
 from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
 from rag_windows.results import Chunk, Generation
 from rag_windows.sampling import check_counts
-from rag_windows.streaming import stream
-from rag_windows.warming import OnWarmed, Warmed, warm
 
 
 class WindowedLM:
@@ -283,14 +279,7 @@ class WindowedLM:
         """
         asked = BatchRequest.of({**arguments, "query": query, "passages": passages})
         engine, request = self.engine.ask(asked)
-        autocast = autocast_here()
-
-        def work(streamer: BaseStreamer | None, cancelled: threading.Event) -> Generation:
-            with autocast():
-                return engine.answer(request, streamer, cancelled)
-
-        by_token = engine.decoder.by_token(request.options)
-        return stream(work, engine.text.detokenizer, request.stop, by_token)
+        return engine.stream(request)
 
     @StopIterationTold()
     def generate_batch(
@@ -367,8 +356,7 @@ class WindowedLM:
         Raises:
             InputError: this model has no cache, or its header numbers the passages.
         """
-        return warm(
-            self.engine,
+        return self.engine.warm(
             passages,
             prefix=prefix,
             conversation=conversation,

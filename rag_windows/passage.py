@@ -1,8 +1,8 @@
-"""One retrieved text, and the windows made from it."""
+"""One retrieved text, documents of any framework as such, and the windows made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -119,3 +119,160 @@ class Note:
     passage: int
     message: str
     of: int | None = None
+
+
+_LISTS = ("passages", "docs")
+"""Attributes that hold documents: ours; LangChain's BM25 and other retrievers in memory."""
+
+_INSIDE = (
+    "retriever",
+    "retrievers",
+    "base_retriever",
+    "vectorstore",
+    "docstore",
+    "_docstore",
+    "index",
+    "_index",
+)
+"""Attributes that hold what has the documents, in the order in which they are tried."""
+
+_DEEPEST = 6
+
+
+def passages_of(retriever: object) -> list[Passage]:
+    """All documents that something which retrieves can list.
+
+    Ours, LangChain's and LlamaIndex's retrievers, vector stores and document stores are known by
+    what they hold; nothing of these frameworks is imported before a document of theirs is seen.
+    Documents become passages as the adapters make them, so that the windows are the same.
+
+    Raises:
+        InputError: no documents are to be found in it.
+    """
+    found = _documents(retriever, 0)
+    if found is None:
+        raise InputError(
+            f"{type(retriever).__name__} does not let its documents be listed; give them to warm() "
+            "as a list of passages."
+        )
+    unique: dict[tuple[str | None, str | None, str], Passage] = {}
+    for document in found:
+        passage = passage_of(document)
+        unique.setdefault((passage.id, passage.title, passage.text), passage)
+    return list(unique.values())
+
+
+def passage_of(document: Any) -> Passage:
+    """A document of any framework as a passage; nothing of the framework is imported.
+
+    Of a LangChain document the title is ``metadata["title"]``, the score
+    ``metadata["relevance_score"]`` or ``["score"]``. A LlamaIndex node's text is what LlamaIndex
+    shows a model, with the metadata that is not excluded, but for a title, which becomes the
+    passage's own. Anything else is read as `Passage.of` reads it.
+
+    Raises:
+        InputError: it is no document.
+    """
+    if isinstance(document, Passage | Mapping | str):
+        return Passage.of(document)
+    if hasattr(document, "page_content"):
+        return _of_langchain(document)
+    node = getattr(document, "node", document)
+    if hasattr(node, "node_id") and callable(getattr(node, "get_content", None)):
+        return _of_llama_index(node, getattr(document, "score", None))
+    return Passage.of(document)
+
+
+def _of_langchain(document: Any) -> Passage:
+    metadata = document.metadata
+    identity = document.id if document.id is not None else metadata.get("id")
+    title = metadata.get("title")
+    score = metadata.get("relevance_score", metadata.get("score"))
+    return Passage(
+        text=document.page_content,
+        id=None if identity is None else str(identity),
+        title=None if title is None else str(title),
+        score=float(score) if isinstance(score, int | float) else None,
+        metadata=dict(metadata),
+    )
+
+
+def _of_llama_index(node: Any, score: float | None) -> Passage:
+    titles = (key for key in ("title", "Title") if _is_title(node.metadata.get(key)))
+    key, shown = next(titles, None), node
+    if key is not None and key in node.excluded_llm_metadata_keys:
+        key = None
+    if key is not None:
+        shown = node.model_copy()
+        shown.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, key]
+    return Passage(
+        text=shown.get_content(metadata_mode="llm"),
+        id=node.node_id,
+        title=None if key is None else node.metadata[key],
+        score=score,
+        metadata=node.metadata,
+    )
+
+
+def _is_title(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _documents(value: Any, depth: int) -> Iterable[Any] | None:
+    """What a value holds, or None if it can't be told."""
+    if value is None or depth > _DEEPEST or isinstance(value, str | bytes):
+        return None
+    if isinstance(value, Sequence):
+        lists = [_documents(entry, depth + 1) for entry in value]
+        known = [one for one in lists if one is not None]
+        return None if len(known) < len(lists) else [entry for one in known for entry in one]
+    for name in _LISTS:
+        held = getattr(value, name, None)
+        if isinstance(held, Mapping):  # LlamaIndex's document store: nodes by id
+            return list(held.values())
+        if isinstance(held, Sequence) and not isinstance(held, str):
+            return held
+    for read in (_in_memory, _in_dictionary, _by_keys, _by_get):
+        held = read(value)
+        if held is not None:
+            return held
+    for name in _INSIDE:
+        held = _documents(getattr(value, name, None), depth + 1)
+        if held is not None:
+            return held
+    return None
+
+
+def _in_memory(value: Any) -> list[Any] | None:
+    """LangChain's InMemoryVectorStore: records by id."""
+    store = getattr(value, "store", None)
+    get = getattr(value, "get_by_ids", None)
+    return list(get(list(store))) if isinstance(store, dict) and callable(get) else None
+
+
+def _in_dictionary(value: Any) -> list[Any] | None:
+    """LangChain's InMemoryDocstore, which FAISS has."""
+    held = getattr(value, "_dict", None)
+    return list(held.values()) if isinstance(held, dict) else None
+
+
+def _by_keys(value: Any) -> list[Any] | None:
+    """LangChain's stores by key, which parent-document retrievers have."""
+    keys, get = getattr(value, "yield_keys", None), getattr(value, "mget", None)
+    return list(get(list(keys()))) if callable(keys) and callable(get) else None
+
+
+def _by_get(value: Any) -> Iterator[Any] | None:
+    """Chroma and what is like it: columns of ids, documents and metadata."""
+    get = getattr(value, "get", None)
+    if not callable(get) or isinstance(value, Mapping) or not hasattr(value, "get_by_ids"):
+        return None
+    try:
+        columns = get(include=["documents", "metadatas"])
+    except TypeError:  # another kind of get()
+        return None
+    if not isinstance(columns, Mapping) or not {"ids", "documents"} <= columns.keys():
+        return None
+    metadata = columns.get("metadatas") or [None] * len(columns["ids"])
+    rows = zip(columns["ids"], columns["documents"], metadata, strict=True)
+    return ({"id": i, "text": text, "metadata": data or {}} for i, text, data in rows)

@@ -24,6 +24,8 @@ PassageLike = Passage | str | Mapping[str, Any]
 
 DEFAULT_NEW_TOKENS = 128
 
+SINGLE_PASSAGE = "passages must be a list of passages, not a single one; wrap it in []."
+
 DOCUMENT_KEYS = ("document_id", "doc_id", "ref_doc_id", "source")
 """Where metadata name the document that a passage is part of."""
 
@@ -161,7 +163,7 @@ def check_request(
     options = dict(options)
     stop = _stop_strings(asked.stop)
     if isinstance(asked.passages, str | Passage | Mapping):
-        raise InputError("passages must be a list of passages, not a single one; wrap it in [].")
+        raise InputError(SINGLE_PASSAGE)
     passages = tuple(Passage.of(one) for one in cast("Sequence[PassageLike]", asked.passages))
     tokens = asked.max_new_tokens
     if tokens is None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rag_windows.attention.hook import NAME
 from rag_windows.errors import UnsupportedModelError
-from rag_windows.forks import in_children
+from rag_windows.threads import in_children
 
 
 class Twin:

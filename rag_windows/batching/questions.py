@@ -21,10 +21,10 @@ from rag_windows.batching.sampler import served
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError
 from rag_windows.prefill import ContextParts, Prefill
+from rag_windows.prompt.detokenize import Pieces
 from rag_windows.request import BatchRequest, Request
 from rag_windows.results import Generation, Timings
 from rag_windows.sampling import FirstToken, whole_number
-from rag_windows.streaming import Pieces
 
 OnText = Callable[[str], None]
 """Told each piece of the text as it settles."""

@@ -21,10 +21,9 @@ from rag_windows.batching.questions import (
 )
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError, StopIterationTold, without_stop_iteration
-from rag_windows.forks import Lock, in_children
 from rag_windows.request import BatchRequest
 from rag_windows.results import Generation
-from rag_windows.streaming import Worker
+from rag_windows.threads import Lock, Worker, in_children
 
 
 class Scheduled(Future[Generation]):

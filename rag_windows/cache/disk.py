@@ -21,7 +21,7 @@ from weakref import finalize
 
 import torch
 
-from rag_windows import forks
+from rag_windows import threads
 from rag_windows.cache.catalog import WAIT_S, Catalog, CatalogError, Row, Rows
 from rag_windows.cache.codec import Entry, codec_named
 from rag_windows.cache.counters import TierStats
@@ -164,7 +164,7 @@ class DiskTier:
         self._uses = _Uses(self._catalog)
         self._finish = finalize(self, _Uses.write, self._uses)
         self.after_fork()
-        forks.in_children(self)
+        threads.in_children(self)
         self._open()
 
     def after_fork(self) -> None:
@@ -734,7 +734,7 @@ class _Uses:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.after_fork()
-        forks.in_children(self)
+        threads.in_children(self)
 
     def after_fork(self) -> None:
         """What was used is for the parent to write."""

@@ -17,12 +17,12 @@ from rag_windows.cache.locks import FileLock
 from rag_windows.cache.passage_cache import Counted, PassageCache
 from rag_windows.cache.transfer import Mover, compact, layer_devices, ready
 from rag_windows.errors import NonFiniteError
-from rag_windows.forks import cached_property
 from rag_windows.kv import Window
 from rag_windows.methods import Method
 from rag_windows.methods.base import window_starts
 from rag_windows.methods.steps import Refinement
 from rag_windows.prefill import Encoded, Encoder, OnEncoded, Prefill, Source
+from rag_windows.threads import cached_property
 
 _PREFIX = Source("The prefix")
 

@@ -26,8 +26,8 @@ from rag_windows.cache.weights import (
     stretches,
     version_of,
 )
-from rag_windows.forks import Lock
 from rag_windows.loading import input_device
+from rag_windows.threads import Lock
 
 _NOT_COMPUTED_WITH = {
     # Names and notes of a config or module that change no number, or change while it is used.

@@ -16,7 +16,7 @@ from rag_windows.cache.keys import check_key
 from rag_windows.cache.policy import Policy
 from rag_windows.cache.transfer import block_bytes, in_one_block
 from rag_windows.errors import InputError
-from rag_windows.forks import in_children
+from rag_windows.threads import in_children
 
 _OBJECT_BYTES = 1024  # of an entry without tensors and ids: the objects, the policy's bookkeeping
 _TENSOR_BYTES = 512  # of one tensor's object

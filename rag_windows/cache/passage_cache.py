@@ -35,7 +35,7 @@ from rag_windows.cache.sizes import (
 from rag_windows.cache.transfer import to_host
 from rag_windows.cache.writer import Writer
 from rag_windows.errors import CacheError, InputError, NonFiniteError
-from rag_windows.forks import Lock, in_children
+from rag_windows.threads import Lock, in_children
 
 DEFAULT_DISK = "50GiB"
 """Taken where a path is given but no size."""

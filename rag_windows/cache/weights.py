@@ -15,7 +15,7 @@ import xxhash
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rag_windows.cache.keys import fields
-from rag_windows.forks import Lock
+from rag_windows.threads import Lock
 
 State = tuple[int, int, int]
 """Of a tensor: the object, where its memory is, and PyTorch's count of in-place changes."""

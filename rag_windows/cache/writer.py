@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from rag_windows.forks import in_children
+from rag_windows.threads import in_children
 
 Job = Callable[[bool], None]
 """Does the work if it gets True; else only gives back what the work holds."""

@@ -13,8 +13,8 @@ import torch
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.codebook.index import Contents, Index, Record, Stamp, require_same, same_passage
 from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
-from rag_windows.forks import in_children
 from rag_windows.methods.key_search import KeySearch, page_owners
+from rag_windows.threads import in_children
 
 MOST_PASSAGES = 4096
 """Passages of one block at most, so that a change copies little."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from rag_windows.errors import InputError, MissingExtraError, install
 from rag_windows.evaluation.task import Array, Example, Score, mean_rows, ratio
-from rag_windows.forks import Lock
+from rag_windows.threads import Lock
 
 INSCIT_METRICS = ("response_f1", "bleu", "evidence_f1", "chatrag_f1")
 """Names of what `inscit_scores` gives, the main one first."""

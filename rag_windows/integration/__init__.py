@@ -36,10 +36,10 @@ from rag_windows.guard import FallbackOption, Guard
 from rag_windows.integration.calls import Call, Calls
 from rag_windows.integration.continuations import Likelihood, likelihoods
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
-from rag_windows.listing import passage_of
 from rag_windows.methods import Method, describe, from_description, linked, window_starts
 from rag_windows.methods.registry import known_parameters, with_known
 from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.passage import passage_of
 from rag_windows.prefill import EncodedContext, OnEncoded
 from rag_windows.prompt.answer_form import available as schemas_available
 from rag_windows.prompt.answer_form import check_schema

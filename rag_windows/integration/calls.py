@@ -33,11 +33,11 @@ from rag_windows.errors import (
     StopIterationTold,
     without_stop_iteration,
 )
-from rag_windows.forks import in_children
 from rag_windows.model import WindowedLM
 from rag_windows.prefill import OnEncoded
 from rag_windows.request import PassageLike
 from rag_windows.results import Chunk, Generation
+from rag_windows.threads import in_children
 
 T = TypeVar("T")
 

@@ -30,9 +30,9 @@ from rag_windows.errors import (
     ModelLoadError,
     ToolsUnsupportedError,
 )
-from rag_windows.forks import Lock, in_children
 from rag_windows.model import WindowedLM
 from rag_windows.prompt.tool_calls import ToolFormat
+from rag_windows.threads import Lock, in_children
 
 T = TypeVar("T")
 

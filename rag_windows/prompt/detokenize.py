@@ -1,11 +1,13 @@
-"""From generated tokens back to text, whole and piece by piece."""
+"""From generated tokens back to text, whole and as it comes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
@@ -67,3 +69,40 @@ def _overlap(text: str, string: str) -> int:
     """Length of the longest end of ``text`` that begins ``string``."""
     sizes = range(min(len(text), len(string) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(string[:size])), 0)
+
+
+class Pieces(BaseStreamer):
+    """Turns tokens into pieces of settled text.
+
+    Attributes:
+        sent: the text put so far.
+
+    Args:
+        detokenizer: of the model.
+        stop: strings before which the text ends.
+        put: takes each piece.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, stop: Sequence[str], put: Callable[[str], None]
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stop = tuple(stop)
+        self._put = put
+        self._ids: list[int] = []
+        self._prompt_passed = False
+        self.sent = ""
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt (ignored), then each new token."""
+        if not self._prompt_passed:
+            self._prompt_passed = True
+            return
+        self._ids.extend(int(token) for token in value.flatten().tolist())
+        settled = self._detokenizer.settled(self._ids, self._stop)
+        if len(settled) > len(self.sent) and settled.startswith(self.sent):
+            self._put(settled[len(self.sent) :])
+            self.sent = settled
+
+    def end(self) -> None:
+        """Nothing: the rest comes with the whole result."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
 
 from rag_windows.errors import PromptError
-from rag_windows.forks import cached_property
+from rag_windows.threads import cached_property
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from rag_windows.errors import InputError, MissingExtraError, ModelLoadError, missing
-from rag_windows.forks import Lock
+from rag_windows.threads import Lock
 from rag_windows_retrievers.splitting import fitting
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.forks import Lock
+from rag_windows.threads import Lock
 from rag_windows_retrievers.encoder import count_tokens, fitting_parts, load_model
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,

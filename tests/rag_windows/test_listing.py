@@ -10,7 +10,7 @@ import pytest
 
 from rag_windows import InputError, Passage, WindowedLM
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.listing import passages_of
+from rag_windows.passage import passages_of
 from tests.rag_windows import small
 
 PASSAGES = [

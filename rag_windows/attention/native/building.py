@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rag_windows.forks import Lock
+from rag_windows.threads import Lock
 
 logger = logging.getLogger(__name__)
 

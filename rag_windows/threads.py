@@ -1,7 +1,8 @@
-"""Forked children: they have none of the threads, so what those held must be free and empty."""
+"""Threads and forks: locks that are free in a forked child, threads that end with the process."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -89,3 +90,40 @@ def _put_in_order() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks
     os.register_at_fork(after_in_child=_put_in_order)
+
+
+PATIENCE = 30.0
+"""Seconds that a process which ends waits for each worker, once it was told to stop."""
+
+
+class Worker(threading.Thread):
+    """A thread that generates; a process that ends stops it first.
+
+    A thread cut off inside of a tensor operation aborts Python.
+
+    Args:
+        work: what it does.
+        name: of the thread.
+        stop: makes it end soon; called from any thread.
+    """
+
+    def __init__(self, work: Callable[[], None], name: str, stop: Callable[[], object]) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self.stop = stop
+
+    def start(self) -> None:
+        """Start; RuntimeError if the system gives no more threads."""
+        super().start()
+        _workers.add(self)
+
+
+_workers: WeakSet[Worker] = WeakSet()
+
+
+@atexit.register
+def _stop_workers() -> None:
+    workers = [*_workers]
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker.join(PATIENCE)
