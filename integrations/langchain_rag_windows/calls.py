@@ -30,22 +30,6 @@ _INSTEAD = (
     " create_windows_chain(llm, prompt)."
 )
 
-_BETWEEN = frozenset(
-    (
-        "asyncio",
-        "concurrent",
-        "contextlib",
-        "langchain",
-        "langchain_classic",
-        "langchain_core",
-        "langchain_rag_windows",
-        "langgraph",
-        "tenacity",
-        "threading",
-    )
-)
-"""Packages whose frames stand between a user's line and a call of the engine."""
-
 
 def engine_options(
     model: EngineOptions, stop: Sequence[str] | str | None, given: Mapping[str, Any]
@@ -183,7 +167,7 @@ class AnswersCalls(EngineOptions):
             query = reader.query(read.messages)
             if not read.passages:
                 text = "\n".join(str(message["content"]) for message in read.messages)
-                warn_without_windows(text, self._count, _INSTEAD, _BETWEEN)
+                warn_without_windows(text, self._count, _INSTEAD)
             fallback = given.pop("fallback", self.fallback)
             grammar = None if strict is False else reader.grammar()
             if grammar is not None:

@@ -7,6 +7,8 @@ adapters for LangChain, LlamaIndex and lm-evaluation-harness are built on it. By
 - the model: `ModelSource` loads it once, when it is needed, and tells what its files say before;
   `load_shared` gives equal arguments the same weights; `position_limit`;
 - the calls: `Calls` answers them together, from threads and event loops, each with a `Call`;
+- a framework's model: `ModelOptions` are arguments that all of them take, `ModelCall` one of its
+  calls; `passage_list` and `one_way` read its documents, `answer_record` tells of an answer;
 - options: `method_of`, `guard_of`, `profile_of`, `sampling_options`, `describe`;
 - tools and forms: `AnswerReader`, `ToolAnswer`, `ToolCall`, `ToolFormat`, `check_schema`,
   `schemas_available`;
@@ -20,24 +22,25 @@ adapters for LangChain, LlamaIndex and lm-evaluation-harness are built on it. By
 
 from __future__ import annotations
 
-import json
-import sys
-import threading
-import warnings
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-from rag_windows import guard
 from rag_windows.attention.layers import position_limit
-from rag_windows.calibration.profile import Profile
-from rag_windows.errors import InputError, MethodError
-from rag_windows.guard import FallbackOption, Guard
+from rag_windows.guard import FallbackOption
 from rag_windows.integration.calls import Call, Calls
 from rag_windows.integration.continuations import Likelihood, likelihoods
+from rag_windows.integration.frameworks import (
+    ModelCall,
+    ModelOptions,
+    answer_record,
+    guard_of,
+    method_of,
+    one_way,
+    passage_list,
+    profile_of,
+    warn_without_windows,
+)
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
-from rag_windows.methods import Method, describe, from_description, linked, window_starts
-from rag_windows.methods.registry import known_parameters, with_known
+from rag_windows.methods import describe, window_starts
 from rag_windows.methods.steps import Choose, LinkTokens
 from rag_windows.passage import passage_of
 from rag_windows.prefill import EncodedContext, OnEncoded
@@ -69,6 +72,8 @@ __all__ = [
     "Likelihood",
     "LinkTokens",
     "MODEL_INPUTS",
+    "ModelCall",
+    "ModelOptions",
     "ModelSource",
     "OnEncoded",
     "PassageLike",
@@ -76,6 +81,7 @@ __all__ = [
     "ToolAnswer",
     "ToolCall",
     "ToolFormat",
+    "answer_record",
     "carried",
     "check_room",
     "check_schema",
@@ -87,6 +93,8 @@ __all__ = [
     "load_shared",
     "method_of",
     "one_line",
+    "one_way",
+    "passage_list",
     "passage_of",
     "position_limit",
     "profile_of",
@@ -96,104 +104,7 @@ __all__ = [
     "window_starts",
 ]
 
-LONG_PROMPT_TOKENS = 512
-"""A prompt of so many tokens and no passages probably holds documents that were glued together."""
-
-
-def method_of(
-    value: str | Method | Mapping[str, Any],
-    numbers: Mapping[str, Any] | None = None,
-    *,
-    link_tokens: LinkTokens | None = None,
-    link_choose: Choose = "first",
-) -> Method:
-    """A method out of what users give.
-
-    Args:
-        value: its name, itself, or what `describe` made of it.
-        numbers: parameters to set, each in the method or in the one that it stands on.
-        link_tokens: makes it a `rag_windows.Linked`; None leaves it as it is.
-        link_choose: of `rag_windows.Linked`.
-
-    Raises:
-        MethodError: an unknown name, or numbers that it does not have or that are out of range.
-    """
-    method, numbers = from_description(value), numbers or {}
-    known = known_parameters(method)
-    if unknown := sorted(set(numbers) - known):
-        raise MethodError(
-            f"{unknown} are no parameters of the method {method.name!r} "
-            f"({', '.join(sorted(known)) or 'it has none'})."
-        )
-    try:
-        return linked(with_known(method, numbers), link_tokens, link_choose)
-    except TypeError as error:
-        raise MethodError(f"{dict(numbers)!r} do not fit the method {method.name!r}.") from error
-
-
-def guard_of(value: FallbackOption | Mapping[str, Any]) -> Guard | None:
-    """The guard that ``fallback=`` asks for: "sequential", a `Guard`, or its fields.
-
-    Raises:
-        InputError: it is none of them.
-    """
-    if not isinstance(value, Mapping):
-        return guard.guard_of(value)
-    try:
-        return Guard(**value)
-    except TypeError as error:
-        raise InputError(f"{dict(value)!r} are no numbers of a Guard: {error}.") from error
-
-
-def profile_of(value: Profile | str | Path | Mapping[str, Any] | None) -> Profile | None:
-    """A calibration profile out of its path, itself, or its JSON as a mapping.
-
-    Raises:
-        ProfileError: it can't be used.
-    """
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return Profile.from_json(json.dumps(value))
-    return Profile.of(value)
-
 
 def leading_ids(tokenizer: Any) -> tuple[int, ...]:
     """Ids that a tokenizer puts before a text by itself."""
     return tuple(BaseLayout(tokenizer).leading)
-
-
-_warned = threading.Event()
-
-
-def warn_without_windows(
-    text: str, count: Callable[[str], int], instead: str, between: Collection[str]
-) -> None:
-    """Warn, once a process, of a long prompt without passages: it makes no windows.
-
-    Args:
-        text: of the prompt.
-        count: how many tokens a text has; asked only where the prompt may be long.
-        instead: the line to write, which hands over documents as passages.
-        between: top-level packages whose frames stand between the user's line, which the warning
-            names, and the caller. In a thread of a pool there is no line of the user's, and the
-            outermost frame has to do.
-    """
-    if _warned.is_set() or len(text) < LONG_PROMPT_TOKENS:
-        return
-    tokens = count(text)
-    if tokens < LONG_PROMPT_TOKENS:
-        return
-    _warned.set()
-    inside = {"rag_windows", *between}
-    level, frame = 2, sys._getframe(1)
-    while (
-        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in inside
-    ):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
-        f"This prompt has {tokens} tokens and no passages, so nothing is read in windows or cached."
-        f" If it holds retrieved documents, hand them over instead: {instead}",
-        UserWarning,
-        stacklevel=level,
-    )

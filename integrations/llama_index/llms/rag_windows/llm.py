@@ -105,12 +105,6 @@ _INSTEAD = (
     "llm.chat(messages, nodes=nodes)."
 )
 
-_BETWEEN = frozenset(
-    "asyncio concurrent contextlib functools llama_index llama_index_instrumentation pydantic "
-    "rag_windows threading workflows".split()
-)
-"""Packages whose frames stand between a user's line and ours."""
-
 
 class UnknownArgumentError(InputError, TypeError):
     """A constructor or a call was given an argument that it does not have."""
@@ -498,7 +492,7 @@ class RagWindowsLLM(FunctionCallingLLM):
         if not question.passages:
             said = question.query
             text = "\n".join((said.system, *(turn.content for turn in said.turns)))
-            warn_without_windows(text, count, _INSTEAD, _BETWEEN)
+            warn_without_windows(text, count, _INSTEAD)
         return question
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:

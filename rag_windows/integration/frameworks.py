@@ -1,0 +1,262 @@
+"""What the adapters of frameworks have in common: a model's arguments, documents, answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from rag_windows import guard
+from rag_windows.calibration.profile import Profile
+from rag_windows.errors import InputError, MethodError
+from rag_windows.guard import FallbackOption, Guard
+from rag_windows.integration.calls import Call
+from rag_windows.methods import Method, from_description, linked
+from rag_windows.methods.registry import known_parameters, with_known
+from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.passage import Passage, passage_of
+from rag_windows.prompt.tool_answers import AnswerReader
+from rag_windows.results import Generation
+
+
+def method_of(
+    value: str | Method | Mapping[str, Any],
+    numbers: Mapping[str, Any] | None = None,
+    *,
+    link_tokens: LinkTokens | None = None,
+    link_choose: Choose = "first",
+) -> Method:
+    """A method out of what users give.
+
+    Args:
+        value: its name, itself, or what `describe` made of it.
+        numbers: parameters to set, each in the method or in the one that it stands on.
+        link_tokens: makes it a `rag_windows.Linked`; None leaves it as it is.
+        link_choose: of `rag_windows.Linked`.
+
+    Raises:
+        MethodError: an unknown name, or numbers that it does not have or that are out of range.
+    """
+    method, numbers = from_description(value), numbers or {}
+    known = known_parameters(method)
+    if unknown := sorted(set(numbers) - known):
+        raise MethodError(
+            f"{unknown} are no parameters of the method {method.name!r} "
+            f"({', '.join(sorted(known)) or 'it has none'})."
+        )
+    try:
+        return linked(with_known(method, numbers), link_tokens, link_choose)
+    except TypeError as error:
+        raise MethodError(f"{dict(numbers)!r} do not fit the method {method.name!r}.") from error
+
+
+def guard_of(value: FallbackOption | Mapping[str, Any]) -> Guard | None:
+    """The guard that ``fallback=`` asks for: "sequential", a `Guard`, or its fields.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if not isinstance(value, Mapping):
+        return guard.guard_of(value)
+    try:
+        return Guard(**value)
+    except TypeError as error:
+        raise InputError(f"{dict(value)!r} are no numbers of a Guard: {error}.") from error
+
+
+def profile_of(value: Profile | str | Path | Mapping[str, Any] | None) -> Profile | None:
+    """A calibration profile out of its path, itself, or its JSON as a mapping.
+
+    Raises:
+        ProfileError: it can't be used.
+    """
+    if isinstance(value, Mapping):
+        return Profile.from_json(json.dumps(value))
+    return None if value is None else Profile.of(value)
+
+
+class ModelOptions(BaseModel):
+    """Arguments that the models of all frameworks take.
+
+    Attributes:
+        device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
+            (needs accelerate). None for the best device: CUDA where there is one.
+        model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config, ...
+        method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`; None takes
+            that of the calibration's profile, that of ``lm``, or "ape".
+        link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
+            a share (float), or "all"; see `rag_windows.Linked`.
+        link_choose: which ones: "first", or those of largest "deviation".
+        fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to lose, passages
+            are read one after the other, and the answer's ``fallback`` says so.
+        max_window_tokens: a longer passage becomes several windows.
+        header: line above each passage: "title", "none", "number", "number+title", or a function.
+        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
+        temperature: 0 takes the likeliest token, more samples; None leaves it to the model.
+        top_p: nucleus sampling.
+        generate_kwargs: for transformers' ``generate``; those of a call go before.
+        batch_rows: so many calls that are made at once, by tasks or by threads, are answered
+            together: one forward pass gives each its next token, and passages that several read
+            are held once. More wait in line. Each takes memory for the passages that it alone
+            reads. 1 answers each call by itself.
+    """
+
+    device_map: Any = None
+    model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
+    method: Any = None
+    link_tokens: Any = None
+    link_choose: Choose = "first"
+    fallback: Any = None
+    max_window_tokens: int | None = Field(default=None, ge=1)
+    header: Any = "title"
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    generate_kwargs: dict[str, Any] = Field(default_factory=dict)
+    batch_rows: int = Field(default=32, ge=1)
+
+    @model_validator(mode="after")
+    def _check_reading(self) -> Self:
+        guard_of(self.fallback)
+        self.reading({}, "ape")
+        return self
+
+    def reading(self, options: dict[str, Any], default: str | Method) -> Method:
+        """How a call reads its windows.
+
+        Args:
+            options: of the call; ``method``, ``link_tokens`` and ``link_choose`` are taken out.
+            default: the method, where neither the call nor the constructor names one.
+
+        Raises:
+            MethodError: an unknown name, or links that the method can't have.
+        """
+        chosen = options.pop("method", None)
+        own = default if self.method is None else self.method
+        return method_of(
+            own if chosen is None else chosen,
+            link_tokens=options.pop("link_tokens", self.link_tokens),
+            link_choose=options.pop("link_choose", self.link_choose),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCall(Call):
+    """A call of a framework's model.
+
+    Attributes:
+        method: how its windows are read.
+        model_name: as the answer tells it.
+        reader: of the answer; finds calls of tools.
+    """
+
+    method: Method
+    model_name: str
+    reader: AnswerReader
+
+
+def passage_list(name: str, documents: object) -> list[Passage]:
+    """The passages of a list of documents, see `passage_of`; None is an empty list.
+
+    Args:
+        name: of the argument.
+        documents: of any framework.
+
+    Raises:
+        InputError: it is no list, or holds something that is no document.
+    """
+    if documents is None:
+        return []
+    if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
+        raise InputError(
+            f"{name} must be a list of documents, mappings or strings, not "
+            f"{type(documents).__name__}; wrap a single one in []."
+        )
+    return [passage_of(document) for document in documents]
+
+
+def one_way(ways: Mapping[str, list[Passage]]) -> list[Passage]:
+    """The passages of a request, by the one way in which they come.
+
+    Raises:
+        InputError: they come in several ways.
+    """
+    used = {name: passages for name, passages in ways.items() if passages}
+    if len(used) > 1:
+        names = " and ".join(f"{name} ({len(passages)})" for name, passages in used.items())
+        raise InputError(
+            f"Documents come in several ways at once: {names}. Give all of them in one way."
+        )
+    return next(iter(used.values()), [])
+
+
+def answer_record(generation: Generation) -> dict[str, Any]:
+    """What is told of an answer beside its text, as plain JSON.
+
+    Keys:
+        finish_reason: "stop", "length" or "cancelled".
+        timings: seconds: encode_s, ttft_s, total_s.
+        windows: for each window the passage, its part of how many, the span of the passage's text
+            and its tokens.
+        fallback: None, or what the guard found: where it was ``taken``, passages were read one
+            after the other.
+    """
+    fallback = generation.fallback
+    span = ("passage", "part", "parts", "start", "end")
+    return {
+        "finish_reason": generation.finish_reason,
+        "timings": asdict(generation.timings),
+        "windows": [
+            {**{name: getattr(window, name) for name in span}, "tokens": len(window.ids)}
+            for window in generation.windows
+        ],
+        "fallback": None if fallback is None else fallback.as_dict(),
+    }
+
+
+LONG_PROMPT_TOKENS = 512
+"""A prompt of so many tokens and no passages probably holds documents that were glued together."""
+
+_BETWEEN = frozenset(
+    "asyncio concurrent contextlib functools langchain langchain_classic langchain_core"
+    " langchain_rag_windows langgraph llama_index llama_index_instrumentation pydantic rag_windows"
+    " tenacity threading workflows".split()
+)
+"""Packages whose frames may stand between a user's line and a call of the engine."""
+
+_warned = threading.Event()
+
+
+def warn_without_windows(text: str, count: Callable[[str], int], instead: str) -> None:
+    """Warn, once a process, of a long prompt without passages: it makes no windows.
+
+    The warning names the user's line; in a thread of a pool there is none, and the outermost frame
+    has to do.
+
+    Args:
+        text: of the prompt.
+        count: how many tokens a text has; asked only where the prompt may be long.
+        instead: the line to write, which hands over documents as passages.
+    """
+    if _warned.is_set() or len(text) < LONG_PROMPT_TOKENS:
+        return
+    tokens = count(text)
+    if tokens < LONG_PROMPT_TOKENS:
+        return
+    _warned.set()
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"This prompt has {tokens} tokens and no passages, so nothing is read in windows or cached."
+        f" If it holds retrieved documents, hand them over instead: {instead}",
+        UserWarning,
+        stacklevel=level,
+    )
