@@ -107,59 +107,28 @@ __all__ = [
 ]
 
 # Imported on first use: the command line shows its help and its errors without loading torch.
-_HOMES = {
-    "rag_windows.batching.scheduler": ("Scheduler",),
-    "rag_windows.cache.passage_cache": ("PassageCache",),
-    "rag_windows.calibration": ("Example", "Profile"),
-    "rag_windows.codebook.book": ("PassageBook",),
-    "rag_windows.errors": (
-        "CacheError",
-        "CancelledGenerationError",
-        "DataError",
-        "DocumentError",
-        "GenerationError",
-        "GenerationTimeoutError",
-        "InputError",
-        "LimitError",
-        "MethodError",
-        "MissingExtraError",
-        "ModelError",
-        "ModelLoadError",
-        "NonFiniteError",
-        "ProfileError",
-        "PromptError",
-        "RagWindowsError",
-        "RetrievalError",
-        "ToolsUnsupportedError",
-        "UnsupportedModelError",
-    ),
-    "rag_windows.results": ("Chunk", "Citation", "Fallback", "Generation", "Timings", "Usage"),
-    "rag_windows.guard": ("Guard",),
-    "rag_windows.icl": ("Classification", "Demonstration"),
-    "rag_windows.model": ("WindowedLM",),
-    "rag_windows.passage": ("Passage",),
-    "rag_windows.request": ("BatchRequest",),
-    "rag_windows.methods": (
-        "APE",
-        "METHODS",
-        "PCW",
-        "Codebook",
-        "DeepThinking",
-        "Linked",
-        "MateICL",
-        "Method",
-        "ParallelEnsemble",
-        "Sequential",
-        "StructuredPrompting",
-    ),
-    "rag_windows.icl.scoring": ("Score",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = (
+    "errors",
+    "passage",
+    "results",
+    "methods",
+    "guard",
+    "request",
+    "calibration",
+    "icl",
+    "icl.scoring",
+    "cache.passage_cache",
+    "codebook.book",
+    "batching.scheduler",
+    "model",
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for module in _MODULES:
+            home = import_module(f"rag_windows.{module}")
+            if hasattr(home, name):
+                globals()[name] = value = getattr(home, name)
+                return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -319,7 +319,7 @@ class Engine:
             query_ids,
             options={**request.options, "max_new_tokens": request.max_new_tokens},
             seed=request.seed,
-            record_mass=request.citations,
+            record_weights=request.citations,
             streamer=streamer,
             stopping=lambda length: self.criteria(request, first, cancelled, length),
         )

@@ -45,21 +45,22 @@ class Decoded:
     Attributes:
         sequences: generated token ids, one list a returned sequence, padding removed.
         raw: transformers' own output object.
-        mass: the recorder, or None.
+        recorder: of attention weights, or None.
         rows: per returned sequence and token, which batch row predicted it.
     """
 
     sequences: list[list[int]]
     raw: Any
-    mass: WeightRecorder | None
+    recorder: WeightRecorder | None
     rows: list[list[int]]
 
     def weights(self, index: int) -> list[float] | None:
         """Attention of one sequence's tokens, on average: citation groups, prefix, query."""
-        if self.mass is None:
+        if self.recorder is None:
             return None
-        first, rows = self.mass.first_position, self.rows[index]
-        weights: list[float] = self.mass.average([*range(first, first + len(rows))], rows).tolist()
+        first, rows = self.recorder.first_position, self.rows[index]
+        positions = [*range(first, first + len(rows))]
+        weights: list[float] = self.recorder.average(positions, rows).tolist()
         return weights
 
 
@@ -93,7 +94,9 @@ class Decoder:
         """How many logits the model gives for a token."""
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
-    def layout(self, context: EncodedContext, mass: WeightRecorder | None = None) -> PromptLayout:
+    def layout(
+        self, context: EncodedContext, recorder: WeightRecorder | None = None
+    ) -> PromptLayout:
         """The layout of queries against a context that has windows."""
         method, windows = context.method, cast(PackedWindows | Members, context.windows)
         numbers: dict[str, Any] = {
@@ -105,7 +108,7 @@ class Decoder:
             "slope": method.slope,
             "shift": method.shift,
             "query_bias": query_bias(method, windows.count),
-            "recorder": mass,
+            "recorder": recorder,
         }
         if isinstance(windows, Members) and method.combination is not None:
             return EnsembleLayout(**numbers, members=windows, combination=method.combination)
@@ -148,17 +151,16 @@ class Decoder:
         past: int = 0,
         *,
         last: int | None = None,
-        mass: WeightRecorder | None = None,
+        recorder: WeightRecorder | None = None,
     ) -> torch.Tensor:
         """Logits of query tokens.
 
         Args:
-            context: what they read.
             ids: (rows, tokens) int64; right-padding is allowed, its logits mean nothing.
             cache: the HF cache to continue (``context.new_cache(rows)``), or None for a fresh one.
             past: query tokens that the cache holds already.
             last: only the logits of so many last tokens are computed; None for all.
-            mass: records attention mass where there are windows.
+            recorder: of attention weights, where there are windows.
 
         Returns:
             (rows, tokens or ``last``, vocabulary) in the model's dtype.
@@ -180,7 +182,7 @@ class Decoder:
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
         cache = context.new_cache(rows) if cache is None else cache
         check_tables(self._table_limit, start + tokens)
-        with use_layout(self.layout(context, mass)):
+        with use_layout(self.layout(context, recorder)):
             output = self._reader(context)(
                 ids, position_ids=positions, past_key_values=cache, use_cache=True, **kept
             )
@@ -193,7 +195,7 @@ class Decoder:
         *,
         options: Mapping[str, Any],
         seed: int | None = None,
-        record_mass: bool = False,
+        record_weights: bool = False,
         streamer: BaseStreamer | None = None,
         stopping: Callable[[int], Sequence[StoppingCriteria]] = lambda _: (),
     ) -> Decoded:
@@ -204,7 +206,7 @@ class Decoder:
             query_ids: at least one token.
             options: of ``PreTrainedModel.generate``, but for those that `sampling` refuses.
             seed: of a private generator for sampling, or None for PyTorch's global one.
-            record_mass: whether to record attention mass; if not, decoding pays nothing for it.
+            record_weights: whether to record attention weights; if not, they cost nothing.
             streamer: as in transformers.
             stopping: from the number of tokens before the generated ones, the criteria beside
                 those in ``options``.
@@ -229,7 +231,7 @@ class Decoder:
         prompt = [*context.prefix_ids[:seen], *query_ids]
         device = input_device(self.model)
         kwargs = self.arguments(options, len(prompt), stopping(len(prompt)))
-        mass: WeightRecorder | None = None
+        recorder: WeightRecorder | None = None
         with ExitStack() as scope:
             if windowed:
                 start, end = context.query_start, context.query_start + len(query_ids)
@@ -240,25 +242,19 @@ class Decoder:
                 # The prefix is read from the cache alone, so it can't be left out.
                 kwargs["use_cache"] = True
                 kwargs["position_ids"] = torch.tensor(positions, device=device)
-                mass = WeightRecorder(end - 1) if record_mass else None
-                scope.enter_context(use_layout(self.layout(context, mass)))
+                recorder = WeightRecorder(end - 1) if record_weights else None
+                scope.enter_context(use_layout(self.layout(context, recorder)))
             scope.enter_context(seeded(seed, device))
             kwargs = with_config(kwargs)
             inputs = torch.tensor([prompt], dtype=torch.int64, device=device)
             target = self._reader(context) if windowed else self.model
             raw = target.generate(inputs, streamer=streamer, **kwargs)
-        return self._decoded(raw, len(prompt), kwargs, mass)
+        return self._decoded(raw, len(prompt), kwargs, recorder)
 
     def arguments(
         self, options: Mapping[str, Any], prompt_length: int, criteria: Sequence[Any]
     ) -> dict[str, Any]:
-        """Arguments of transformers' generate for one prompt.
-
-        Args:
-            options: the caller's.
-            prompt_length: tokens of the prompt.
-            criteria: stopping criteria beside the caller's.
-        """
+        """Arguments of transformers' generate for one prompt; ``criteria`` join the caller's."""
         kwargs = dict(options)
         config = self.model.generation_config
         if self.option(kwargs, "pad_token_id") is None:
@@ -293,7 +289,11 @@ class Decoder:
         return frozenset([eos] if isinstance(eos, int) else eos or ())
 
     def _decoded(
-        self, raw: Any, prompt_length: int, kwargs: Mapping[str, Any], mass: WeightRecorder | None
+        self,
+        raw: Any,
+        prompt_length: int,
+        kwargs: Mapping[str, Any],
+        recorder: WeightRecorder | None,
     ) -> Decoded:
         ends = self.end_tokens(kwargs)
         pad = self.option(kwargs, "pad_token_id")
@@ -309,7 +309,7 @@ class Decoder:
                 rows.append([index] * end)
             else:
                 rows.append([max(0, int(beam)) for beam in beams[index][:end]])
-        return Decoded(sequences, raw, mass, rows)
+        return Decoded(sequences, raw, recorder, rows)
 
 
 def with_config(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rag_windows.kv import PackedWindows
 from rag_windows.passage import WindowTokens
 from rag_windows.prefill import EncodedContext
 from rag_windows.results import Fallback, Signal
-from rag_windows.sampling import Cancelled
+from rag_windows.sampling import Cancelled, whole_number
 
 OrdinaryT = TypeVar("OrdinaryT")
 
@@ -33,7 +33,7 @@ class Guard:
             tokens together, are read in the ordinary way at once, before anything is encoded. 0
             passages switch it off.
         spread: signal "multi-hop": the attention of the first answer tokens is spread over several
-            passages by more than this, see `mass_spread`. None takes the threshold of the
+            passages by more than this, see `attention_spread`. None takes the threshold of the
             calibration profile; without one the signal is off, and so it is with ``math.inf``.
         rows: answer tokens that are written, and thrown away, to measure attention.
 
@@ -48,9 +48,7 @@ class Guard:
 
     def __post_init__(self) -> None:
         for name, least in (("passages", 0), ("tokens", 0), ("rows", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"Guard {name} must be a whole number from {least} on: {value!r}.")
+            whole_number(f"Guard {name}", getattr(self, name), least)
         spread = self.spread
         if spread is not None and (
             isinstance(spread, bool)
@@ -116,26 +114,19 @@ class FallbackPlan(Generic[OrdinaryT]):
         options: Mapping[str, Any],
         cancelled: threading.Event | None = None,
     ) -> Fallback | None:
-        """The signal "multi-hop", from the attention of the first answer tokens.
+        """The signal "multi-hop", from the attention of at most ``guard.rows`` answer tokens.
 
-        Costs at most ``guard.rows`` answer tokens. Where windows answer each for itself there is no
-        attention to measure, and the guard stays silent.
-
-        Args:
-            decoder: of the model.
-            context: with all windows.
-            query_ids: the query.
-            options: of the answer; only those that stop it count here.
-            cancelled: ends the measurement early.
+        Where windows answer each for itself there is no attention to measure, and the guard stays
+        silent.
         """
-        if self.spread is None or context.method.combination is not None:
+        if self.spread is None or not isinstance(context.windows, PackedWindows):
             return None
-        if not isinstance(context.windows, PackedWindows):
+        weights = attention_of_answer(
+            decoder, context, query_ids, options, self.guard.rows, cancelled
+        )
+        if not weights or (cancelled is not None and cancelled.is_set()):
             return None
-        masses = attention_masses(decoder, context, query_ids, options, self.guard.rows, cancelled)
-        if not masses or (cancelled is not None and cancelled.is_set()):
-            return None
-        spread = mass_spread(masses)
+        spread = attention_spread(weights)
         if spread <= self.spread:
             return None
         reason = f"attention is spread over passages by {spread:.2f}, above {self.spread:.2f}"
@@ -153,26 +144,23 @@ class FallbackPlan(Generic[OrdinaryT]):
         return Fallback(signal, float(measured), float(threshold), taken, message)
 
 
-def mass_spread(masses: Sequence[float]) -> float:
+def attention_spread(weights: Sequence[float]) -> float:
     """How far attention is spread over the passages: 1 minus the sum of their squared shares.
 
     An answer that stands in one passage reads mostly that one, however many others there are; one
-    that is put together from several reads each of them in turn. Squares keep the crumbs that many
+    that is put together from several reads each of them in turn. Squares keep the little that many
     passages get from counting much (E. H. Simpson's diversity, Nature 1949).
 
-    Args:
-        masses: of the passages, as `Citation.mass` has them.
-
     Returns:
-        0 (one passage got all) up to 1 (evenly over very many); 0 where there is no mass.
+        0 (one passage got all) up to 1 (evenly over very many); 0 where there is no attention.
     """
-    whole = sum(masses)
+    whole = sum(weights)
     if whole <= 0:
         return 0.0
-    return max(0.0, 1.0 - sum((mass / whole) ** 2 for mass in masses))
+    return max(0.0, 1.0 - sum((weight / whole) ** 2 for weight in weights))
 
 
-def attention_masses(
+def attention_of_answer(
     decoder: Decoder,
     context: EncodedContext,
     query_ids: Sequence[int],
@@ -180,9 +168,9 @@ def attention_masses(
     rows: int,
     cancelled: threading.Event | None = None,
 ) -> list[float]:
-    """Each citation group's share of the attention of the first greedy tokens, thrown away then.
+    """Each citation group's attention, averaged over the first ``rows`` greedy answer tokens.
 
-    Averaged over layers, heads and at most ``rows`` tokens; empty where nothing was written.
+    The tokens are thrown away; only options that stop an answer count. Empty if none was written.
     """
     stopping = [] if cancelled is None else [Cancelled(cancelled)]
     decoded = decoder.generate(
@@ -195,7 +183,7 @@ def attention_masses(
             "max_new_tokens": rows,
             "stopping_criteria": options.get("stopping_criteria"),
         },
-        record_mass=True,
+        record_weights=True,
         stopping=lambda _: list(stopping),
     )
     return (decoded.weights(0) or [])[:-2]

@@ -94,7 +94,7 @@ def pack(
         windows: at least one.
         groups: the citation group of each span.
         n_groups: number of groups; a group without a span gets no attention.
-        spans: lengths of stretches, which add up to those of the windows; by default the windows.
+        spans: lengths that add up to those of the windows; by default the windows' own.
     """
     layers = range(len(windows[0].keys))
     positions = [torch.arange(window.start, window.end) for window in windows]
@@ -111,13 +111,10 @@ def pack(
 
 
 class Shelf:
-    """Windows side by side in memory, as queries read them, so that nobody copies them again.
+    """Windows of given lengths side by side in memory, so that no query copies them again.
 
     Each forward pass is copied in as it ends, and its own tensors go: at no time are there two of
     all keys and values.
-
-    Args:
-        lengths: tokens of each window, in the order of the request.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -127,35 +124,18 @@ class Shelf:
         self._values: list[torch.Tensor] = []
 
     def put(self, index: int, window: Window) -> Window:
-        """Copy a window in.
-
-        Returns:
-            The same window, standing on the shelf.
-        """
-        if not self._keys:
-            self._keys = [self._room(tensor) for tensor in window.keys]
-            self._values = [self._room(tensor) for tensor in window.values]
+        """Copy a window in; returns the same window, standing on the shelf."""
         place = slice(self._starts[index], self._ends[index])
-        return Window(
-            ids=window.ids,
-            start=window.start,
-            keys=_copied(self._keys, place, window.keys),
-            values=_copied(self._values, place, window.values),
-        )
+        keys = self._copied(self._keys, place, window.keys)
+        values = self._copied(self._values, place, window.values)
+        return Window(window.ids, window.start, keys, values)
 
-    def _room(self, like: torch.Tensor) -> torch.Tensor:
-        return like.new_empty(like.shape[0], self._ends[-1], like.shape[2])
-
-
-def _copied(
-    room: Sequence[torch.Tensor], place: slice, tensors: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    made = []
-    for whole, tensor in zip(room, tensors, strict=True):
-        part = whole[:, place]
-        part.copy_(tensor)
-        made.append(part)
-    return tuple(made)
+    def _copied(
+        self, shelf: list[torch.Tensor], place: slice, tensors: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        if not shelf:
+            shelf += [one.new_empty(one.shape[0], self._ends[-1], one.shape[2]) for one in tensors]
+        return tuple(whole[:, place].copy_(one) for whole, one in zip(shelf, tensors, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +168,10 @@ class Members:
 
 
 class RowsCache(DynamicCache):
-    """An HF cache whose batch is queries x windows, query after query.
+    """An HF cache whose batch is queries x windows, ``per_query`` rows of each query together.
 
     Whoever reorders, repeats or selects its batch (beam search, several answers a prompt, scoring)
     names queries; their rows move together.
-
-    Args:
-        per_query: rows of each query.
     """
 
     def __init__(self, per_query: int) -> None:

@@ -42,15 +42,7 @@ def best_device() -> str:
 
 
 def check_device(asked: Any, argument: str = "device_map=") -> None:
-    """Refuse a CUDA device that is not there.
-
-    Args:
-        asked: a ``device_map``: a name, a number, a device, or a mapping to these.
-        argument: how the message calls it.
-
-    Raises:
-        InputError: saying how many devices there are.
-    """
+    """Refuse a CUDA device that is not there; ``asked`` is a ``device_map`` of any form."""
     for device in asked.values() if isinstance(asked, Mapping) else [asked]:
         name = f"cuda:{device}" if isinstance(device, int) else str(device)
         if name.partition(":")[0] != "cuda":
@@ -123,13 +115,7 @@ def resolve(
     on_loaded: OnLoaded | None = None,
     **model_kwargs: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A loaded model as it is, or one loaded by name, in evaluation mode.
-
-    Raises:
-        InputError: options of loading for a loaded model, or no model at all.
-        UnsupportedModelError: a PEFT model that is more than a model with other modules.
-        ModelLoadError: see `load`.
-    """
+    """A loaded model as it is, or one loaded by name, in evaluation mode; errors as in `load`."""
     if not isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
         model = _adapted(model)
     if isinstance(tokenizer, str | Path):
@@ -181,20 +167,7 @@ def load(
 
     Weights come from safetensors or GGUF only, and no code of a repository is run. The folder of
     a PEFT adapter brings its base model and, if it has none of its own, the base's tokenizer.
-
-    Args:
-        model: name or folder, or the path of a GGUF file.
-        tokenizer: to use instead of the model's own.
-        device_map: where the weights go; None for the best device, see `best_device`.
-        on_loaded: called while the weights are loaded, with the tensors done and all of them.
-        kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, quantization_config, revision,
-            gguf_file, attn_implementation, ...; arguments of ``BitsAndBytesConfig`` such as
-            ``load_in_4bit`` go into the ``quantization_config``.
-
-    Raises:
-        InputError: a device that is not there.
-        MissingExtraError: what is asked for needs a package that is not installed.
-        ModelLoadError: saying what was not found or could not be loaded, and what to do.
+    Arguments and errors are those of `WindowedLM.from_pretrained`.
     """
     _refuse_remote_code(kwargs, "model", "to from_pretrained")
     source, kwargs = _located(model, kwargs)
@@ -273,15 +246,7 @@ def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
         return _tokenizer(source, _base_of(source, kwargs), kwargs)
 
 
-_LOADING = (
-    OSError,
-    ValueError,
-    KeyError,
-    ImportError,
-    RuntimeError,
-    TypeError,
-    AssertionError,
-)
+_LOADING = OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AssertionError
 """What transformers and PyTorch raise for a model that can't be loaded."""
 
 
@@ -326,12 +291,7 @@ def _located(
 
 
 def _base_of(source: str, kwargs: Mapping[str, Any]) -> str | None:
-    """Name or folder of the base model, if the source is a PEFT adapter.
-
-    Raises:
-        MissingExtraError: it is one, and peft is not installed.
-        ModelLoadError: its weights are pickled.
-    """
+    """Name or folder of the base model, if the source is a PEFT adapter."""
     if kwargs.get("gguf_file") is not None or os.path.isfile(os.path.join(source, "config.json")):
         return None
     place = _hub(kwargs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -232,10 +233,8 @@ def _documents(value: Any, depth: int) -> Iterable[Any] | None:
             return list(held.values())
         if isinstance(held, Sequence) and not isinstance(held, str):
             return held
-    for read in (_in_memory, _in_dictionary, _by_keys, _by_get):
-        held = read(value)
-        if held is not None:
-            return held
+    if (stored := _of_store(value)) is not None:
+        return stored
     for name in _INSIDE:
         held = _documents(getattr(value, name, None), depth + 1)
         if held is not None:
@@ -243,36 +242,21 @@ def _documents(value: Any, depth: int) -> Iterable[Any] | None:
     return None
 
 
-def _in_memory(value: Any) -> list[Any] | None:
-    """LangChain's InMemoryVectorStore: records by id."""
-    store = getattr(value, "store", None)
-    get = getattr(value, "get_by_ids", None)
-    return list(get(list(store))) if isinstance(store, dict) and callable(get) else None
-
-
-def _in_dictionary(value: Any) -> list[Any] | None:
-    """LangChain's InMemoryDocstore, which FAISS has."""
-    held = getattr(value, "_dict", None)
-    return list(held.values()) if isinstance(held, dict) else None
-
-
-def _by_keys(value: Any) -> list[Any] | None:
-    """LangChain's stores by key, which parent-document retrievers have."""
-    keys, get = getattr(value, "yield_keys", None), getattr(value, "mget", None)
-    return list(get(list(keys()))) if callable(keys) and callable(get) else None
-
-
-def _by_get(value: Any) -> Iterator[Any] | None:
-    """Chroma and what is like it: columns of ids, documents and metadata."""
-    get = getattr(value, "get", None)
-    if not callable(get) or isinstance(value, Mapping) or not hasattr(value, "get_by_ids"):
-        return None
-    try:
-        columns = get(include=["documents", "metadatas"])
-    except TypeError:  # another kind of get()
-        return None
-    if not isinstance(columns, Mapping) or not {"ids", "documents"} <= columns.keys():
-        return None
-    metadata = columns.get("metadatas") or [None] * len(columns["ids"])
-    rows = zip(columns["ids"], columns["documents"], metadata, strict=True)
-    return ({"id": i, "text": text, "metadata": data or {}} for i, text, data in rows)
+def _of_store(value: Any) -> Iterable[Any] | None:
+    """What one of LangChain's stores holds, each kind by the methods that it lists with."""
+    by_ids = getattr(value, "get_by_ids", None)
+    if by_ids and isinstance(store := getattr(value, "store", None), dict):  # in memory
+        return list(by_ids(list(store)))
+    if isinstance(held := getattr(value, "_dict", None), dict):  # InMemoryDocstore, which FAISS has
+        return list(held.values())
+    keys, by_keys = getattr(value, "yield_keys", None), getattr(value, "mget", None)
+    if keys and by_keys:  # stores by key, which parent-document retrievers have
+        return list(by_keys(list(keys())))
+    if by_ids and not isinstance(value, Mapping) and callable(get := getattr(value, "get", None)):
+        with suppress(TypeError):  # another kind of get() than Chroma's
+            columns = get(include=["documents", "metadatas"])
+            if isinstance(columns, Mapping) and {"ids", "documents"} <= columns.keys():
+                metadata = columns.get("metadatas") or [None] * len(columns["ids"])
+                rows = zip(columns["ids"], columns["documents"], metadata, strict=True)
+                return [{"id": i, "text": text, "metadata": data or {}} for i, text, data in rows]
+    return None

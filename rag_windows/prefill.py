@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Protocol, TypeVar
 
 import torch
@@ -31,14 +32,9 @@ from rag_windows.steps.refinement import check_room, refine
 
 
 def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group windows that are packed without padding, longest first.
+    """Indices of windows that share a forward pass of at most ``max_tokens``, longest first.
 
-    Args:
-        lengths: tokens of each window.
-        max_tokens: bound on the tokens of one chunk; a longer window is alone in its own.
-
-    Returns:
-        Indices into ``lengths``, each once; windows of equal length stand beside each other.
+    Windows of equal length stand beside each other; a longer one than a pass is alone in its own.
     """
     made: list[list[int]] = []
     held = 0
@@ -72,12 +68,8 @@ class PrefillCancelledError(GenerationError):
 def complete(prefill: Prefill[T], cancelled: threading.Event | None = None) -> T:
     """Run a prefill to its end.
 
-    Args:
-        prefill: not begun yet.
-        cancelled: ends it between two passes when set.
-
     Raises:
-        PrefillCancelledError: it was cancelled.
+        PrefillCancelledError: ``cancelled`` was set, which ends it between two passes.
     """
     try:
         while cancelled is None or not cancelled.is_set():
@@ -154,10 +146,9 @@ class Encoder:
     It holds no state of a call, so threads may share one.
 
     Args:
-        twin: the model with our attention. What is edited in the model is taken over by the next
-            `follow`.
-        max_batch_tokens: bound on one forward pass, padding included where there is any; a single
-            longer window still runs alone. None for `PASS_TOKENS`.
+        twin: the model with our attention.
+        max_batch_tokens: tokens of one forward pass, but for a single longer window; None for
+            `PASS_TOKENS`.
     """
 
     def __init__(self, twin: Twin, max_batch_tokens: int | None = None) -> None:
@@ -209,8 +200,8 @@ class Encoder:
             prefix_ids: may be empty.
             windows: token ids, each of at least one token.
             method: how they will be read.
-            sources: of each window, for who stores them.
-            on_encoded: called after each forward pass with the windows done and all of them.
+            sources: of each window, for a cache.
+            on_encoded: called after each forward pass.
         """
         self.follow()
         prefix = self.encode_prefix(prefix_ids)
@@ -236,19 +227,11 @@ class Encoder:
         starts: Sequence[int] | None = None,
         refinement: Refinement | None = None,
     ) -> Prefill[list[Window]]:
-        """Encode each window behind the prefix.
-
-        Windows share forward passes, packed without padding.
+        """Encode each window behind the prefix, side by side in memory and in the order given.
 
         Args:
-            prefix: from `encode_prefix`.
-            windows: token ids, each of at least one token, of any lengths.
-            on_encoded: called after each forward pass with the windows done and all of them.
             starts: position of each window's first token; right behind the prefix by default.
             refinement: what changes the windows of each batch.
-
-        Returns:
-            One window each, in the order given.
         """
         encoded: dict[int, Window] = {}
         shelf = Shelf([len(ids) for ids in windows])
@@ -266,7 +249,7 @@ class Encoder:
         starts: Sequence[int] | None = None,
         refinement: Refinement | None = None,
     ) -> Iterator[dict[int, Window]]:
-        """Like `prefill_windows`, one forward pass after the other: windows by their index."""
+        """Encode windows, packed without padding, pass by pass: windows by their index."""
         lengths = [len(ids) for ids in windows]
         if starts is None:
             starts = [0 if prefix is None else len(prefix.ids)] * len(windows)
@@ -294,9 +277,9 @@ class Encoder:
         No logits are computed, and of the last layer nothing behind its keys and values.
 
         Args:
-            windows: token ids of each, at least one token each; those of equal length side by side.
+            windows: token ids of each; those of equal length side by side.
             starts: position of each one's first token.
-            prefix: what every window sees before itself, or None.
+            prefix: what every window sees before itself.
             before: a window for each, all of which its tokens see, too; or none.
 
         Returns:
@@ -313,20 +296,18 @@ class Encoder:
                 ids, position_ids=layout.positions.unsqueeze(0).to(device), use_cache=False
             )
         layers = range(len(self.sliding_windows))
-        made = []
-        first = 0
-        for window, start in zip(windows, starts, strict=True):
-            place = slice(first, first + len(window))
-            made.append(
-                Window(
-                    ids=tuple(window),
-                    start=start,
-                    keys=tuple(capture.keys[layer][0, :, place] for layer in layers),
-                    values=tuple(capture.values[layer][0, :, place] for layer in layers),
-                )
+        ends = accumulate(lengths)
+        return [
+            Window(
+                ids=tuple(window),
+                start=start,
+                keys=tuple(capture.keys[layer][0, :, end - len(window) : end] for layer in layers),
+                values=tuple(
+                    capture.values[layer][0, :, end - len(window) : end] for layer in layers
+                ),
             )
-            first = place.stop
-        return made
+            for window, start, end in zip(windows, starts, ends, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,13 +381,8 @@ def prefill_parts(
     """Encode prefix and windows for one method.
 
     Args:
-        encoder: of the model.
-        prefix_ids: may be empty.
-        windows: token ids; a method that is not windowed gets them as one long window.
-        method: how queries will read them.
+        encoder: this, and what is not named here, as `Encoder.prefill` has it.
         groups: citation group of each window; by default each window is its own.
-        on_encoded: see `Encoder.prefill`.
-        sources: of each window, for who stores them.
         scores: retrieval score of each window, or none.
 
     Raises:
@@ -486,13 +462,7 @@ class EncodedContext:
     def narrowed(
         self, windows: Sequence[Window], groups: Sequence[int], scores: Sequence[float] = ()
     ) -> EncodedContext:
-        """The same context with other windows, such as some of `singles`.
-
-        Args:
-            windows: at least one.
-            groups: citation group of each, of those that this context has.
-            scores: retrieval score of each, if this context has them.
-        """
+        """The same context with other windows, such as some of `singles`, and what is theirs."""
         n_groups = 0 if self.windows is None else self.windows.n_groups
         lengths = [len(window.ids) for window in windows]
         return replace(

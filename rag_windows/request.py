@@ -145,17 +145,11 @@ def check_request(
     prompt_limit: int | None,
     started: float,
 ) -> Request:
-    """Check and tokenize.
+    """Check and tokenize what was asked; ``method`` and ``options`` stand in for its own.
 
     Args:
-        prompt: tokenizes.
-        asked: what was asked for; its passages are no book.
-        method: instead of the one in ``asked``.
-        options: instead of those in ``asked``.
-        max_window_tokens: a longer passage becomes several windows.
         position_limit: positions that windows may use, or None for no limit.
         prompt_limit: those of a prompt without windows.
-        started: ``time.perf_counter()`` at the call.
 
     Raises:
         InputError, PromptError, LimitError: saying what to do.
@@ -208,13 +202,6 @@ def check_limits(
     With windows side by side the query follows the longest one, so only that one counts; read or
     placed one after the other, all of them do.
 
-    Args:
-        parts: the prompt.
-        passages: as they were given.
-        method: how the windows are read.
-        max_new_tokens: of the answer.
-        limit: `position_limit`, or `prompt_limit` where there are no windows; None for no limit.
-
     Raises:
         LimitError: naming the passage (or the query) that is too long, its size and the limit.
     """
@@ -222,7 +209,13 @@ def check_limits(
         return
     fixed = len(parts.prefix_ids) + len(parts.query_ids) + max_new_tokens
     if not parts.windows:
-        _check_prompt(fixed, max_new_tokens, limit)
+        if fixed > limit:
+            raise LimitError(
+                f"The prompt has {fixed - max_new_tokens} tokens, and with {max_new_tokens} new "
+                f"ones it needs {fixed} of the model's {limit} positions. Shorten the question or "
+                "the conversation, or ask for fewer new tokens; retrieved text belongs into "
+                "passages=, which are read in windows."
+            )
         return
     beside = (
         f"{len(parts.prefix_ids)} of the prefix, {len(parts.query_ids)} of the query and "
@@ -255,22 +248,8 @@ def check_limits(
     _check_refinement(parts, passages, method, limit)
 
 
-def _check_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
-    """Refuse a prompt without windows that the model has too few positions for."""
-    if tokens > limit:
-        raise LimitError(
-            f"The prompt has {tokens - max_new_tokens} tokens, and with {max_new_tokens} new ones "
-            f"it needs {tokens} of the model's {limit} positions. Shorten the question or the "
-            "conversation, or ask for fewer new tokens; retrieved text belongs into passages=, "
-            "which are read in windows."
-        )
-
-
 def _check_refinement(
-    parts: PromptParts,
-    passages: Sequence[Passage],
-    method: Method,
-    limit: int,
+    parts: PromptParts, passages: Sequence[Passage], method: Method, limit: int
 ) -> None:
     """Refuse windows whose further passes would stand beyond the model's positions."""
     refinement = method.refinement
@@ -321,14 +300,12 @@ def labels_of(passage: Passage) -> tuple[str, ...]:
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    strings: tuple[object, ...] = (stop,)
-    if not isinstance(stop, str):
-        strings = tuple(stop or ()) if isinstance(stop, Iterable | None) else (stop,)
-    if not all(isinstance(one, str) for one in strings):
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(strings, Iterable) or not all(isinstance(one, str) for one in strings):
         raise InputError(f"stop must be a string or a list of strings, got {stop!r}.")
     if "" in strings:
         raise InputError("A stop string can't be empty; leave it out.")
-    return cast("tuple[str, ...]", strings)
+    return tuple(strings)
 
 
 def _seed(seed: object) -> int | None:

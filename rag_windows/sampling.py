@@ -63,12 +63,7 @@ MOST_LOGPROBS = 20
 
 
 def sampling_options(temperature: float | None, top_p: float | None = None) -> dict[str, Any]:
-    """Options of ``generate``: temperature 0 is greedy, more samples, None leaves it to the model.
-
-    Args:
-        temperature: of the next token's distribution, at least 0.
-        top_p: nucleus sampling, in (0, 1].
-    """
+    """Options of ``generate``: temperature 0 is greedy, None leaves it to the model."""
     if temperature == 0:
         return {"do_sample": False}
     chosen = {"temperature": temperature, "top_p": top_p}
@@ -77,12 +72,7 @@ def sampling_options(temperature: float | None, top_p: float | None = None) -> d
 
 
 def whole_number(name: str, value: object, least: int = 1) -> int:
-    """A number that counts something, as an int.
-
-    Args:
-        name: of the argument.
-        value: an int, or another type's whole number, such as numpy's.
-        least: the smallest one that is allowed.
+    """A number that counts something, as an int; it may be numpy's.
 
     Raises:
         InputError: it is another kind of value, or below ``least``.
@@ -101,14 +91,7 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
 
 
 def check_counts(options: Mapping[str, Any]) -> None:
-    """Refuse options that count something with what is no count.
-
-    Args:
-        options: of ``generate``, which may hold a ``generation_config``.
-
-    Raises:
-        InputError: naming the first.
-    """
+    """Refuse options of ``generate``, and of a ``generation_config``, that are no counts."""
     for name in WHOLE:
         for given in (options.get(name), getattr(options.get("generation_config"), name, None)):
             if given is not None:
@@ -116,11 +99,7 @@ def check_counts(options: Mapping[str, Any]) -> None:
 
 
 def refuse_model_inputs(options: Mapping[str, Any]) -> None:
-    """Refuse model inputs among a caller's options.
-
-    Raises:
-        GenerationError: naming them.
-    """
+    """Refuse model inputs among a caller's options."""
     taken = sorted(set(options) & set(MODEL_INPUTS))
     if taken:
         raise GenerationError(
@@ -132,15 +111,11 @@ def refuse_model_inputs(options: Mapping[str, Any]) -> None:
 def refuse(
     table: Mapping[str, tuple[tuple[Any, ...], str]], option: Callable[[str], Any], what: str
 ) -> None:
-    """Refuse options that a table names.
+    """Refuse options that a table names: values that switch each off, and why it can't be on.
 
     Args:
-        table: per option, the values that switch it off, and why it can't be on.
         option: the value that generate would use.
         what: how the error calls what they can't be used with.
-
-    Raises:
-        GenerationError: naming the first.
     """
     for name, (off, reason) in table.items():
         value = option(name)
@@ -158,10 +133,6 @@ class SeededSampling(TorchFunctionMode):
     transformers samples from PyTorch's global generator, which all threads share. This mode, which
     PyTorch keeps per thread, hands a private one to ``torch.multinomial``; the numbers are those
     that ``torch.manual_seed(seed)`` would give a process with a single thread.
-
-    Args:
-        seed: of the private generator.
-        device: where the probabilities are.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -212,13 +183,7 @@ class FirstToken(StoppingCriteria):
 
 
 class StopStrings(StoppingCriteria):
-    """Stops a row when its generated text holds one of the strings.
-
-    Args:
-        detokenizer: of the model's tokenizer.
-        stop: the strings.
-        prompt_length: tokens before the generated ones.
-    """
+    """Stops a row when its text behind ``prompt_length`` tokens holds one of the strings."""
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], prompt_length: int) -> None:
         self._detokenizer = detokenizer
@@ -235,11 +200,7 @@ class StopStrings(StoppingCriteria):
 
 
 class LogprobRecorder(LogitsProcessor):
-    """Notes the distribution of each token of one answer.
-
-    Args:
-        top: how many of the likeliest tokens to note in each place.
-    """
+    """Notes the distribution of each token of one answer, with the ``top`` likeliest tokens."""
 
     def __init__(self, top: int) -> None:
         self._top = top
@@ -296,16 +257,15 @@ def recorder_of(options: dict[str, Any]) -> LogprobRecorder | None:
         raise InputError(
             f"top_logprobs must be a whole number from 0 to {MOST_LOGPROBS}, got {top!r}."
         )
+    if top and not wanted:
+        raise InputError("top_logprobs needs logprobs=True.")
     if not wanted:
-        if top:
-            raise InputError("top_logprobs needs logprobs=True.")
         return None
-    for name in ASSISTED:
-        if options.get(name) is not None:
-            raise InputError(
-                f"logprobs can't be noted with {name}, which checks drafts of several tokens at "
-                "once; leave one of them out."
-            )
+    if drafting := [name for name in ASSISTED if options.get(name) is not None]:
+        raise InputError(
+            f"logprobs can't be noted with {drafting[0]}, which checks drafts of several tokens at "
+            "once; leave one of them out."
+        )
     recorder = LogprobRecorder(top or 0)
     options["logits_processor"] = [recorder, *(options.get("logits_processor") or [])]
     return recorder

@@ -187,7 +187,7 @@ def multi_hop_threshold(single: Sequence[float], multi: Sequence[float]) -> dict
     rates; among equals, the middle of the widest gap.
 
     Args:
-        single: spreads of answers from one passage, see `rag_windows.guard.mass_spread`.
+        single: spreads of answers from one passage, see `rag_windows.guard.attention_spread`.
         multi: spreads of answers from several.
 
     Returns:

@@ -13,7 +13,7 @@ from rag_windows.calibration.example import Example
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError
 from rag_windows.generate import Decoder
-from rag_windows.guard import Guard, attention_masses, mass_spread
+from rag_windows.guard import Guard, attention_of_answer, attention_spread
 from rag_windows.kv import Members
 from rag_windows.methods import Method, Sequential
 from rag_windows.prefill import EncodedContext
@@ -243,14 +243,14 @@ class Measuring:
         Over as many tokens as the guard writes to measure it. None where the method records no
         attention weights.
         """
-        masses = attention_masses(
+        masses = attention_of_answer(
             self._engine.decoder,
             self._context(prepared, method),
             prepared.request.parts.query_ids,
             {},
             Guard().rows,
         )
-        return mass_spread(masses) if masses else None
+        return attention_spread(masses) if masses else None
 
     def _context(self, prepared: Prepared, method: Method) -> EncodedContext:
         key = (prepared.number, encoding_key(method))

@@ -51,7 +51,7 @@ FIGURES: Mapping[str, str] = {
 LOWER_IS_BETTER = frozenset(("divergence",))
 
 MEASURE = "1 - sum of squared shares"
-"""How `Profile.guard` measures the spread of attention; see `mass_spread`."""
+"""How `Profile.guard` measures the spread of attention; see `attention_spread`."""
 
 _LONGEST = 500
 """Characters of an error that quotes what stands in a file."""

@@ -110,8 +110,8 @@ def test_citations_are_weights_times_the_rows_attention() -> None:
         kept: dict[str, Any] = dict(options)
         if forced is not None:
             kept["logits_processor"] = [Forced(forced)]
-        decoded = lm.engine.decoder.generate(context, query, options=kept, record_mass=True)
-        recorder = decoded.mass
+        decoded = lm.engine.decoder.generate(context, query, options=kept, record_weights=True)
+        recorder = decoded.recorder
         assert recorder is not None
         first = recorder.first_position
         steps = [recorder.average([first + step], [0]) for step in range(3)]
