@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.bar import Bar
+from rich.table import Column
+from rich.text import Text
 
-from rag_windows.cli import options, render
+from rag_windows.cli import options
 from rag_windows.cli.corpus import Corpus, SearchOptions, open_corpus
 from rag_windows.cli.errors import tell
-from rag_windows.cli.models import ModelOptions, closing_cache, load_model
-from rag_windows.cli.progress import Progress
+from rag_windows.cli.models import ModelOptions, loaded_model
+from rag_windows.cli.render import console, plain_table, progress, show, write_json
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.passage import Passage
-from rag_windows.prompt.visible_text import encodable
+from rag_windows.prompt.visible_text import encodable, one_line, visible
 
 if TYPE_CHECKING:
     from rag_windows import Generation, WindowedLM
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 _NO_HITS = "No passage shares a word with the question, so the model answered without any."
 _PROMPT = "> "
 _HELP = "/clear forgets the conversation, /exit or Ctrl-D leaves."
+_NAME, _BAR, _TEXTS_FROM, _BARS_FROM = 32, 16, 72, 36
+"""Widths in characters: of names and bars, and of terminals that have room for texts and bars."""
 
 Query = str | Sequence[Mapping[str, str]]
 
@@ -54,36 +59,30 @@ def ask(
     answer: AnswerOptions,
 ) -> None:
     """Answer one question over documents and show which passages the answer looked at."""
-    search.check_reader(model.model)
     question = encodable(question)
     if not question.strip():
         raise InputError("The question is empty; write one, in quotes.")
     _check_not_a_file(question)
-    progress = Progress()
-    corpus = open_corpus(search, progress)
+    corpus = open_corpus(search, model.model)
     passages = corpus.retriever.retrieve(question, search.top_k)
-    lm = load_model(model, progress)
-    # Notes wait for the answer: where there is none, the error alone is told.
-    notes = corpus.notes if passages else (*corpus.notes, _NO_HITS)
-    with closing_cache(lm):
-        _Replies(lm, model.name, answer, progress).reply(question, passages, notes)
+    with loaded_model(model) as lm:
+        # Notes wait for the answer: where there is none, the error alone is told.
+        notes = corpus.notes if passages else (*corpus.notes, _NO_HITS)
+        _Replies(lm, model.name, answer).reply(question, passages, notes)
 
 
 @options.spreading()
 def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -> None:
     """The same as a conversation: one question a line, follow-ups welcome, /exit leaves."""
-    search.check_reader(model.model)
-    progress = Progress()
-    corpus = open_corpus(search, progress)
-    lm = load_model(model, progress)
-    # A process may be started without any standard input.
-    interactive = sys.stdin is not None and sys.stdin.isatty()
-    for note in corpus.notes:
-        tell(f"Note: {note}")
-    if interactive:
-        tell(f"{len(corpus.retriever.passages)} passages, {model.name}. {_HELP}")
-    with closing_cache(lm):
-        replies = _Replies(lm, model.name, answer, progress)
+    corpus = open_corpus(search, model.model)
+    with loaded_model(model) as lm:
+        # A process may be started without any standard input.
+        interactive = sys.stdin is not None and sys.stdin.isatty()
+        for note in corpus.notes:
+            tell(f"Note: {note}")
+        if interactive:
+            tell(f"{len(corpus.retriever.passages)} passages, {model.name}. {_HELP}")
+        replies = _Replies(lm, model.name, answer)
         _converse(replies, corpus, search.top_k, interactive=interactive)
 
 
@@ -94,23 +93,15 @@ class _Replies:
     lm: WindowedLM
     name: str
     options: AnswerOptions
-    progress: Progress
 
     def reply(
         self,
         query: Query,
         passages: Sequence[Passage],
         notes: Sequence[str] = (),
-        heard: Callable[[str], None] | None = None,
+        heard: Callable[[str], object] = str,
     ) -> Generation:
-        """Answer a question or a conversation.
-
-        Args:
-            query: the question or conversation.
-            passages: best first.
-            notes: what to tell besides what the generation tells.
-            heard: called with each piece of text as it is shown.
-        """
+        """Answer a question or a conversation; `heard` is told each piece of text as it comes."""
         from rag_windows.methods import linked
         from rag_windows.sampling import sampling_options
 
@@ -125,18 +116,27 @@ class _Replies:
         }
         method = linked(self.lm.method, told.link_tokens).name
         if told.json:
-            with self.progress.counting("Encoding the passages") as on_encoded:
+            with progress("Encoding the passages") as on_encoded:
                 generation = self.lm.generate(query, passages, on_encoded=on_encoded, **settings)
-            render.write_json(render.answer_object(generation, passages, method, self.name))
+            write_json(_answer_object(generation, passages, method, self.name))
         else:
             generation = self._stream(query, passages, settings, heard)
-            out = render.console()
-            out.print("\n")
-            render.show_passages(out, generation, passages)
-        notes = [*notes, *render.notes(generation, passages, told.max_new_tokens)]
-        render.write_notes(notes, as_json=told.json)
+            console().print("\n")
+            _show_passages(generation, passages)
+        for note in (*notes, *_notes(generation, passages, told.max_new_tokens)):
+            if told.json:
+                tell(f"Note: {note}")
+            else:
+                show(f"Note: {note}", "yellow")
         if not told.json:
-            render.show_figures(generation, self.name, method)
+            usage, timings = generation.usage, generation.timings
+            show(
+                f"{self.name}, {method}: passages encoded in {timings.encode_s:.2f} s, first token "
+                f"after {timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; "
+                f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
+                f"{usage.completion_tokens} generated.",
+                "dim",
+            )
         return generation
 
     def _stream(
@@ -144,21 +144,21 @@ class _Replies:
         query: Query,
         passages: Sequence[Passage],
         settings: Mapping[str, Any],
-        heard: Callable[[str], None] | None,
+        heard: Callable[[str], object],
     ) -> Generation:
         generation = None
         with ExitStack() as stack:
             waiting = stack.enter_context(ExitStack())
             doing = "Encoding the passages" if passages else "Answering"
-            on_encoded = waiting.enter_context(self.progress.counting(doing))
+            on_encoded = waiting.enter_context(progress(doing))
             stream = self.lm.stream(query, passages, on_encoded=on_encoded, **settings)
             # A stream that is closed stops its work, also on Ctrl-C.
             for chunk in stack.enter_context(closing(stream)):  # type: ignore[type-var] # has close()
                 if chunk.text or chunk.generation:
                     waiting.close()
-                render.write_piece(chunk.text)
-                if heard:
-                    heard(chunk.text)
+                sys.stdout.write(visible(chunk.text))
+                sys.stdout.flush()
+                heard(chunk.text)
                 generation = chunk.generation or generation
         if generation is None:
             raise GenerationError("The stream ended without a result; please report this.")
@@ -178,6 +178,90 @@ def _check_not_a_file(question: str) -> None:
         )
 
 
+def _answer_object(
+    generation: Generation, passages: Sequence[Passage], method: str, model: str
+) -> dict[str, Any]:
+    """What --json prints."""
+
+    def fields(of: Any, *names: str) -> dict[str, Any]:
+        return {name: getattr(of, name) for name in names}
+
+    return {
+        "answer": generation.text,
+        "passages": [
+            {**fields(one, "id", "title", "text", "score"), "mass": weight}
+            for one, weight in zip(passages, _weights(generation, passages), strict=True)
+        ],
+        "usage": fields(generation.usage, "prompt_tokens", "cached_tokens", "completion_tokens"),
+        "timings": fields(generation.timings, "encode_s", "ttft_s", "total_s"),
+        "method": method,
+        "model": model,
+        "fallback": None if generation.fallback is None else generation.fallback.as_dict(),
+    }
+
+
+def _weights(generation: Generation, passages: Sequence[Passage]) -> list[float | None]:
+    found = {one.passage: one.mass for one in generation.citations or ()}
+    return [found.get(index) for index in range(len(passages))]
+
+
+def _show_passages(generation: Generation, passages: Sequence[Passage]) -> None:
+    """Print the passages, each with its attention weight as a bar, and what got the rest."""
+    if not passages:
+        return
+    out, weights = console(), _weights(generation, passages)
+    longest = max((weight for weight in weights if weight is not None), default=0.0)
+    # On a narrow terminal the texts go first, then the bars; weights are never cut.
+    texts = out.width >= _TEXTS_FROM
+    bars = out.width >= _BARS_FROM and out.encoding.lower().startswith("utf")
+    bar = _BAR if texts else len("attention")
+    room = out.width - len("00  ") - len("  00.0%") - (bar + 2) * bars
+    widest = _NAME if texts else max(4, min(_NAME, room))
+    columns = [Column(justify="right", no_wrap=True, style="dim"), Column("passage", no_wrap=True)]
+    if texts:
+        columns.append(Column("text", no_wrap=True, overflow="ellipsis", ratio=1, style="dim"))
+    if bars:
+        columns.append(Column("attention", width=bar, no_wrap=True, style="cyan"))
+    columns.append(Column(justify="right", no_wrap=True, min_width=len("0.0%")))
+    table = plain_table(*columns, expand=texts)
+    for number, (passage, weight) in enumerate(zip(passages, weights, strict=True), start=1):
+        style = "bold" if weight and weight == longest else ""
+        name = one_line(passage.id or passage.title or "-")
+        # Of a long path, the end tells most.
+        name = name if len(name) <= widest else "…" + name[1 - widest :]
+        cells: list[Any] = [str(number), Text(name, style)]
+        if texts:
+            title = f"{one_line(passage.title)}: " if passage.title else ""
+            cells.append(Text(title + one_line(passage.text[:400])))
+        if bars:
+            cells.append(Bar(longest or 1.0, 0, weight or 0.0, width=bar, color="cyan"))
+        table.add_row(*cells, Text("" if weight is None else f"{weight:.1%}", style))
+    out.print(table)
+    if generation.prefix_mass is not None and generation.query_mass is not None:
+        show(
+            f"The rest of the attention: prefix {generation.prefix_mass:.1%}, "
+            f"question and answer {generation.query_mass:.1%}.",
+            "dim",
+        )
+
+
+def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> Iterator[str]:
+    """What the reader of an answer should know; passages are counted from 1, as shown."""
+    for note in generation.notes:
+        id_ = passages[note.passage].id
+        name = f"Passage {note.passage + 1}" + ("" if id_ is None else f" ({id_})")
+        if note.kind == "duplicate" and note.of is not None:
+            yield f"{name} repeats passage {note.of + 1}, which was read instead."
+        elif note.kind == "split":
+            yield f"{name} is longer than a window and was read in several."
+        else:
+            yield f"{name} holds no text that the model knows and was left out."
+    if generation.fallback is not None:
+        yield f"Guard ({generation.fallback.signal}): {generation.fallback.message}"
+    if generation.finish_reason == "length":
+        yield f"The answer ends at the limit of {limit} new tokens; --max-new-tokens raises it."
+
+
 def _converse(replies: _Replies, corpus: Corpus, top_k: int, *, interactive: bool) -> None:
     """Answer line after line of standard input until /exit or its end.
 
@@ -188,18 +272,22 @@ def _converse(replies: _Replies, corpus: Corpus, top_k: int, *, interactive: boo
 
     dialogue = Dialogue()
     as_json = replies.options.json
-    for question in _questions(interactive, as_json):
-        if question in ("/clear", "/help"):
-            if question == "/clear":
-                dialogue = Dialogue()
-            tell(_HELP if question == "/help" else "The conversation is forgotten.")
+    for line in _typed(as_json) if interactive else sys.stdin or ():
+        question = encodable(line).strip()
+        if question == "/exit":
+            return
+        if question == "/clear":
+            dialogue = Dialogue()
+            tell("The conversation is forgotten.")
+        elif question == "/help":
+            tell(_HELP)
+        if question in ("", "/clear", "/help"):
             continue
         found = corpus.retriever.retrieve(dialogue.search_text(question), top_k)
-        notes = () if found else (_NO_HITS,)
         heard: list[str] = []
         query = dialogue.with_question(question)
         try:
-            answer = replies.reply(query, found, notes, heard.append).text
+            answer = replies.reply(query, found, () if found else (_NO_HITS,), heard.append).text
         except KeyboardInterrupt:
             if heard:
                 print()
@@ -217,18 +305,8 @@ def _converse(replies: _Replies, corpus: Corpus, top_k: int, *, interactive: boo
         dialogue.add(question, answer)
 
 
-def _questions(interactive: bool, as_json: bool) -> Iterator[str]:
-    """Lines of standard input that are not blank, up to /exit."""
-    lines = _typed(as_json) if interactive else sys.stdin or ()
-    for line in lines:
-        question = encodable(line).strip()
-        if question == "/exit":
-            return
-        if question:
-            yield question
-
-
 def _typed(as_json: bool) -> Iterator[str]:
+    """Lines that are typed at a prompt."""
     # input() edits lines with readline only when both ends are terminals; its prompt would
     # otherwise land in the output.
     edited = sys.stdout.isatty() and not as_json
@@ -239,16 +317,14 @@ def _typed(as_json: bool) -> Iterator[str]:
         if edited:
             try:
                 line = input(_PROMPT)
-            except EOFError:
+            except (EOFError, KeyboardInterrupt) as stop:
                 print()
-                return
-            except KeyboardInterrupt:
-                print()
+                if isinstance(stop, EOFError):
+                    return
                 raise
-            yield line
         else:
             print(_PROMPT, end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline()
             if not line:
                 return
-            yield line
+        yield line

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rag_windows.cli import options, render
+from rag_windows.cli import options
 from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.errors import Group, tell
-from rag_windows.cli.models import ModelOptions, closing_cache, load_model, quieten
-from rag_windows.cli.progress import Progress
-from rag_windows.prompt.visible_text import encodable, visible
+from rag_windows.cli.models import ModelOptions, loaded_model, quieten
+from rag_windows.cli.render import progress, show, write_json
+from rag_windows.prompt.visible_text import encodable
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache
@@ -27,12 +27,8 @@ def stats(cache_dir: options.CacheDir = None, json: options.Json = False) -> Non
     """Show the folder, and how many windows of how many bytes it holds."""
     with _open(cache_dir) as opened:
         held = _held(opened)
-    limit = _size(held["limit_bytes"])
-    _show(
-        held,
-        f"{held['folder']}: {held['entries']} windows, {_size(held['bytes'])} of at most {limit}.",
-        json,
-    )
+    size, limit = _size(held["bytes"]), _size(held["limit_bytes"])
+    _print(held, f"{held['folder']}: {held['entries']} windows, {size} of at most {limit}.", json)
 
 
 @cache.command()
@@ -50,20 +46,18 @@ def warm(
 
     Give the model, the instruction (--system) and the lengths that the questions will have.
     """
-    search.check_reader(model.model)
-    progress = Progress()
-    corpus = open_corpus(search, progress)
-    lm = load_model(model, progress)
-    for note in corpus.notes:
-        tell(f"Note: {note}")
-    with closing_cache(lm), progress.counting("Encoding the passages") as counted:
-        warmed = lm.warm(
-            corpus.retriever.passages,
-            prefix=None if system is None else encodable(system),
-            on_warmed=lambda done, total: counted(done, total or done),
-        )
+    corpus = open_corpus(search, model.model)
+    with loaded_model(model) as lm:
+        for note in corpus.notes:
+            tell(f"Note: {note}")
+        with progress("Encoding the passages") as counted:
+            warmed = lm.warm(
+                corpus.retriever.passages,
+                prefix=None if system is None else encodable(system),
+                on_warmed=lambda done, total: counted(done, total or done),
+            )
     names = ("passages", "encoded", "present", "tokens", "seconds")
-    _show(
+    _print(
         {name: getattr(warmed, name) for name in names},
         f"{warmed.passages} passages: {warmed.encoded} windows encoded ({warmed.tokens} tokens), "
         f"{warmed.present} were there, in {warmed.seconds:.1f} s.",
@@ -74,9 +68,9 @@ def warm(
 @cache.command()
 def verify(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
     """Read every window and put aside those that can't be proved right."""
-    with _open(cache_dir) as opened, Progress().waiting("Reading every window"):
+    with _open(cache_dir) as opened, progress("Reading every window"):
         checked, quarantined = opened.verify()
-    _show(
+    _print(
         {"checked": checked, "quarantined": quarantined},
         f"{checked} windows read, {quarantined} of them put aside.",
         json,
@@ -89,7 +83,7 @@ def clear(cache_dir: options.CacheDir = None, json: options.Json = False) -> Non
     with _open(cache_dir) as opened:
         before = _held(opened)["entries"]
         opened.clear()
-    _show({"removed": before}, f"{before} windows forgotten.", json)
+    _print({"removed": before}, f"{before} windows forgotten.", json)
 
 
 @cache.command()
@@ -99,8 +93,8 @@ def invalidate(
         bool,
         typer.Option(
             "--every-tenant",
-            help="What is named are digests of ids or names of entries' files, of any tenant; "
-            "without this, ids of windows that were stored without a salt.",
+            help="Take digests of ids or names of entries' files, of any tenant; without this, "
+            "ids of windows that were stored without a salt.",
         ),
     ] = False,
     cache_dir: options.CacheDir = None,
@@ -109,7 +103,7 @@ def invalidate(
     """Forget the windows of some passages or documents."""
     with _open(cache_dir) as opened:
         removed = opened.invalidate(ids, every_tenant=every_tenant)
-    _show({"removed": removed}, f"{removed} windows forgotten.", json)
+    _print({"removed": removed}, f"{removed} windows forgotten.", json)
 
 
 @cache.command()
@@ -117,9 +111,7 @@ def prune(
     cache_dir: options.CacheDir = None,
     disk: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE", help='Drop what is worth least until all fits, such as "10GiB".'
-        ),
+        typer.Option(metavar="SIZE", help='Drop what is worth least until all fits in "10GiB".'),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -130,7 +122,7 @@ def prune(
         opened.prune()
         held = _held(opened)
     removed = before - held["entries"]
-    _show(
+    _print(
         {"removed": removed, **held},
         f"{removed} windows dropped; {held['entries']} of {_size(held['bytes'])} are left.",
         json,
@@ -156,8 +148,8 @@ def _size(size: int) -> str:
     return show_size(size)
 
 
-def _show(result: dict[str, Any], line: str, as_json: bool) -> None:
+def _print(result: dict[str, Any], line: str, as_json: bool) -> None:
     if as_json:
-        render.write_json(result)
+        write_json(result)
     else:
-        render.console().print(visible(line), soft_wrap=True)
+        show(line)

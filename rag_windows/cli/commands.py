@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from rag_windows.cli import options
 from rag_windows.cli.ask import ask, chat
@@ -17,7 +18,7 @@ from rag_windows.cli.classify import classify
 from rag_windows.cli.demo import demo
 from rag_windows.cli.errors import OneLineErrors
 from rag_windows.cli.evaluation.app import evaluation
-from rag_windows.cli.render import console, show_methods, write_json
+from rag_windows.cli.render import console, show, write_json
 
 app = typer.Typer(
     name="rag-windows",
@@ -48,18 +49,33 @@ def rag_windows(
 
 
 @app.command()
-def methods(json: options.Json = False, markdown: options.Markdown = False) -> None:
+def methods(
+    json: options.Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
+) -> None:
     """List the methods with their formulas, parameters and papers."""
     from rag_windows.methods.registry import markdown_table, method_rows
 
     rows = method_rows()
     if markdown:
         sys.stdout.write(markdown_table())
-    elif json:
+        return
+    if json:
         names = ("name", "formula", "summary", "parameters", "paper")
         write_json([{name: getattr(row, name) for name in names} for row in rows])
-    else:
-        show_methods(console(), rows)
+        return
+    width = max(len(row.name) for row in rows) + 2
+    for row in rows:
+        line = Text(row.name.ljust(width), "bold")
+        line.append(row.formula, "not bold")
+        line.append(f"  ({row.paper})" if row.papers else "", "not bold dim")
+        console().print(line, soft_wrap=True)
+        show(" " * width + row.summary)
+        if row.parameters:
+            show(" " * width + row.settings, "dim")
+    wrapped = [row.name for row in rows if "reader" in row.parameters]
+    if wrapped:
+        show(f"{', '.join(wrapped)} read with another method: {wrapped[0]}+ape.", "dim")
 
 
 for command in (ask, chat, demo, calibrate, classify, bench):

@@ -11,8 +11,7 @@ from typer.core import TyperGroup
 from rag_windows.errors import RagWindowsError
 from rag_windows.prompt.visible_text import one_line
 
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
+EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
 
 def tell(message: str) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +17,14 @@ from urllib.request import getproxies
 
 from rag_windows.cli import options
 from rag_windows.cli.errors import tell
-from rag_windows.cli.progress import Progress
+from rag_windows.cli.render import progress
 from rag_windows.errors import CacheError, InputError, MethodError
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache, WindowedLM
-    from rag_windows.calibration import Profile
     from rag_windows.methods import Method
 
-DEFAULT_MODEL = "tiny-reader"
-DEFAULT_METHOD = "ape"
+DEFAULT_MODEL, DEFAULT_METHOD = "tiny-reader", "ape"
 _CONNECT_S = 5.0
 
 
@@ -56,38 +55,50 @@ class ModelOptions:
         return self.model or DEFAULT_MODEL
 
 
-def load_model(model: ModelOptions, progress: Progress) -> WindowedLM:
-    """Load the model onto its device.
+@contextmanager
+def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
+    """The model on its device; at the end, what was encoded is written into its cache."""
+    lm = _load(model)
+    try:
+        yield lm
+    finally:
+        if lm.cache is not None:
+            lm.cache.close()
 
-    Raises:
-        InputError: a device that is not there, or a method's parameters.
-        ModelError: the model can't be found, loaded or read in windows.
-    """
+
+def _load(model: ModelOptions) -> WindowedLM:
     quieten(model.verbose)
-    profile = _profile(model)
-    method = None
+    numbers = model.rag_temperature, model.rag_scale
+    profile = method = None
+    if model.profile is not None:
+        from rag_windows.calibration import Profile
+
+        if model.method is None and numbers != (None, None):
+            raise InputError(
+                "--profile brings the numbers of the method: leave --rag-temperature and "
+                "--rag-scale out, or give --method too, which then counts instead."
+            )
+        profile = Profile.load(model.profile)
     if profile is None or model.method is not None:
-        method = build_method(
-            model.method or DEFAULT_METHOD, model.rag_temperature, model.rag_scale
-        )
+        method = build_method(model.method or DEFAULT_METHOD, *numbers)
     device = None if model.device == "auto" else choose_device(model.device)
-    shipped = model.name == DEFAULT_MODEL
+    far = model.name != DEFAULT_MODEL
     # transformers draws bars of its own, of downloads and of the weights as they are loaded.
-    with progress.waiting(f"Loading {model.name}", draws_bars=not shipped) as waiting:
+    with progress(f"Loading {model.name}", draws_bars=far) as on_loaded:
         from huggingface_hub.utils import logging as hub_logging
         from huggingface_hub.utils.tqdm import disable_progress_bars
         from transformers.utils import logging as transformers_logging
 
         from rag_windows import WindowedLM
 
-        if not (shipped or os.path.exists(model.name)):
+        if far and not os.path.exists(model.name):
             notice_missing_network()
         if not model.verbose:
             transformers_logging.set_verbosity_error()
             hub_logging.set_verbosity_error()
-        if not (waiting.bars or model.verbose):
-            transformers_logging.disable_progress_bar()
-            disable_progress_bars()
+            if not (far and sys.stderr.isatty()):
+                transformers_logging.disable_progress_bar()
+                disable_progress_bars()
         lm = WindowedLM.from_pretrained(
             model.name,
             dtype=model.dtype,
@@ -96,21 +107,11 @@ def load_model(model: ModelOptions, progress: Progress) -> WindowedLM:
             profile=profile,
             max_window_tokens=model.max_window_tokens,
             cache=_cache(model),
-            on_loaded=waiting.counted,
+            on_loaded=on_loaded,
         )
     if profile is not None and (told := profile.model.mismatch(lm.model)):
         tell(f"Note: {told}")
     return lm
-
-
-@contextmanager
-def closing_cache(lm: WindowedLM) -> Iterator[None]:
-    """Write what a command encoded, whatever becomes of the command."""
-    try:
-        yield
-    finally:
-        if lm.cache is not None:
-            lm.cache.close()
 
 
 def build_method(name: str, temperature: float | None, scale: float | None) -> Method:
@@ -127,21 +128,15 @@ def build_method(name: str, temperature: float | None, scale: float | None) -> M
     method = resolve(name)
     for key in chosen:
         if key not in known_parameters(method):
-            owners = [other for other, one in METHODS.items() if key in parameters(one)]
-            raise MethodError(
-                f"--rag-{key} is not a parameter of {name}, only of {', '.join(owners)}; leave it "
-                "out."
-            )
+            owners = ", ".join(other for other, one in METHODS.items() if key in parameters(one))
+            raise MethodError(f"--rag-{key} is not a parameter of {name}, only of {owners}.")
         if re.search(rf"\b{key}\s*=", name):
             raise MethodError(f"--rag-{key} and --method {name} both set it; leave one out.")
     return with_known(method, chosen)
 
 
 def quieten(verbose: bool) -> None:
-    """Silence the libraries' logs and warnings, unless asked to be verbose.
-
-    Before they are imported, since importing may warn as well.
-    """
+    """Silence the libraries' logs and warnings; before their import, which may warn as well."""
     if verbose:
         return
     warnings.simplefilter("ignore")
@@ -163,28 +158,7 @@ def choose_device(asked: str) -> str:
     return asked
 
 
-def _profile(model: ModelOptions) -> Profile | None:
-    if model.profile is None:
-        return None
-    from rag_windows.calibration import Profile
-
-    if model.method is None and (model.rag_temperature, model.rag_scale) != (None, None):
-        raise InputError(
-            "--profile brings the numbers of the method: leave --rag-temperature and --rag-scale "
-            "out, or give --method too, which then counts instead of the profile's."
-        )
-    return Profile.load(model.profile)
-
-
 def _cache(model: ModelOptions) -> PassageCache | None:
-    """The model's passage cache.
-
-    Where the platform's folder can't be used, that is told and there is none: an answer needs no
-    cache.
-
-    Raises:
-        CacheError: a folder was asked for and can't be used.
-    """
     from rag_windows import PassageCache
 
     if model.cache_memory is not None:
@@ -196,6 +170,7 @@ def _cache(model: ModelOptions) -> PassageCache | None:
     except CacheError as error:
         if model.cache_dir is not None:
             raise
+        # An answer needs no cache: where the platform's folder can't be used, there is none.
         tell(f"Note: {error} Passages are not cached.")
         return None
 

@@ -11,11 +11,9 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-
 
 def _device(value: str) -> str:
-    if not _DEVICE.fullmatch(value):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise typer.BadParameter(f"{value!r} is none of auto, cpu, cuda and cuda:N")
     return value
 
@@ -42,8 +40,7 @@ Docs = Annotated[
     ),
 ]
 Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Stop where a file or a line of --docs can't be read."),
+    bool, typer.Option("--strict", help="Stop where a file or a line of --docs can't be read.")
 ]
 ReaderModel = Annotated[
     str | None,
@@ -55,8 +52,7 @@ ReaderModel = Annotated[
     ),
 ]
 Model = Annotated[
-    str,
-    typer.Option(metavar="MODEL", help="The shipped model, a local folder, or a name on the Hub."),
+    str, typer.Option(metavar="MODEL", help="The shipped model, a local folder or a Hub name.")
 ]
 MethodName = Annotated[
     str | None,
@@ -67,24 +63,13 @@ MethodName = Annotated[
     ),
 ]
 ProfilePath = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="What rag-windows calibrate found for this model: the method and its numbers.",
-    ),
+    str | None, typer.Option(metavar="FILE", help="A method's numbers, by rag-windows calibrate.")
 ]
 RagTemperature = Annotated[
-    float | None,
-    typer.Option(
-        metavar="T",
-        help="APE's temperature T inside the windows; the same as --method ape:temperature=T.",
-    ),
+    float | None, typer.Option(metavar="T", help="The same as --method ape:temperature=T.")
 ]
 RagScale = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S", help="APE's scale S of the windows' weight; the same as --method ape:scale=S."
-    ),
+    float | None, typer.Option(metavar="S", help="The same as --method ape:scale=S.")
 ]
 LinkTokens = Annotated[
     Any,
@@ -96,9 +81,7 @@ LinkTokens = Annotated[
 ]
 Fallback = Annotated[
     Literal["sequential"] | None,
-    typer.Option(
-        help="Read passages one after the other where windows are likely to lose, and say so."
-    ),
+    typer.Option(help="Read passages one after the other where windows are likely to lose."),
 ]
 TopK = Annotated[int, typer.Option(min=1, metavar="N", help="Passages to retrieve.")]
 PassageWords = Annotated[
@@ -112,19 +95,12 @@ MaxNewTokens = Annotated[
 ]
 MaxWindowTokens = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Longer passages become several windows. Default: what the model allows.",
-    ),
+    typer.Option(min=1, metavar="N", help="Cuts longer passages. Default: the model's room."),
 ]
 Temperature = Annotated[
     float | None,
     typer.Option(
-        min=0.0,
-        metavar="T",
-        help="Sampling: above 0, tokens are drawn at random; 0 takes the likeliest. Default: the "
-        "model's own setting.",
+        min=0.0, metavar="T", help="Of sampling; 0 takes the likeliest. Default: the model's own."
     ),
 ]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Makes sampling repeatable.")]
@@ -132,21 +108,16 @@ Device = Annotated[
     str, typer.Option(callback=_device, metavar="DEVICE", help="auto, cpu, cuda, or cuda:N.")
 ]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option(help="Precision of the weights; auto is the model's own."),
+    Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the weights.")
 ]
 CacheDir = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder of the passage cache. Default: the platform's cache folder.",
-    ),
+    typer.Option(metavar="DIR", help="Of the passage cache. Default: the platform's cache folder."),
 ]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Encode every passage anew, and keep nothing.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="A Markdown table.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show the libraries' warnings, logs and progress bars.")
 ]
@@ -169,28 +140,26 @@ def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command
         groups: dict[str, Any] = {
             name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
         }
-        fields: dict[str, list[inspect.Parameter]] = {}
-        for name, group in groups.items():
-            inside = get_type_hints(group, include_extras=True)
-            fields[name] = [
-                inspect.Parameter(
-                    one.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=one.default,
-                    annotation=inside[one.name],
-                )
-                for one in dataclasses.fields(group)
-                if one.name not in without and get_origin(inside[one.name]) is Annotated
-            ]
+        owners: dict[str, str] = {}
         taken: list[inspect.Parameter] = []
         for name, parameter in inspect.signature(command).parameters.items():
-            taken += fields.get(name) or [parameter.replace(annotation=hints[name])]
+            if name not in groups:
+                taken.append(parameter.replace(annotation=hints[name]))
+                continue
+            inside = get_type_hints(groups[name], include_extras=True)
+            for field in dataclasses.fields(groups[name]):
+                hint = inside[field.name]
+                if field.name not in without and get_origin(hint) is Annotated:
+                    owners[field.name] = name
+                    option = parameter.replace(name=field.name, annotation=hint)
+                    taken.append(option.replace(default=field.default))
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
-            for name, group in groups.items():
-                given[name] = group(**{one.name: given.pop(one.name) for one in fields[name]})
-            command(**given)
+            parts: dict[str, dict[str, Any]] = {name: {} for name in groups}
+            for option, name in owners.items():
+                parts[name][option] = given.pop(option)
+            command(**given, **{name: groups[name](**part) for name, part in parts.items()})
 
         run.__annotations__ = {one.name: one.annotation for one in taken} | {"return": None}
         run.__signature__ = inspect.Signature(taken, return_annotation=None)  # type: ignore[attr-defined]  # what inspect looks at first

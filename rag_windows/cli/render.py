@@ -1,32 +1,41 @@
-"""How answers, passages and timings look in a terminal and in JSON."""
+"""What terminals and scripts see: text, tables, JSON, and signs of life while something takes time.
+
+RAG_WINDOWS_PROGRESS_S says after how many seconds the first line comes where stderr is no terminal;
+0 is silence. Work of minutes and hours tells less often, down to once a minute.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Column, Table
 
 from rag_windows.cli.errors import tell
-from rag_windows.passage import Passage
 from rag_windows.prompt.visible_text import one_line, visible
 
-if TYPE_CHECKING:
-    from rag_windows.methods.registry import MethodRow
-    from rag_windows.passage import Note
-    from rag_windows.results import Generation
+Counted = Callable[[int, int], None]
+"""Told how much is done, and how much there is."""
 
-_BAR = 16
-_NAME = 32
-_WITH_TEXTS = 72
-_WITH_BARS = 36
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 _PLAIN_WIDTH = 120
+_LINE_S, _SELDOM_S = 10.0, 60.0
 
 
 def console() -> Console:
@@ -35,29 +44,15 @@ def console() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def plain_table(*, expand: bool = False) -> Table:
+def plain_table(*columns: Column | str, expand: bool = False) -> Table:
     """A table without lines."""
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=expand)
+    layout: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)}
+    return Table(*columns, **layout, header_style="bold", expand=expand)
 
 
-def dim(text: str) -> None:
-    """Print what stands beside an answer, such as figures."""
-    console().print(visible(text), style="dim", soft_wrap=True)
-
-
-def write_notes(notes: Iterable[str], *, as_json: bool) -> None:
-    """Tell notes: on stderr where standard output is JSON."""
-    for note in notes:
-        if as_json:
-            tell(f"Note: {note}")
-        else:
-            console().print(f"Note: {visible(note)}", style="yellow", soft_wrap=True)
-
-
-def write_piece(text: str) -> None:
-    """Write a piece of an answer as it comes."""
-    sys.stdout.write(visible(text))
-    sys.stdout.flush()
+def show(text: str, style: str | None = None) -> None:
+    """Print a line on standard output, however long."""
+    console().print(visible(text), style=style, soft_wrap=True)
 
 
 def write_json(value: Any) -> None:
@@ -66,153 +61,71 @@ def write_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def answer_object(
-    generation: Generation, passages: Sequence[Passage], method: str, model: str
-) -> dict[str, Any]:
-    """The object that --json prints.
+@contextmanager
+def progress(what: str, *, draws_bars: bool = False) -> Iterator[Counted]:
+    """Show on stderr that `what` is going on: a bar on a terminal, elsewhere a line now and then.
 
     Args:
-        generation: the answer, with citations.
-        passages: in the order given to the model.
-        method: the method's name.
-        model: as asked for.
+        what: for example "Loading tiny-reader".
+        draws_bars: whether the work draws bars of its own on terminals.
+
+    Yields:
+        To be called with how much is done and how much there is, where work can be counted.
     """
-    masses = _masses(generation, passages)
-    return {
-        "answer": generation.text,
-        "passages": [
-            {name: getattr(one, name) for name in ("id", "title", "text", "score")} | {"mass": mass}
-            for one, mass in zip(passages, masses, strict=True)
-        ],
-        "usage": {
-            name: getattr(generation.usage, name)
-            for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
-        },
-        "timings": {
-            name: getattr(generation.timings, name) for name in ("encode_s", "ttft_s", "total_s")
-        },
-        "method": method,
-        "model": model,
-        "fallback": None if generation.fallback is None else generation.fallback.as_dict(),
-    }
+    err = Console(stderr=True, highlight=False, emoji=False)
+    if not err.is_terminal:
+        with _lines(one_line(what)) as counted:
+            yield counted
+    elif draws_bars:
+        err.print(f"{escape(one_line(what))} ...", style="dim")
+        yield lambda done, whole: None
+    else:
+        counts = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        text = TextColumn("[dim]{task.description}")
+        with Bars(SpinnerColumn(), text, *counts, console=err, transient=True) as bars:
+            task = bars.add_task(escape(one_line(what)), total=None)
+            yield lambda done, whole: bars.update(task, completed=done, total=whole)
 
 
-def show_passages(out: Console, generation: Generation, passages: Sequence[Passage]) -> None:
-    """Print the passages, each with its attention mass as a bar, and what got the rest."""
-    if not passages:
-        return
-    masses = _masses(generation, passages)
-    longest = max((mass for mass in masses if mass is not None), default=0.0)
-    # On a narrow terminal the texts go first, then the bars; weights are never cut.
-    texts, bar = out.width >= _WITH_TEXTS, _BAR if out.width >= _WITH_TEXTS else len("attention")
-    bars = out.width >= _WITH_BARS
-    weights = ["" if mass is None else f"{mass:.1%}" for mass in masses]
-    widest = max(map(len, weights))
-    beside = len(f"{len(passages)}") + widest + 4 + (bar + 2) * bars
-    longest_name = _NAME if texts else max(4, min(_NAME, out.width - beside))
-    table = plain_table(expand=texts)
-    table.add_column("", justify="right", no_wrap=True, style="dim")
-    table.add_column("passage", no_wrap=True)
-    if texts:
-        table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
-    if bars:
-        table.add_column("attention", width=bar, no_wrap=True, style="cyan")
-    table.add_column("", justify="right", no_wrap=True, min_width=widest)
-    for number, (passage, mass) in enumerate(zip(passages, masses, strict=True), start=1):
-        style = "bold" if mass is not None and mass == longest > 0 else ""
-        cells = [Text(str(number)), Text(_name(passage, longest_name), style=style)]
-        if texts:
-            cells.append(Text(_excerpt(passage)))
-        if bars:
-            cells.append(Text("" if mass is None else _bar(mass, longest, bar, out)))
-        table.add_row(*cells, Text(weights[number - 1], style=style))
-    out.print(table)
-    if generation.prefix_mass is not None and generation.query_mass is not None:
-        out.print(
-            f"The rest of the attention: prefix {generation.prefix_mass:.1%}, "
-            f"question and answer {generation.query_mass:.1%}.",
-            style="dim",
-            soft_wrap=True,
-        )
+@contextmanager
+def _lines(what: str) -> Iterator[Counted]:
+    """Tell by lines how long `what` has taken, and how far it is: also while nothing is counted."""
+    try:
+        every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or _LINE_S)
+    except ValueError:
+        every_s = _LINE_S
+    begun, over = time.monotonic(), threading.Event()
+    first: int | None = None
+    far = ""
+
+    def counted(done: int, whole: int) -> None:
+        nonlocal first, far
+        # What an earlier run did is told at once, and took no time.
+        first = done if first is None else first
+        left = (time.monotonic() - begun) * (whole - done) / max(1, done - first)
+        estimate = f" ({time_shown(left)} left)" if done > first else ""
+        far = f"{done} of {whole}{estimate}, "
+
+    def beat() -> None:
+        spent = 0.0
+        while not over.wait(max(every_s, min(_SELDOM_S, spent / 10))):
+            spent = time.monotonic() - begun
+            tell(f"{what}: {far}{time_shown(spent)} so far.")
+
+    thread = threading.Thread(target=beat, name="rag-windows-progress", daemon=True)
+    if every_s > 0:
+        thread.start()
+    try:
+        yield counted
+    finally:
+        over.set()
+        if every_s > 0:
+            thread.join()
 
 
-def show_figures(generation: Generation, model: str, method: str) -> None:
-    """Print timings and token counts in one line."""
-    usage, timings = generation.usage, generation.timings
-    dim(
-        f"{model}, {method}: passages encoded in {timings.encode_s:.2f} s, first token after "
-        f"{timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; {usage.prompt_tokens} prompt "
-        f"tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated."
-    )
-
-
-def notes(generation: Generation, passages: Sequence[Passage], limit: int) -> list[str]:
-    """What the reader of an answer should know about how it came to be.
-
-    Passages are counted from 1, as `show_passages` does.
-    """
-    lines = [_note(note, passages) for note in generation.notes]
-    if generation.fallback is not None:
-        lines.append(f"Guard ({generation.fallback.signal}): {generation.fallback.message}")
-    if generation.finish_reason == "length":
-        lines.append(
-            f"The answer ends at the limit of {limit} new tokens; --max-new-tokens raises it."
-        )
-    return lines
-
-
-def show_methods(out: Console, rows: Sequence[MethodRow]) -> None:
-    """Print every method: name, formula and paper, then what it is and its parameters."""
-    width = max(len(row.name) for row in rows) + 2
-    for row in rows:
-        line = Text(row.name.ljust(width), style="bold")
-        line.append(row.formula, style="not bold")
-        line.append(f"  ({row.paper})" if row.papers else "", style="not bold dim")
-        out.print(line, soft_wrap=True)
-        out.print(Text(" " * width + row.summary), soft_wrap=True)
-        if row.parameters:
-            out.print(Text(" " * width + row.settings), style="dim", soft_wrap=True)
-    wrapped = [row.name for row in rows if "reader" in row.parameters]
-    if wrapped:
-        out.print(
-            f"{', '.join(wrapped)} leave the reading to another method: {wrapped[0]}+ape.",
-            style="dim",
-            soft_wrap=True,
-        )
-
-
-def _note(note: Note, passages: Sequence[Passage]) -> str:
-    name = f"Passage {note.passage + 1}"
-    if passages[note.passage].id is not None:
-        name += f" ({passages[note.passage].id})"
-    if note.kind == "duplicate" and note.of is not None:
-        return f"{name} repeats passage {note.of + 1}, which was read instead."
-    if note.kind == "split":
-        return f"{name} is longer than a window and was read in several."
-    return f"{name} holds no text that the model knows and was left out."
-
-
-def _masses(generation: Generation, passages: Sequence[Passage]) -> list[float | None]:
-    masses: list[float | None] = [None] * len(passages)
-    for citation in generation.citations or ():
-        masses[citation.passage] = citation.mass
-    return masses
-
-
-def _name(passage: Passage, longest: int) -> str:
-    name = one_line(passage.id or passage.title or "-")
-    # Of a long path, the end tells most.
-    return name if len(name) <= longest else "…" + name[1 - longest :]
-
-
-def _excerpt(passage: Passage) -> str:
-    text = one_line(passage.text[:400])
-    return f"{one_line(passage.title)}: {text}" if passage.title else text
-
-
-def _bar(mass: float, longest: float, width: int, out: Console) -> str:
-    cells = width * mass / longest if longest > 0 else 0.0
-    if not out.encoding.lower().startswith("utf"):
-        return "#" * round(cells)
-    full, eighths = divmod(round(cells * 8), 8)
-    return "█" * full + (_EIGHTHS[eighths] if eighths else "")
+def time_shown(seconds: float) -> str:
+    """A time for people."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"

@@ -19,8 +19,8 @@ from rag_windows.calibration import Profile
 from rag_windows.cli import render
 from rag_windows.cli.errors import EXIT_ERROR, tell
 from rag_windows.cli.evaluation.source import Source, beside
-from rag_windows.cli.models import ModelOptions, closing_cache, load_model
-from rag_windows.cli.progress import Progress
+from rag_windows.cli.models import ModelOptions, loaded_model
+from rag_windows.cli.render import progress
 from rag_windows.errors import InputError, MethodError, RagWindowsError
 from rag_windows.evaluation.asking import measure_speed, run
 from rag_windows.evaluation.files import write_whole
@@ -130,9 +130,8 @@ def evaluate(
             finished answers being kept.
         typer.Exit: with code 2 if questions stayed without an answer.
     """
-    progress = Progress()
     check_packages(*(INSCIT_PACKAGES if source.kind == "inscit" else ()), "matplotlib")
-    with progress.waiting("Reading the data"):
+    with progress("Reading the data"):
         task = source.task()
     _check_target(out)
     if isinstance(task, IclTask):
@@ -145,36 +144,33 @@ def evaluate(
     prefix = None if system is None else encodable(system)
     options = RunOptions.of(task, prefix, max_new_tokens, seed)
     ranker = Ranker(task, **search)
-    lm = load_model(model, progress)
-    manifest = Manifest.of(lm, task, chosen, ranker.settings, options)
-    path = out or _default_folder(manifest, str(model.model))
-    with closing_cache(lm), _going_on(path), RunFolder.begin(path, manifest, fresh) as folder:
-        source = source.model_copy(update={"command": _command()})
-        source.save(path)
-        _tell_notes(folder.notes)
-        with progress.counting("Embedding passages") as on_embedded:
-            ranker.prepare(on_embedded, path / INDEX)
-        answerer = source.answerer(task, options)
-        with progress.counting("Answering") as told:
-            outcome = run(lm, task, chosen, ranker, folder, answerer=answerer, progress=told)
-        if speed:
-            with progress.counting("Timing the first token") as told:
-                _tell_notes(
-                    measure_speed(
-                        *(lm, task, chosen, ranker, folder, speed), options=options, progress=told
-                    )
-                )
-        with progress.waiting("Scoring"):
-            summary = summarise(task, folder)
-            scores = path / SCORES
-            write_whole(scores, summary.dump())
-            predictions = {
-                arm.name: source.write_predictions(folder, task, arm.name)
-                for arm in chosen
-                if folder.records(arm.name)
-            }
-            one = reported(task, folder, summary, command=source.command)
-            report = write_report([one], path)
+    with loaded_model(model) as lm:
+        manifest = Manifest.of(lm, task, chosen, ranker.settings, options)
+        path = out or _default_folder(manifest, str(model.model))
+        with _going_on(path), RunFolder.begin(path, manifest, fresh) as folder:
+            source = source.model_copy(update={"command": _command()})
+            source.save(path)
+            _tell_notes(folder.notes)
+            with progress("Embedding passages") as on_embedded:
+                ranker.prepare(on_embedded, path / INDEX)
+            answerer = source.answerer(task, options)
+            with progress("Answering") as told:
+                outcome = run(lm, task, chosen, ranker, folder, answerer=answerer, progress=told)
+            if speed:
+                with progress("Timing the first token") as told:
+                    timed = (lm, task, chosen, ranker, folder, speed)
+                    _tell_notes(measure_speed(*timed, options=options, progress=told))
+            with progress("Scoring"):
+                summary = summarise(task, folder)
+                scores = path / SCORES
+                write_whole(scores, summary.dump())
+                predictions = {
+                    arm.name: source.write_predictions(folder, task, arm.name)
+                    for arm in chosen
+                    if folder.records(arm.name)
+                }
+                one = reported(task, folder, summary, command=source.command)
+                report = write_report([one], path)
     files: dict[str, Any] = {
         "folder": str(path),
         "scores": str(scores),
@@ -210,14 +206,14 @@ def report(folders: Sequence[Path], out: Path | None, data: Path | None, *, as_j
         _tell_notes(folder.notes)
         task = source.task()
         source.check(task, folder.manifest)
-        with Progress().waiting("Scoring"):
+        with progress("Scoring"):
             summary = summarise(task, folder)
             runs.append(reported(task, folder, summary, command=source.command))
         written: dict[str, Any] = {"folder": str(path), "scores": None}
         files = {**written, "predictions": {}, "report": []}
         told.append({**summary.as_json(), "files": files})
         shown.append((summary, list(beside(task, folder))))
-    with Progress().waiting("Scoring"):
+    with progress("Scoring"):
         paths = [str(one) for one in write_report(runs, folders[0] if out is None else out)]
     if as_json:
         render.write_json({"runs": told, "report": paths})

@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 
 from rag_windows.calibration import Profile
-from rag_windows.cli import calibrate as command
-from rag_windows.cli.corpus import SearchOptions
-from rag_windows.cli.progress import Progress
 from rag_windows.methods import MateICL
 from tests.blackbox.conftest import Run
 
@@ -86,12 +83,12 @@ def test_a_profile_of_another_model_is_told(run: Run, docs: Path, model: str) ->
     assert ", ape: passages encoded" in asked.stdout
 
 
-def test_the_sample_questions_are_the_default() -> None:
-    examples, notes = command.load_examples(SearchOptions(), None, 12, Progress())
-    assert len(examples) == 12
-    assert all(one.answer and 0 < len(one.passages) <= 8 for one in examples)
-    assert notes == []
-    assert len(command.sample_examples()) >= 32
+@pytest.mark.usefixtures("few_settings")
+def test_the_sample_questions_are_the_default(run: Run) -> None:
+    result = run("calibrate", "--json", "--limit", "8", "--device", "cpu", "--no-cache", *FAST)
+    assert result.exit_code == 0, result.stderr
+    profile = json.loads(result.stdout)
+    assert (profile["examples"], profile["criteria"][0]) == (8, "exact match")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.cli.models import ModelOptions, load_model
-from rag_windows.cli.progress import Progress
+from rag_windows import WindowedLM
 from tests.blackbox.conftest import Run
 
 SHOWN = [("good film", "up"), ("bad film", "down"), ("fine book", "up"), ("dull book", "down")]
@@ -27,7 +26,7 @@ def test_json_holds_what_the_model_says(run: Run, demos: Path, model: str) -> No
     assert result.exit_code == 0, result.stderr
     answer = json.loads(result.stdout)
     assert (answer["demonstrations"], answer["windows"], answer["method"]) == (4, 2, "ape")
-    lm = load_model(ModelOptions(model, no_cache=True), Progress())
+    lm = WindowedLM.from_pretrained(model)
     expected = lm.classify(["a film", "a [red]book"], SHOWN, ["up", "down", "so"], windows=2)
     for row, one in zip(answer["texts"], expected, strict=True):
         assert row.keys() == {"text", "label", "probabilities", "scores"}

@@ -10,7 +10,7 @@ import pytest
 from rag_windows import APE, PCW, InputError, MethodError
 from rag_windows.cli.evaluation.app import numbers
 from rag_windows.cli.evaluation.running import compared
-from rag_windows.cli.progress import Progress, time_shown
+from rag_windows.cli.render import progress, time_shown
 from rag_windows.methods import Linked, Sequential
 
 
@@ -103,7 +103,7 @@ def test_batch_jobs_are_told_how_far_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.05")
-    with Progress().counting("Answering\x1b") as told:
+    with progress("Answering\x1b") as told:
         told(4, 10)  # by an earlier run
         time.sleep(0.08)
         told(6, 1_000_000)
