@@ -17,8 +17,7 @@ from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.sizes import Size
 from rag_windows.calibration import Example, Profile
-from rag_windows.calibration.calibrate import By, calibrate
-from rag_windows.calibration.measure import KEEP_BYTES, Metric, OnProgress
+from rag_windows.calibration.calibrate import KEEP_BYTES, By, Metric, OnProgress, calibrate
 from rag_windows.codebook.book import PassageBook, codebook_of
 from rag_windows.codebook.preparing import OnPrepared
 from rag_windows.engine import Engine, OnWarmed, Warmed

@@ -1,9 +1,8 @@
 """Choosing a method's numbers for a model and its documents."""
 
+from rag_windows.calibration.choose import ape_grid, default_grid
 from rag_windows.calibration.example import Example, read_examples
-from rag_windows.calibration.grid import ape_grid, default_grid
-from rag_windows.calibration.model_fingerprint import ModelFingerprint
-from rag_windows.calibration.profile import Comparison, Mean, Profile, Setting
+from rag_windows.calibration.profile import Comparison, Mean, ModelFingerprint, Profile, Setting
 
 __all__ = [
     "Comparison",

@@ -1,60 +1,137 @@
-"""From figures to a choice, and whether it holds on examples that did not make it."""
+"""Which settings are tried, which is the best, and whether that holds on other examples."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from rag_windows.calibration.grid import finer
-from rag_windows.calibration.measure import Table
-from rag_windows.calibration.profile import MEASURE, Comparison, Figure, Mean, label, sign
-from rag_windows.methods import Method
+from rag_windows.calibration.profile import (
+    Comparison,
+    Figure,
+    Mean,
+    Threshold,
+    label,
+    sign,
+    varying,
+)
+from rag_windows.errors import InputError, MethodError
+from rag_windows.methods import APE, Method
+from rag_windows.methods.mateicl import SCHEDULES
+from rag_windows.methods.registry import numbers_of, with_numbers, with_own
+
+VALUES = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+"""Coarse values of APE's temperature and scale; the paper searches 0.1 to 1.0."""
+
+WEIGHTS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
+"""Values of MateICL's b beside its named schedules."""
+
+GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "ape": {"temperature": VALUES, "scale": VALUES},
+    "deep-thinking": {"steps": (1, 2, 5, 10), "eta": (0.003, 0.01, 0.03, 0.1)},
+}
+"""Coarse values of methods that have a grid of their own."""
 
 FOLDS = 4
 RESAMPLES = 2000
 
-FEWEST_OF_A_KIND = 4
-"""Answers of each kind that the guard's threshold needs at least."""
+Table = dict[str, dict[Method, dict[int, float]]]
+"""figure -> setting -> number of the example -> value."""
 
 
-def bootstrap(rows: Sequence[Sequence[float]], seed: int) -> list[Mean]:
-    """Percentile bootstrap (B. Efron, Annals of Statistics 1979) of the mean of each row.
+def ape_grid(
+    temperatures: Iterable[float] = VALUES, scales: Iterable[float] = VALUES
+) -> tuple[Method, ...]:
+    """APE at every pair of temperature and scale."""
+    return tuple(itertools.starmap(APE, itertools.product(temperatures, scales)))
 
-    All rows are resampled alike: entry ``i`` of each belongs to the same example.
 
-    Args:
-        rows: of equal lengths, at least one entry each.
-        seed: of a private generator.
+def default_grid(method: Method) -> tuple[Method, ...]:
+    """The settings that are tried for a method where no grid is given.
+
+    APE gets `ape_grid`, MateICL every named schedule and some numbers, Deep-Thinking steps and
+    eta, which cost an encoding each. Of any other method each number in its fields is tried at its
+    value times 1/4, 1/2, 1, 2 and 4 (whole numbers stay whole and at least 1), in all combinations.
+    What a method refuses is left out; the numbers of a reader inside it stay as they are.
+
+    Raises:
+        InputError: the method has no numbers to choose.
     """
-    if not rows:
-        return []
-    count = len(rows[0])
-    # torch's draws and not scipy's: the figures of profiles that users keep are from these.
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(count, (RESAMPLES, count), generator=generator).numpy()
-    found = []
-    for row in rows:
-        values = np.asarray(row, dtype=np.float64)
-        low, high = np.percentile(values[drawn].mean(axis=1), (2.5, 97.5))
-        found.append(Mean(float(values.mean()), float(low), float(high)))
-    return found
+    if method.name == "mateicl":
+        return tuple(with_own(method, {"schedule": b}) for b in (*SCHEDULES, *WEIGHTS))
+    values = GRIDS.get(method.name)
+    if values is None:
+        # What the reader of a method does is the reader's own: calibrate that one first.
+        own = {name: value for name, value in numbers_of(method).items() if "." not in name}
+        values = {name: _around(value) for name, value in own.items()}
+    if not values:
+        raise InputError(
+            f"The method {method.name!r} has no numbers to choose; calibrate one that has, such as "
+            "'ape', or give settings= as a list of methods."
+        )
+    return tuple(_combinations(method, values))
+
+
+def _around(value: float) -> tuple[float, ...]:
+    factors = (0.25, 0.5, 1, 2, 4)
+    if isinstance(value, int):
+        return tuple(sorted({max(1, round(value * factor)) for factor in factors}))
+    return tuple(value * factor for factor in factors)
+
+
+def _combinations(method: Method, values: Mapping[str, Sequence[float]]) -> list[Method]:
+    """The method at every combination of values that it takes."""
+    made = {}
+    for combination in itertools.product(*values.values()):
+        try:
+            made[with_numbers(method, dict(zip(values, combination, strict=True)))] = None
+        except MethodError:
+            continue
+    return list(made)
+
+
+def finer(best: Method, settings: Sequence[Method]) -> list[Method]:
+    """Settings half-way between the best one and its neighbours in the grid, in every direction.
+
+    Half-way is the geometric mean (the mean where a value is not positive), rounded to three
+    digits; a whole number has neighbours half-way only where there is a whole number between.
+    """
+    kin = [one for one in settings if type(one) is type(best) and _same_but_numbers(one, best)]
+    here = numbers_of(best)
+    choices: dict[str, list[float]] = {}
+    for name, values in varying(kin).items():
+        if name in here:  # not where it is a number in other settings, and a word in this one
+            place = values.index(here[name])
+            near = values[max(0, place - 1) : place + 2]
+            choices[name] = sorted({_half_way(here[name], other) for other in near})
+    known = set(settings)
+    return [one for one in _combinations(best, choices) if one not in known]
+
+
+def _same_but_numbers(one: Method, other: Method) -> bool:
+    try:
+        return with_numbers(one, numbers_of(other)) == other
+    except (MethodError, AttributeError, TypeError):
+        return False
+
+
+def _half_way(one: float, other: float) -> float:
+    if one == other:
+        return one
+    if isinstance(one, int) and isinstance(other, int):
+        return (one + other) // 2
+    if one > 0 and other > 0:
+        return float(f"{math.sqrt(one * other):.3g}")
+    return (one + other) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a search chose.
-
-    Attributes:
-        best: the best setting on all examples.
-        fine: settings of the second round.
-        held_out: one comparison a criterion.
-        folds: how many.
-    """
+    """The best setting on all examples, those of the second round, and how choices held out."""
 
     best: Method
     fine: tuple[Method, ...]
@@ -86,35 +163,32 @@ def search(
         seed: of folds and intervals.
     """
     table = measure(coarse)
-    folds = deal(numbers, min(FOLDS, len(numbers)), seed)
-    choosing = [[number for number in numbers if number not in fold] for fold in folds]
-    choosing.append(list(numbers))
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
+    count = min(FOLDS, len(numbers))
+    folds = [[numbers[place] for place in order[fold::count]] for fold in range(count)]
+    choosing = [[one for one in numbers if one not in fold] for fold in folds] + [list(numbers)]
     rounds: list[list[Method]] = [[] for _ in choosing]
     if refine:
-        rounds = [finer(best_of(coarse, table, some, criteria), coarse) for some in choosing]
+        rounds = [finer(_best(coarse, table, some, criteria), coarse) for some in choosing]
         table = measure([one for some in rounds for one in some])
     *held, best = (
-        best_of([*coarse, *fine], table, some, criteria)
+        _best([*coarse, *fine], table, some, criteria)
         for fine, some in zip(rounds, choosing, strict=True)
     )
-    chosen_for = {
-        number: chosen for fold, chosen in zip(folds, held, strict=True) for number in fold
-    }
-    comparisons = [
-        compare(
-            figure,
-            [table[figure][chosen_for[number]][number] for number in numbers],
-            [table[figure][default][number] for number in numbers],
-            seed,
-        )
-        for figure in criteria
-    ]
+    comparisons = []
+    for figure in criteria:
+        rows = table[figure]
+        chosen = {n: rows[one][n] for fold, one in zip(folds, held, strict=True) for n in fold}
+        pairs = [(chosen[number], rows[default][number]) for number in numbers]
+        gains = [sign(figure) * (a - b) for a, b in pairs]
+        means = bootstrap([*map(list, zip(*pairs, strict=True)), gains], seed)
+        comparisons.append(Comparison(figure, *means))
     fine = tuple(dict.fromkeys(one for some in rounds for one in some))
-    return Choice(best, fine, tuple(comparisons), len(folds))
+    return Choice(best, fine, tuple(comparisons), count)
 
 
-def best_of(
-    settings: Iterable[Method], table: Table, numbers: Sequence[int], criteria: Sequence[str]
+def _best(
+    settings: Iterable[Method], table: Table, numbers: Sequence[int], criteria: Sequence[Figure]
 ) -> Method:
     """The setting with the best means over these examples; of equal ones the first."""
 
@@ -126,48 +200,44 @@ def best_of(
     return min(settings, key=key)
 
 
-def deal(numbers: Sequence[int], folds: int, seed: int) -> list[set[int]]:
-    """Deal examples into folds of like size, in an order drawn from the seed."""
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [{numbers[place] for place in order[fold::folds]} for fold in range(folds)]
+def bootstrap(rows: Sequence[Sequence[float]], seed: int) -> list[Mean]:
+    """Percentile bootstrap (B. Efron, Annals of Statistics 1979) of the mean of each row.
 
-
-def compare(
-    figure: Figure, chosen: Sequence[float], default: Sequence[float], seed: int
-) -> Comparison:
-    """Compare two settings example by example."""
-    direction = sign(figure)
-    differences = [direction * (a - b) for a, b in zip(chosen, default, strict=True)]
-    return Comparison(figure, *bootstrap([chosen, default, differences], seed))
-
-
-def winning(held_out: Sequence[Comparison]) -> Comparison | None:
-    """The comparison that makes the choice better than the default, or None if none does.
-
-    The first criterion decides; where it says neither way, the next one may.
+    Rows are of equal lengths and are resampled alike: entry ``i`` of each is the same example.
     """
-    for one in held_out:
-        if one.better:
-            return one
-        if one.worse or one.difference.value < 0:
-            return None
-    return None
+    if not rows:
+        return []
+    count = len(rows[0])
+    # torch's draws and not scipy's: the figures of profiles that users keep are from these.
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(count, (RESAMPLES, count), generator=generator).numpy()
+    found = []
+    for row in rows:
+        values = np.asarray(row, dtype=np.float64)
+        low, high = np.percentile(values[drawn].mean(axis=1), (2.5, 97.5))
+        found.append(Mean(float(values.mean()), float(low), float(high)))
+    return found
 
 
 def verdict(best: Method, default: Method, held_out: Sequence[Comparison]) -> tuple[bool, str]:
-    """Whether the choice replaces the default, and a sentence that says why."""
-    shown = "; ".join(_told(one) for one in held_out)
+    """Whether the choice replaces the default, and a sentence that says why.
+
+    The first criterion decides; where it says neither way, the next one may.
+    """
+    shown = "; ".join(map(_told, held_out))
     if best == default:
         return False, f"The default {label(default)} is the best of all settings ({shown})."
-    winner = winning(held_out)
-    if winner is None:
-        return False, (
-            f"No setting beats the default {label(default)} on held-out examples beyond the noise, "
-            f"so it stays: best on all examples is {label(best)}; {shown}."
-        )
-    return True, (
-        f"{label(best)} beats the default {label(default)} on held-out examples by its "
-        f"{winner.figure} ({shown})."
+    for one in held_out:
+        if one.better:
+            return True, (
+                f"{label(best)} beats the default {label(default)} on held-out examples by its "
+                f"{one.figure} ({shown})."
+            )
+        if one.difference.value < 0:
+            break
+    return False, (
+        f"No setting beats the default {label(default)} on held-out examples beyond the noise, "
+        f"so it stays: best on all examples is {label(best)}; {shown}."
     )
 
 
@@ -180,39 +250,28 @@ def _told(one: Comparison) -> str:
     )
 
 
-def multi_hop_threshold(single: Sequence[float], multi: Sequence[float]) -> dict[str, Any] | None:
+def multi_hop_threshold(single: Sequence[float], multi: Sequence[float]) -> Threshold | None:
     """The threshold that separates the attention's spreads of two kinds of answers best.
 
-    An answer whose spread is above it is taken for multi-hop. Best is the least sum of both error
-    rates; among equals, the middle of the widest gap.
-
-    Args:
-        single: spreads of answers from one passage, see `rag_windows.guard.attention_spread`.
-        multi: spreads of answers from several.
-
-    Returns:
-        ``measure``, ``threshold``, ``false_alarms`` (share of single above it), ``missed`` (share
-        of multi not above it), ``single_hop`` and ``multi_hop`` (their numbers); None where one
-        kind has fewer than four.
+    An answer whose spread (`rag_windows.guard.attention_spread`) is above it is taken for multi-hop.
+    Best is the least sum of both error rates; among equals, the middle of the widest gap. None
+    where one kind has fewer than four answers.
     """
-    if min(len(single), len(multi)) < FEWEST_OF_A_KIND:
+    if min(len(single), len(multi)) < 4:
         return None
-    points = sorted({0.0, 1.0, *single, *multi})
-    # A cut in the middle of every gap; the gap's width decides between cuts of equal error.
-    cuts = [((a + b) / 2, b - a) for a, b in itertools.pairwise(points)]
 
     def errors(threshold: float) -> tuple[float, float]:
         false_alarms = sum(spread > threshold for spread in single) / len(single)
-        missed = sum(spread <= threshold for spread in multi) / len(multi)
-        return false_alarms, missed
+        return false_alarms, sum(spread <= threshold for spread in multi) / len(multi)
 
-    threshold, _ = min(cuts, key=lambda cut: (sum(errors(cut[0])), -cut[1]))
-    false_alarms, missed = errors(threshold)
-    return {
-        "measure": MEASURE,
-        "threshold": threshold,
-        "false_alarms": false_alarms,
-        "missed": missed,
-        "single_hop": len(single),
-        "multi_hop": len(multi),
-    }
+    gaps = itertools.pairwise(sorted({0.0, 1.0, *single, *multi}))
+    low, high = min(gaps, key=lambda gap: (sum(errors(sum(gap) / 2)), gap[0] - gap[1]))
+    false_alarms, missed = errors((low + high) / 2)
+    return Threshold(
+        measure="1 - sum of squared shares",
+        threshold=(low + high) / 2,
+        false_alarms=false_alarms,
+        missed=missed,
+        single_hop=len(single),
+        multi_hop=len(multi),
+    )

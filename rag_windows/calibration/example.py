@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_windows.calibration.strict_json import parse_json
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.visible_text import encodable
 from rag_windows.request import Messages, PassageLike
 
-MULTI_HOP = "multi-hop"
-"""The `Example.kind` of questions whose answer needs several passages."""
-
-_KEYS = ["answer", "kind", "passages", "query", "question"]
+_KEYS = ("query", "question", "passages", "answer", "kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +40,20 @@ class Example:
     def __post_init__(self) -> None:
         if not isinstance(self.query, str | Sequence | Conversation):
             raise InputError("An example needs a 'query' (or 'question').")
-        for name, value in (("answer", self.answer), ("kind", self.kind)):
-            if value is not None and not isinstance(value, str):
-                raise InputError(
-                    f"Example.{name} must be a string or None, not {type(value).__name__}."
-                )
-        if self.answer is not None and not self.answer.strip():
-            raise InputError("Example.answer is blank; leave it out for an unlabelled example.")
-        if isinstance(self.passages, str | Passage | Mapping):
-            raise InputError("Example.passages must be a list of passages, not a single one.")
-        if not isinstance(self.passages, Sequence):
+        if not all(isinstance(text, str | None) for text in (self.answer, self.kind)):
             raise InputError(
-                f"'passages' of an example must be a list, not {type(self.passages).__name__}."
+                f"An example's answer and kind must be strings: {self.answer!r}, {self.kind!r}."
             )
-        passages = tuple(Passage.of(passage) for passage in self.passages)
-        object.__setattr__(self, "passages", passages)
+        if self.answer is not None and not self.answer.strip():
+            raise InputError("An example's answer is blank; leave it out where there is none.")
+        if isinstance(self.passages, str) or not isinstance(self.passages, Sequence):
+            raise InputError(f"An example's passages must be a list, not {self.passages!r}.")
+        object.__setattr__(self, "passages", tuple(map(Passage.of, self.passages)))
 
     @property
     def multi_hop(self) -> bool:
         """Whether the answer is said to need several passages."""
-        return self.kind == MULTI_HOP
+        return self.kind == "multi-hop"
 
     @classmethod
     def of(cls, value: Example | Mapping[str, Any]) -> Example:
@@ -77,18 +69,13 @@ class Example:
         if isinstance(value, Example):
             return value
         if not isinstance(value, Mapping):
-            raise InputError(
-                "An example must be an Example or a mapping with 'query' and 'passages', "
-                f"not {type(value).__name__}."
-            )
-        unknown = sorted(str(key) for key in value if key not in _KEYS)
-        if unknown:
-            raise InputError(f"Unknown example keys {unknown}; use {_KEYS}.")
-        query: Any = value.get("query", value.get("question"))
-        passages = value.get("passages")
-        return cls(
-            query, () if passages is None else passages, value.get("answer"), value.get("kind")
-        )
+            raise InputError(f"An example must be an Example or a mapping, not {value!r}.")
+        if unknown := sorted(str(key) for key in value if key not in _KEYS):
+            raise InputError(f"Unknown example keys {unknown}; use {list(_KEYS)}.")
+        given = {
+            key: value[key] for key in ("passages", "answer", "kind") if value.get(key) is not None
+        }
+        return cls(value.get("query", value.get("question")), **given)
 
 
 def read_examples(path: str | Path) -> list[Example]:
@@ -107,14 +94,14 @@ def read_examples(path: str | Path) -> list[Example]:
         if not line.strip():
             continue
         try:
-            examples.append(Example.of(parse_json(line)))
-        except ValueError as error:
+            # No tokenizer takes half of a surrogate pair, which JSON can spell.
+            text = encodable(json.dumps(json.loads(line), ensure_ascii=False))
+            examples.append(Example.of(json.loads(text)))
+        except (ValueError, RecursionError, InputError) as error:
             raise InputError(
-                f"{path}, line {number}: {error}. Each line holds one example such as "
+                f"{str(path)!r}, line {number}, is no example: {error} Write one a line, such as "
                 '{"query": "...", "passages": ["...", "..."], "answer": "..."}.'
             ) from error
-        except InputError as error:
-            raise InputError(f"Line {number} of {str(path)!r}: {error}") from error
     if not examples:
         raise InputError(f"{str(path)!r} holds no examples.")
     return examples

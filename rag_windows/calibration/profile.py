@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import math
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
+import torch
 from pydantic import (
-    AfterValidator,
     ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
     TypeAdapter,
     ValidationError,
+    with_config,
 )
 from pydantic.dataclasses import dataclass
+from pydantic_core import from_json
+from transformers import PreTrainedModel
+from typing_extensions import TypedDict
 
-from rag_windows.calibration.grid import varying
-from rag_windows.calibration.model_fingerprint import ModelFingerprint
-from rag_windows.calibration.strict_json import parse_json
+from rag_windows.cache.fingerprint import canonical
+from rag_windows.cache.keys import fields
+from rag_windows.cache.weights import flat, plain_tensors
 from rag_windows.errors import MethodError, MissingExtraError, ProfileError, missing
-from rag_windows.methods import METHODS, Method, describe, from_description
+from rag_windows.methods import Method, describe, from_description
 from rag_windows.methods.registry import numbers_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 FORMAT = "rag-windows calibration profile"
 VERSION = 1
@@ -50,45 +49,44 @@ FIGURES: Mapping[str, str] = {
 
 LOWER_IS_BETTER = frozenset(("divergence",))
 
-MEASURE = "1 - sum of squared shares"
-"""How `Profile.guard` measures the spread of attention; see `attention_spread`."""
+_SAMPLES = 1024
+"""64-bit words of a tensor that its fingerprint reads."""
 
-_LONGEST = 500
+_NOT_OF_A_MODEL = ("dtype", "torch_dtype", "quantization_config", "transformers_version")
+"""Of a config: how weights are held, which the sampled weights themselves show, and with what the
+config was read, which says nothing about the model."""
+
+_SHOWN = 500
 """Characters of an error that quotes what stands in a file."""
-
-_CHECKED = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def _method(value: Any) -> Method:
     if isinstance(value, Method):
         return value
     if not isinstance(value, Mapping):
-        raise ValueError(f"must be an object with a method's name and numbers, got {value!r}")
+        raise ValueError(f"a method is an object with its name and numbers, not {value!r}")
     try:
         return from_description(value)
     except MethodError as error:
-        raise ValueError(str(error).rstrip(".")) from error
-
-
-@dataclass(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"))
-class _MultiHopThreshold:
-    measure: Literal["1 - sum of squared shares"]
-    threshold: Annotated[float, Field(ge=0, le=1)]
-    false_alarms: Annotated[float, Field(ge=0, le=1)]
-    missed: Annotated[float, Field(ge=0, le=1)]
-    single_hop: int
-    multi_hop: int
-
-
-def _guard(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return dataclasses.asdict(_MultiHopThreshold(**value))
-    except ValidationError as error:
-        raise ValueError(_problem(error)) from error
+        raise ValueError(str(error)) from error
 
 
 _Method = Annotated[Method, PlainValidator(_method), PlainSerializer(describe)]
 _Count = Annotated[int, Field(ge=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_CHECKED = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@with_config(ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"))
+class Threshold(TypedDict):
+    """Where the guard draws the line, on what measure, and how often that is wrong."""
+
+    measure: Literal["1 - sum of squared shares"]
+    threshold: _Share
+    false_alarms: _Share
+    missed: _Share
+    single_hop: int
+    multi_hop: int
 
 
 @dataclass(frozen=True, config=_CHECKED)
@@ -146,10 +144,59 @@ class Comparison:
         """Whether the whole interval of the difference is on the better side of zero."""
         return self.difference.low > 0
 
-    @property
-    def worse(self) -> bool:
-        """Whether the whole interval is on the worse side."""
-        return self.difference.high < 0
+
+@dataclass(frozen=True, config=_CHECKED)
+class ModelFingerprint:
+    """A model by name and by content.
+
+    Attributes:
+        name: as it was loaded; of a folder, its last part.
+        fingerprint: hex digest over its config and a sample of every weight: about a thousand
+            places a tensor, which tells models, fine-tunings and precisions apart without reading
+            all of it.
+    """
+
+    name: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> ModelFingerprint:
+        """That of a loaded model."""
+        path = str(getattr(model.config, "_name_or_path", "") or "")
+        # A folder's place says nothing elsewhere, and may say more than its owner wants.
+        name = os.path.basename(os.path.normpath(path)) if os.path.isdir(path) else path
+        config = model.config.to_dict()
+        described = [canonical({key: config[key] for key in config if key not in _NOT_OF_A_MODEL})]
+        sums = []
+        for parameter, value in model.named_parameters():
+            for part, tensor in plain_tensors(parameter, value.data):
+                described.append(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                if tensor.device.type != "meta" and tensor.numel():
+                    sums.append(_sampled(tensor).cpu())
+        if sums:
+            described.append(torch.cat(sums).numpy().tobytes())
+        return cls(name or type(model).__name__, hashlib.sha256(fields(*described)).hexdigest())
+
+    def mismatch(self, model: PreTrainedModel) -> str | None:
+        """What to tell the user of a profile if it was made for another model."""
+        own = ModelFingerprint.of(model)
+        if own.fingerprint == self.fingerprint:
+            return None
+        return (
+            f"The profile was made for {self.name!r} ({self.fingerprint[:12]}), and this model is "
+            f"{own.name!r} ({own.fingerprint[:12]}): other weights, or another precision. Its "
+            "numbers may not suit; calibrate again to be sure."
+        )
+
+
+def _sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum over at most about `_SAMPLES` words, spread evenly; bytes left over do not count."""
+    numbers = flat(tensor)
+    aligned = numbers[: numbers.numel() // 8 * 8]
+    if aligned.storage_offset() % 8:
+        aligned = aligned.clone()
+    words = aligned.view(torch.int64)
+    return words[:: max(1, words.numel() // _SAMPLES)].sum().view(1)
 
 
 @dataclass(frozen=True, config=_CHECKED)
@@ -187,13 +234,11 @@ class Profile:
     seed: _Count
     left_out: tuple[str, ...]
     model: ModelFingerprint
-    guard: Annotated[dict[str, Any], AfterValidator(_guard)] | None = None
+    guard: Threshold | None = None
 
     def __post_init__(self) -> None:
-        for number, setting in enumerate(self.settings):
-            missing = [name for name in self.criteria if name not in setting.figures]
-            if missing:
-                raise ValueError(f"entry 'settings': [{number}] lacks the figures {missing}")
+        if any(set(self.criteria) - one.figures.keys() for one in self.settings):
+            raise ValueError(f"some settings lack figures of the criteria {self.criteria}")
 
     def setting(self, method: Method) -> Setting:
         """The row of one method.
@@ -220,35 +265,42 @@ class Profile:
         Raises:
             ProfileError: one of its methods can't be read back.
         """
-        for method in (self.method, self.best, self.default, *(s.method for s in self.settings)):
-            _check_kept(method)
-        data = _PROFILE.dump_python(self, mode="json")
-        whole = {"format": FORMAT, "version": VERSION, **data}
-        return json.dumps(whole, indent=1, allow_nan=False) + "\n"
+        for one in (self.method, self.best, self.default, *(row.method for row in self.settings)):
+            try:
+                kept = from_description(describe(one)) == one
+            except MethodError:
+                kept = False
+            if not kept:
+                raise ProfileError(
+                    f"A profile can't hold {one!r}: it takes this package's methods with numbers "
+                    "and text as parameters. Calibrate one of these."
+                )
+        data = {"format": FORMAT, "version": VERSION, **_PROFILE.dump_python(self, mode="json")}
+        return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
         """The profile of a JSON text.
 
         Raises:
-            ProfileError: naming the entry that is missing or wrong; no full stop at its end.
+            ProfileError: naming the entry that is missing or wrong.
         """
         try:
-            data = parse_json(text)
-            if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-                raise ValueError(f"it is no {FORMAT}: its entry 'format' does not say so")
+            data = from_json(text)
+            if not isinstance(data, dict) or data.get("format") != FORMAT:
+                raise ProfileError(f"it is no {FORMAT}: its entry 'format' does not say so.")
             if data.get("version") != VERSION:
-                raise ValueError(
+                raise ProfileError(
                     f"it has version {data.get('version')!r} and this rag-windows reads version "
-                    f"{VERSION}; calibrate again, or use the rag-windows that wrote it"
+                    f"{VERSION}; calibrate again, or use the rag-windows that wrote it."
                 )
-            return _PROFILE.validate_json(json.dumps(data))
+            return _PROFILE.validate_json(text)
         except ValidationError as error:
-            raise ProfileError(_problem(error)) from error
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ProfileError(f"{place}: {first['msg']}") from error
         except ValueError as error:
-            raise ProfileError(str(error)) from error
-        except RecursionError as error:
-            raise ProfileError("lists and objects are nested too deeply; flatten them") from error
+            raise ProfileError(f"not valid JSON: {error}.") from error
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON, whole or not at all.
@@ -256,19 +308,13 @@ class Profile:
         Raises:
             ProfileError: the file can't be written.
         """
-        text = self.to_json()
-        target = Path(path)
+        text, target = self.to_json(), Path(path)
+        beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.chmod(name, 0o644)
-                os.replace(name, target)
-            except OSError:
-                os.unlink(name)
-                raise
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(target)
         except OSError as error:
+            beside.unlink(missing_ok=True)
             raise ProfileError(f"The profile {str(path)!r} can't be written: {error}.") from error
 
     @classmethod
@@ -279,19 +325,15 @@ class Profile:
             ProfileError: it can't be read, is of another version, or does not hold what it must.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(
                 f"The profile {str(path)!r} can't be read: {error}. "
                 "`rag-windows calibrate --out FILE` writes one."
             ) from error
-        try:
-            return cls.from_json(text)
         except ProfileError as error:
-            told = str(error)
-            if len(told) > _LONGEST:
-                told = f"{told[:_LONGEST]}..."
-            raise ProfileError(f"The profile {str(path)!r} can't be used: {told}.") from error
+            told = f"The profile {str(path)!r} can't be used: {str(error)[:_SHOWN]}"
+            raise ProfileError(told) from error
 
     @classmethod
     def of(cls, value: Profile | str | Path) -> Profile:
@@ -304,9 +346,7 @@ class Profile:
             return value
         if isinstance(value, str | Path):
             return cls.load(value)
-        raise ProfileError(
-            f"profile must be a Profile or the path of one, not {type(value).__name__}."
-        )
+        raise ProfileError(f"profile must be a Profile or the path of one, not {value!r}.")
 
     def plot(self, path: str | Path) -> None:
         """Draw the settings into a PNG: a map of two numbers, or a curve of one.
@@ -315,7 +355,7 @@ class Profile:
             MissingExtraError: matplotlib is not installed.
             ProfileError: no number was varied, or the file can't be written.
         """
-        draw(self, path)
+        _draw(self, path)
 
 
 _PROFILE = TypeAdapter(Profile)
@@ -352,243 +392,73 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if _number(value) else repr(value)
 
 
-def _check_kept(method: Method) -> None:
-    try:
-        kept = from_description(describe(method)) == method
-    except MethodError:
-        kept = False
-    if not kept:
-        raise ProfileError(
-            f"A profile can't hold {method!r}: it takes the methods {sorted(METHODS)}, with "
-            "numbers and text as parameters. Calibrate one of these."
-        )
+def varying(settings: Iterable[Method]) -> dict[str, tuple[float, ...]]:
+    """Numbers in which settings differ: name -> sorted values."""
+    values: dict[str, set[float]] = {}
+    for setting in settings:
+        for name, value in numbers_of(setting).items():
+            values.setdefault(name, set()).add(value)
+    return {name: tuple(sorted(some)) for name, some in values.items() if len(some) > 1}
 
 
-def _problem(error: ValidationError) -> str:
-    """The first thing that is wrong, and where."""
-    first = error.errors(include_url=False)[0]
-    told = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-    name, *inside = first["loc"] or ("",)
-    place = " ".join(f"[{one}]" if isinstance(one, int) else f"{one!r}" for one in inside)
-    return f"entry {name!r}: {place}{place and ': '}{told}" if name else told
+def _draw(profile: Profile, path: str | Path) -> None:
+    """Two numbers make a map of coloured squares, small ones for the finer round; one, a curve.
 
-
-_NAMES = {"temperature": "temperature T", "scale": "scale S", "eta": "step size η"}
-_SYMBOLS = {"temperature": "T", "scale": "S", "eta": "η"}
-_LEAST = 1e-4
-"""Divergences below this have one colour: a logarithm has no zero."""
-_BLUE, _RED = "#0072b2", "#d62728"
-_DASHED = ("#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#7f7f7f")
-
-
-def draw(profile: Profile, path: str | Path) -> None:
-    """Draw the settings into a PNG file.
-
-    Two numbers that were varied make a heat map: a cell for each pair of the coarse grid, with its
-    value, and a dot for each setting of the finer round. The default and the best setting are
-    marked. Of one number it is a curve with its intervals; of more than two, the two with the most
-    values are shown, each cell with the best of the others.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        ProfileError: no number was varied, or the file can't be written.
+    Of more than two numbers those with the most values are shown, the best setting on top. A
+    setting with a word in the place of a number is a dashed line.
     """
     try:
-        import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(missing("The picture", "matplotlib", "figures")) from error
-    settings = [one for one in profile.settings if type(one.method) is type(profile.default)]
-    values = varying(one.method for one in settings if not one.fine)
-    most = sorted(values, key=lambda name: -len(values[name]))[:2]
-    names = [name for name in values if name in most]
+    alike = [one for one in profile.ranked() if type(one.method) is type(profile.default)]
+    values = varying(one.method for one in alike if not one.fine)
+    names = sorted(values, key=lambda name: -len(values[name]))[:2]
     if not names:
         raise ProfileError("No number of the method was varied, so there is nothing to draw.")
     criterion = profile.criteria[0]
-    outcome = "beats the default" if profile.beats_default else "the default stays"
-    with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 10}):
-        figure = Figure(figsize=(8.4, 6.9) if len(names) == 2 else (8.4, 5.2))
-        axes = figure.add_subplot()
-        if len(names) == 2:
-            _heat_map(axes, profile, settings, names)
-        else:
-            _curve(axes, profile, settings, names[0])
-        axes.set_title(
-            f"{profile.default.name} on {profile.model.name}, {profile.examples} examples: "
-            f"{outcome}\n{criterion}: {FIGURES[criterion]}",
-            fontsize=10.5,
-            pad=12,
-            loc="left",
-            linespacing=1.5,
-        )
-        for spine in axes.spines.values():
-            spine.set_visible(len(names) == 1 and spine.spine_type in ("left", "bottom"))
-        try:
-            figure.savefig(
-                path,
-                dpi=150,
-                facecolor="white",
-                bbox_inches="tight",
-                format="png",
-                metadata={"Software": None},
-            )
-        except OSError as error:
-            raise ProfileError(f"The picture {str(path)!r} can't be written: {error}.") from error
-
-
-def _curve(axes: Axes, profile: Profile, settings: Sequence[Setting], name: str) -> None:
-    """The first criterion over one number; a setting with a word in its place is a dashed line."""
-    criterion = profile.criteria[0]
-    points = sorted(
-        (numbers_of(one.method)[name], one.figures[criterion])
-        for one in settings
-        if name in numbers_of(one.method)
-    )
-    xs, means = zip(*points, strict=True)
-    axes.fill_between(
-        xs,
-        [mean.low for mean in means],
-        [mean.high for mean in means],
-        color=_BLUE,
-        alpha=0.18,
-        linewidth=0,
-        label="95% interval",
-    )
-    axes.plot(xs, [mean.value for mean in means], "o-", color=_BLUE, markersize=4)
-    marked = ((profile.default, "default", "s", "black"), (profile.best, "best", "*", _RED))
-    words = [one for one in settings if name not in numbers_of(one.method)]
-    for place, one in enumerate(words):
-        marks = ", ".join(text for method, text, *_ in marked if method == one.method)
-        axes.axhline(
-            one.figures[criterion].value,
-            color=_DASHED[place % len(_DASHED)],
-            linestyle="--",
-            linewidth=1.2,
-            label=f"{marks}{marks and ': '}{label(one.method)}",
-        )
-    for method, text, marker, colour in marked:
-        if name in numbers_of(method):
-            axes.scatter(
-                [numbers_of(method)[name]],
-                [profile.setting(method).figures[criterion].value],
-                s=170,
-                marker=marker,
-                facecolors="none" if text == "default" else colour,
-                edgecolors=colour,
-                zorder=3,
-                label=f"{text}: {label(method)}",
-            )
-    axes.set_xlabel(_NAMES.get(name, name), fontsize=11)
-    axes.set_ylabel(_unit(criterion), fontsize=10)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
-
-
-def _heat_map(
-    axes: Axes, profile: Profile, settings: Sequence[Setting], names: Sequence[str]
-) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import FuncFormatter
-
-    criterion = profile.criteria[0]
-    lower = criterion in LOWER_IS_BETTER
-    placed = [one for one in settings if _has(one.method, names)]
-    coarse = [one for one in placed if not one.fine]
-    fine = [one for one in placed if one.fine]
-    ys, xs = (varying(one.method for one in coarse)[name] for name in names)
-
-    def place(method: Method) -> tuple[float, float]:
-        """Where a setting stands among the evenly spaced values of both axes."""
-        y, x = (numbers_of(method)[name] for name in names)
-        return float(np.interp(x, xs, range(len(xs)))), float(np.interp(y, ys, range(len(ys))))
-
-    grid = np.full((len(ys), len(xs)), math.nan)
-    better = np.fmin if lower else np.fmax
-    for one in coarse:
-        column, row = map(int, place(one.method))
-        grid[row, column] = better(grid[row, column], one.figures[criterion].value)
-    shown = [*grid[~np.isnan(grid)], *(one.figures[criterion].value for one in fine)]
-    norm: Any = Normalize(min(shown), max(max(shown), min(shown) + 1e-6))
-    if lower:
-        norm = LogNorm(max(_LEAST, min(shown)), max(10 * _LEAST, *shown), clip=True)
-    colours: Any = ScalarMappable(norm, "viridis_r" if lower else "viridis")
-    axes.imshow(grid, cmap=colours.cmap, norm=norm, origin="lower", aspect="auto")
-    for (row, column), value in np.ndenumerate(grid):
-        if math.isnan(value):
-            continue
-        red, green, blue, _ = colours.to_rgba(value)
-        light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-        axes.text(
-            column,
-            row,
-            f"{value:.2g}" if 0 < abs(value) < 0.1 else f"{value:.2f}" if value else "0",
-            ha="center",
-            va="center",
-            fontsize=8.5,
-            color="black" if light else "white",
-            zorder=2,
-        )
-    if fine:
-        places = np.array([place(one.method) for one in fine])
-        axes.scatter(
-            places[:, 0],
-            places[:, 1],
-            s=54,
-            zorder=3,
-            facecolors=[colours.to_rgba(one.figures[criterion].value) for one in fine],
-            edgecolors="white",
-        )
-        axes.scatter([], [], s=54, facecolors="#999999", edgecolors="white", label="finer round")
-    if _has(profile.default, names):
-        x, y = place(profile.default)
-        frame = Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, fill=False, zorder=4)
-        frame.set(edgecolor="black", linewidth=2.4)
-        frame.set_label(f"default: {_short(profile.default, names)}")
-        axes.add_patch(frame)
-    if type(profile.best) is type(profile.default) and _has(profile.best, names):
-        x, y = place(profile.best)
-        axes.scatter(
-            [x],
-            # In the middle of a cell stands its value.
-            [y + 0.29 if x == int(x) and y == int(y) else y],
-            s=230,
-            marker="*",
-            facecolors=_RED,
-            edgecolors="white",
-            zorder=5,
-            label=f"best: {_short(profile.best, names)}",
-        )
-    axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
-    axes.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
-    axes.set_xlabel(_NAMES.get(names[1], names[1]), fontsize=11)
-    axes.set_ylabel(_NAMES.get(names[0], names[0]), fontsize=11)
-    axes.tick_params(length=0)
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    bar = axes.figure.colorbar(colours, ax=axes, pad=0.02, format=plain)
-    bar.set_label(_unit(criterion), fontsize=10)
-    bar.outline.set_visible(False)
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(0.0, -0.1),
-        ncols=3,
-        frameon=False,
-        fontsize=9,
-        handletextpad=0.4,
-        columnspacing=1.6,
-    )
-
-
-def _has(method: Method, names: Sequence[str]) -> bool:
-    return set(names) <= numbers_of(method).keys()
-
-
-def _short(method: Method, names: Sequence[str]) -> str:
-    numbers = numbers_of(method)
-    return ", ".join(f"{_SYMBOLS.get(name, name)} {numbers[name]:g}" for name in names)
-
-
-def _unit(criterion: str) -> str:
-    better = "lower" if criterion in LOWER_IS_BETTER else "higher"
-    return f"{criterion} ({better} is better)"
+    unit = f"{criterion} ({'lower' if sign(criterion) < 0 else 'higher'} is better)"
+    figure = Figure(figsize=(8.4, 6.4), layout="constrained")
+    axes = figure.add_subplot()
+    placed = [one for one in reversed(alike) if set(names) <= numbers_of(one.method).keys()]
+    x, *y = ([numbers_of(one.method)[name] for one in placed] for name in names)
+    means = [one.figures[criterion] for one in placed]
+    shown = [mean.value for mean in means]
+    if y:
+        colours = "viridis_r" if sign(criterion) < 0 else "viridis"
+        sizes = [250 if one.fine else 900 for one in placed]
+        points = axes.scatter(x, y[0], s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
+        for one in zip(shown, x, y[0], strict=True):
+            axes.annotate(f"{one[0]:.2g}", one[1:], ha="center", va="center", fontsize=7)
+        figure.colorbar(points, label=unit)
+        axes.set_ylabel(names[1])
+    else:
+        spans = [(mean.value - mean.low, mean.high - mean.value) for mean in means]
+        axes.errorbar(x, shown, yerr=list(zip(*spans, strict=True)), fmt="o", label="95% interval")
+        axes.set_ylabel(unit)
+        for one in alike:
+            if one not in placed:
+                height = one.figures[criterion].value
+                axes.axhline(height, linestyle="--", label=label(one.method))
+    for name, method in (("default", profile.default), ("best", profile.best)):
+        for place, one in enumerate(placed):
+            if one.method == method:
+                height = y[0][place] if y else shown[place]
+                axes.plot(
+                    x[place],
+                    height,
+                    "ks" if name == "default" else "r*",
+                    fillstyle="none",
+                    markersize=34 if name == "default" else 14,
+                    label=f"{name}: {label(method)}",
+                )
+    for name, scale in zip(names, (axes.set_xscale, axes.set_yscale), strict=False):
+        if 0 < 20 * values[name][0] < values[name][-1]:
+            scale("log")
+    axes.set_xlabel(names[0])
+    axes.set_title(f"{profile.default.name} on {profile.model.name}, {profile.examples} examples")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, markerscale=0.3)
+    try:
+        figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
+    except OSError as error:
+        raise ProfileError(f"The picture {str(path)!r} can't be written: {error}.") from error
