@@ -253,7 +253,7 @@ def _told(one: Comparison) -> str:
 def multi_hop_threshold(single: Sequence[float], multi: Sequence[float]) -> Threshold | None:
     """The threshold that separates the attention's spreads of two kinds of answers best.
 
-    An answer whose spread (`rag_windows.guard.attention_spread`) is above it is taken for multi-hop.
+    An answer whose spread (`attention_spread` of the guard) is above it is taken for multi-hop.
     Best is the least sum of both error rates; among equals, the middle of the widest gap. None
     where one kind has fewer than four answers.
     """

@@ -298,7 +298,7 @@ class Profile:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
-            raise ProfileError(f"{place}: {first['msg']}") from error
+            raise ProfileError(f"entry {place!r}: {first['msg']}") from error
         except ValueError as error:
             raise ProfileError(f"not valid JSON: {error}.") from error
 
@@ -408,7 +408,7 @@ def _draw(profile: Profile, path: str | Path) -> None:
     setting with a word in the place of a number is a dashed line.
     """
     try:
-        from matplotlib.figure import Figure
+        from matplotlib import figure as figures
     except ImportError as error:
         raise MissingExtraError(missing("The picture", "matplotlib", "figures")) from error
     alike = [one for one in profile.ranked() if type(one.method) is type(profile.default)]
@@ -418,7 +418,7 @@ def _draw(profile: Profile, path: str | Path) -> None:
         raise ProfileError("No number of the method was varied, so there is nothing to draw.")
     criterion = profile.criteria[0]
     unit = f"{criterion} ({'lower' if sign(criterion) < 0 else 'higher'} is better)"
-    figure = Figure(figsize=(8.4, 6.4), layout="constrained")
+    figure = figures.Figure(figsize=(8.4, 6.4), layout="constrained")
     axes = figure.add_subplot()
     placed = [one for one in reversed(alike) if set(names) <= numbers_of(one.method).keys()]
     x, *y = ([numbers_of(one.method)[name] for one in placed] for name in names)

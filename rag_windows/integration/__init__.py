@@ -22,12 +22,14 @@ adapters for LangChain, LlamaIndex and lm-evaluation-harness are built on it. By
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rag_windows.attention.layers import position_limit
 from rag_windows.guard import FallbackOption
+from rag_windows.icl.scoring import Likelihood
+from rag_windows.icl.scoring import likelihoods as likelihoods_of
 from rag_windows.integration.calls import Call, Calls
-from rag_windows.integration.continuations import Likelihood, likelihoods
 from rag_windows.integration.frameworks import (
     ModelCall,
     ModelOptions,
@@ -42,6 +44,7 @@ from rag_windows.integration.frameworks import (
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
 from rag_windows.methods import describe, window_starts
 from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.model import WindowedLM
 from rag_windows.passage import passage_of
 from rag_windows.prefill import EncodedContext, OnEncoded
 from rag_windows.prompt.answer_form import available as schemas_available
@@ -108,3 +111,21 @@ __all__ = [
 def leading_ids(tokenizer: Any) -> tuple[int, ...]:
     """Ids that a tokenizer puts before a text by itself."""
     return tuple(BaseLayout(tokenizer).leading)
+
+
+def likelihoods(
+    lm: WindowedLM,
+    context: EncodedContext,
+    asked: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+) -> list[Likelihood]:
+    """How likely continuations are behind questions, many of both at once.
+
+    Args:
+        lm: the model.
+        context: what all questions read, from `WindowedLM.encode_ids`.
+        asked: ids of a question and of its continuation, at least one each.
+
+    Returns:
+        One for each, in order.
+    """
+    return likelihoods_of(lm.engine.decoder, context, asked)

@@ -18,17 +18,23 @@ import torch
 from rag_windows import (
     APE,
     METHODS,
+    Codebook,
+    DeepThinking,
+    Example,
     Guard,
     InputError,
+    Linked,
+    MateICL,
+    Method,
     MethodError,
     MissingExtraError,
     Passage,
     PassageCache,
+    Profile,
     ProfileError,
     WindowedLM,
 )
-from rag_windows.calibration import Example, ModelFingerprint, Profile, ape_grid, read_examples
-from rag_windows.methods import Codebook, DeepThinking, Linked, MateICL, Method
+from rag_windows.calibration import ModelFingerprint, ape_grid, read_examples
 from tests.rag_windows import small
 from tests.rag_windows.calibration.profiles import GUARD, profile, setting
 from training.tasks import draw_case
@@ -348,9 +354,9 @@ def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
         (3, "must be an Example"),
         ({"passages": []}, "needs a 'query'"),
         ({"query": "a", "passage": []}, r"Unknown example keys \['passage'\]"),
-        ({"query": "a", "passages": "b"}, "not a single one"),
-        ({"query": "a", "passages": 3}, "must be a list, not int"),
-        ({"query": "a", "answer": 3}, "answer must be a string"),
+        ({"query": "a", "passages": "b"}, "passages must be a list"),
+        ({"query": "a", "passages": 3}, "passages must be a list, not 3"),
+        ({"query": "a", "answer": 3}, "answer and kind must be strings"),
         ({"query": "a", "answer": " "}, "answer is blank"),
     ],
 )
@@ -362,8 +368,8 @@ def test_what_is_no_example_is_told(value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"query": "a"}\n{"query"', "line 2: not valid JSON"),
-        ('\n{"ask": "a"}', r"Line 2 .*Unknown example keys \['ask'\]"),
+        ('{"query": "a"}\n{"query"', "line 2, is no example"),
+        ('\n{"ask": "a"}', r"line 2, .*Unknown example keys \['ask'\]"),
         ("\n \n", "holds no examples"),
         ("\udcff", "can't be read"),
         (None, "can't be read"),
@@ -407,25 +413,25 @@ def damaged(**changes: Any) -> dict[str, Any]:
         (damaged(format="x"), "is no rag-windows calibration profile"),
         (damaged(version=2), "version 2 and this rag-windows reads version 1; calibrate again"),
         (damaged(method={"name": "apex"}), "entry 'method': .*apex.* names no method of"),
-        (damaged(method={"name": "ape", "scale": -1}), "entry 'method': APE scale must be"),
-        (damaged(method={"name": "ape", "scale": "0.9"}), "entry 'method': APE scale must be"),
+        (damaged(method={"name": "ape", "scale": -1}), "entry 'method': .*APE scale must be"),
+        (damaged(method={"name": "ape", "scale": "0.9"}), "entry 'method': .*APE scale must be"),
         (damaged(method={"name": "ape", "beta": 1}), "entry 'method': .*beta"),
-        (damaged(best="ape"), "entry 'best': must be an object"),
+        (damaged(best="ape"), "entry 'best': .* a method is an object"),
         (damaged(beats_default=1), "entry 'beats_default': .* valid boolean"),
-        (damaged(criteria=["beauty"]), r"entry 'criteria': \[0\]: .*'divergence'"),
+        (damaged(criteria=["beauty"]), r"entry 'criteria.0': .*'divergence'"),
         (damaged(criteria=[]), "entry 'criteria': .* at least 1 item"),
-        (damaged(criteria=["metric"]), r"'settings': \[0\] lacks the figures \['metric'\]"),
+        (damaged(criteria=["metric"]), r"lack figures of the criteria .*'metric'"),
         (damaged(examples=-1), "entry 'examples': .* greater than or equal to 0"),
         (damaged(examples=1.5), "entry 'examples': .* integer"),
         (damaged(verdict=None), "entry 'verdict': .* string"),
-        (damaged(settings=[{}]), r"entry 'settings': \[0\] 'method': Field required"),
+        (damaged(settings=[{}]), r"entry 'settings.0.method': Field required"),
         (damaged(held_out={}), "entry 'held_out': .* array"),
-        (damaged(model={"name": "x"}), "entry 'model': 'fingerprint': Field required"),
-        (damaged(guard={"threshold": 2}), "entry 'guard': .*'measure'"),
-        (damaged(guard={**GUARD, "threshold": 1.5}), "entry 'guard': .*'threshold': .* 1"),
-        (damaged(guard={**GUARD, "missed": True}), "entry 'guard': .*'missed': .* number"),
-        (damaged(guard={**GUARD, "measure": "entropy"}), "entry 'guard': .*'measure'"),
-        (damaged(guard={**GUARD, "extra": 1}), "entry 'guard': .*'extra'"),
+        (damaged(model={"name": "x"}), "entry 'model.fingerprint': Field required"),
+        (damaged(guard={"threshold": 2}), "entry 'guard.measure'"),
+        (damaged(guard={**GUARD, "threshold": 1.5}), "entry 'guard.threshold': .* 1"),
+        (damaged(guard={**GUARD, "missed": True}), "entry 'guard.missed': .* number"),
+        (damaged(guard={**GUARD, "measure": "entropy"}), "entry 'guard.measure'"),
+        (damaged(guard={**GUARD, "extra": 1}), "entry 'guard.extra'"),
     ],
 )
 def test_a_damaged_profile_is_told(tmp_path: Path, data: Any, message: str) -> None:
@@ -444,7 +450,7 @@ def test_files_that_are_none_or_can_not_be_written_are_told(tmp_path: Path) -> N
         Profile.load(tmp_path / "torn.json")
     with pytest.raises(ProfileError, match="can't be written"):
         profile().save(tmp_path / "no" / "folder.json")
-    with pytest.raises(ProfileError, match="must be a Profile or the path of one, not int"):
+    with pytest.raises(ProfileError, match="must be a Profile or the path of one, not 3"):
         Profile.of(3)  # type: ignore[arg-type] # that is the point
     unnamed = dataclasses.replace(profile(), method=MateICL(lambda windows: 2.0))
     with pytest.raises(ProfileError, match="numbers and text as parameters"):

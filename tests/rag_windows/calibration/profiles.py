@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rag_windows import APE
-from rag_windows.calibration import Comparison, Mean, ModelFingerprint, Profile, Setting
-from rag_windows.methods import Method
+from rag_windows import APE, Method, Profile
+from rag_windows.calibration import Comparison, Mean, ModelFingerprint, Setting
 
 GUARD = {
     "measure": "1 - sum of squared shares",
