@@ -85,7 +85,7 @@ def _around(value: float) -> tuple[float, ...]:
 
 def _combinations(method: Method, values: Mapping[str, Sequence[float]]) -> list[Method]:
     """The method at every combination of values that it takes."""
-    made = {}
+    made: dict[Method, None] = {}
     for combination in itertools.product(*values.values()):
         try:
             made[with_numbers(method, dict(zip(values, combination, strict=True)))] = None

@@ -428,8 +428,8 @@ def _draw(profile: Profile, path: str | Path) -> None:
         colours = "viridis_r" if sign(criterion) < 0 else "viridis"
         sizes = [250 if one.fine else 900 for one in placed]
         points = axes.scatter(x, y[0], s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
-        for one in zip(shown, x, y[0], strict=True):
-            axes.annotate(f"{one[0]:.2g}", one[1:], ha="center", va="center", fontsize=7)
+        for value, *place in zip(shown, x, y[0], strict=True):
+            axes.text(*place, f"{value:.2g}", ha="center", va="center", fontsize=7)
         figure.colorbar(points, label=unit)
         axes.set_ylabel(names[1])
     else:
@@ -440,18 +440,16 @@ def _draw(profile: Profile, path: str | Path) -> None:
             if one not in placed:
                 height = one.figures[criterion].value
                 axes.axhline(height, linestyle="--", label=label(one.method))
-    for name, method in (("default", profile.default), ("best", profile.best)):
-        for place, one in enumerate(placed):
-            if one.method == method:
-                height = y[0][place] if y else shown[place]
-                axes.plot(
-                    x[place],
-                    height,
-                    "ks" if name == "default" else "r*",
-                    fillstyle="none",
-                    markersize=34 if name == "default" else 14,
-                    label=f"{name}: {label(method)}",
-                )
+    places = {one.method: number for number, one in enumerate(placed)}
+    for name, method, mark, size in (
+        ("default", profile.default, "ks", 34),
+        ("best", profile.best, "r*", 14),
+    ):
+        if method in places:
+            at = places[method]
+            height = y[0][at] if y else shown[at]
+            told = f"{name}: {label(method)}"
+            axes.plot(x[at], height, mark, fillstyle="none", markersize=size, label=told)
     for name, scale in zip(names, (axes.set_xscale, axes.set_yscale), strict=False):
         if 0 < 20 * values[name][0] < values[name][-1]:
             scale("log")

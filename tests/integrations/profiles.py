@@ -24,7 +24,7 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-def stamped(folder: Path, guard: dict[str, Any] | None = None) -> Profile:
+def stamped(folder: Path, guard: Any = None) -> Profile:
     """One that was made for the model in a folder, with a guard's threshold or without."""
     model = WindowedLM.from_pretrained(folder).model
     return dataclasses.replace(profile(), model=ModelFingerprint.of(model), guard=guard)
