@@ -45,6 +45,7 @@ from rag_windows.prefill import (
     Encoder,
     Prefill,
     PrefillCancelledError,
+    ToEncode,
     WindowEncoder,
     complete,
     prefill_parts,
@@ -369,16 +370,15 @@ class Engine:
             windows = [window.ids for window in parts.windows]
             if missing := encoder.missing(parts.prefix_ids, windows, request.method):
                 sources = request.sources
-                complete(
-                    encoder.prefill(
-                        parts.prefix_ids,
-                        [windows[index] for index in missing],
-                        request.method,
-                        [sources[index] for index in missing],
-                        patient=True,
-                        ttl=ttl,
-                    )
+                asked = ToEncode(
+                    parts.prefix_ids,
+                    [windows[index] for index in missing],
+                    request.method,
+                    [sources[index] for index in missing],
+                    patient=True,
+                    ttl=ttl,
                 )
+                complete(encoder.prefill(asked))
             done += len(chunk)
             encoded += len(missing)
             present += len(windows) - len(missing)

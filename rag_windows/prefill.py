@@ -106,6 +106,35 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class ToEncode:
+    """What one request reads, before it is encoded.
+
+    Attributes:
+        prefix_ids: may be empty.
+        windows: token ids, each of at least one token.
+        method: how they will be read.
+        sources: of each window, for a cache.
+        on_encoded: called after each forward pass; windows found in a cache count.
+        patient: whether a cache waits for the disk rather than leave something unwritten.
+        ttl: seconds for which a cache may use what is encoded now, instead of its own.
+    """
+
+    prefix_ids: Sequence[int]
+    windows: Sequence[Sequence[int]]
+    method: Method
+    sources: Sequence[Source] = ()
+    on_encoded: OnEncoded | None = None
+    patient: bool = False
+    ttl: float | None = None
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """Position of each window's first token."""
+        lengths = [len(ids) for ids in self.windows]
+        return window_starts(self.method.alignment, len(self.prefix_ids), lengths)
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """Prefix and windows of one request.
 
@@ -125,15 +154,8 @@ class Encoded:
 class WindowEncoder(Protocol):
     """What turns prefix and windows into keys and values: an `Encoder`, or a cache before one."""
 
-    def prefill(
-        self,
-        prefix_ids: Sequence[int],
-        windows: Sequence[Sequence[int]],
-        method: Method,
-        sources: Sequence[Source] = (),
-        on_encoded: OnEncoded | None = None,
-    ) -> Prefill[Encoded]:
-        """See `Encoder.prefill`."""
+    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
+        """Encode what one request reads."""
 
     @property
     def runner(self) -> Encoder:
@@ -186,30 +208,14 @@ class Encoder:
         """The model that encodes."""
         return self.twin.model
 
-    def prefill(
-        self,
-        prefix_ids: Sequence[int],
-        windows: Sequence[Sequence[int]],
-        method: Method,
-        sources: Sequence[Source] = (),
-        on_encoded: OnEncoded | None = None,
-    ) -> Prefill[Encoded]:
-        """Encode what one request reads.
-
-        Args:
-            prefix_ids: may be empty.
-            windows: token ids, each of at least one token.
-            method: how they will be read.
-            sources: of each window, for a cache.
-            on_encoded: called after each forward pass.
-        """
+    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
+        """Encode what one request reads."""
         self.follow()
-        prefix = self.encode_prefix(prefix_ids)
-        starts = window_starts(method.alignment, len(prefix_ids), [len(ids) for ids in windows])
+        prefix = self.encode_prefix(asked.prefix_ids)
         if prefix is not None:
             yield 0.0
         made = yield from self.prefill_windows(
-            prefix, windows, on_encoded, starts, method.refinement
+            prefix, asked.windows, asked.on_encoded, asked.starts, asked.method.refinement
         )
         return Encoded(prefix, made)
 
@@ -403,7 +409,7 @@ def prefill_parts(
     if method.combination is not None:
         names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
         method.combination.check(scores or [None] * len(windows), names)
-    encoded = yield from encoder.prefill(prefix_ids, windows, method, sources, on_encoded)
+    encoded = yield from encoder.prefill(ToEncode(prefix_ids, windows, method, sources, on_encoded))
     made, cached_tokens = encoded.windows, encoded.cached_tokens
     if method.recompute is not None:
         made, again = recompute(encoder.runner, made, encoded.prefix, method.recompute)

@@ -9,8 +9,7 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from rag_windows.kv import Shelf, Window
-from rag_windows.methods import Method, window_starts
-from rag_windows.prefill import Encoded, Encoder, OnEncoded, Prefill, Source, WindowEncoder
+from rag_windows.prefill import Encoded, Encoder, Prefill, ToEncode, WindowEncoder
 
 Key = tuple[Hashable, ...]
 
@@ -45,25 +44,16 @@ class SharedEncoder:
         """How many prefixes and windows rows read or are about to read."""
         return len(self._windows)
 
-    def prefill(
-        self,
-        prefix_ids: Sequence[int],
-        windows: Sequence[Sequence[int]],
-        method: Method,
-        sources: Sequence[Source] = (),
-        on_encoded: OnEncoded | None = None,
-    ) -> Prefill[Encoded]:
-        """See `Encoder.prefill`; what other rows read counts as cached."""
+    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
+        """Encode what one request reads; what other rows read counts as cached."""
         self.runner.follow()
         # After an edit of the model nothing of before is found.
-        prefix_key = self.runner.twin.version, _digest(prefix_ids)
-        keys = _keys(prefix_key, len(prefix_ids), windows, method)
+        prefix_key = self.runner.twin.version, _digest(asked.prefix_ids)
+        keys = _keys(prefix_key, asked)
         if self._encoder is self.runner:
-            return (
-                yield from self._shared(prefix_key, keys, prefix_ids, windows, method, on_encoded)
-            )
+            return (yield from self._shared(prefix_key, keys, asked))
         # A cache counts its hits and knows what it may hand out, so it is asked each time.
-        encoded = yield from self._encoder.prefill(prefix_ids, windows, method, sources, on_encoded)
+        encoded = yield from self._encoder.prefill(asked)
         prefix = encoded.prefix
         return replace(
             encoded,
@@ -71,23 +61,15 @@ class SharedEncoder:
             windows=[self._kept(k, w) for k, w in zip(keys, encoded.windows, strict=True)],
         )
 
-    def _shared(
-        self,
-        prefix_key: Key,
-        keys: Sequence[Key],
-        prefix_ids: Sequence[int],
-        windows: Sequence[Sequence[int]],
-        method: Method,
-        on_encoded: OnEncoded | None,
-    ) -> Prefill[Encoded]:
+    def _shared(self, prefix_key: Key, keys: Sequence[Key], asked: ToEncode) -> Prefill[Encoded]:
         """Encode what no row reads and no other prefill is encoding; wait for what another is."""
+        windows, method, on_encoded = asked.windows, asked.method, asked.on_encoded
         prefix = self._windows.get(prefix_key)
-        cached = 0 if prefix is None else len(prefix_ids)
-        if prefix is None and (made := self.runner.encode_prefix(prefix_ids)) is not None:
+        cached = 0 if prefix is None else len(asked.prefix_ids)
+        if prefix is None and (made := self.runner.encode_prefix(asked.prefix_ids)) is not None:
             prefix = self._kept(prefix_key, made)
             yield 0.0
-        lengths = [len(ids) for ids in windows]
-        starts = window_starts(method.alignment, len(prefix_ids), lengths)
+        lengths, starts = [len(ids) for ids in windows], asked.starts
         read: dict[int, Window] = {}
         encoded: set[int] = set()
         told = 0
@@ -136,13 +118,11 @@ class SharedEncoder:
         return there
 
 
-def _keys(
-    prefix: Key, prefix_length: int, windows: Sequence[Sequence[int]], method: Method
-) -> list[Key]:
-    starts = window_starts(method.alignment, prefix_length, [len(ids) for ids in windows])
+def _keys(prefix: Key, asked: ToEncode) -> list[Key]:
+    method = asked.method
     seen: dict[Key, int] = {}
     keys: list[Key] = []
-    for ids, start in zip(windows, starts, strict=True):
+    for ids, start in zip(asked.windows, asked.starts, strict=True):
         # One text of all passages is cited by its parts, which are not the same for others.
         whose = None if method.windowed else object()
         key = (prefix, method.encoding, whose, start, _digest(ids))

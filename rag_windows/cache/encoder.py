@@ -21,7 +21,7 @@ from rag_windows.kv import Window
 from rag_windows.methods import Method
 from rag_windows.methods.base import window_starts
 from rag_windows.methods.steps import Refinement
-from rag_windows.prefill import Encoded, Encoder, OnEncoded, Prefill, Source
+from rag_windows.prefill import Encoded, Encoder, OnEncoded, Prefill, Source, ToEncode
 from rag_windows.threads import cached_property
 
 _PREFIX = Source("The prefix")
@@ -70,45 +70,26 @@ class CachedEncoder:
         """What runs the model."""
         return self._encoder
 
-    def prefill(
-        self,
-        prefix_ids: Sequence[int],
-        windows: Sequence[Sequence[int]],
-        method: Method,
-        sources: Sequence[Source] = (),
-        on_encoded: OnEncoded | None = None,
-        *,
-        patient: bool = False,
-        ttl: float | None = None,
-    ) -> Prefill[Encoded]:
-        """See `Encoder.prefill`.
-
-        Args:
-            prefix_ids: may be empty.
-            windows: token ids.
-            method: how they will be read.
-            sources: of each window.
-            on_encoded: told of windows found, too.
-            patient: wait for the disk rather than leave something unwritten.
-            ttl: seconds for which what is encoded now may be used, instead of the cache's own.
+    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
+        """Find what one request reads, and encode the rest.
 
         Raises:
             NonFiniteError: keys or values hold NaN or infinity; the message names the passage.
         """
         fingerprint = self._model.fingerprint()
         if fingerprint is None:
-            return self._encoder.prefill(prefix_ids, windows, method, sources, on_encoded)
+            return self._encoder.prefill(asked)
         run = _Run(
             self._encoder,
             self._cache,
-            self.scope(fingerprint, prefix_ids, method),
+            self.scope(fingerprint, asked.prefix_ids, asked.method),
             lambda: self._model.fingerprint() == fingerprint,
-            prefix_ids,
-            method,
-            patient=patient,
-            ttl=ttl or self._cache.ttl,
+            asked.prefix_ids,
+            asked.method,
+            patient=asked.patient,
+            ttl=asked.ttl or self._cache.ttl,
         )
-        return run.prefill(windows, sources, on_encoded)
+        return run.prefill(asked.windows, asked.sources, asked.on_encoded)
 
     def missing(
         self, prefix_ids: Sequence[int], windows: Sequence[Sequence[int]], method: Method

@@ -19,7 +19,7 @@ from rag_windows.kv import Window
 from rag_windows.methods import Method
 from rag_windows.methods.key_search import KeySearch
 from rag_windows.passage import Note, Passage
-from rag_windows.prefill import Source, complete
+from rag_windows.prefill import Source, ToEncode, complete
 from rag_windows.request import Messages
 from rag_windows.steps.selection import encode_query
 
@@ -183,7 +183,7 @@ class Preparer:
                 "book's passages were encoded behind. Ask with the book's own, or make a book with "
                 "prefix= or conversation= as requests have it."
             )
-        encoded = complete(self._encoder.prefill(self.prefix_ids, [], self._method))
+        encoded = complete(self._encoder.prefill(ToEncode(self.prefix_ids, [], self._method)))
         window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
         return self._search.tokens(window).cpu()
 
@@ -201,14 +201,14 @@ class Preparer:
             for index, (window, pages) in enumerate(keys)
             if pages not in found or (ahead and window not in self._cache)
         ]
-        prefill = self._encoder.prefill(
+        asked = ToEncode(
             self.prefix_ids,
             [windows[index] for index in missing],
             self._method,
             [sources[index] for index in missing],
             patient=True,
         )
-        encoded = complete(prefill).windows
+        encoded = complete(self._encoder.prefill(asked)).windows
         rows = {key: entry.window.keys[0][0] for key, entry in found.items()}
         for index, window in zip(missing, encoded, strict=True):
             key = keys[index][1]

@@ -9,7 +9,7 @@ import torch
 
 from rag_windows import APE, PCW, Linked, Sequential
 from rag_windows.attention import segments
-from rag_windows.prefill import EncodedContext, complete
+from rag_windows.prefill import EncodedContext, ToEncode, complete
 from rag_windows.steps import recompute as linker
 from rag_windows.steps.recompute import encode_again, key_deviation
 
@@ -46,7 +46,7 @@ def test_tokens_of_largest_deviation(name: str, which: str) -> None:
     lm = engine.shared(name)
     expected = linked.deviations(model, entry.sliding, one)
     encoder = lm.engine.encoder.runner
-    encoded = complete(lm.engine.encoder.prefill(one.prefix, one.windows, Linked()))
+    encoded = complete(lm.engine.encoder.prefill(ToEncode(one.prefix, one.windows, Linked())))
     measured = key_deviation(encoder, encoded.windows, encoded.prefix)
     assert tolerances.gap(measured, expected.float()) <= 1e-4 * float(expected.max())
     behind = len(one.windows[0])
@@ -101,7 +101,7 @@ def test_every_token_encoded_again_is_sequential(
     monkeypatch.setattr(linker, "MAX_MASK", mask)
     model, one = zoo.shared(name), CASES["ragged"]
     lm = engine.shared(name)
-    encoded = complete(lm.engine.encoder.prefill(one.prefix, one.windows, Linked()))
+    encoded = complete(lm.engine.encoder.prefill(ToEncode(one.prefix, one.windows, Linked())))
     total = sum(len(window) for window in one.windows)
     windows = encode_again(
         lm.engine.encoder.runner, encoded.windows, encoded.prefix, torch.arange(7, total)
