@@ -6,7 +6,6 @@ import json
 import re
 import runpy
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -58,15 +57,6 @@ def test_the_examples_answer_rightly_one_after_the_other(
 
 def test_the_python_example_is_short() -> None:
     assert len([line for line in python_block().splitlines() if line.strip()]) <= 10
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
-def test_examples_run(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", [path.name])
-    runpy.run_path(str(path), run_name="__main__")
-    assert capsys.readouterr().out.strip()
 
 
 def test_make_targets_exist() -> None:

@@ -92,45 +92,16 @@ def constraints() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pins}
 
 
-UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-UNSAFE_CALLS = {"torch.load", "np.load", "numpy.load", "eval", "exec", "os.system"}
-
-
-def unsafe(path: Path) -> Iterator[str]:
-    """Ways to run code out of data, and validation that `python -O` removes."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            names = {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names = {(node.module or "").partition(".")[0]}
-        elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if called in UNSAFE_CALLS:
-                yield f"{where(path, node.lineno)} calls {called}"
-            for keyword in node.keywords:
-                trusting = isinstance(keyword.value, ast.Constant) and bool(keyword.value.value)
-                if keyword.arg in ("trust_remote_code", "allow_pickle") and trusting:
-                    yield f"{where(path, node.lineno)} sets {keyword.arg}"
-            continue
-        elif isinstance(node, ast.Assert):
-            yield f"{where(path, node.lineno)} validates with assert"
-            continue
-        else:
-            continue
-        for name in names & UNSAFE_MODULES:
-            yield f"{where(path, node.lineno)} imports {name}"
-
-
-def test_nothing_unsafe_is_used() -> None:
-    assert [hit for path in sources(*PACKAGES) for hit in unsafe(path)] == []
-
-
-def test_unsafe_code_would_be_found(tmp_path: Path) -> None:
-    path = tmp_path / "unsafe.py"
-    path.write_text("import pickle\nfrom dill import loads\ntorch.load(x)\nassert 1\n")
-    assert len(list(unsafe(path))) == 4
-    path.with_name("trusting.py").write_text("f(trust_remote_code=True)\nf(allow_pickle=False)\n")
-    assert len(list(unsafe(path.with_name("trusting.py")))) == 1
+def test_nobody_else_s_code_is_trusted() -> None:
+    """What ruff's rules against pickle, eval and assert do not see."""
+    trusting = re.compile(r"(trust_remote_code|allow_pickle)=True|\bnp\.load\(")
+    hits = [
+        where(path, number)
+        for path in sources(*PACKAGES)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if (found := trusting.search(line)) and f"{found[0]} is refused" not in line
+    ]
+    assert hits == []
 
 
 def test_suppressions_name_their_rule_and_reason() -> None:
@@ -198,18 +169,6 @@ def test_every_import_is_a_declared_dependency() -> None:
             if not owners & declared:
                 undeclared.append(f"{where(path, line)} imports {module}")
     assert undeclared == []
-
-
-def test_nothing_outside_the_command_line_imports_it() -> None:
-    folders = ("rag_windows", "retrievers", "integrations", "training", "benchmarks", "examples")
-    upwards = [
-        f"{where(path, line)} imports {name}"
-        for path in sources(*folders)
-        if not path.is_relative_to(ROOT / "rag_windows" / "cli")
-        for line, name in modules(path)
-        if f"{name}.".startswith("rag_windows.cli.")
-    ]
-    assert upwards == []
 
 
 def test_pins_lie_inside_the_declared_ranges() -> None:
