@@ -428,8 +428,8 @@ def _draw(profile: Profile, path: str | Path) -> None:
         colours = "viridis_r" if sign(criterion) < 0 else "viridis"
         sizes = [250 if one.fine else 900 for one in placed]
         points = axes.scatter(x, y[0], s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
-        for value, *place in zip(shown, x, y[0], strict=True):
-            axes.text(*place, f"{value:.2g}", ha="center", va="center", fontsize=7)
+        for value, across, up in zip(shown, x, y[0], strict=True):
+            axes.text(across, up, f"{value:.2g}", ha="center", va="center", fontsize=7)
         figure.colorbar(points, label=unit)
         axes.set_ylabel(names[1])
     else:

@@ -32,8 +32,8 @@ from rag_windows.evaluation.record import ReadPassage, Record
 from rag_windows.evaluation.run import Arm
 from rag_windows.evaluation.task import Array, Example, Reference, Score
 from rag_windows.icl import Template
-from rag_windows.icl.classifier import Normalize, Shown, check_normalize, labels_for
-from rag_windows.icl.demonstrations import Labels
+from rag_windows.icl.classifier import Shown, check_normalize, labels_for
+from rag_windows.icl.demonstrations import Labels, Normalize
 from rag_windows.icl.packing import Sizes
 
 ChoicesAs = Literal["text", "letters"]

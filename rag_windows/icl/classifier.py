@@ -8,7 +8,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, TypedDict
+from typing import Self, TypedDict
+
+import torch
 
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, LimitError
@@ -16,19 +18,18 @@ from rag_windows.icl.demonstrations import (
     Demonstration,
     DemonstrationLike,
     Labels,
+    Normalize,
     Template,
+    check_text,
     demonstrations_of,
 )
 from rag_windows.icl.packing import Sizes, fill
-from rag_windows.icl.scoring import Ids, score_queries
+from rag_windows.icl.scoring import score_queries
 from rag_windows.methods import Method
-from rag_windows.methods.steps import Refinement
 from rag_windows.passage import Note
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import Messages, PassageLike, Request, check_limits, in_order
-
-Normalize = Literal["sum", "mean"]
 
 
 class ClassifyOptions(TypedDict, total=False):
@@ -65,75 +66,70 @@ class Classification:
     notes: tuple[Note, ...] = field(default=(), repr=False)
 
 
-def check_normalize(normalize: str) -> None:
-    """Refuse anything but "sum" and "mean".
+def classify(
+    engine: Engine,
+    texts: Sequence[str],
+    demonstrations: Sequence[DemonstrationLike],
+    labels: Sequence[str] | None = None,
+    *,
+    template: Template | str | tuple[str, str] | None = None,
+    method: str | Method | None = None,
+    prefix: str | None = None,
+    normalize: Normalize = "sum",
+    calibrate_with: str | Sequence[str] | None = None,
+    windows: int | None = None,
+    window_tokens: int | None = None,
+) -> list[Classification]:
+    """Label texts, as `WindowedLM.classify` describes it."""
+    sizes = Sizes(windows, window_tokens)
+    check_normalize(normalize)
+    form = Template.of(template)
+    examples = demonstrations_of(demonstrations)
+    neutral = [calibrate_with] if isinstance(calibrate_with, str) else list(calibrate_with or ())
+    for kind, given in (("Text", texts), ("Content-free text", neutral)):
+        for index, text in enumerate(given):
+            check_text(f"{kind} {index}", text)
+    choices = labels_for(engine, form, labels, examples)
+    if not texts:
+        return []
+    shown = Shown.of(
+        engine,
+        [*texts, *neutral],
+        examples,
+        [choices],
+        form=form,
+        method=engine.method_of(method),
+        prefix=prefix,
+        sizes=sizes,
+    )
+    return shown.judge(texts, [choices] * len(texts), normalize, neutral).labels
 
-    Raises:
-        InputError: saying so.
-    """
+
+def check_normalize(normalize: str) -> None:
+    """Refuse anything but "sum" and "mean"."""
     if normalize not in ("sum", "mean"):
         raise InputError(f"normalize={normalize!r} must be 'sum' or 'mean'.")
 
 
-def scores_of(labels: Labels, sums: Sequence[float], normalize: Normalize) -> list[float]:
-    """Each label's score from the sums of its tokens' log-probabilities."""
-    values = labels.apart(sums)
-    if normalize == "mean":
-        return [value / len(ids) for value, ids in zip(values, labels.ids, strict=True)]
-    return values
-
-
-def content_free(rows: Sequence[Sequence[float]]) -> list[float]:
-    """What to take from the scores: labels' log-probabilities given inputs that say nothing.
-
-    Contextual calibration (https://arxiv.org/abs/2102.09690, section 5): ``q = softmax(W p)`` with
-    ``W = diag(p_cf)^-1``, where ``p_cf`` is the mean of the label probabilities over content-free
-    inputs. The label of highest ``q`` is that of highest ``log p - log p_cf``, and here the softmax
-    of this difference is the probability.
-
-    Args:
-        rows: scores of the labels, one row an input.
-    """
-    probabilities = [softmax(row) for row in rows]
-    means = [math.fsum(column) / len(rows) for column in zip(*probabilities, strict=True)]
-    return [math.log(max(mean, sys.float_info.min)) for mean in means]
-
-
-def classified(
-    text: str, labels: Labels, scores: Sequence[float], windows: int, notes: tuple[Note, ...]
-) -> Classification:
-    """The result that a text's scores make."""
-    names = labels.names
-    return Classification(
-        text=text,
-        label=names[max(range(len(names)), key=lambda index: scores[index])],
-        scores=dict(zip(names, scores, strict=True)),
-        probabilities=dict(zip(names, softmax(scores), strict=True)),
-        windows=windows,
-        notes=notes,
+def labels_for(
+    engine: Engine,
+    form: Template,
+    labels: Sequence[str] | None,
+    demonstrations: Sequence[DemonstrationLike] = (),
+) -> Labels:
+    """Labels as a model's tokens behind a text in this form."""
+    prompt = engine.text.prompt
+    gap = "" if prompt.is_chat else form.gap
+    return Labels.of(
+        labels,
+        demonstrations_of(demonstrations),
+        lambda label: prompt.encode_text(gap + label, continuation=True),
     )
-
-
-def softmax(scores: Sequence[float]) -> list[float]:
-    """Probabilities from log-probabilities up to a constant."""
-    return [math.exp(score) for score in log_softmax(scores)]
-
-
-def log_softmax(scores: Sequence[float]) -> list[float]:
-    """Log-probabilities that sum to one, from those up to a constant."""
-    highest = max(scores)
-    total = highest + math.log(math.fsum(math.exp(score - highest) for score in scores))
-    return [score - total for score in scores]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Labels for texts.
-
-    Attributes:
-        labels: one a text.
-        read: how they were found: the texts first, content-free ones behind them.
-    """
+    """One label a text, and how they were found: the texts first, content-free ones behind them."""
 
     labels: list[Classification]
     read: Read
@@ -170,26 +166,38 @@ class Shown:
         prefix: str | None,
         sizes: Sizes,
     ) -> Self:
-        """Pack demonstrations into windows.
+        """Pack demonstrations into windows, in this order; none is allowed.
 
-        Args:
-            engine: the model.
-            texts: at least one; the longest leaves the windows the least room.
-            demonstrations: in this order; none is allowed.
-            choices: what the texts are judged by; the longest counts, as above.
-            form: of demonstrations and texts.
-            method: how the windows are read.
-            prefix: system prompt.
-            sizes: how many windows, or how long.
+        The longest of the texts (at least one) and of the labels leaves the windows the least room.
 
         Raises:
             LimitError: a demonstration that fits no window.
         """
-        shown = [form.show(one) for one in demonstrations]
         empty = cls(engine, form, (), method, prefix)
+        if not demonstrations:
+            return empty
+        prompt, limit = engine.text.prompt, engine.position_limit
         questions = [empty._question(text) for text in texts]
-        longest = max(len(ids) for labels in choices for ids in labels.ids)
-        made = _windows(engine, shown, form, questions, longest, sizes, method.refinement)
+        both = [prompt.around(question) for question in questions]
+        fixed = max(len(before) + len(query) for before, query in both)
+        fixed += max(len(ids) for labels in choices for ids in labels.ids)
+        if limit is not None and fixed >= limit:
+            raise LimitError(
+                f"The prefix, the longest text and the longest label make {fixed} tokens, and the "
+                f"model has {limit} positions: no demonstration would fit. Shorten the text."
+            )
+        left = None if limit is None else limit - fixed
+        if left is not None and limit is not None and method.refinement is not None:
+            behind = limit - max(len(before) for before, _ in both)
+            left = bisect_right(range(left + 1), behind, key=method.refinement.positions) - 1
+        continues = prompt.is_chat or bool(questions[0].system)
+
+        def size_of(text: str) -> int:
+            return len(prompt.encode_text(f"{text}\n\n", continuation=continues))
+
+        shown = [form.show(one) for one in demonstrations]
+        room = sizes.room(left, limit)
+        made = fill(shown, form.separator, size_of, room, sizes.windows)
         return replace(empty, windows=tuple(made))
 
     def judge(
@@ -200,6 +208,11 @@ class Shown:
         neutral: Sequence[str] = (),
     ) -> Judged:
         """Choose a label for each text; the windows are encoded once for all of them.
+
+        With content-free texts it is contextual calibration (https://arxiv.org/abs/2102.09690,
+        section 5): ``q = softmax(W p)`` with ``W = diag(p_cf)^-1``, where ``p_cf`` is the mean of
+        the label probabilities over content-free inputs. The label of highest ``q`` is that of
+        highest ``log p - log p_cf``, and here the softmax of this difference is the probability.
 
         Args:
             texts: at least one.
@@ -225,25 +238,28 @@ class Shown:
             headers=False,
         )
         rows = [
-            scores_of(labels, sums, normalize)
+            torch.tensor(labels.scores(sums, normalize), dtype=torch.float64)
             for labels, sums in zip(each, result.sums, strict=True)
         ]
-        if neutral:
-            behind = rows[len(texts) :]
-            step = len(neutral)
-            bias = {
-                labels: content_free(behind[i * step : (i + 1) * step])
-                for i, labels in enumerate(kinds)
-            }
-            rows = [
-                [a - b for a, b in zip(log_softmax(row), bias[labels], strict=True)]
-                for row, labels in zip(rows, choices, strict=False)
-            ]
-        parts = result.parts
-        found = [
-            classified(text, labels, row, len(parts.windows), parts.notes)
-            for text, labels, row in zip(texts, choices, rows, strict=False)
-        ]
+        bias = {}
+        for labels in kinds:
+            own = [row for one, row in zip(each, rows, strict=True) if one is labels]
+            free = torch.stack(own[-len(neutral) :]).log_softmax(-1)
+            means = free.logsumexp(0) - math.log(len(neutral))
+            bias[labels] = means.clamp(min=math.log(sys.float_info.min))
+        found = []
+        for text, labels, row in zip(texts, choices, rows, strict=False):
+            scores = row.log_softmax(-1) - bias[labels] if neutral else row
+            found.append(
+                Classification(
+                    text=text,
+                    label=labels.names[int(scores.argmax())],
+                    scores=dict(zip(labels.names, scores.tolist(), strict=True)),
+                    probabilities=dict(zip(labels.names, scores.softmax(-1).tolist(), strict=True)),
+                    windows=len(result.parts.windows),
+                    notes=result.parts.notes,
+                )
+            )
         return Judged(found, result)
 
     def fits(self, text: str, choices: Sequence[Labels]) -> bool:
@@ -270,40 +286,6 @@ class Shown:
 
     def _question(self, text: str) -> Conversation:
         return replace(Conversation.of(self.form.ask(text), self.prefix), plain=True)
-
-
-def _windows(
-    engine: Engine,
-    shown: Sequence[str],
-    form: Template,
-    questions: Sequence[Conversation],
-    longest_choice: int,
-    sizes: Sizes,
-    refinement: Refinement | None,
-) -> list[str]:
-    """The windows' texts."""
-    if not shown:
-        return []
-    prompt = engine.text.prompt
-    both = [prompt.around(question) for question in questions]
-    fixed = max(len(before) + len(query) for before, query in both) + longest_choice
-    limit = engine.position_limit
-    if limit is not None and fixed >= limit:
-        raise LimitError(
-            f"The prefix, the longest text and the longest label make {fixed} tokens, and the "
-            f"model has {limit} positions: no demonstration would fit. Shorten the text."
-        )
-    continues = prompt.is_chat or bool(questions[0].system)
-
-    def size_of(text: str) -> int:
-        return len(prompt.encode_text(f"{text}\n\n", continuation=continues))
-
-    left = None if limit is None else limit - fixed
-    if left is not None and limit is not None and refinement is not None:
-        behind = limit - max(len(before) for before, _ in both)
-        left = bisect_right(range(left + 1), behind, key=refinement.positions) - 1
-    room = sizes.room(left, limit)
-    return fill(shown, form.separator, size_of, room, sizes.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,27 +317,17 @@ def read(
     engine: Engine,
     questions: Sequence[Messages],
     passages: Sequence[PassageLike],
-    choices: Sequence[Sequence[Ids]],
+    choices: Sequence[Sequence[Sequence[int]]],
     *,
     prefix: str | None,
     method: str | Method | None,
     max_window_tokens: int | None = None,
     headers: bool = True,
 ) -> Read:
-    """Score choices behind every question; passages are encoded once for all of them.
+    """Score choices behind every question (at least one); passages are encoded once for all.
 
     Once for each prefix, to be exact: conversations may bring system messages of their own.
-
-    Args:
-        engine: the model.
-        questions: at least one, each as in `WindowedLM.generate`.
-        passages: read by all.
-        choices: token ids of the choices, a list a question. Questions with the same ones share
-            passes.
-        prefix: system prompt.
-        method: instead of the model's.
-        max_window_tokens: instead of the model's.
-        headers: whether windows have the model's header.
+    Questions with the same choices share passes.
 
     Raises:
         InputError, PromptError, LimitError: before any work.
@@ -385,8 +357,7 @@ def read(
     for before, kind in alike.items():
         same = before == first.parts.prefix_ids
         request = first if same else request_for(questions[kind[0]])
-        longest_query = max((queries[index] for index in kind), key=len)
-        parts = replace(request.parts, query_ids=longest_query)
+        parts = replace(request.parts, query_ids=max((queries[i] for i in kind), key=len))
         limit = engine.position_limit if parts.windows else engine.prompt_limit
         check_limits(parts, request.passages, request.method, request.max_new_tokens, limit)
         requests.append(request)
@@ -414,66 +385,4 @@ def read(
         encoded_windows=sum(one.encoded_windows for one in contexts),
         cached_windows=sum(one.cached_windows for one in contexts),
         encode_s=seconds,
-    )
-
-
-def classify(
-    engine: Engine,
-    texts: Sequence[str],
-    demonstrations: Sequence[DemonstrationLike],
-    labels: Sequence[str] | None = None,
-    *,
-    template: Template | str | tuple[str, str] | None = None,
-    method: str | Method | None = None,
-    prefix: str | None = None,
-    normalize: Normalize = "sum",
-    calibrate_with: str | Sequence[str] | None = None,
-    windows: int | None = None,
-    window_tokens: int | None = None,
-) -> list[Classification]:
-    """Label texts, as `WindowedLM.classify` describes it."""
-    sizes = Sizes(windows, window_tokens)
-    check_normalize(normalize)
-    form = Template.of(template)
-    examples = demonstrations_of(demonstrations)
-    neutral = [calibrate_with] if isinstance(calibrate_with, str) else list(calibrate_with or ())
-    for kind, given in (("Text", texts), ("Content-free text", neutral)):
-        for index, text in enumerate(given):
-            if not isinstance(text, str) or not text.strip():
-                raise InputError(
-                    f"{kind} {index} must be a string that is not blank, not {text!r}."
-                )
-    choices = labels_for(engine, form, labels, examples)
-    if not texts:
-        return []
-    shown = Shown.of(
-        engine,
-        [*texts, *neutral],
-        examples,
-        [choices],
-        form=form,
-        method=engine.method_of(method),
-        prefix=prefix,
-        sizes=sizes,
-    )
-    return shown.judge(texts, [choices] * len(texts), normalize, neutral).labels
-
-
-def labels_for(
-    engine: Engine,
-    form: Template,
-    labels: Sequence[str] | None,
-    demonstrations: Sequence[DemonstrationLike] = (),
-) -> Labels:
-    """Labels as a model's tokens behind a text in this form.
-
-    Raises:
-        InputError: see `Labels.of`.
-    """
-    prompt = engine.text.prompt
-    gap = "" if prompt.is_chat else form.gap
-    return Labels.of(
-        labels,
-        demonstrations_of(demonstrations),
-        lambda label: prompt.encode_text(gap + label, continuation=True),
     )

@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rag_windows.errors import InputError
+
+Normalize = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +26,17 @@ class Demonstration:
 
     def __post_init__(self) -> None:
         for name, value in (("text", self.text), ("label", self.label)):
-            if not isinstance(value, str) or not value.strip():
-                raise InputError(
-                    f"A demonstration's {name} must be a string that is not blank, not {value!r}."
-                )
+            check_text(f"A demonstration's {name}", value)
 
 
 DemonstrationLike = Demonstration | tuple[str, str] | Sequence[str] | Mapping[str, Any]
 """A demonstration, a pair (text, label), or a mapping with these two keys."""
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what is no string, or blank."""
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{name} must be a string that is not blank, not {value!r}.")
 
 
 def demonstrations_of(values: Sequence[DemonstrationLike]) -> list[Demonstration]:
@@ -46,26 +51,20 @@ def demonstrations_of(values: Sequence[DemonstrationLike]) -> list[Demonstration
     for index, value in enumerate(values):
         try:
             made.append(_demonstration_of(value))
-        except InputError as error:
-            raise InputError(f"Demonstration {index}: {error}") from error
+        except (InputError, TypeError) as error:
+            raise InputError(
+                f"Demonstration {index} must be a (text, label) pair, a mapping with the keys "
+                f"'text' and 'label', or a Demonstration, not {value!r}: {error}"
+            ) from error
     return made
 
 
 def _demonstration_of(value: DemonstrationLike) -> Demonstration:
     if isinstance(value, Demonstration):
         return value
-    if isinstance(value, Mapping):
-        if value.keys() != {"text", "label"}:
-            raise InputError(
-                f"a mapping must have the keys 'text' and 'label', not "
-                f"{sorted(map(str, value.keys()))}."
-            )
-        return Demonstration(value["text"], value["label"])
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise InputError(
-            f"it must be a (text, label) pair, a mapping or a Demonstration, not {value!r}."
-        )
-    return Demonstration(value[0], value[1])
+    if isinstance(value, str):
+        raise InputError("it is a single string.")
+    return Demonstration(**value) if isinstance(value, Mapping) else Demonstration(*value)
 
 
 _FIELD = re.compile(r"(\{text\}|\{label\})")
@@ -94,12 +93,9 @@ class Template:
     separator: str = "\n"
 
     def __post_init__(self) -> None:
-        for name in ("demonstration", "query", "separator"):
-            value = getattr(self, name)
-            if not isinstance(value, str):
-                raise InputError(
-                    f"The template's {name} must be a string, not {type(value).__name__}."
-                )
+        given = (self.demonstration, self.query, self.separator)
+        if not all(isinstance(part, str) for part in given):
+            raise InputError(f"The template's parts must be strings, not {given!r}.")
         for field in ("{text}", "{label}"):
             if field not in self.demonstration:
                 raise InputError(
@@ -163,12 +159,7 @@ _LEAST = 2.0**-23
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """At least two labels.
-
-    Attributes:
-        names: as given.
-        ids: their tokens, as they follow the query.
-    """
+    """At least two labels, and their tokens as they follow the query."""
 
     names: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
@@ -180,12 +171,7 @@ class Labels:
         demonstrations: Sequence[Demonstration],
         encode: Callable[[str], Sequence[int]],
     ) -> Labels:
-        """Check labels and tokenize them.
-
-        Args:
-            labels: or None for those of the demonstrations, in the order of their first one.
-            demonstrations: theirs must be among the labels.
-            encode: a label -> its ids behind a query.
+        """Check labels, or take those of the demonstrations by their first one, and tokenize them.
 
         Raises:
             InputError: fewer than two labels, one that is blank or comes twice, also as tokens, or
@@ -196,13 +182,9 @@ class Labels:
         if labels is None:
             labels = list(dict.fromkeys(one.label for one in demonstrations))
         for label in labels:
-            if not isinstance(label, str) or not label.strip():
-                raise InputError(f"A label must be a string that is not blank, not {label!r}.")
+            check_text("A label", label)
         if len(labels) < 2:
             raise InputError(f"At least two labels are needed to choose from, not {list(labels)}.")
-        twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None)
-        if twice is not None:
-            raise InputError(f"The label {twice!r} is given twice; name each label once.")
         for index, one in enumerate(demonstrations):
             if one.label not in labels:
                 raise InputError(
@@ -211,34 +193,32 @@ class Labels:
                 )
         ids = [tuple(encode(label)) for label in labels]
         for index, tokens in enumerate(ids):
-            if not tokens:
-                raise InputError(f"The tokenizer has no tokens for the label {labels[index]!r}.")
-            if tokens in ids[:index]:
+            if not tokens or tokens in ids[:index]:
                 raise InputError(
-                    f"The labels {labels[ids.index(tokens)]!r} and {labels[index]!r} are the same "
-                    "tokens, so no score tells them apart; use other words."
+                    f"The label {labels[index]!r} is given twice, has the same tokens as another, "
+                    f"or none: no score tells it apart among {list(labels)}; use other words."
                 )
         return cls(tuple(labels), tuple(ids))
 
-    def apart(self, sums: Sequence[float]) -> list[float]:
-        """Log-probabilities of answers, where one label may begin with the whole of another.
+    def scores(self, sums: Sequence[float], normalize: Normalize) -> list[float]:
+        """Each label's score from the summed log-probabilities of its tokens, in nats.
 
-        ``sums`` counts "art" whenever the answer is "article". Here each label gets what is
-        not a longer label's: ``log(P(label) - sum of P(longer))`` over those longer labels that
-        don't go on from a longer one themselves. Other labels keep their values.
-
-        Args:
-            sums: of each label, in nats.
+        Where one label begins with the whole of another, ``sums`` counts "art" whenever the answer
+        is "article". Here each label gets what is not a longer label's: ``log(P(label) - sum of
+        P(longer))`` over those longer labels that don't go on from a longer one themselves.
         """
         values = list(sums)
         for index, own in enumerate(self.ids):
             longer = [i for i, ids in enumerate(self.ids) if _begins(ids, own)]
-            nearest = [
-                i for i in longer if not any(_begins(self.ids[i], self.ids[j]) for j in longer)
-            ]
-            if nearest:
-                taken = sum(math.exp(sums[i] - sums[index]) for i in nearest)
+            taken = sum(
+                math.exp(sums[i] - sums[index])
+                for i in longer
+                if not any(_begins(self.ids[i], self.ids[j]) for j in longer)
+            )
+            if longer:
                 values[index] = sums[index] + math.log(max(1.0 - taken, _LEAST))
+        if normalize == "mean":
+            return [value / len(ids) for value, ids in zip(values, self.ids, strict=True)]
         return values
 
 

@@ -8,57 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from rag_windows.errors import InputError, LimitError
-
-
-def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[range]:
-    """Put neighbours into as few windows as hold them, or into so many, all about as full.
-
-    Args:
-        sizes: tokens of each demonstration, each at most ``room``.
-        room: tokens that a window holds.
-        windows: how many windows to fill, instead of the fewest.
-
-    Returns:
-        Indices into ``sizes``: ranges that follow each other, none of them empty.
-
-    Raises:
-        InputError: more windows than demonstrations, or fewer than one.
-        LimitError: so few windows can't hold them.
-    """
-    if not sizes:
-        return []
-    if windows is not None and not 1 <= windows <= len(sizes):
-        raise InputError(
-            f"windows={windows} must be between 1 and the number of demonstrations, {len(sizes)}."
-        )
-    sums = [0, *accumulate(sizes)]
-    fewest = 0
-    start = 0
-    while start < len(sizes):
-        start = bisect_right(sums, sums[start] + room) - 1
-        fewest += 1
-    count = windows or fewest
-    if count < fewest:
-        raise LimitError(
-            f"{len(sizes)} demonstrations make {sums[-1]} tokens, and a window holds {room}: "
-            f"windows={count} are too few, {fewest} would hold them."
-        )
-    # The first demonstration from which on the last windows hold all the rest.
-    earliest = [len(sizes)]
-    for _ in range(count):
-        earliest.append(bisect_left(sums, sums[earliest[-1]] - room))
-    ends = [0]
-    for left in range(count - 1, 0, -1):
-        ideal = sums[-1] * (count - left) / count
-        near = bisect_left(sums, ideal)
-        if near and ideal - sums[near - 1] < sums[near] - ideal:
-            near -= 1
-        furthest = bisect_right(sums, sums[ends[-1]] + room) - 1
-        least = max(earliest[left], ends[-1] + 1)
-        ends.append(max(least, min(near, furthest, len(sizes) - left)))
-    ends.append(len(sizes))
-    return [range(a, b) for a, b in pairwise(ends)]
-
+from rag_windows.sampling import whole_number
 
 UNLIMITED_ROOM = 2048
 """Tokens of a window, for a model that names no limit of its positions."""
@@ -69,14 +19,7 @@ _TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How demonstrations become windows.
-
-    Attributes:
-        windows: how many, or None.
-        window_tokens: how long they are at most, or None for what the model's positions leave
-            beside the longest text, rounded down to eighths of them: so texts of other lengths
-            mostly find the same windows in the cache.
-    """
+    """How many windows are filled, or how long they are at most; by default as few as hold all."""
 
     windows: int | None = None
     window_tokens: int | None = None
@@ -84,19 +27,16 @@ class Sizes:
     def __post_init__(self) -> None:
         if self.windows is not None and self.window_tokens is not None:
             raise InputError("Give either windows or window_tokens, not both.")
-        for name in ("windows", "window_tokens"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise InputError(f"{name} must be a whole number, not {value!r}.")
-        if self.window_tokens is not None and self.window_tokens < 1:
-            raise InputError(f"window_tokens must be at least 1, not {self.window_tokens}.")
+        if self.windows is not None:
+            whole_number("windows", self.windows, 0)
+        if self.window_tokens is not None:
+            whole_number("window_tokens", self.window_tokens)
 
     def room(self, left: int | None, limit: int | None) -> int:
-        """Tokens of a window.
+        """Tokens of a window, where prefix, text and label leave so many of the model's positions.
 
-        Args:
-            left: what prefix, text and label leave of the positions; None without a limit.
-            limit: the model's positions.
+        Rounded down to eighths of the positions, so that texts of other lengths mostly find the
+        same windows in the cache.
 
         Raises:
             LimitError: the model has no room for ``window_tokens``.
@@ -132,6 +72,7 @@ def fill(
         windows: how many, or None for as few as hold them.
 
     Raises:
+        InputError: more windows than demonstrations.
         LimitError: a demonstration is longer than a window, or so few windows can't hold them.
     """
     around = size_of("")
@@ -159,3 +100,41 @@ def fill(
         f"The demonstrations make more tokens together than one by one, so windows of {room} "
         "tokens can't be filled with them. Choose a smaller window_tokens, or more windows."
     )
+
+
+def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[range]:
+    """Put neighbours into as few windows as hold them, or into so many, all about as full.
+
+    Each size is at most ``room``. Ranges of indices, which follow each other, none of them empty.
+    """
+    if not sizes:
+        return []
+    if windows is not None and not 1 <= windows <= len(sizes):
+        raise InputError(
+            f"windows={windows} must be between 1 and the number of demonstrations, {len(sizes)}."
+        )
+    sums = [0, *accumulate(sizes)]
+    fewest = start = 0
+    while start < len(sizes):
+        start = bisect_right(sums, sums[start] + room) - 1
+        fewest += 1
+    count = windows or fewest
+    if count < fewest:
+        raise LimitError(
+            f"{len(sizes)} demonstrations make {sums[-1]} tokens, and a window holds {room}: "
+            f"windows={count} are too few, {fewest} would hold them."
+        )
+    # The first demonstration from which on the last windows hold all the rest.
+    earliest = [len(sizes)]
+    for _ in range(count):
+        earliest.append(bisect_left(sums, sums[earliest[-1]] - room))
+    ends = [0]
+    for left in range(count - 1, 0, -1):
+        ideal = sums[-1] * (count - left) / count
+        near = bisect_left(sums, ideal)
+        if near and ideal - sums[near - 1] < sums[near] - ideal:
+            near -= 1
+        furthest = bisect_right(sums, sums[ends[-1]] + room) - 1
+        least = max(earliest[left], ends[-1] + 1)
+        ends.append(max(least, min(near, furthest, len(sizes) - left)))
+    return [range(a, b) for a, b in pairwise([*ends, len(sizes)])]
