@@ -175,9 +175,11 @@ class Decoder:
         ids = ids.to(input_device(self.model))
         kept = {} if last is None else {"logits_to_keep": last}
         if context.windows is None:
-            prefix = torch.tensor(context.prefix_ids, dtype=torch.int64, device=ids.device)
+            before = context.prefix_ids if past == 0 else ()
+            prefix = torch.tensor(before, dtype=torch.int64, device=ids.device)
             whole = torch.cat([prefix.expand(rows, -1), ids], dim=1)
-            return torch.as_tensor(self.model(whole, **kept).logits)[:, -(last or tokens) :]
+            output = self.model(whole, past_key_values=cache, use_cache=cache is not None, **kept)
+            return torch.as_tensor(output.logits)[:, -(last or tokens) :]
         start = context.query_start + past
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
         cache = context.new_cache(rows) if cache is None else cache

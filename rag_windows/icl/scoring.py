@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +26,7 @@ MAX_PADDING = 0.1
 FREE_PADDING = 4
 """Tokens of padding a row may always have: a pass of its own would cost more."""
 
+T = TypeVar("T")
 Ids = tuple[int, ...]
 Pair = tuple[Ids, Ids]
 """A question and what follows it."""
@@ -92,49 +94,26 @@ def likelihoods(
     """How likely continuations are behind questions, both of at least one token, in order.
 
     A question is read once, together with others, each in a row of its own; continuations of
-    several tokens then go on from it, again as rows. Without windows each row is both.
+    several tokens then go on from it, again as rows.
     """
-    pairs = list(dict.fromkeys(asked))
-    if context.windows is None:
-        found = dict(_read_whole(decoder, context, pairs))
-    elif context.method.selection is None:
-        found = dict(_read_once(decoder, context, pairs))
+    answers: dict[Ids, dict[Ids, None]] = {}
+    for question, answer in asked:
+        answers.setdefault(question, {})[answer] = None
+    if context.method.selection is None or context.windows is None:
+        found = dict(_read(decoder, context, answers))
     else:
         found = {}
         # Which windows are read depends on the question, so each one reads its own.
-        for question in dict.fromkeys(question for question, _ in pairs):
-            own = [pair for pair in pairs if pair[0] == question]
-            found |= _read_once(decoder, decoder.narrowed(context, question), own)
+        for question, own in answers.items():
+            found |= _read(decoder, decoder.narrowed(context, question), {question: own})
     return [found[pair] for pair in asked]
 
 
-def _read_whole(
-    decoder: Decoder, context: EncodedContext, pairs: Sequence[Pair]
+def _read(
+    decoder: Decoder, context: EncodedContext, answers: Mapping[Ids, Iterable[Ids]]
 ) -> Iterator[tuple[Pair, Likelihood]]:
-    readers: dict[Ids, list[Pair]] = {}
-    for question, answer in pairs:
-        readers.setdefault((*question, *answer[:-1]), []).append((question, answer))
-    rows = list(readers)
-    starts = [min(len(question) for question, _ in readers[row]) - 1 for row in rows]
-    for chunk in _passes(decoder, context, rows, starts):
-        first = min(starts[index] for index in chunk)
-        ids = _padded([rows[index] for index in chunk])
-        logits = decoder.forward(context, ids, last=ids.shape[1] - first)
-        for row, index in zip(logits, chunk, strict=True):
-            for question, answer in readers[rows[index]]:
-                (found,) = _judged(row[None, len(question) - 1 - first :], [answer])
-                yield (question, answer), found
-
-
-def _read_once(
-    decoder: Decoder, context: EncodedContext, pairs: Sequence[Pair]
-) -> Iterator[tuple[Pair, Likelihood]]:
-    answers: dict[Ids, list[Ids]] = {}
-    for question, answer in pairs:
-        answers.setdefault(question, []).append(answer)
-    questions = list(answers)
-    for chunk in _passes(decoder, context, questions, [len(ids) - 1 for ids in questions]):
-        rows = [questions[index] for index in chunk]
+    """Of the answers to each question."""
+    for rows in _passes(decoder, context, answers, lambda question: question):
         least, ids = min(map(len, rows)), _padded(rows)
         cache = context.new_cache(len(rows))
         logits = decoder.forward(context, ids, cache, last=ids.shape[1] - least + 1)
@@ -143,74 +122,61 @@ def _read_once(
         tokens = [answer[0] for _, answer in asked]
         sums = ends.log_softmax(dim=-1)[[place for place, _ in asked], tokens].tolist()
         likeliest = ends.argmax(dim=-1).tolist()
-        begun = {
+        found = {
             (place, answer): Likelihood(logprob, likeliest[place] == answer[0])
             for (place, answer), logprob in zip(asked, sums, strict=True)
         }
         for length in sorted(set(map(len, rows))):
-            # What follows must stand behind the last token, so the padding is cut off before.
             more = [one for one in asked if len(rows[one[0]]) == length and len(one[1]) > 1]
-            behind = [answer[:-1] for _, answer in more]
-            for part in _passes(decoder, context, behind, [0] * len(more), before=length):
+            for part in _passes(decoder, context, more, lambda one: one[1][:-1], before=length):
                 kept = copy.deepcopy(cache)
-                kept.batch_select_indices(torch.tensor([more[index][0] for index in part]))
+                kept.batch_select_indices(torch.tensor([place for place, _ in part]))
                 if length < ids.shape[1]:
+                    # What follows must stand behind the last token, so padding is cut off before.
                     kept.crop(length - ids.shape[1])
-                inputs = _padded([behind[index] for index in part])
+                inputs = _padded([answer[:-1] for _, answer in part])
                 logits = decoder.forward(context, inputs, kept, past=length)
-                rest = _judged(logits, [more[index][1][1:] for index in part])
-                for index, then in zip(part, rest, strict=True):
-                    first = begun[more[index]]
-                    begun[more[index]] = Likelihood(
-                        first.logprob + then.logprob, first.greedy and then.greedy
-                    )
-        for (place, answer), found in begun.items():
-            yield (rows[place], answer), found
+                for one, rest in zip(
+                    part, _judged(logits, [one[1][1:] for one in part]), strict=True
+                ):
+                    logprob, greedy = found[one].logprob, found[one].greedy
+                    found[one] = Likelihood(logprob + rest.logprob, greedy and rest.greedy)
+        for (place, answer), likelihood in found.items():
+            yield (rows[place], answer), likelihood
 
 
 def _passes(
     decoder: Decoder,
     context: EncodedContext,
-    rows: Sequence[Ids],
-    starts: Sequence[int],
+    items: Iterable[T],
+    ids_of: Callable[[T], Ids],
     before: int = 0,
-) -> Iterator[list[int]]:
-    """Indices of rows of like length, as many in a pass as tokens, logits and windows allow.
+) -> Iterator[list[T]]:
+    """Rows of like length, longest first, as many in a pass as tokens, logits and windows allow.
 
-    Logits are needed of each row from its start on; ``before`` it, so many tokens were read.
+    Where ``before`` them a question's tokens were read, logits of all their tokens are needed, else
+    of their last ones.
     """
     windows, prefix = context.windows, len(context.prefix_ids) + before
     rows_each = windows.per_query if isinstance(windows, Members) else 1
-    for bucket in bucket_by_length([len(row) for row in rows], MAX_ROW_TOKENS):
-        longest = len(rows[bucket[0]])
-        logits = (longest - min(starts[index] for index in bucket)) * decoder.vocabulary
-        seen = longest * max(1, context.window_tokens // rows_each)
-        size = min(MAX_ROW_TOKENS // (prefix + longest), MAX_VALUES // max(logits, seen))
-        size = max(1, size // rows_each)
-        for first in range(0, len(bucket), size):
-            yield bucket[first : first + size]
-
-
-def bucket_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of rows grouped by like length, to be padded to the longest, longest first.
-
-    In every bucket each row is at most ``max(FREE_PADDING, MAX_PADDING * longest)`` tokens shorter
-    than the longest, and rows x longest is at most ``max_tokens``; a longer row is alone.
-    """
-    buckets: list[list[int]] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        fits = (
-            bool(buckets)
-            and longest - lengths[index] <= max(FREE_PADDING, MAX_PADDING * longest)
-            and (len(buckets[-1]) + 1) * longest <= max_tokens
-        )
-        if fits:
-            buckets[-1].append(index)
-        else:
-            buckets.append([index])
-            longest = lengths[index]
-    return buckets
+    chunk: list[T] = []
+    longest = most = 0
+    for item in sorted(items, key=lambda one: -len(ids_of(one))):
+        padding = int(max(FREE_PADDING, MAX_PADDING * longest))
+        if chunk and (longest - len(ids_of(item)) > padding or len(chunk) == most):
+            yield chunk
+            chunk = []
+        if not chunk:
+            longest = len(ids_of(item))
+            padding = int(max(FREE_PADDING, MAX_PADDING * longest))
+            predicted = longest if before else padding + 1
+            seen = longest * (context.window_tokens // rows_each)
+            values = max(1, predicted * decoder.vocabulary, seen)
+            most = min(MAX_ROW_TOKENS // (prefix + longest), MAX_VALUES // values) // rows_each
+            most = max(1, most)
+        chunk.append(item)
+    if chunk:
+        yield chunk
 
 
 def _judged(logits: torch.Tensor, answers: Sequence[Ids]) -> list[Likelihood]:

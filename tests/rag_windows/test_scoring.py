@@ -5,7 +5,6 @@ import torch
 
 from rag_windows import APE, InputError, LimitError, Passage
 from rag_windows.icl import scoring
-from rag_windows.icl.scoring import score_queries
 from rag_windows.prefill import Encoder
 from tests.parity import engine, zoo
 from tests.rag_windows import small
@@ -45,7 +44,7 @@ def test_the_best_continuation_scores_best() -> None:
     context = lm.encode_ids([0, 4], [[70, 71, 72], [90, 91]])
     greedy = lm.generate_ids(context, [99, 5], max_new_tokens=1)
     others = [[token] for token in range(20, 40)]
-    (scores,) = score_queries(lm.engine.decoder, context, [[99, 5]], [greedy, *others])
+    (scores,) = scoring.score_queries(lm.engine.decoder, context, [[99, 5]], [greedy, *others])
     assert int(torch.tensor(scores).argmax()) == 0
 
 
@@ -76,11 +75,11 @@ def test_passes_of_any_size_give_the_same(
     context = lm.encode_ids([0, 4], windows, method=method)
     queries = [[9 + i, *range(40, 44 + i % 3)] for i in range(7)]
     choices = [[50], [51, 52, 53], [51, 52], [60, 61]]
-    expected = score_queries(lm.engine.decoder, context, queries, choices)
+    expected = scoring.score_queries(lm.engine.decoder, context, queries, choices)
     for limit in ("MAX_ROW_TOKENS", "MAX_VALUES"):
         with monkeypatch.context() as patch:
             patch.setattr(scoring, limit, 30)
-            alone = score_queries(lm.engine.decoder, context, queries, choices)
+            alone = scoring.score_queries(lm.engine.decoder, context, queries, choices)
         for one, other in zip(alone, expected, strict=True):
             assert one == pytest.approx(other, abs=1e-5)
 
@@ -91,7 +90,7 @@ def test_padded_rows_score_like_plain_ones(name: str) -> None:
     context = lm.encode_ids(zoo.ids(4, 0), [zoo.ids(9, 1), zoo.ids(14, 2)])
     queries = [zoo.ids(length, length) for length in (3, 9, 5, 8, 7, 3)]
     choices = [zoo.ids(length, 20 + length) for length in (1, 4, 2)]
-    scored = score_queries(lm.engine.decoder, context, queries, choices)
+    scored = scoring.score_queries(lm.engine.decoder, context, queries, choices)
     for query, sums in zip(queries, scored, strict=True):
         for choice, total in zip(choices, sums, strict=True):
             rows = lm.logits(context, [*query, *choice])[len(query) - 1 : -1].log_softmax(-1)
@@ -128,20 +127,14 @@ def test_the_longest_query_is_checked_before_any_work(monkeypatch: pytest.Monkey
         lm.score_batch(["a", "b" * 600, "c"], ["d", "e" * 500], CHOICES)
 
 
-def test_one_query_is_not_taken_for_many() -> None:
+def test_bad_queries_and_choices_are_refused() -> None:
+    assert small.lm().score_batch([], PASSAGES, CHOICES) == []
     with pytest.raises(InputError, match="queries must be a list"):
         small.lm().score_batch("Is it?", PASSAGES, CHOICES)
-
-
-def test_no_queries_have_no_scores() -> None:
-    assert small.lm().score_batch([], PASSAGES, CHOICES) == []
-
-
-def test_bad_choices_are_refused() -> None:
     with pytest.raises(InputError, match="at least one choice"):
         small.lm().score("Is it?", PASSAGES, [])
     with pytest.raises(InputError, match="Choice 1 has no tokens"):
         small.lm().score("Is it?", PASSAGES, ["yes", ""])
     lm = small.lm()
     with pytest.raises(InputError, match="Query 1 has no tokens"):
-        score_queries(lm.engine.decoder, lm.encode_ids([0], [[70]]), [[5], []], [[9]])
+        scoring.score_queries(lm.engine.decoder, lm.encode_ids([0], [[70]]), [[5], []], [[9]])

@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from rag_windows import METHODS, InputError, LimitError, PassageCache, WindowedLM
-from rag_windows.icl import Classification, Template
+from rag_windows import (
+    METHODS,
+    Classification,
+    InputError,
+    LimitError,
+    PassageCache,
+    WindowedLM,
+)
+from rag_windows.icl import Template
 from rag_windows.prefill import Encoder
 from tests.rag_windows import small
 
@@ -36,9 +43,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Windows]:
     made: list[Windows] = []
     original = Encoder.prefill
 
-    def noting(self: Encoder, *args: Any, **kwargs: Any) -> Any:
-        made.append([list(ids) for ids in args[1]])
-        return original(self, *args, **kwargs)
+    def noting(self: Encoder, asked: Any) -> Any:
+        made.append([list(ids) for ids in asked.windows])
+        return original(self, asked)
 
     base_lm()  # loading encodes something, too
     monkeypatch.setattr(Encoder, "prefill", noting)
@@ -222,11 +229,7 @@ def test_control_tokens_stay_text(encoded: list[Windows]) -> None:
 @pytest.mark.parametrize(
     ("text", "shown", "options", "message"),
     [
-        ("a", SHOWN, {"labels": ["up"]}, "At least two labels"),
-        ("a", SHOWN, {"labels": ["up", "up", "down"]}, "given twice"),
-        ("a", SHOWN, {"labels": ["up", "so"]}, "Demonstration 1 has the label 'down'"),
         ("a", [("x", "up")], {}, "At least two labels"),
-        ("a", SHOWN, {"template": "{label}"}, "lacks"),
         ("a", SHOWN, {"normalize": "max"}, "'sum' or 'mean'"),
         ("a", SHOWN, {"windows": 9}, "between 1 and the number of demonstrations, 4"),
         ("a", SHOWN, {"windows": 2, "window_tokens": 99}, "not both"),
