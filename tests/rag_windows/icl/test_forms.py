@@ -128,7 +128,7 @@ def test_room_is_the_models_in_eighths_so_that_like_texts_share_windows() -> Non
 
 @pytest.mark.parametrize("given", [{"windows": 2.0}, {"windows": True}, {"window_tokens": 0}])
 def test_sizes_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="must be a whole number|at least 1"):
+    with pytest.raises(InputError, match=r"must be a whole number|at least 1"):
         packing.Sizes(**given)
 
 

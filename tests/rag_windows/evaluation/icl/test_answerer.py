@@ -210,7 +210,7 @@ def test_choices_that_can_not_be_told_apart_are_refused_alone(
     asked = [(one, ()) for one in task.examples]
     answerer = task.answerer()
     assert len(answerer.answer(lm, arm("pcw"), asked[:2])) == 2
-    with pytest.raises(InputError, match="'ne' .* the same tokens"):
+    with pytest.raises(InputError, match=r"'ne' .* the same tokens"):
         answerer.answer(lm, arm("pcw"), asked[2:])
 
 
