@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
@@ -54,13 +54,17 @@ from rag_windows.prompt.answer_form import with_form
 from rag_windows.prompt.builder import Header, Prompt
 from rag_windows.prompt.detokenize import Detokenizer, Pieces
 from rag_windows.request import (
+    DEFAULT_NEW_TOKENS,
     SINGLE_PASSAGE,
     BatchRequest,
     Book,
     Messages,
     PassageLike,
     Request,
-    check_request,
+    check_limits,
+    in_order,
+    seed_of,
+    stop_strings,
 )
 from rag_windows.results import (
     Chunk,
@@ -71,7 +75,14 @@ from rag_windows.results import (
     Timings,
     Usage,
 )
-from rag_windows.sampling import Cancelled, FirstToken, StopStrings, whole_number
+from rag_windows.sampling import (
+    Cancelled,
+    FirstToken,
+    StopStrings,
+    check_counts,
+    recorder_of,
+    whole_number,
+)
 from rag_windows.threads import Worker
 
 OnWarmed = Callable[[int, int | None], None]
@@ -240,36 +251,62 @@ class Engine:
         prompt: Prompt | None = None,
         max_window_tokens: int | None = None,
     ) -> Request:
-        options = dict(asked.options)
-        if "stop_strings" in options:
-            options.setdefault("tokenizer", self.tokenizer)
-        check = functools.partial(
-            check_request,
-            prompt or self.text.prompt,
-            asked,
-            max_window_tokens=max_window_tokens or self.max_window_tokens,
-            position_limit=self.position_limit,
-            prompt_limit=self.prompt_limit,
-            started=started,
-        )
+        if isinstance(asked.passages, str | Passage | Mapping):
+            raise InputError(SINGLE_PASSAGE)
+        passages = tuple(Passage.of(one) for one in cast("Sequence[PassageLike]", asked.passages))
+        tokens = asked.max_new_tokens
+        if tokens is None:
+            tokens = getattr(asked.options.get("generation_config"), "max_new_tokens", None)
+        tokens = whole_number("max_new_tokens", DEFAULT_NEW_TOKENS if tokens is None else tokens)
+        stop, seed = stop_strings(asked.stop), seed_of(asked.seed)
+        prompt = prompt or self.text.prompt
+
+        def read_by(method: Method) -> Request:
+            options = self._options(asked.options)
+            recorder = recorder_of(options)
+            # One after the other, passages need no windows to be cut into.
+            longest = None if in_order(method) else max_window_tokens or self.max_window_tokens
+            parts = prompt.build(
+                asked.query, passages, prefix=asked.prefix, max_window_tokens=longest
+            )
+            limit = self.position_limit if parts.windows else self.prompt_limit
+            check_limits(parts, passages, method, tokens, limit)
+            return Request(
+                parts=parts,
+                passages=passages,
+                method=method,
+                max_new_tokens=tokens,
+                stop=stop,
+                citations=asked.citations,
+                seed=seed,
+                options=options,
+                on_encoded=asked.on_encoded,
+                started=started,
+                logprobs=recorder,
+            )
+
         method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
-        request = check(method, options=self._with_form(options))
+        request = read_by(method)
         guard = guard_of(asked.fallback)
         if guard is None or not request.parts.windows or not method.windowed:
             return request
         spread = self.guard_spread if guard.spread is None else guard.spread
         plan: FallbackPlan[Request]
         try:
-            # A form anew: what enforces it notes where its answer stands.
-            ordinary = check(Sequential(), options=self._with_form(options))
-            plan = FallbackPlan(guard, spread, ordinary)
+            plan = FallbackPlan(guard, spread, read_by(Sequential()))
         except LimitError as error:
             plan = FallbackPlan(guard, spread, None, str(error))
         return replace(request, fallback=plan)
 
-    def _with_form(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """For transformers' generate; new each time: a form notes where its answer stands."""
+        options = dict(given)
+        if "stop_strings" in options:
+            options.setdefault("tokenizer", self.tokenizer)
         ends = self.decoder.end_tokens(options)
-        return with_form(options, self.tokenizer, self.decoder.vocabulary, ends)
+        options = with_form(options, self.tokenizer, self.decoder.vocabulary, ends)
+        check_counts(options)
+        return options
 
     def prefill(
         self, request: Request, encoder: WindowEncoder | None = None

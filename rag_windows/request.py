@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, SupportsIndex, cast, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, FallbackPlan
@@ -14,9 +14,9 @@ from rag_windows.methods.base import window_starts
 from rag_windows.methods.steps import Choose, LinkTokens
 from rag_windows.passage import Passage
 from rag_windows.prefill import OnEncoded, Source
-from rag_windows.prompt.builder import Prompt, PromptParts
+from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.sampling import LogprobRecorder, check_counts, recorder_of, whole_number
+from rag_windows.sampling import LogprobRecorder
 from rag_windows.steps.refinement import check_room
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
@@ -134,57 +134,6 @@ class Request:
         ]
 
 
-def check_request(
-    prompt: Prompt,
-    asked: BatchRequest,
-    method: Method,
-    *,
-    options: Mapping[str, Any],
-    max_window_tokens: int | None,
-    position_limit: int | None,
-    prompt_limit: int | None,
-    started: float,
-) -> Request:
-    """Check and tokenize what was asked; ``method`` and ``options`` stand in for its own.
-
-    Args:
-        position_limit: positions that windows may use, or None for no limit.
-        prompt_limit: those of a prompt without windows.
-
-    Raises:
-        InputError, PromptError, LimitError: saying what to do.
-    """
-    options = dict(options)
-    stop = _stop_strings(asked.stop)
-    if isinstance(asked.passages, str | Passage | Mapping):
-        raise InputError(SINGLE_PASSAGE)
-    passages = tuple(Passage.of(one) for one in cast("Sequence[PassageLike]", asked.passages))
-    tokens = asked.max_new_tokens
-    if tokens is None:
-        tokens = getattr(options.get("generation_config"), "max_new_tokens", None)
-    tokens = whole_number("max_new_tokens", DEFAULT_NEW_TOKENS if tokens is None else tokens)
-    check_counts(options)
-    recorder = recorder_of(options)
-    # One after the other, passages need no windows to be cut into.
-    window_limit = None if in_order(method) else max_window_tokens
-    parts = prompt.build(asked.query, passages, prefix=asked.prefix, max_window_tokens=window_limit)
-    limit = position_limit if parts.windows else prompt_limit
-    check_limits(parts, passages, method, tokens, limit)
-    return Request(
-        parts=parts,
-        passages=passages,
-        method=method,
-        max_new_tokens=tokens,
-        stop=stop,
-        citations=asked.citations,
-        seed=_seed(asked.seed),
-        options=options,
-        on_encoded=asked.on_encoded,
-        started=started,
-        logprobs=recorder,
-    )
-
-
 def in_order(method: Method) -> bool:
     """Whether passages stand one after the other, so that all of them share the positions."""
     return not method.windowed or method.alignment == "in order"
@@ -299,7 +248,8 @@ def labels_of(passage: Passage) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """What ends a text, checked."""
     strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, Iterable) or not all(isinstance(one, str) for one in strings):
         raise InputError(f"stop must be a string or a list of strings, got {stop!r}.")
@@ -308,7 +258,7 @@ def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _seed(seed: object) -> int | None:
+def seed_of(seed: object) -> int | None:
     """What seeds a generator of PyTorch's, or None."""
     if seed is None:
         return None
