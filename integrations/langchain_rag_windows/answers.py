@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from datetime import date, time
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages import content as types
@@ -16,10 +16,11 @@ from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 from pydantic import BaseModel
 
-from langchain_rag_windows.calls import ModelCall
-from langchain_rag_windows.engine_options import PROVIDER
-from rag_windows import Generation
-from rag_windows.integration import ToolAnswer, carried, describe
+from rag_windows import Generation, Passage
+from rag_windows.integration import ModelCall, ToolAnswer, answer_record, carried, describe
+
+PROVIDER = "rag_windows"
+"""Under this name LangChain and LangSmith know our models."""
 
 
 def usage_metadata(generation: Generation) -> UsageMetadata:
@@ -39,35 +40,30 @@ def plain(value: object, _inside: tuple[int, ...] = ()) -> Any:
     Dates and times are written in ISO 8601, sets become sorted lists, arrays lists, and what JSON
     has no form for (paths, UUIDs, infinity, objects) its string.
     """
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, Enum):
         return plain(value.value, _inside)
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, int):
-        return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
+    if value is None or isinstance(value, bool | int | str):
+        return value
     if isinstance(value, date | time):
         return value.isoformat()
     if id(value) in _inside:
         return str(value)
     inside = (*_inside, id(value))
+    listed = getattr(value, "tolist", None)  # numpy's scalars and arrays, tensors
     if isinstance(value, BaseModel):
-        return plain(value.model_dump(), inside)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {name: plain(entry, inside) for name, entry in named}
+        value = value.model_dump()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    elif callable(listed) and not isinstance(value, type):
+        return plain(listed(), inside)
     if isinstance(value, Mapping):
         return {str(key): plain(entry, inside) for key, entry in value.items()}
     if isinstance(value, Set):
         return sorted((plain(entry, inside) for entry in value), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [plain(entry, inside) for entry in value]
-    listed = getattr(value, "tolist", None)  # numpy's scalars and arrays, tensors
-    if callable(listed) and not isinstance(value, type):
-        return plain(listed(), inside)
     return str(value)
 
 
@@ -77,19 +73,14 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
     ``citations`` has one entry a document, in the order given: its place (``index``), ``id``,
     ``title`` and ``metadata``, its share of the attention (``mass``), and whether it carried the
     answer (``cited``, see `rag_windows.integration.carried`); those that did come with their
-    ``text``. ``windows`` is the engine's record of what was read in a window of its own: which
-    document, which part of how many, and the span of its text. ``fallback`` is None, or what the
-    guard found: where it was ``taken``, the documents were read one after the other and not by
-    ``method``.
+    ``text``. The rest is as `rag_windows.integration.answer_record` has it.
     """
-    passages: Sequence[Any] = call.passages
+    passages = cast(Sequence[Passage], call.passages)
     cited = {citation.passage for citation in carried(generation.citations)}
     told = {
         "model_name": call.model_name,
         "model_provider": PROVIDER,
         "method": describe(call.method),
-        "finish_reason": generation.finish_reason,
-        "timings": dataclasses.asdict(generation.timings),
         "length": len(generation.text),
         "citations": [
             {
@@ -103,31 +94,18 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
             }
             for citation in generation.citations or ()
         ],
-        "windows": [
-            {
-                "passage": window.passage,
-                "part": window.part,
-                "parts": window.parts,
-                "start": window.start,
-                "end": window.end,
-                "tokens": len(window.ids),
-            }
-            for window in generation.windows
-        ],
         "notes": [note.message for note in generation.notes],
-        "fallback": None if generation.fallback is None else generation.fallback.as_dict(),
+        **answer_record(generation),
     }
     if generation.logprobs is not None:
-        told["logprobs"] = logprobs_metadata(generation, call.lm.tokenizer)
+        told["logprobs"] = _logprobs(generation, call.lm.tokenizer)
     return told
 
 
-def logprobs_metadata(generation: Generation, tokenizer: Any) -> dict[str, Any]:
-    """Log-probabilities in the form of OpenAI's, which LangChain's users know.
+def _logprobs(generation: Generation, tokenizer: Any) -> dict[str, Any]:
+    """Log-probabilities as OpenAI's models tell them, without tokens at the end that are no text.
 
-    Under ``content`` stands one entry a token, without those at the end that are no text:
-    ``token``, its ``bytes`` (None where it is a part of a character), ``logprob`` and
-    ``top_logprobs``.
+    ``bytes`` of a token are None where it is a part of a character.
     """
     noted = list(generation.logprobs or ())
     while noted and noted[-1].id in tokenizer.all_special_ids:
@@ -148,8 +126,7 @@ def logprobs_metadata(generation: Generation, tokenizer: Any) -> dict[str, Any]:
 
 def as_message(call: ModelCall, generation: Generation) -> AIMessage:
     """A whole answer; one of several, where there are alternatives."""
-    fields = _fields(call, generation, call.reader.whole(generation))
-    return AIMessage(**fields)
+    return AIMessage(**_fields(call, generation, call.reader.whole(generation)))
 
 
 def last_chunk(call: ModelCall, generation: Generation) -> AIMessageChunk:
@@ -177,16 +154,10 @@ def _fields(call: ModelCall, generation: Generation, answer: ToolAnswer) -> dict
     }
 
 
-def citation(entry: dict[str, Any], length: int) -> types.Citation:
-    """One entry of ``response_metadata["citations"]`` as the annotation of a text.
+def _citation(entry: dict[str, Any], length: int) -> types.Citation:
+    """An entry of ``response_metadata["citations"]`` as annotation of a text of this length.
 
     Attention is averaged over all tokens of the answer, so the annotation spans the whole of it.
-    ``extras`` hold the document's place among those given, its id, its metadata and the share of
-    the attention that it got.
-
-    Args:
-        entry: of a document that carried the answer.
-        length: of the answer, in characters.
     """
     made = types.Citation(
         type="citation",
@@ -212,7 +183,7 @@ def _text(message: AIMessage) -> list[types.ContentBlock]:
         return []
     text = types.TextContentBlock(type="text", text=message.content)
     if cited:
-        text["annotations"] = [citation(entry, metadata["length"]) for entry in cited]
+        text["annotations"] = [_citation(entry, metadata["length"]) for entry in cited]
     return [text]
 
 
@@ -221,20 +192,9 @@ def translate_content(message: AIMessage) -> list[types.ContentBlock]:
     blocks = _text(message)
     if reasoning := message.additional_kwargs.get("reasoning_content"):
         blocks.insert(0, types.ReasoningContentBlock(type="reasoning", reasoning=reasoning))
-    for call in message.tool_calls:
-        blocks.append(
-            types.ToolCall(type="tool_call", id=call["id"], name=call["name"], args=call["args"])
-        )
+    blocks += [types.ToolCall(**{**call, "type": "tool_call"}) for call in message.tool_calls]
     for bad in message.invalid_tool_calls:
-        blocks.append(
-            types.InvalidToolCall(
-                type="invalid_tool_call",
-                id=bad["id"],
-                name=bad["name"],
-                args=bad["args"],
-                error=bad["error"],
-            )
-        )
+        blocks.append(types.InvalidToolCall(**{**bad, "type": "invalid_tool_call"}))
     return blocks
 
 

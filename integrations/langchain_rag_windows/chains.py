@@ -20,11 +20,11 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_rag_windows.chat_models import ChatRagWindows
-from langchain_rag_windows.documents import as_passages
-from langchain_rag_windows.errors import RequestError
+from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from langchain_rag_windows.llms import RagWindows
 from langchain_rag_windows.structured import StructuredModel
 from rag_windows import Passage
+from rag_windows.integration import passage_list
 
 
 def create_windows_chain(
@@ -76,16 +76,20 @@ def create_windows_chain(
                 "model itself, also bound, configured or with fallbacks, or what its "
                 "with_structured_output returns."
             )
-    parser: Runnable[Any, Any] = output_parser or (
-        RunnablePassthrough() if _structured(llm) else StrOutputParser()
-    )
+    model: Any = llm
+    while isinstance(model, RunnableBindingBase):
+        model = model.bound
+    structured = isinstance(model, StructuredModel)
+    own: Runnable[Any, Any] = RunnablePassthrough() if structured else StrOutputParser()
+    parser = output_parser or own
 
     def ask(inputs: dict[str, Any]) -> Runnable[dict[str, Any], Any]:
-        passages = as_passages(inputs[document_variable_name])
+        with in_langchain_terms():
+            passages = passage_list(document_variable_name, inputs[document_variable_name])
         if document_prompt is not None:
-            passages = tuple(_shaped(passage, document_prompt) for passage in passages)
+            passages = [_shaped(passage, document_prompt) for passage in passages]
         emptied = RunnablePassthrough.assign(**{document_variable_name: lambda _: ""})
-        return emptied | prompt | llm.bind(documents=list(passages)) | parser
+        return emptied | prompt | llm.bind(documents=passages) | parser
 
     return RunnableLambda(ask).with_config(run_name="windows_chain")
 
@@ -94,12 +98,6 @@ def _shaped(passage: Passage, document_prompt: BasePromptTemplate[Any]) -> Passa
     document = Document(page_content=passage.text, metadata=dict(passage.metadata))
     text = format_document(document, document_prompt)
     return Passage(text, id=passage.id, score=passage.score, metadata=passage.metadata)
-
-
-def _structured(llm: object) -> bool:
-    while isinstance(llm, RunnableBindingBase):
-        llm = llm.bound
-    return isinstance(llm, StructuredModel)
 
 
 def _asked(llm: object) -> Iterator[object]:

@@ -13,15 +13,23 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, field_validator
 
-from langchain_rag_windows import structured
 from langchain_rag_windows.answers import as_message, last_chunk
-from langchain_rag_windows.calls import AnswersCalls, ModelCall
-from langchain_rag_windows.errors import RequestError
+from langchain_rag_windows.base_model import BaseWindowModel
+from langchain_rag_windows.errors import RequestError, in_langchain_terms
+from langchain_rag_windows.structured import StructuredModel, json_schema, reader_of, with_raw
 from rag_windows import Chunk, Generation, Profile, WindowedLM
-from rag_windows.errors import ToolsUnsupportedError
-from rag_windows.integration import ModelSource, ToolFormat, position_limit, schemas_available
+from rag_windows.errors import ToolsUnsupportedError, install
+from rag_windows.integration import (
+    AnswerReader,
+    ModelCall,
+    ModelSource,
+    ToolFormat,
+    position_limit,
+    schemas_available,
+)
 
 
 class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
@@ -35,33 +43,29 @@ class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
         """LangChain's name for a binding, under which it is written down."""
         return [*cls.get_lc_namespace(), "RunnableBinding"]
 
-    def bind_tools(
-        self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any
-    ) -> Runnable[LanguageModelInput, AIMessage]:
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, AIMessage]:
         """See `ChatRagWindows.bind_tools`."""
-        made = self.bound.bind_tools(tools, tool_choice=tool_choice, **self._kept(), **kwargs)  # type: ignore[attr-defined]  # a ChatRagWindows
-        return self._configured(made)
+        return self._again("bind_tools", tools, kwargs)
 
     def with_structured_output(self, schema: Any = None, **kwargs: Any) -> Runnable[Any, Any]:
         """See `ChatRagWindows.with_structured_output`."""
-        made = self.bound.with_structured_output(schema, **{**self._kept(), **kwargs})  # type: ignore[attr-defined]  # a ChatRagWindows
-        return self._configured(made)
+        return self._again("with_structured_output", schema, kwargs)
 
-    def _kept(self) -> dict[str, Any]:
+    def _again(self, name: str, bound: Any, kwargs: Mapping[str, Any]) -> Runnable[Any, Any]:
         # New tools take the place of those bound before, as with LangChain's own models.
-        return {k: v for k, v in self.kwargs.items() if k not in ("tools", "tool_choice")}
-
-    def _configured(self, made: Runnable[Any, Any]) -> Runnable[Any, Any]:
+        kept = {k: v for k, v in self.kwargs.items() if k not in ("tools", "tool_choice")}
+        made: Runnable[Any, Any] = getattr(self.bound, name)(bound, **{**kept, **kwargs})
         return made.with_config(self.config) if self.config else made
 
 
-class ChatRagWindows(AnswersCalls, BaseChatModel):  # type: ignore[misc]  # the first argument of _stream has another name in each
+class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # the first argument of _stream has another name in each
     """A local chat model that reads each document in a window of its own.
 
     Documents come with ``documents=`` (of ``invoke``, ``stream``, ``bind``, ...), as text-plain
     blocks of a human message, as the artifact of tool messages, or from a stock chain that formats
     them with `WindowDocumentPrompt`; see `conversation`. Without documents it is an ordinary chat
-    model. Further keywords of a call are ``method``, ``temperature``, ``top_p``, ``max_tokens``,
+    model. Arguments are those of `BaseWindowModel` and `rag_windows.integration.ModelOptions`;
+    further keywords of a call are ``method``, ``temperature``, ``top_p``, ``max_tokens``,
     ``seed``, ``timeout``, ``citations``, and any option of ``transformers`` generate.
 
     The weights are loaded on first use, and shared by all models with equal arguments. Calls that
@@ -106,7 +110,7 @@ class ChatRagWindows(AnswersCalls, BaseChatModel):  # type: ignore[misc]  # the 
         return model_profile(source.config(), source.read_tokenizer(), self.template_kwargs)
 
     def windowed_lm(self) -> WindowedLM:
-        """See `EngineOptions.windowed_lm`; fills ``profile`` if that waited for the files."""
+        """The engine; loads the model if nobody has, and fills ``profile`` if it still waits."""
         lm = super().windowed_lm()
         if self.profile is None:
             self.profile = model_profile(lm.model.config, lm.tokenizer, lm.template_kwargs)
@@ -127,25 +131,106 @@ class ChatRagWindows(AnswersCalls, BaseChatModel):  # type: ignore[misc]  # the 
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
-        tool_choice: str | None = None,
+        tool_choice: Any = None,
+        strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """A model that may call these tools; needs a chat template that knows tools.
+        """The model with tools that it may call; it is loaded, to see its chat template.
+
+        Args:
+            tools: functions, pydantic or TypedDict classes, LangChain tools or OpenAI definitions.
+            tool_choice: None or "auto", "none", "any" (or "required", True), a tool's name, or
+                OpenAI's ``{"type": "function", "function": {"name": ...}}``. A call is forced by
+                writing its beginning for the model.
+            strict: whether arguments must be held to the tool's schema, which works for a forced
+                call and with the extra ``structured``. None does it where it can be done, False
+                never.
+            kwargs: bound too.
 
         Raises:
-            NotImplementedError: the template knows none.
+            NotImplementedError: the template shows no tools, its calls can't be read, or forced;
+                or ``strict=True`` can't be kept.
+            RequestError: a ``tool_choice`` that is no tool, or a tool's name that can't be used.
         """
-        return structured.bind_tools(self, tools, tool_choice=tool_choice, **kwargs)
+        definitions = [convert_to_openai_tool(tool) for tool in tools]
+        lm = self.windowed_lm()
+        with in_langchain_terms():
+            reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, definitions, tool_choice)
+        if strict and definitions and reader.grammar() is None:
+            raise ToolsUnsupportedError(
+                "strict=True asks for arguments that always fit the schema. That takes a forced "
+                "call (tool_choice), one whose arguments the chat template writes as JSON, a "
+                f"schema that llguidance knows, and {install('structured')}. Leave strict out: "
+                "what does not fit is reported as an error."
+            )
+        if strict is not None:
+            kwargs["strict"] = strict
+        return self.bind(tools=definitions, tool_choice=tool_choice, **kwargs)
 
     def with_structured_output(
-        self, schema: dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any
+        self,
+        schema: Mapping[str, Any] | type | None = None,
+        *,
+        method: str = "function_calling",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """A model that answers in the form of a schema.
+        """The model, answering with an instance of a schema.
+
+        Args:
+            schema: a pydantic class (instances come back, validated), or a TypedDict class, a JSON
+                schema or an OpenAI definition (dicts come back, as the model wrote them).
+            method: "function_calling" forces one call of a tool of this schema, where the chat
+                template supports tools, and so shows the schema to the model. "json_schema" holds
+                the answer to the schema token by token (extra ``structured``), in any model;
+                "json_mode" only reads the answer as JSON. For these two the prompt should ask for
+                JSON, with the names of the fields.
+            include_raw: give ``{"raw": message, "parsed": ..., "parsing_error": ...}`` instead.
+            strict: whether the data must be held to the schema: always with "json_schema", never
+                with "json_mode". "function_calling" does it where the extra is installed and the
+                schema and the template allow it; True refuses where it can't be done, False
+                switches it off.
+            kwargs: bound to the model.
 
         Raises:
-            NotImplementedError: the chat template knows no tools, which it is done with.
+            NotImplementedError: the template supports no tools, or ``strict=True`` can't be kept.
+            RequestError: an unknown method, no schema, or one that answers can't be held to.
+            MissingExtraError: method "json_schema" without the extra ``structured``.
+            OutputParserException: at the call, if the answer was cut, holds no JSON or call, or
+                does not fit a pydantic class.
         """
-        return structured.with_structured_output(self, schema, include_raw=include_raw, **kwargs)
+        if method not in ("function_calling", "json_schema", "json_mode"):
+            raise RequestError(
+                f"Unknown method {method!r}; use 'function_calling', 'json_schema' or 'json_mode' "
+                "(with a prompt that asks for JSON)."
+            )
+        if strict and method == "json_mode":
+            raise ToolsUnsupportedError(
+                "method='json_mode' holds no answer to its schema, so it can't be strict; use "
+                "method='json_schema'."
+            )
+        if schema is None and method != "json_mode":
+            raise RequestError(f"{method} needs a schema; without one, use method='json_mode'.")
+        kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": schema}
+        asked: Runnable[LanguageModelInput, AIMessage]
+        if method == "function_calling":
+            tool: Any = schema
+            name = convert_to_openai_tool(tool)["function"]["name"]
+            try:
+                asked = self.bind_tools([tool], tool_choice=name, strict=strict, **kwargs)
+            except ToolsUnsupportedError as error:
+                raise ToolsUnsupportedError(
+                    f"method='function_calling' needs a chat template with tools. {error} Without "
+                    "tools, ask for JSON with these fields in the prompt and use "
+                    f"method='json_schema' (needs {install('structured')}) or method='json_mode'."
+                ) from error
+        else:
+            if method == "json_schema":
+                kwargs["json_schema"] = json_schema(schema)
+            asked = self.bind(**kwargs)
+        reader = reader_of(schema, called=method == "function_calling")
+        return StructuredModel(first=asked, last=with_raw(reader) if include_raw else reader)
 
     def _generate(
         self,

@@ -20,7 +20,6 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.documents import Document
@@ -37,48 +36,7 @@ from pydantic import Field
 
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from rag_windows import Passage
-from rag_windows.integration import passage_of
-
-DocumentLike = Document | Passage | str | Mapping[str, Any]
-"""What ``documents=`` takes; a mapping is read as `rag_windows.Passage.of` reads it."""
-
-
-def as_passage(document: DocumentLike) -> Passage:
-    """A document with its id, title, score and metadata.
-
-    The title is ``metadata["title"]``, the score ``metadata["relevance_score"]`` or ``["score"]``.
-
-    Raises:
-        RequestError: it is no document.
-    """
-    with in_langchain_terms():
-        return passage_of(document)
-
-
-def as_passages(documents: object) -> tuple[Passage, ...]:
-    """The passages of a list of documents; None and an empty list are none.
-
-    Raises:
-        RequestError: it is no list, or holds something that is no document.
-    """
-    if documents is None:
-        return ()
-    if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
-        raise RequestError(
-            f"documents must be a list of Documents, mappings or strings, not "
-            f"{type(documents).__name__}."
-        )
-    return tuple(as_passage(document) for document in documents)
-
-
-def is_document_list(value: object) -> bool:
-    """Whether a tool's artifact is a non-empty list of Documents."""
-    return (
-        isinstance(value, list | tuple)
-        and bool(value)
-        and all(isinstance(entry, Document | Passage) for entry in value)
-    )
-
+from rag_windows.integration import one_way, passage_list, passage_of
 
 # Documents marked in text
 
@@ -131,7 +89,7 @@ def mark(text: str, metadata: Mapping[str, Any]) -> str:
     return f"{_BEGIN}{shown}{_CLOSE}{text}{_END}"
 
 
-def unmark(text: str) -> tuple[str, tuple[Passage, ...]]:
+def unmark(text: str) -> tuple[str, list[Passage]]:
     """Take marked documents out of a text.
 
     What stands between two documents goes with them if it holds no letter or digit: it separated
@@ -152,13 +110,13 @@ def unmark(text: str) -> tuple[str, tuple[Passage, ...]]:
         kept.append(between.lstrip() if passages else between)
         passage, at = _read(text, found)
         passages.append(passage)
-    kept.append(text[at:].lstrip() if passages else text)
-    separators = kept[1:-1]
-    shown = [kept[0], *(part for part in separators if re.search(r"\w", part)), kept[-1]]
-    rest = "\n\n".join(part for part in shown if part) if passages else text
+    rest = text
+    if passages:
+        between = [part for part in kept[1:] if re.search(r"\w", part)]
+        rest = "\n\n".join(part for part in (kept[0], *between, text[at:].lstrip()) if part)
     if _BEGIN in rest or _END in rest:
         raise _broken()
-    return rest, tuple(passages)
+    return rest, passages
 
 
 def _read(text: str, found: re.Match[str]) -> tuple[Passage, int]:
@@ -172,7 +130,7 @@ def _read(text: str, found: re.Match[str]) -> tuple[Passage, int]:
     if not whole or not hmac.compare_digest(digest, _digest(data, content)):
         raise _broken()
     document = Document(page_content=content, metadata=json.loads(data)["m"])
-    return as_passage(document), end + len(_END)
+    return passage_of(document), end + len(_END)
 
 
 def _broken() -> RequestError:
@@ -192,105 +150,19 @@ def _digest(data: bytes, text: str) -> bytes:
 # Messages
 
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant"}
-_SHOWN = ("text",)
 _SILENT = ("reasoning", "thinking", "tool_call", "tool_call_chunk", "tool_use", "invalid_tool_call")
 """Blocks of an earlier answer that the template writes itself, or that are not shown again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What the engine is asked.
-
-    Attributes:
-        messages: mappings with ``role`` and ``content``; calls and results of tools as the chat
-            template takes them.
-        passages: the documents, whichever way they came.
-    """
-
-    messages: list[dict[str, Any]]
-    passages: tuple[Passage, ...]
-
-
-class _Reader:
-    """Reads messages one by one."""
-
-    def __init__(self, hidden: frozenset[str]) -> None:
-        self._hidden = hidden
-        self.messages: list[dict[str, Any]] = []
-        self.blocks: list[Passage] = []
-        self.artifacts: list[Passage] = []
-        self.marked: list[Passage] = []
-
-    def add(self, role: str, content: str) -> None:
-        """Append a turn; one that continues the same role joins it, many templates want that."""
-        last = self.messages[-1] if self.messages else None
-        if last is not None and last.keys() == {"role", "content"} and last["role"] == role:
-            last["content"] = "\n\n".join(part for part in (last["content"], content) if part)
-        else:
-            self.messages.append({"role": role, "content": content})
-
-    def read(self, message: BaseMessage) -> None:
-        if isinstance(message, AIMessage):
-            self._answer(message)
-        elif isinstance(message, ToolMessage):
-            self._result(message)
-        else:
-            role = _role(message)
-            text, marked = unmark(self._text(message, role))
-            self.marked += marked
-            brought = marked or any(_kind(block) == "text-plain" for block in _blocks(message))
-            if text.strip() or not brought:
-                self.add(role, text)
-
-    def _answer(self, message: AIMessage) -> None:
-        text = self._text(message, "assistant")
-        if not message.tool_calls:
-            self.add("assistant", text)
-        elif not all(call["id"] in self._hidden for call in message.tool_calls):
-            self.messages.append(_call_message(message))
-
-    def _result(self, message: ToolMessage) -> None:
-        text = self._text(message, "tool")
-        if is_document_list(message.artifact):
-            found = [as_passage(document) for document in message.artifact]
-            self.artifacts += found
-        else:
-            text, marked = unmark(text)
-            found = list(marked)
-            self.marked += found
-        if found:
-            text = f"{len(found)} documents; they stand at the beginning of this conversation."
-        if message.tool_call_id not in self._hidden:
-            self.messages.append(_result_message(message, text))
-
-    def _text(self, message: BaseMessage, role: str) -> str:
-        texts = []
-        for block in _blocks(message):
-            kind = _kind(block)
-            if isinstance(block, str):
-                texts.append(block)
-            elif kind in _SHOWN:
-                texts.append(str(block.get("text", "")))
-            elif kind == "text-plain" and role == "user":
-                self.blocks.append(_plain_text(block))
-            elif not (kind in _SILENT and role == "assistant"):
-                raise RequestError(
-                    f"A {message.type} message holds a block of type {kind!r}, which this model "
-                    "can't read. Give text blocks, and documents as text-plain blocks of a human "
-                    "message or in documents=."
-                )
-        return "".join(texts)
-
-
 def conversation(
     messages: Sequence[BaseMessage], documents: object = None, *, tools: bool = False
-) -> Conversation:
+) -> tuple[list[dict[str, Any]], list[Passage]]:
     """Read messages, and find the documents.
 
     Documents come with ``documents``, as text-plain blocks of human messages, as the artifact of
     tool messages, or marked by a `WindowDocumentPrompt` in the text of any message but an answer;
     only one of these ways may bring any. Messages of one role that follow each other are joined
-    with a blank line between them.
+    with a blank line between them, many templates want that.
 
     Args:
         messages: of LangChain.
@@ -298,50 +170,89 @@ def conversation(
         tools: whether tools are bound. If not, a call whose results are all documents is left out
             with them: the model sees the documents and the question, in any chat template.
 
+    Returns:
+        Messages as `WindowedLM.generate` takes them, and the documents.
+
     Raises:
         RequestError: a role or block that can't be read, or several ways that bring documents.
     """
-    given = list(messages)
-    reader = _Reader(frozenset() if tools else _hidden_calls(given))
-    for message in given:
-        reader.read(message)
-    ways = {
-        "documents=": as_passages(documents),
-        "text-plain blocks": tuple(reader.blocks),
-        "artifacts of tool messages": tuple(reader.artifacts),
-        "marked text": tuple(reader.marked),
-    }
-    used = {name: passages for name, passages in ways.items() if passages}
-    if len(used) > 1:
-        names = " and ".join(f"{name} ({len(passages)})" for name, passages in used.items())
-        raise RequestError(
-            f"Documents come in several ways at once: {names}. Use one of them in a request, or "
-            "put all documents into one list for documents=."
+    hidden = set() if tools else _hidden_calls(messages)
+    read: list[dict[str, Any]] = []
+    blocks: list[Passage] = []
+    artifacts: list[Passage] = []
+    marked: list[Passage] = []
+    for message in messages:
+        role, before = _role(message), len(blocks)
+        text = _text(message, role, blocks)
+        said: dict[str, Any] = {"role": role, "content": text}
+        if isinstance(message, ToolMessage):
+            found = _artifact(message)
+            artifacts += found
+            if not found:
+                said["content"], found = unmark(text)
+                marked += found
+            if found:
+                told = f"{len(found)} documents; they stand at the beginning of this conversation."
+                said["content"] = told
+            if message.tool_call_id not in hidden:
+                name = {"name": message.name} if message.name else {}
+                read.append({**said, "tool_call_id": message.tool_call_id, **name})
+            continue
+        if isinstance(message, AIMessage) and message.tool_calls:
+            if not hidden.issuperset(str(call["id"]) for call in message.tool_calls):
+                read.append({**said, "tool_calls": _calls(message)})
+            continue
+        if role != "assistant":
+            said["content"], found = unmark(text)
+            marked += found
+            if not said["content"].strip() and (found or len(blocks) > before):
+                continue
+        if read and read[-1].keys() == said.keys() and read[-1]["role"] == role:
+            both = (read.pop()["content"], said["content"])
+            said["content"] = "\n\n".join(part for part in both if part)
+        read.append(said)
+    with in_langchain_terms():
+        passages = one_way(
+            {
+                "documents=": passage_list("documents", documents),
+                "text-plain blocks": blocks,
+                "artifacts of tool messages": artifacts,
+                "marked text": marked,
+            }
         )
-    return Conversation(reader.messages, next(iter(used.values()), ()))
+    return read, passages
 
 
-def _hidden_calls(messages: Sequence[BaseMessage]) -> frozenset[str]:
+def _hidden_calls(messages: Sequence[BaseMessage]) -> set[str]:
     """Ids of the calls that brought documents and nothing else, together with their neighbours."""
     found = {
         message.tool_call_id
         for message in messages
-        if isinstance(message, ToolMessage)
-        and (is_document_list(message.artifact) or unmark(str(message.text))[1])
+        if isinstance(message, ToolMessage) and (_artifact(message) or unmark(str(message.text))[1])
     }
     for message in messages:
         if isinstance(message, AIMessage):
             ids = {str(call["id"]) for call in message.tool_calls}
             if not ids <= found:
                 found -= ids
-    return frozenset(found)
+    return found
+
+
+def _artifact(message: ToolMessage) -> list[Passage]:
+    """The documents that a tool gave back, if its artifact is a list of them."""
+    given = message.artifact
+    if not isinstance(given, list | tuple):
+        return []
+    if not all(isinstance(entry, Document | Passage) for entry in given):
+        return []
+    return passage_list("artifact", given)
 
 
 def _role(message: BaseMessage) -> str:
-    if isinstance(message, SystemMessage):
-        return "system"
-    if isinstance(message, HumanMessage):
-        return "user"
+    kinds = {SystemMessage: "system", HumanMessage: "user", AIMessage: "assistant"}
+    for kind, role in {**kinds, ToolMessage: "tool"}.items():
+        if isinstance(message, kind):
+            return role
     if isinstance(message, ChatMessage) and message.role in _ROLES:
         return _ROLES[message.role]
     raise RequestError(
@@ -349,13 +260,25 @@ def _role(message: BaseMessage) -> str:
     )
 
 
-def _blocks(message: BaseMessage) -> list[Any]:
+def _text(message: BaseMessage, role: str, passages: list[Passage]) -> str:
+    """What a message says; its documents are added to the passages."""
     content = message.content
-    return [content] if isinstance(content, str) else list(content)
-
-
-def _kind(block: object) -> str:
-    return str(block.get("type")) if isinstance(block, Mapping) else "text"
+    texts = []
+    for block in [content] if isinstance(content, str) else content:
+        kind = block.get("type") if isinstance(block, dict) else "text"
+        if isinstance(block, str):
+            texts.append(block)
+        elif kind == "text":
+            texts.append(str(block.get("text", "")))
+        elif kind == "text-plain" and role == "user":
+            passages.append(_plain_text(block))
+        elif not (kind in _SILENT and role == "assistant"):
+            raise RequestError(
+                f"A {message.type} message holds a block of type {kind!r}, which this model "
+                "can't read. Give text blocks, and documents as text-plain blocks of a human "
+                "message or in documents=."
+            )
+    return "".join(texts)
 
 
 def _plain_text(block: Mapping[str, Any]) -> Passage:
@@ -369,12 +292,12 @@ def _plain_text(block: Mapping[str, Any]) -> Passage:
     if block.get("context") is not None:
         metadata.setdefault("context", block["context"])
     mapping = {"text": text, "id": block.get("id"), "title": block.get("title")}
-    return as_passage({**mapping, "metadata": metadata})
+    with in_langchain_terms():
+        return passage_of({**mapping, "metadata": metadata})
 
 
-def _call_message(message: AIMessage) -> dict[str, Any]:
-    """An answer with calls, as the engine's message."""
-    calls = [
+def _calls(message: AIMessage) -> list[dict[str, Any]]:
+    return [
         {
             "id": call["id"],
             "type": "function",
@@ -382,10 +305,3 @@ def _call_message(message: AIMessage) -> dict[str, Any]:
         }
         for call in message.tool_calls
     ]
-    return {"role": "assistant", "content": str(message.text), "tool_calls": calls}
-
-
-def _result_message(message: ToolMessage, content: str) -> dict[str, Any]:
-    """What a tool gave back, as the engine's message, with this content."""
-    made = {"role": "tool", "content": content, "tool_call_id": message.tool_call_id}
-    return {**made, "name": message.name} if message.name else made

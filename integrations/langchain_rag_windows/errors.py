@@ -52,15 +52,15 @@ class RequestTimeoutError(GenerationTimeoutError, ModelTimeoutError):
     """The answer took longer than ``timeout`` seconds."""
 
 
-_KINDS: tuple[tuple[type[RagWindowsError], type[RagWindowsError]], ...] = (
-    (LimitError, OverflowRequestError),
-    (PromptError, PromptRequestError),
-    (MethodError, MethodRequestError),
-    (InputError, RequestError),
-    (GenerationTimeoutError, RequestTimeoutError),
-    (GenerationError, OptionRequestError),
-    (ModelLoadError, ModelMissingError),
-)
+_KINDS: dict[type[RagWindowsError], type[RagWindowsError]] = {
+    LimitError: OverflowRequestError,
+    PromptError: PromptRequestError,
+    MethodError: MethodRequestError,
+    InputError: RequestError,
+    GenerationTimeoutError: RequestTimeoutError,
+    GenerationError: OptionRequestError,
+    ModelLoadError: ModelMissingError,
+}
 
 
 @contextmanager
@@ -69,9 +69,7 @@ def in_langchain_terms() -> Iterator[None]:
     try:
         yield
     except RagWindowsError as error:
-        for kind, ours in _KINDS:
-            if isinstance(error, kind) and not isinstance(error, ours):
-                raise ours(str(error)) from error
-            if isinstance(error, ours):
-                break
-        raise
+        kind = next((kind for kind in _KINDS if isinstance(error, kind)), None)
+        if kind is None or isinstance(error, _KINDS[kind]):
+            raise
+        raise _KINDS[kind](str(error)) from error

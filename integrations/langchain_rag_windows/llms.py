@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -15,25 +15,26 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from pydantic import ConfigDict
 
 from langchain_rag_windows.answers import response_metadata, usage_metadata
-from langchain_rag_windows.calls import AnswersCalls, ModelCall
+from langchain_rag_windows.base_model import BaseWindowModel
 from rag_windows import Chunk
 from rag_windows import Generation as Answer
+from rag_windows.integration import ModelCall
 
-_of_this_call: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar(
-    "rag_windows_keywords", default=None
-)
+_KEYWORDS: ContextVar[Mapping[str, Any]] = ContextVar("rag_windows_keywords")
+_LANGCHAIN_S = ("callbacks", "tags", "metadata", "run_name", "run_id")
 
 
 @contextmanager
-def _known(keywords: Mapping[str, Any]) -> Iterator[None]:
-    token = _of_this_call.set(dict(keywords))
+def _known(kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Let `RagWindows.asdict` know the keywords of a call."""
+    token = _KEYWORDS.set({k: value for k, value in kwargs.items() if k not in _LANGCHAIN_S})
     try:
         yield
     finally:
-        _of_this_call.reset(token)
+        _KEYWORDS.reset(token)
 
 
-class RagWindows(AnswersCalls, LLM):  # type: ignore[misc]  # the first argument of _stream has another name in each
+class RagWindows(BaseWindowModel, LLM):  # type: ignore[misc]  # the first argument of _stream has another name in each
     """A local text model that reads each document in a window of its own.
 
     The prompt is asked as a user's question, through the model's chat template where it has one.
@@ -58,21 +59,21 @@ class RagWindows(AnswersCalls, LLM):  # type: ignore[misc]  # the first argument
         LangChain's cache finds text answers by this and the prompt, but not by a call's keywords:
         without them, other documents would get the cached answer.
         """
-        keywords = _of_this_call.get()
+        keywords = _KEYWORDS.get({})
         return {**super().asdict(), **({"keywords": keywords} if keywords else {})}
 
     def generate(
         self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Answer prompts, see `LLM.generate`."""
-        with _known(_own(kwargs)):
+        with _known(kwargs):
             return super().generate(prompts, stop, *args, **kwargs)
 
     async def agenerate(
         self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Answer prompts, see `LLM.agenerate`."""
-        with _known(_own(kwargs)):
+        with _known(kwargs):
             return await super().agenerate(prompts, stop, *args, **kwargs)
 
     def _call(
@@ -120,10 +121,3 @@ class RagWindows(AnswersCalls, LLM):  # type: ignore[misc]  # the first argument
 
 def _info(call: ModelCall, made: Answer) -> dict[str, Any]:
     return {**response_metadata(call, made), "usage_metadata": usage_metadata(made)}
-
-
-_LANGCHAIN_S = ("callbacks", "tags", "metadata", "run_name", "run_id")
-
-
-def _own(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if name not in _LANGCHAIN_S}

@@ -58,7 +58,7 @@ class RagWindowsRetriever(BaseRetriever):
                         "chat_history= needs a retriever that reads conversations; wrap it: "
                         "RagWindowsRetriever(retriever=ConversationalRetriever(retriever))."
                     )
-                asked = conversation([*chat_history, HumanMessage(query)]).messages
+                asked, _ = conversation([*chat_history, HumanMessage(query)])
             found = self.retriever.retrieve(asked, self.k if k is None else k)
         return [as_document(passage) for passage in found]
 
@@ -69,7 +69,7 @@ class RagWindowsRetriever(BaseRetriever):
 
 
 def as_document(passage: Passage) -> Document:
-    """A passage as a document, from which `langchain_rag_windows.documents` makes it again."""
+    """A passage as a document, from which `rag_windows.integration.passage_of` makes it again."""
     own = {"title": passage.title, "score": passage.score}
     return Document(
         page_content=passage.text,

@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from pydantic import ValidationError
 
-from langchain_rag_windows.documents import as_passage
+from rag_windows.integration import passage_of as as_passage
 from langchain_rag_windows.errors import RequestError
 from langchain_rag_windows.retrievers import RagWindowsRetriever
 from rag_windows import Passage

@@ -15,7 +15,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from langchain_rag_windows import ChatRagWindows, create_windows_chain
-from langchain_rag_windows.documents import as_passages
+from rag_windows.integration import passage_list
 from tests.integrations.langchain.drawn import Drawn, answered, one_window_each, reader, texts_of
 from tests.retrievers.small import WordEncoder
 
@@ -56,7 +56,7 @@ def answerable(store: Chroma) -> tuple[Drawn, VectorStoreRetriever, list[Documen
         drawn = answered(place)
         retriever = stored(store, drawn)
         found = retriever.invoke(drawn.question)
-        right = reader().generate(drawn.question, as_passages(found), max_new_tokens=16).text
+        right = reader().generate(drawn.question, passage_list("found", found), max_new_tokens=16).text
         if right == drawn.answer:
             return drawn, retriever, found
     raise RuntimeError("The embedded reader answered none of 16 questions over the store's hits.")

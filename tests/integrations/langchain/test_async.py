@@ -195,7 +195,7 @@ def test_an_error_in_the_worker_comes_in_less_than_a_second(
 
 
 def test_bad_input_comes_out_of_async_calls_as_it_does_of_others() -> None:
-    with pytest.raises(RequestError, match="list of Documents"):
+    with pytest.raises(RequestError, match="list of documents"):
         asyncio.run(chat().ainvoke("Who?", documents="one string"))
 
 

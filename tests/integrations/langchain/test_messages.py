@@ -31,8 +31,8 @@ def found(id_: str) -> ToolMessage:
 
 
 def told(*messages: BaseMessage, tools: bool = False) -> list[tuple[str, str]]:
-    read = conversation(list(messages), tools=tools)
-    return [(message["role"], message["content"]) for message in read.messages]
+    read, _ = conversation(list(messages), tools=tools)
+    return [(message["role"], message["content"]) for message in read]
 
 
 def test_roles_and_texts() -> None:
@@ -53,9 +53,9 @@ def test_messages_of_one_role_are_joined() -> None:
 
 def test_a_call_that_found_documents_is_left_out_with_its_results() -> None:
     messages = [HumanMessage("Who?"), AIMessage("Let me see.", tool_calls=calls("1")), found("1")]
-    read = conversation(messages)
-    assert read.messages == [{"role": "user", "content": "Who?"}]
-    assert [(passage.text, passage.id) for passage in read.passages] == [
+    read, passages = conversation(messages)
+    assert read == [{"role": "user", "content": "Who?"}]
+    assert [(passage.text, passage.id) for passage in passages] == [
         ("One.", None),
         ("Two.", "two"),
     ]
@@ -63,17 +63,17 @@ def test_a_call_that_found_documents_is_left_out_with_its_results() -> None:
 
 def test_where_tools_are_bound_the_call_stays_and_the_documents_are_announced() -> None:
     messages = [HumanMessage("Who?"), AIMessage("Let me see.", tool_calls=calls("1")), found("1")]
-    read = conversation(messages, tools=True)
-    assert [message["role"] for message in read.messages] == ["user", "assistant", "tool"]
-    assert read.messages[1]["tool_calls"][0]["function"]["arguments"] == {"q": "1"}
-    assert read.messages[2]["content"] == (
+    read, passages = conversation(messages, tools=True)
+    assert [message["role"] for message in read] == ["user", "assistant", "tool"]
+    assert read[1]["tool_calls"][0]["function"]["arguments"] == {"q": "1"}
+    assert read[2]["content"] == (
         "2 documents; they stand at the beginning of this conversation."
     )
-    assert len(read.passages) == 2
+    assert len(passages) == 2
 
 
 def test_a_call_with_other_results_beside_documents_stays() -> None:
-    read = conversation(
+    read, passages = conversation(
         [
             HumanMessage("Who?"),
             AIMessage("", tool_calls=calls("1", "2")),
@@ -81,15 +81,15 @@ def test_a_call_with_other_results_beside_documents_stays() -> None:
             ToolMessage("42", tool_call_id="2"),
         ]
     )
-    assert [message["role"] for message in read.messages] == ["user", "assistant", "tool", "tool"]
-    assert [m["content"] for m in read.messages[2:]] == [
+    assert [message["role"] for message in read] == ["user", "assistant", "tool", "tool"]
+    assert [m["content"] for m in read[2:]] == [
         "2 documents; they stand at the beginning of this conversation.",
         "42",
     ]
 
 
 def test_documents_of_earlier_turns_stay_with_the_conversation() -> None:
-    read = conversation(
+    read, passages = conversation(
         [
             HumanMessage("First?"),
             AIMessage("", tool_calls=calls("1")),
@@ -100,16 +100,16 @@ def test_documents_of_earlier_turns_stay_with_the_conversation() -> None:
             found("2"),
         ]
     )
-    assert [message["role"] for message in read.messages] == ["user", "assistant", "user"]
-    assert len(read.passages) == 4
+    assert [message["role"] for message in read] == ["user", "assistant", "user"]
+    assert len(passages) == 4
 
 
 @pytest.mark.parametrize("artifact", [None, [], "text", ["text"], [1], {"a": DOCUMENTS}])
 def test_other_artifacts_are_no_documents(artifact: Any) -> None:
     result = ToolMessage("42", tool_call_id="1", artifact=artifact)
-    read = conversation([HumanMessage("Who?"), AIMessage("", tool_calls=calls("1")), result])
-    assert read.passages == ()
-    assert read.messages[-1]["content"] == "42"
+    read, passages = conversation([HumanMessage("Who?"), AIMessage("", tool_calls=calls("1")), result])
+    assert passages == []
+    assert read[-1]["content"] == "42"
 
 
 def test_a_plain_text_block_keeps_what_it_says_of_itself() -> None:
@@ -122,11 +122,11 @@ def test_a_plain_text_block_keeps_what_it_says_of_itself() -> None:
         "context": "register",
         "extras": {"source": "https://example.org"},
     }
-    read = conversation([HumanMessage([block, {"type": "text", "text": "Where?"}])])
-    (passage,) = read.passages
+    read, passages = conversation([HumanMessage([block, {"type": "text", "text": "Where?"}])])
+    (passage,) = passages
     assert (passage.text, passage.id, passage.title) == ("Born in Arava.", "b1", "Alra Ashden")
     assert dict(passage.metadata) == {"source": "https://example.org", "context": "register"}
-    assert read.messages == [{"role": "user", "content": "Where?"}]
+    assert read == [{"role": "user", "content": "Where?"}]
 
 
 def test_earlier_answers_lose_their_reasoning_and_citations_only() -> None:

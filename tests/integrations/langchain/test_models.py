@@ -17,7 +17,6 @@ from langchain_core.messages import AIMessage, HumanMessage
 from pydantic import SecretStr, ValidationError
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
-from langchain_rag_windows.calls import engine_options
 from rag_windows import PCW, LimitError, MethodError, PromptError, RagWindowsError
 from rag_windows.integration import sampling_options
 from tests.integrations.langchain.drawn import reader
@@ -110,7 +109,7 @@ def test_temperature_and_top_p(
 
 def test_options_of_a_call_stand_above_the_constructor_s() -> None:
     model = chat(temperature=0.5, stop="a", seed=1, generate_kwargs={"top_k": 3, "min_p": 0.1})
-    assert engine_options(model, None, {}) == {
+    assert model._options(None, {}) == {
         "do_sample": True,
         "temperature": 0.5,
         "max_new_tokens": 16,
@@ -120,7 +119,7 @@ def test_options_of_a_call_stand_above_the_constructor_s() -> None:
         "min_p": 0.1,
     }
     given = {"temperature": 0, "max_tokens": 2, "seed": 5, "generate_kwargs": {"top_k": 9}}
-    assert engine_options(model, ["b"], {**given, "num_beams": 2}) == {
+    assert model._options(["b"], {**given, "num_beams": 2}) == {
         "do_sample": False,
         "max_new_tokens": 2,
         "stop": ["b"],
@@ -134,8 +133,8 @@ def test_options_of_a_call_stand_above_the_constructor_s() -> None:
 def test_generate_kwargs_hold_where_no_argument_says_otherwise() -> None:
     theirs = {"max_new_tokens": 10, "seed": 4, "stop": ["a"]}
     model = ChatRagWindows(lm=reader(), pipeline_kwargs=theirs)  # type: ignore[call-arg]  # another name
-    assert engine_options(model, None, {}) == theirs
-    assert engine_options(model, ["b"], {"max_tokens": 3, "seed": None}) == {
+    assert model._options(None, {}) == theirs
+    assert model._options(["b"], {"max_tokens": 3, "seed": None}) == {
         "max_new_tokens": 3,
         "seed": None,
         "stop": ["b"],
@@ -193,7 +192,7 @@ def test_tracing_parameters() -> None:
 
 def test_nothing_is_loaded_before_the_first_call_and_copies_share() -> None:
     model = ChatRagWindows(model="tiny-reader", max_tokens=4)
-    assert model._made is None
+    assert model._source is None
     lm = model.windowed_lm()
     assert model.windowed_lm() is lm
     assert ChatRagWindows(model="tiny-reader", method="pcw").windowed_lm() is lm

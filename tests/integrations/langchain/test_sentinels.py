@@ -75,7 +75,7 @@ def test_a_changed_mark_is_an_error(data: st.DataObject) -> None:
 
 @given(st.text())
 def test_ordinary_text_is_left_alone(text: str) -> None:
-    assert unmark(text) == (text, ())
+    assert unmark(text) == (text, [])
 
 
 def test_private_use_characters_of_icon_fonts_are_ordinary_text() -> None:
@@ -100,8 +100,8 @@ def test_words_between_documents_stay() -> None:
 
 def test_a_document_in_an_earlier_answer_is_no_document() -> None:
     """The model may repeat what it was shown; an answer brings no documents."""
-    read = conversation([HumanMessage("a"), AIMessage(GENUINE), HumanMessage("b")])
-    assert read.passages == ()
+    _, passages = conversation([HumanMessage("a"), AIMessage(GENUINE), HumanMessage("b")])
+    assert passages == []
 
 
 @pytest.mark.parametrize("form", ["f-string", "jinja2", "mustache"])
@@ -121,8 +121,8 @@ def test_templates_of_all_kinds_carry_them(form: Any) -> None:
     )
     texts = ["{braces} & <tags>", "{{more}} 'quotes'"]
     chain.invoke({"context": [Document(page_content=text) for text in texts]})
-    assert [passage.text for passage in seen[0].passages] == texts
-    assert [message["content"] for message in seen[0].messages] == ["Use this:", "Go."]
+    assert [passage.text for passage in seen[0][1]] == texts
+    assert [message["content"] for message in seen[0][0]] == ["Use this:", "Go."]
 
 
 def test_a_template_that_changes_documents_is_told() -> None:

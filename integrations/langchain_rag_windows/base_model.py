@@ -1,0 +1,401 @@
+"""What the chat model and the text model have in common: arguments, loading, calls."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any, Self, cast
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from langchain_core.language_models import LangSmithParams
+from langchain_core.messages import BaseMessage
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from langchain_rag_windows.answers import PROVIDER
+from langchain_rag_windows.documents import conversation
+from langchain_rag_windows.errors import RequestError, in_langchain_terms
+from rag_windows import Chunk, Generation, Method, Profile, WindowedLM, __version__
+from rag_windows.integration import (
+    AnswerReader,
+    Calls,
+    ModelCall,
+    ModelOptions,
+    ModelSource,
+    folder_state,
+    guard_of,
+    sampling_options,
+    warn_without_windows,
+)
+
+ALIASES = {
+    "model_name": "model",
+    "model_id": "model",
+    "max_new_tokens": "max_tokens",
+    "pipeline_kwargs": "generate_kwargs",
+    "stop_sequences": "stop",
+    "request_timeout": "timeout",
+}
+"""Names that users bring from other integrations -> ours."""
+
+_ASYNC_THREADS = 4
+_SECRETS = ("token", "use_auth_token")
+_INSTEAD = (
+    "llm.invoke(question, documents=docs); for create_stuff_documents_chain(llm, prompt) write"
+    " create_windows_chain(llm, prompt)."
+)
+
+
+def unalias(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments under our names.
+
+    Raises:
+        RequestError: one argument under two names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = ALIASES.get(name, name)
+        if ours in found:
+            raise RequestError(f"{name} and {ours} are one argument; give only one of them.")
+        found[ours] = value
+    return found
+
+
+class BaseWindowModel(ModelOptions):
+    """Arguments beside those of `rag_windows.integration.ModelOptions`, and what is done with them.
+
+    Attributes:
+        model: Hub name, local folder, or "tiny-reader"; also as ``model_name`` or ``model_id``.
+        lm: an engine that is loaded already, instead of ``model``.
+        tokenizer: instead of the model's own: a tokenizer, a Hub name or a folder.
+        revision: of the Hub repository: a branch, a tag or a commit.
+        dtype: of the weights.
+        calibration: the profile that one saved, or its path: brings the method (where ``method``
+            gives none) and the guard's threshold. (``profile`` is LangChain's own, of what a chat
+            model can do.)
+        text_tokens: control tokens that documents may spell after all.
+        max_batch_tokens: tokens in one encoding pass.
+        passage_cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
+            (``cache`` is LangChain's own, of whole answers.)
+        max_tokens: at most so many are generated; also as ``max_new_tokens``.
+        stop: the answer ends before any of these strings; those of a call take their place.
+        seed: for sampling.
+        logprobs: whether ``response_metadata["logprobs"]`` tells the log-probability of each token.
+        top_logprobs: of how many of the likeliest tokens in each place as well, up to 20.
+        streaming: whether ``invoke`` streams where somebody listens.
+        timeout: seconds after which a call is an error.
+        concurrency: how many calls are answered at once, if fewer than ``batch_rows``; with
+            ``batch_rows=1``, how many asynchronous ones (4).
+        max_retries: taken for compatibility; a local model has nothing to retry.
+        api_key: taken for compatibility, never used nor shown.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    model: str | Path | None = None
+    lm: WindowedLM | None = Field(default=None, exclude=True, repr=False)
+    tokenizer: Any = Field(default=None, exclude=True, repr=False)
+    revision: str | None = None
+    dtype: Any = "auto"
+    calibration: Any = Field(default=None, repr=False)
+    text_tokens: tuple[str, ...] = ()
+    max_batch_tokens: int | None = Field(default=None, ge=1)
+    passage_cache: Any = Field(default=None, exclude=True, repr=False)
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: list[str] | str | None = None
+    seed: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    streaming: bool = False
+    timeout: float | None = Field(default=None, gt=0)
+    concurrency: int | None = Field(default=None, ge=1)
+    max_retries: int | None = None
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+
+    _source: Any = PrivateAttr(default=None)
+    _under_way: Calls | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take_known_names(cls, given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        # The engine's errors are no ValueErrors, of which pydantic makes its own.
+        with in_langchain_terms():
+            return validate(unalias(given) if isinstance(given, Mapping) else given)
+
+    @field_validator("calibration")
+    @classmethod
+    def _read_calibration(cls, calibration: Any) -> Profile | None:
+        # Read now: one that can't be used is told before gigabytes are loaded.
+        return None if calibration is None else Profile.of(calibration)
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.model is None) == (self.lm is None):
+            raise RequestError("Give either model= (a name or a folder) or lm= (a WindowedLM).")
+        if self.lm is not None and self.calibration is not None:
+            raise RequestError(
+                "calibration= applies to a model that is loaded here; give it as profile= to the "
+                "WindowedLM that you give as lm=."
+            )
+        self._reading({})
+        return self
+
+    def _reading(self, options: dict[str, Any]) -> Method:
+        """How a call reads its windows; takes what says so out of its options."""
+        brings = self.lm or self.calibration
+        return self.reading(options, "ape" if brings is None else brings.method)
+
+    @property
+    def engine_name(self) -> str:
+        """The model's name, as it stands in the metadata of its answers."""
+        if self.model is not None:
+            return str(self.model)
+        return str(getattr(self.windowed_lm().model, "name_or_path", "") or "local model")
+
+    def windowed_lm(self) -> WindowedLM:
+        """The engine; loads the model if nobody has.
+
+        Raises:
+            ModelMissingError: it can't be found or loaded.
+        """
+        if self.lm is not None:
+            return self.lm
+        named = ("tokenizer", "revision", "device_map", "dtype", "header")
+        numbers = ("max_window_tokens", "max_batch_tokens")
+        arguments: dict[str, Any] = {
+            **{name: getattr(self, name) for name in (*named, *numbers)},
+            "template_kwargs": self.template_kwargs or None,
+            "text_tokens": self.text_tokens or None,
+            "cache": self.passage_cache,
+            "profile": self.calibration,
+            **self.model_kwargs,
+        }
+        # By its arguments: a copy may have others.
+        if self._source is None or self._source[0] != (self.model, arguments):
+            self._source = (self.model, arguments), ModelSource(str(self.model), **arguments)
+        with in_langchain_terms():
+            lm: WindowedLM = self._source[1].lm()
+            return lm
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.lm is not None:
+            raise TypeError(
+                f"{type(self).__name__}(lm=...) can't be pickled: it holds loaded weights. Make it "
+                "with model=, a name or a folder; such a model is pickled without them and loads "
+                "or shares them where it is used."
+            )
+        state = dict(super().__getstate__())
+        state["__pydantic_private__"] = {**state["__pydantic_private__"], "_source": None}
+        return state
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """What an answer depends on: LangChain's cache finds answers by it.
+
+        All of it is nested, because LangChain puts a call's keywords over the names here, and some
+        (``generate_kwargs``) come on top of the constructor's and do not take their place.
+        """
+        source: dict[str, Any] = {
+            "model": str(self.model),
+            "revision": self.revision,
+            "files": folder_state(self.model) if self.model is not None else None,
+            "tokenizer": _name_of(self.tokenizer),
+        }
+        if self.lm is not None:
+            source = {"lm": _name_of(self.lm)}
+        named = (
+            *("device_map", "max_window_tokens", "template_kwargs", "text_tokens"),
+            *("temperature", "top_p", "max_tokens", "stop", "seed", "logprobs", "top_logprobs"),
+            "generate_kwargs",
+        )
+        engine = {
+            **source,
+            "rag_windows": __version__,
+            "dtype": str(self.dtype),
+            "model_kwargs": {k: v for k, v in self.model_kwargs.items() if k not in _SECRETS},
+            "method": repr(self._reading({})),
+            "guard": repr(None if self.calibration is None else self.calibration.guard),
+            "fallback": repr(guard_of(self.fallback)),
+            "header": _name_of(self.header),
+            **{name: getattr(self, name) for name in named},
+        }
+        return {"model_name": self.engine_name, "engine": engine}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        stops = self.stop if stop is None else stop
+        given = {"stop": [stops] if isinstance(stops, str) else stops, **unalias(kwargs)}
+        params: LangSmithParams = cast(Any, super())._get_ls_params(**given)
+        name = str(given.get("model", self.engine_name))
+        return LangSmithParams(**{**params, "ls_provider": PROVIDER, "ls_model_name": name})
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Ids of a text in the model's own vocabulary, without special tokens."""
+        custom = getattr(self, "custom_get_token_ids", None)
+        if custom is not None:
+            return list(custom(text))
+        tokenizer: Any = self.windowed_lm().tokenizer
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    @abstractmethod
+    def _messages(self, asked: Any) -> Sequence[BaseMessage]:
+        """The conversation of what LangChain hands to `_stream`."""
+
+    @abstractmethod
+    def _read(self, call: ModelCall, generation: Generation) -> Any:
+        """The answer for LangChain."""
+
+    @abstractmethod
+    def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterable[Any]:
+        """Pieces of the answer for LangChain."""
+
+    @property
+    def _calls(self) -> Calls:
+        """The calls that are under way."""
+        rows = min(self.batch_rows, self.concurrency or self.batch_rows)
+        if self._under_way is None or self._under_way.max_rows != rows:
+            self._under_way = Calls(rows, self.concurrency or _ASYNC_THREADS)
+        return self._under_way
+
+    def _answered(
+        self, asked: Sequence[Any], stop: list[str] | None, kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Answers of what is asked at once."""
+        prepares = [self._prepare(one, stop, kwargs) for one in asked]
+        with in_langchain_terms():
+            return self._calls.answer_all(prepares, self._read, timeout=self._timeout(kwargs))
+
+    async def _answered_async(
+        self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
+    ) -> Any:
+        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
+        with in_langchain_terms():
+            return await self._calls.answer_async(prepare, self._read, timeout=timeout)
+
+    def _stream(
+        self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Generator[Any, None, None]:
+        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
+        with in_langchain_terms():
+            pieces = self._calls.stream(prepare, self._read_chunk, timeout=timeout)
+            with closing(pieces):
+                for piece in pieces:
+                    if run_manager is not None:
+                        run_manager.on_llm_new_token(piece.text, chunk=piece)
+                    yield piece
+
+    async def _astream(
+        self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
+        pieces = self._calls.stream_async(prepare, self._read_chunk, timeout=timeout)
+        with in_langchain_terms():
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(piece.text, chunk=piece)
+                    yield piece
+
+    def _timeout(self, kwargs: Mapping[str, Any]) -> float | None:
+        chosen: float | None = unalias(kwargs).get("timeout", self.timeout)
+        return chosen
+
+    def _prepare(
+        self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
+    ) -> Callable[[], ModelCall]:
+        """What reads a call's messages, documents and keywords; it loads the model on first use."""
+
+        def prepare() -> ModelCall:
+            given = unalias(kwargs)
+            if "model" in given:
+                raise RequestError(
+                    "The model can't be changed in a call; make another one, it shares nothing but "
+                    "what is equal."
+                )
+            for name in ("stream", "timeout"):
+                given.pop(name, None)
+            tools, choice = given.pop("tools", None), given.pop("tool_choice", None)
+            strict, form = given.pop("strict", None), given.pop("response_format", None)
+            if form is not None:
+                given |= _answer_form(form, tools and choice != "none")
+            documents = given.pop("documents", None)
+            messages, passages = conversation(self._messages(asked), documents, tools=bool(tools))
+            if not passages:
+                text = "\n".join(str(message["content"]) for message in messages)
+                warn_without_windows(text, lambda said: len(self.get_token_ids(said)), _INSTEAD)
+            lm = self.windowed_lm()
+            reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, tools, choice)
+            query = reader.query(messages)
+            if strict is not False and (grammar := reader.grammar()) is not None:
+                given["grammar"] = grammar
+            method = self._reading(given)
+            fallback = given.pop("fallback", self.fallback)
+            return ModelCall(
+                lm=lm,
+                query=query,
+                passages=passages,
+                options={**self._options(stop, given), "method": method, "fallback": fallback},
+                method=method,
+                model_name=self.engine_name,
+                reader=reader,
+            )
+
+        return prepare
+
+    def _options(self, stop: Sequence[str] | str | None, given: dict[str, Any]) -> dict[str, Any]:
+        """The constructor's options of `WindowedLM.generate`, and those of the call above them."""
+
+        def chosen(name: str) -> Any:
+            return given.pop(name, getattr(self, name))
+
+        single = {
+            "max_new_tokens": chosen("max_tokens"),
+            "stop": self.stop if stop is None else stop,
+            **{name: getattr(self, name) for name in ("seed", "logprobs", "top_logprobs")},
+        }
+        return {
+            **self.generate_kwargs,
+            **sampling_options(chosen("temperature"), chosen("top_p")),
+            **{name: value for name, value in single.items() if value is not None},
+            **(given.pop("generate_kwargs", None) or {}),
+            **given,
+        }
+
+
+def _answer_form(form: object, tools: object) -> dict[str, Any]:
+    """The engine's option for OpenAI's ``response_format``, which agents give, too."""
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if tools and kind != "text":
+        raise RequestError(
+            "An answer that is held to response_format can't call a tool. Leave the tools out, or "
+            "have an agent answer by a tool: create_agent(..., response_format=ToolStrategy(A))."
+        )
+    if isinstance(form, Mapping) and kind == "json_schema":
+        return {"json_schema": form["json_schema"]["schema"]}
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if kind == "text":
+        return {}
+    raise RequestError(
+        "response_format must be {'type': 'json_schema', 'json_schema': {'name': ..., 'schema': "
+        "...}}, {'type': 'json_object'} or {'type': 'text'}."
+    )
+
+
+_names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def _name_of(value: object) -> str | None:
+    """A name that no other object has had or will have, in no process; strings are their own."""
+    if value is None or isinstance(value, str | Path):
+        return value if value is None else str(value)
+    return _names.setdefault(value, f"{type(value).__name__}-{uuid4().hex}")
