@@ -134,7 +134,7 @@ def test_blocks_that_are_no_text_are_refused() -> None:
 
 def test_two_ways_at_once_are_refused() -> None:
     asked = one_for_each_place()[0]
-    with pytest.raises(InputError, match="citable blocks and by nodes="):
+    with pytest.raises(InputError, match=r"citable blocks \(16\) and nodes="):
         llm().chat([as_blocks(asked)], nodes=asked.nodes)
 
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
+from llama_index.core.schema import TextNode
 
 from rag_windows import InputError
 from tests.integrations.llama_index.cases import llm, one_for_each_place, recorded
@@ -114,9 +115,9 @@ def test_passages_may_be_strings_mappings_and_nodes_without_scores() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"passages": ["a"], "nodes": ["b"]}, "give all of them one way"),
+        ({"passages": ["a"], "nodes": [TextNode(text="b")]}, "in several ways at once"),
         ({"nodes": ["a text"]}, "as passages= instead"),
-        ({"passages": "a text"}, "wrap it in"),
+        ({"passages": "a text"}, "wrap a single one in"),
         ({"passages": [17]}, "must be a string"),
     ],
 )

@@ -169,7 +169,7 @@ def test_what_has_no_plain_form_leaves_its_name() -> None:
     [
         ({}, "Give one of model_name"),
         ({"model_name": "tiny-reader", "lm": "reader"}, "Give one of model_name"),
-        ({"model_name": "tiny-reader", "model": "loaded"}, "not both"),
+        ({"model_name": "tiny-reader", "model": "loaded"}, "Give one of"),
         ({"lm": "reader", "model_kwargs": {"dtype": "float32"}}, "model_kwargs"),
         ({"lm": "reader", "header": "number"}, "header"),
         ({"model_name": "x", "messages_to_prompt": lambda messages: "x"}, "chat template"),

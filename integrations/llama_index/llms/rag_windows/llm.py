@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -39,26 +39,26 @@ from transformers.utils import TransformersKwargs
 
 from llama_index.llms.rag_windows.context_window import Counting
 from llama_index.llms.rag_windows.messages import (
-    Question,
-    as_raw,
+    ChatCall,
+    chat_pieces,
     chat_response,
-    read_chat,
-    read_prompt,
-    shown,
+    completion_pieces,
+    completion_response,
+    given_passages,
+    read_messages,
     surfacing,
     tool_definitions,
     tool_selections,
 )
-from llama_index.llms.rag_windows.templates import WindowedPrompt, WindowTemplate
-from rag_windows import Chunk, Generation, Guard, Method, Profile, WindowedLM
+from llama_index.llms.rag_windows.templates import Parts, WindowedPrompt, WindowTemplate
+from rag_windows import Guard, Method, Profile, WindowedLM
 from rag_windows.errors import InputError
 from rag_windows.integration import (
     MODEL_INPUTS,
     AnswerReader,
-    Call,
     Calls,
+    ModelOptions,
     ModelSource,
-    ToolAnswer,
     describe,
     guard_of,
     method_of,
@@ -110,7 +110,7 @@ class UnknownArgumentError(InputError, TypeError):
     """A constructor or a call was given an argument that it does not have."""
 
 
-class RagWindowsLLM(FunctionCallingLLM):
+class RagWindowsLLM(ModelOptions, FunctionCallingLLM):
     """A local Hugging Face model that reads each passage in a window of its own.
 
     Passages come with a call, one of these ways: ``nodes=`` (LlamaIndex nodes), ``passages=``
@@ -144,15 +144,8 @@ class RagWindowsLLM(FunctionCallingLLM):
         tokenizer_name: instead of the model's own tokenizer.
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
         tokenizer_kwargs: for loading the tokenizer.
-        device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
-            (needs accelerate). None for the best device: CUDA where there is one.
-        model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: dtype, quantization_config, ...
-        generate_kwargs: for transformers' ``generate``, and ``stop`` and ``seed``; those of a call
-            go before.
         max_new_tokens: at most so many are generated (256).
         max_tokens: the same by its other name.
-        temperature: 0 takes the likeliest token, more samples; None leaves it to the model.
-        top_p: nucleus sampling.
         context_window: what ``metadata`` says, by which LlamaIndex packs texts into one prompt and
             cuts conversations: by default what one prompt holds, in tokens as LlamaIndex counts
             them, see `metadata`. Windows are not bound by it.
@@ -160,25 +153,12 @@ class RagWindowsLLM(FunctionCallingLLM):
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
         stopping_ids: tokens that end an answer, beside the model's own.
-        method: "ape", "pcw", "sequential", or a `Method`; None takes the profile's, that of ``lm``,
-            or "ape".
         profile: of a calibration, or the path of one: brings the method (where ``method`` gives
             none) and the guard's threshold.
-        link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
-            a share (float), or "all"; see `rag_windows.Linked`.
-        link_choose: which ones: "first", or those of largest "deviation".
-        fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to lose, passages
-            are read one after the other; ``raw["fallback"]`` says so.
-        header: line above each passage: "title", "none", "number", "number+title", or a function.
-        max_window_tokens: a longer passage becomes several windows.
-        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
         citations: whether to measure each passage's attention mass.
         on_encoded: told how many windows are encoded, of how many.
-        batch_rows: so many calls that are made at once are answered together: one forward pass
-            gives each its next token, and passages that several read are held once. More wait in
-            line. Each takes memory for the passages that it alone reads. 1 answers each by itself.
-        arguments: those above that are fields, and of LlamaIndex's `LLM`: callback_manager,
-            output_parser, pydantic_program_mode, ...
+        arguments: those above that are fields, those of `rag_windows.integration.ModelOptions`, and
+            of LlamaIndex's `LLM`: callback_manager, output_parser, pydantic_program_mode, ...
 
     Raises:
         InputError: no model or two, or an argument that writes prompts by hand.
@@ -188,26 +168,13 @@ class RagWindowsLLM(FunctionCallingLLM):
     model_name: str
     tokenizer_name: str | None = None
     tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict)
-    device_map: Any = None
-    model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    generate_kwargs: dict[str, Any] = Field(default_factory=dict)
     max_new_tokens: int = Field(default=DEFAULT_NUM_OUTPUTS, gt=0)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     context_window: int | None = Field(default=None, gt=0)
     is_chat_model: bool = True
     stopping_ids: list[int] = Field(default_factory=list)
-    method: Any = None
     profile: Any = None
-    link_tokens: Any = None
-    link_choose: str = "first"
-    fallback: Any = None
-    header: Any = "title"
-    max_window_tokens: int | None = Field(default=None, gt=0)
-    template_kwargs: dict[str, Any] = Field(default_factory=dict)
     citations: bool = True
     on_encoded: Any = Field(default=None, exclude=True)
-    batch_rows: int = Field(default=32, gt=0)
 
     _source: ModelSource = PrivateAttr()
     _calls: Calls = PrivateAttr()
@@ -241,9 +208,6 @@ class RagWindowsLLM(FunctionCallingLLM):
         for name, read in (("method", method_of), ("profile", profile_of), ("fallback", guard_of)):
             if name in fields:
                 fields[name] = read(fields[name])
-        if "link_tokens" in fields:  # are they in their range?
-            choose = fields.get("link_choose", "first")
-            method_of("ape", link_tokens=fields["link_tokens"], link_choose=choose)
         given_name = tokenizer if tokenizer is not None else fields.get("tokenizer_name")
         source = _source(model_name, model, lm, given_name, fields)
         super().__init__(model_name=source.name, **fields)
@@ -297,55 +261,57 @@ class RagWindowsLLM(FunctionCallingLLM):
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer the last message of a conversation."""
-        question = self._read_chat(messages, kwargs)
-        return self._answered(question, self._chat_response)
+        prepare = self._prepare(messages, kwargs)
+        with surfacing():
+            return self._calls.answer(prepare, chat_response)
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt; ``formatted`` is of no account, the chat template is always used."""
-        question = self._read_prompt(prompt, kwargs)
-        return self._answered(question, self._completion_response)
+        prepare = self._prepare_prompt(prompt, kwargs)
+        with surfacing():
+            return self._calls.answer(prepare, completion_response)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """`chat` beside the event loop."""
-        question = self._read_chat(messages, kwargs)
-        return await self._aanswered(question, self._chat_response)
+        prepare = self._prepare(messages, kwargs)
+        with surfacing():
+            return await self._calls.answer_async(prepare, chat_response)
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """`complete` beside the event loop."""
-        question = self._read_prompt(prompt, kwargs)
-        return await self._aanswered(question, self._completion_response)
+        prepare = self._prepare_prompt(prompt, kwargs)
+        with surfacing():
+            return await self._calls.answer_async(prepare, completion_response)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """`chat` piece by piece."""
-        report = llm_chat_callback()
-        return self._stream(report, self._read_chat, self._chat_piece, messages, kwargs)
+        return self._stream(llm_chat_callback(), self._prepare, chat_pieces(), messages, kwargs)
 
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """`complete` piece by piece."""
-        report = llm_completion_callback()
-        return self._stream(report, self._read_prompt, self._completion_piece, prompt, kwargs)
+        report, pieces = llm_completion_callback(), completion_pieces()
+        return self._stream(report, self._prepare_prompt, pieces, prompt, kwargs)
 
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """`stream_chat` beside the event loop."""
-        report = llm_chat_callback()
-        return await self._astream(report, self._read_chat, self._chat_piece, messages, kwargs)
+        report, pieces = llm_chat_callback(), chat_pieces()
+        return await self._astream(report, self._prepare, pieces, messages, kwargs)
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """`stream_complete` beside the event loop."""
-        report = llm_completion_callback()
-        piece_of = self._completion_piece
-        return await self._astream(report, self._read_prompt, piece_of, prompt, kwargs)
+        report, pieces = llm_completion_callback(), completion_pieces()
+        return await self._astream(report, self._prepare_prompt, pieces, prompt, kwargs)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -391,9 +357,10 @@ class RagWindowsLLM(FunctionCallingLLM):
         **prompt_args: Any,
     ) -> Any:
         """An answer as an object of ``output_cls``."""
-        ask = self._structured("structured_predict", prompt, prompt_args)
+        llm, template = self._over_windows(prompt, prompt_args, calls=True)
         with surfacing():
-            return ask(output_cls, llm_kwargs)
+            stock = inspect.unwrap(LLM.structured_predict)  # without a second span
+            return stock(llm, output_cls, template, llm_kwargs, **prompt_args)
 
     async def astructured_predict(
         self,
@@ -403,52 +370,45 @@ class RagWindowsLLM(FunctionCallingLLM):
         **prompt_args: Any,
     ) -> Any:
         """`structured_predict` beside the event loop."""
-        ask = self._structured("astructured_predict", prompt, prompt_args)
+        llm, template = self._over_windows(prompt, prompt_args, calls=True)
         with surfacing():
-            return await ask(output_cls, llm_kwargs)
+            stock = inspect.unwrap(LLM.astructured_predict)
+            return await stock(llm, output_cls, template, llm_kwargs, **prompt_args)
 
-    def stream_structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+    def _structured_stream_call(
+        self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> Generator[Any, None, None]:
-        """`structured_predict`, with what is known so far at each step."""
-        ask = self._structured("stream_structured_predict", prompt, prompt_args)
+        llm, template = self._over_windows(prompt, prompt_args, calls=False)
         with surfacing():
-            yield from ask(output_cls, llm_kwargs)
+            yield from LLM._structured_stream_call(
+                llm, output_cls, template, llm_kwargs, **prompt_args
+            )
 
-    async def astream_structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+    async def _structured_astream_call(
+        self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> AsyncGenerator[Any, None]:
-        """`stream_structured_predict` beside the event loop."""
-        ask = self._structured("astream_structured_predict", prompt, prompt_args)
-        objects = await ask(output_cls, llm_kwargs)
+        llm, template = self._over_windows(prompt, prompt_args, calls=False)
 
-        async def surfaced() -> AsyncGenerator[Any, None]:
+        async def objects() -> AsyncGenerator[Any, None]:
             with surfacing():
-                async for one in objects:
+                stream = await LLM._structured_astream_call(
+                    llm, output_cls, template, llm_kwargs, **prompt_args
+                )
+                async for one in stream:
                     yield one
 
-        return surfaced()
+        return objects()
 
-    def _structured(
-        self, name: str, prompt: BasePromptTemplate, prompt_args: dict[str, Any]
-    ) -> Callable[[type[BaseModel], dict[str, Any] | None], Any]:
-        """LlamaIndex's own call of this name, over windows."""
-        template, llm = WindowTemplate.of(prompt, prompt_args, self), self
+    def _over_windows(
+        self, prompt: BasePromptTemplate, arguments: dict[str, Any], *, calls: bool
+    ) -> tuple[RagWindowsLLM, BasePromptTemplate]:
+        """The LLM and the template of a structured answer, which may be a call where it can."""
+        llm = self
         if self.pydantic_program_mode == PydanticProgramMode.DEFAULT:
             form = self._source.tool_format()
-            if form is not None and (form.opening is None or "stream" in name):
+            if form is not None and (form.opening is None or not calls):
                 llm = self.model_copy(update={"pydantic_program_mode": PydanticProgramMode.LLM})
-        # Without the span that LlamaIndex put around it: the override has one already.
-        call = inspect.unwrap(getattr(LLM, name))
-        return lambda output_cls, options: call(llm, output_cls, template, options, **prompt_args)
+        return llm, WindowTemplate.of(prompt, arguments, self)
 
     def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
         template = WindowTemplate.of(prompt, prompt_args, self)
@@ -464,36 +424,66 @@ class RagWindowsLLM(FunctionCallingLLM):
         # The system prompt stands where the chat template has it, never inside the question.
         return formatted_prompt
 
-    def _read_chat(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> Question:
+    def _prepare_prompt(self, prompt: str, options: Mapping[str, Any]) -> Callable[[], ChatCall]:
+        if options.get("tools"):
+            raise InputError("A completion calls no tools; use chat, or chat_with_tools.")
+        if isinstance(prompt, Parts) or not isinstance(prompt, str):
+            raise InputError(
+                f"The prompt must be a string, not {type(prompt).__name__}: give the question as "
+                "the prompt, and passages without a question as passages=prompt.passages."
+            )
+        asked = [ChatMessage(role=MessageRole.USER, content=prompt)]
+        return self._prepare(getattr(prompt, "messages", asked), options)
+
+    def _prepare(
+        self, messages: Sequence[ChatMessage], options: Mapping[str, Any]
+    ) -> Callable[[], ChatCall]:
+        """What makes a call; it loads the model, and all else of the call is checked before.
+
+        Raises:
+            TypeError: an unknown option.
+            InputError: passages by two ways, or what can't be shown to a text model.
+        """
         chosen = self._options(options)
         tools, choice = chosen.pop("tools", None), chosen.pop("tool_choice", None)
+        parallel = bool(chosen.pop("parallel_tool_calls", True))
         reader, source = AnswerReader(), self._source
         with surfacing():
+            read, blocks = read_messages(messages)
+            if self.system_prompt and (not read or read[0]["role"] != "system"):
+                read.insert(0, {"role": "system", "content": self.system_prompt})
             if tools:
                 tokenizer, variables = source.tokenizer(), source.template_kwargs()
                 reader = AnswerReader.of(tokenizer, variables, tool_definitions(tools), choice)
-            return self._told(read_chat(messages, self.system_prompt, chosen, reader))
+            query = reader.query(read)
+            passages = given_passages(
+                blocks, chosen.pop("passages", None), chosen.pop("nodes", None)
+            )
+            grammar = reader.grammar()
+        if grammar is not None and not chosen.keys() & {"grammar", "json_schema"}:
+            chosen["grammar"] = grammar
+        if not passages:
+            said = "\n".join((query.system, *(turn.content for turn in query.turns)))
+            warn_without_windows(said, self._count, _INSTEAD)
 
-    def _read_prompt(self, prompt: str, options: dict[str, Any]) -> Question:
-        chosen = self._options(options)
-        if chosen.get("tools"):
-            raise InputError("A completion calls no tools; use chat, or chat_with_tools.")
-        for name in ("tools", "tool_choice", "parallel_tool_calls"):
-            chosen.pop(name, None)
-        with surfacing():
-            return self._told(read_prompt(prompt, self.system_prompt, chosen))
+        def prepare() -> ChatCall:
+            lm = source.lm()
+            method = self.reading(chosen, lm.method)
+            return ChatCall(
+                lm=lm,
+                query=query,
+                passages=passages,
+                options={**chosen, "method": method},
+                method=method,
+                model_name=self.model_name,
+                reader=reader,
+                parallel=parallel,
+            )
 
-    def _told(self, question: Question) -> Question:
-        """The question itself; a long prompt without passages is warned of."""
+        return prepare
 
-        def count(text: str) -> int:
-            return len(self._source.tokenizer()(text, add_special_tokens=False)["input_ids"])
-
-        if not question.passages:
-            said = question.query
-            text = "\n".join((said.system, *(turn.content for turn in said.turns)))
-            warn_without_windows(text, count, _INSTEAD)
-        return question
+    def _count(self, text: str) -> int:
+        return len(self._source.tokenizer()(text, add_special_tokens=False)["input_ids"])
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of one call over those of the constructor.
@@ -502,52 +492,32 @@ class RagWindowsLLM(FunctionCallingLLM):
             TypeError: one of them is unknown.
         """
         given = _named(_set(options))
-        names = ("method", "on_encoded", "link_tokens", "link_choose", "fallback", "citations")
-        merged: dict[str, Any] = {
+        names = ("temperature", "top_p")
+        asked = given.keys() & names
+        sampling = sampling_options(*(given.pop(name, getattr(self, name)) for name in names))
+        if asked:
+            given = {**sampling, **given}
+        merged = {
             "max_new_tokens": self.max_new_tokens,
-            **_set({name: getattr(self, name) for name in names}),
-            **sampling_options(self.temperature, self.top_p),
+            "citations": self.citations,
+            **_set({name: getattr(self, name) for name in ("on_encoded", "fallback")}),
+            **({} if asked else sampling),
             **self.generate_kwargs,
         }
-        sampling = {name: given.pop(name) for name in ("temperature", "top_p") if name in given}
-        if sampling:
-            temperature = sampling.get("temperature", self.temperature)
-            if temperature == 0:
-                # Those of the constructor, which transformers warns of beside do_sample=False.
-                merged.pop("temperature", None)
-                merged.pop("top_p", None)
-            merged |= sampling_options(temperature, sampling.get("top_p", self.top_p))
+        if asked and not given["do_sample"]:
+            # Those of the constructor, which transformers warns of beside do_sample=False.
+            merged = {name: value for name, value in merged.items() if name not in names}
         merged |= given
         if self.stopping_ids:
             criteria = merged.get("stopping_criteria") or []
             merged["stopping_criteria"] = [*criteria, EosTokenCriteria(self.stopping_ids)]
         return merged
 
-    def _prepared(self, question: Question) -> Callable[[], Call]:
-        return lambda: Call(
-            lm=self._source.lm(),
-            query=question.query,
-            passages=question.passages,
-            options=question.options,
-        )
-
-    def _answered(self, question: Question, response: Callable[..., Any]) -> Any:
-        with surfacing():
-            prepared = self._prepared(question)
-            return self._calls.answer(prepared, lambda _, made: response(made, question))
-
-    async def _aanswered(self, question: Question, response: Callable[..., Any]) -> Any:
-        with surfacing():
-            prepared = self._prepared(question)
-            return await self._calls.answer_async(
-                prepared, lambda _, made: response(made, question)
-            )
-
     def _stream(
         self,
         report: Callable[..., Any],
-        read: Callable[..., Question],
-        piece_of: Callable[[Question], Callable[[Chunk], Any]],
+        prepare: Callable[..., Callable[[], ChatCall]],
+        pieces: Callable[..., Any],
         asked: Any,
         options: dict[str, Any],
     ) -> Generator[Any, None, None]:
@@ -556,120 +526,55 @@ class RagWindowsLLM(FunctionCallingLLM):
         LlamaIndex's reporting decorator leaves closing what it wraps to the garbage collector,
         which never does while a handler keeps the exception that ended the stream. So both are
         closed here.
-
-        Args:
-            report: the decorator.
-            read: makes the question out of what is asked and the options.
-            piece_of: what becomes of each chunk of the question's answer.
-            asked: messages or a prompt.
-            options: of the call.
         """
         made: list[Generator[Any, None, None]] = []
 
-        def surfaced(chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
-            with closing(chunks), surfacing():
-                yield from chunks
+        def surfaced() -> Generator[Any, None, None]:
+            with surfacing():
+                yield from made[0]
 
         def make(_: Any, asked: Any, **options: Any) -> Generator[Any, None, None]:
-            question = read(asked, options)
-            piece = piece_of(question)
+            prepared = prepare(asked, options)
             with surfacing():
-                prepared = self._prepared(question)
-                chunks = self._calls.stream(prepared, lambda _, chunk: [piece(chunk)])
-            made.append(surfaced(chunks))
-            return made[0]
+                made.append(self._calls.stream(prepared, pieces))
+            return surfaced()
 
         reported = report(make)(self, asked, **options)
 
-        def pieces() -> Generator[Any, None, None]:
+        def told() -> Generator[Any, None, None]:
             with closing(made[0]), closing(reported):
                 yield from reported
 
-        return pieces()
+        return told()
 
     async def _astream(
         self,
         report: Callable[..., Any],
-        read: Callable[..., Question],
-        piece_of: Callable[[Question], Callable[[Chunk], Any]],
+        prepare: Callable[..., Callable[[], ChatCall]],
+        pieces: Callable[..., Any],
         asked: Any,
         options: dict[str, Any],
     ) -> AsyncGenerator[Any, None]:
         """`_stream` beside an event loop."""
         made: list[AsyncGenerator[Any, None]] = []
 
-        async def surfaced(question: Question) -> AsyncGenerator[Any, None]:
-            piece, prepared = piece_of(question), self._prepared(question)
-            chunks = self._calls.stream_async(prepared, lambda _, chunk: [piece(chunk)])
-            async with aclosing(chunks):
-                with surfacing():
-                    async for one in chunks:
-                        yield one
+        async def surfaced() -> AsyncGenerator[Any, None]:
+            with surfacing():
+                async for one in made[0]:
+                    yield one
 
         async def make(_: Any, asked: Any, **options: Any) -> AsyncGenerator[Any, None]:
-            made.append(surfaced(read(asked, options)))
-            return made[0]
+            made.append(self._calls.stream_async(prepare(asked, options), pieces))
+            return surfaced()
 
         reported = await report(make)(self, asked, **options)
 
-        async def pieces() -> AsyncGenerator[Any, None]:
+        async def told() -> AsyncGenerator[Any, None]:
             async with aclosing(made[0]), aclosing(reported):
                 async for one in reported:
                     yield one
 
-        return pieces()
-
-    def _chat_response(
-        self, generation: Generation, question: Question, answer: ToolAnswer | None = None
-    ) -> ChatResponse:
-        if answer is None:
-            answer = shown(question.reader.whole(generation), parallel=question.parallel)
-        raw = self._raw(generation, question)
-        return chat_response(generation, answer, question.passages, raw)
-
-    def _completion_response(
-        self, generation: Generation, question: Question
-    ) -> CompletionResponse:
-        return CompletionResponse(text=generation.text, raw=self._raw(generation, question))
-
-    def _chat_piece(self, question: Question) -> Callable[[Chunk], ChatResponse]:
-        text = ""
-
-        def piece(chunk: Chunk) -> ChatResponse:
-            nonlocal text
-            delta = question.reader.feed(chunk.text)
-            text += delta
-            if chunk.generation is None:
-                message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
-                return ChatResponse(message=message, delta=delta)
-            rest = shown(question.reader.last(chunk.generation), parallel=question.parallel)
-            answer = replace(rest, text=text + rest.text)
-            response = self._chat_response(chunk.generation, question, answer)
-            response.delta = delta + rest.text
-            return response
-
-        return piece
-
-    def _completion_piece(self, question: Question) -> Callable[[Chunk], CompletionResponse]:
-        text = ""
-
-        def piece(chunk: Chunk) -> CompletionResponse:
-            nonlocal text
-            text += chunk.text
-            whole = chunk.generation
-            raw = None if whole is None else self._raw(whole, question)
-            return CompletionResponse(text=text, delta=chunk.text, raw=raw)
-
-        return piece
-
-    def _raw(self, generation: Generation, question: Question) -> dict[str, Any]:
-        options = question.options
-        method = method_of(
-            options.get("method") or self.lm.method,
-            link_tokens=options.get("link_tokens"),
-            link_choose=options["link_choose"],
-        )
-        return as_raw(generation, question.passages, self.model_name, describe(method))
+        return told()
 
     def __getstate__(self) -> dict[str, Any]:
         if not self._source.by_name:
@@ -704,11 +609,8 @@ def _source(
     Raises:
         InputError: no model or several, or options for one that is loaded already.
     """
-    if model is not None and model_name is not None:
-        raise InputError("Give model_name= or model=, not both.")
-    model = model_name if model is None else model
-    if (model is None) == (lm is None):
-        raise InputError("Give one of model_name= (or model=) and lm=.")
+    if sum(given is not None for given in (model_name, model, lm)) != 1:
+        raise InputError("Give one of model_name=, model= and lm=.")
     loading = {name: fields[name] for name in _OF_LOADING if fields.get(name)}
     if loading.get("header") == "title":
         del loading["header"]
@@ -721,6 +623,7 @@ def _source(
     options = dict(loading.pop("model_kwargs", {}))
     if "torch_dtype" in options:  # its older name in transformers
         options.setdefault("dtype", options.pop("torch_dtype"))
+    model = model_name if model is None else model
     return ModelSource(model, lm=lm, tokenizer=tokenizer, **{**options, **loading})
 
 

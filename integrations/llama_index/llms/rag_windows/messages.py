@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -14,6 +14,7 @@ from llama_index.core.base.llms.types import (
     ChatResponse,
     CitableBlock,
     CitationBlock,
+    CompletionResponse,
     ContentBlock,
     MessageRole,
     TextBlock,
@@ -24,10 +25,19 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.tools.types import BaseTool
 
-from llama_index.llms.rag_windows.templates import Parts, WindowedPrompt
-from rag_windows import Citation, Generation, Passage
+from llama_index.llms.rag_windows.templates import Parts
+from rag_windows import Chunk, Generation, Passage
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.integration import AnswerReader, Conversation, ToolAnswer, carried, passage_of
+from rag_windows.integration import (
+    ModelCall,
+    ToolAnswer,
+    answer_record,
+    carried,
+    describe,
+    one_way,
+    passage_list,
+    passage_of,
+)
 
 BROKEN = "broken_calls"
 """Key in ``raw``: calls that can't be read, each with its ``text`` and the ``error``."""
@@ -49,22 +59,10 @@ _UNSHOWN = (CitationBlock, ThinkingBlock, CachePoint, ToolCallBlock)
 rest is not shown to the model again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a call of the LLM asks.
+@dataclass(frozen=True, kw_only=True)
+class ChatCall(ModelCall):
+    """A call of the LLM; its answer may call several tools if ``parallel``, else one."""
 
-    Attributes:
-        query: the conversation, with the tools that the model may call.
-        passages: each read in a window of its own.
-        options: further arguments of `WindowedLM.generate`.
-        reader: of the answer; finds calls of tools.
-        parallel: whether an answer may call several tools; else its first call counts.
-    """
-
-    query: Conversation
-    passages: list[Passage]
-    options: dict[str, Any]
-    reader: AnswerReader
     parallel: bool = True
 
 
@@ -82,55 +80,6 @@ def surfacing() -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         raise GenerationError(f"The model can't answer this call: {error}") from error
-
-
-def read_chat(
-    messages: Sequence[ChatMessage],
-    system: str | None,
-    options: Mapping[str, Any],
-    reader: AnswerReader,
-) -> Question:
-    """A chat call.
-
-    Args:
-        messages: may hold passages as citable blocks.
-        system: the instruction, where ``messages`` begin with none.
-        options: of the call; ``passages`` or ``nodes`` among them are the other ways to give
-            passages. Only one way can be used in a call.
-        reader: of the answer, with the tools of the call.
-
-    Raises:
-        InputError: passages by two ways, or what can't be shown to a text model.
-    """
-    read, in_blocks = read_messages(messages)
-    if system and (not read or read[0]["role"] != "system"):
-        read.insert(0, {"role": "system", "content": system})
-    query, rest = reader.query(read), dict(options)
-    parallel = bool(rest.pop("parallel_tool_calls", True))
-    passages = _passages(in_blocks, rest.pop("passages", None), rest.pop("nodes", None))
-    grammar = reader.grammar()
-    if grammar is not None and not rest.keys() & {"grammar", "json_schema"}:
-        rest["grammar"] = grammar
-    return Question(query, passages, rest, reader, parallel)
-
-
-def read_prompt(prompt: str, system: str | None, options: Mapping[str, Any]) -> Question:
-    """A completion call: the prompt is the question; else as `read_chat`.
-
-    Raises:
-        InputError: as there, or the prompt is no string or holds nothing but passages.
-    """
-    if isinstance(prompt, WindowedPrompt):
-        return read_chat(prompt.messages, system, options, AnswerReader())
-    if isinstance(prompt, Parts):
-        raise InputError(
-            "The prompt is passages without a question; give the question as the prompt and the "
-            "passages as passages=prompt.passages."
-        )
-    if not isinstance(prompt, str):
-        raise InputError(f"The prompt must be a string, not {type(prompt).__name__}.")
-    asked = [ChatMessage(role=MessageRole.USER, content=prompt)]
-    return read_chat(asked, system, options, AnswerReader())
 
 
 def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]], list[Passage]]:
@@ -199,23 +148,23 @@ def _calls_of(message: ChatMessage) -> list[dict[str, Any]]:
     ]
 
 
-def _passages(in_blocks: list[Passage], passages: Any, nodes: Any) -> list[Passage]:
-    """The passages of a call, which come one way."""
-    ways = {"citable blocks": in_blocks, "passages=": passages, "nodes=": nodes}
-    used = [name for name, given in ways.items() if given is not None and len(given)]
-    if len(used) > 1:
-        raise InputError(f"Passages come by {' and by '.join(used)}; give all of them one way.")
-    if used == ["nodes="]:
-        if isinstance(nodes, str | NodeWithScore | BaseNode):
-            raise InputError("nodes must be a list of nodes, not a single one; wrap it in [].")
-        return [passage_of_node(node) for node in nodes]
-    if used == ["passages="]:
-        if isinstance(passages, Parts):
-            return list(passages.passages)
-        if isinstance(passages, str | Passage | Mapping):
-            raise InputError("passages must be a list, not a single passage; wrap it in [].")
-        return [Passage.of(passage) for passage in passages]
-    return in_blocks
+def given_passages(blocks: list[Passage], passages: Any, nodes: Any) -> list[Passage]:
+    """The passages of a call: in its messages, as ``passages=`` or as ``nodes=``.
+
+    Raises:
+        InputError: they come in two ways, or are none.
+    """
+    if isinstance(passages, Parts):
+        passages = passages.passages
+    if isinstance(nodes, Sequence) and not isinstance(nodes, str):
+        nodes = [passage_of_node(node) for node in nodes]
+    return one_way(
+        {
+            "citable blocks": blocks,
+            "passages=": passage_list("passages", passages),
+            "nodes=": passage_list("nodes", nodes),
+        }
+    )
 
 
 def passage_of_node(node: NodeWithScore | BaseNode) -> Passage:
@@ -301,60 +250,73 @@ def tool_selections(response: ChatResponse, *, required: bool) -> list[ToolSelec
     ]
 
 
-def shown(answer: ToolAnswer, *, parallel: bool) -> ToolAnswer:
-    """An answer as it is shown: a call that can't be read stands in its text.
+def chat_response(call: ChatCall, generation: Generation) -> ChatResponse:
+    """A whole answer, with citation blocks and calls of tools."""
+    return _response(call, generation, call.reader.whole(generation))
+
+
+def chat_pieces() -> Callable[[ChatCall, Chunk], Iterator[ChatResponse]]:
+    """What becomes of each chunk of one stream; calls come with the last."""
+    said = ""
+
+    def pieces(call: ChatCall, chunk: Chunk) -> Iterator[ChatResponse]:
+        nonlocal said
+        delta = call.reader.feed(chunk.text)
+        said += delta
+        if chunk.generation is None:
+            message = ChatMessage(role=MessageRole.ASSISTANT, content=said)
+            yield ChatResponse(message=message, delta=delta)
+        else:
+            rest = call.reader.last(chunk.generation)
+            response = _response(call, chunk.generation, rest, said)
+            response.delta = (response.message.content or "")[len(said) - len(delta) :]
+            yield response
+
+    return pieces
+
+
+def completion_response(call: ChatCall, generation: Generation) -> CompletionResponse:
+    """A whole answer as text."""
+    return CompletionResponse(text=generation.text, raw=as_raw(call, generation))
+
+
+def completion_pieces() -> Callable[[ChatCall, Chunk], Iterator[CompletionResponse]]:
+    """What becomes of each chunk of one stream."""
+    said = ""
+
+    def pieces(call: ChatCall, chunk: Chunk) -> Iterator[CompletionResponse]:
+        nonlocal said
+        said += chunk.text
+        raw = None if chunk.generation is None else as_raw(call, chunk.generation)
+        yield CompletionResponse(text=said, delta=chunk.text, raw=raw)
+
+    return pieces
+
+
+def _response(
+    call: ChatCall, generation: Generation, answer: ToolAnswer, said: str = ""
+) -> ChatResponse:
+    """An answer in blocks, in order.
+
+    Its reasoning, where it was told apart; its text, with calls that can't be read; a citation for
+    each passage that carried it, the strongest first, with its place among the passages as given
+    in ``additional_location_info["passage"]``; calls of tools.
 
     Args:
-        answer: as it was read.
-        parallel: whether several calls count, or the first one only.
+        call: what was asked.
+        generation: the answer.
+        answer: the answer as it was read, as far as it was not streamed yet.
+        said: what was streamed of its text.
     """
-    text = "\n".join(part for part in (answer.text, *(one.text for one in answer.broken)) if part)
-    return replace(answer, text=text, calls=answer.calls if parallel else answer.calls[:1])
-
-
-def chat_response(
-    generation: Generation, answer: ToolAnswer, passages: Sequence[Passage], raw: dict[str, Any]
-) -> ChatResponse:
-    """A whole answer, with citation blocks and calls of tools."""
-    entries = {}
-    if answer.calls:
-        raw = {**raw, "finish_reason": "tool_calls"}
-        # In the form of OpenAI's chat API, which LlamaIndex's programs look for.
-        calls = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-            }
-            for call in answer.calls
-        ]
-        entries = {"tool_calls": calls}
-    if answer.broken:
-        raw = {**raw, BROKEN: [asdict(one) for one in answer.broken]}
-    message = ChatMessage(
-        role=MessageRole.ASSISTANT,
-        blocks=_answer_blocks(answer, generation.citations, passages),
-        additional_kwargs=entries,
-    )
-    return ChatResponse(message=message, raw=raw)
-
-
-def _answer_blocks(
-    answer: ToolAnswer, citations: Sequence[Citation] | None, passages: Sequence[Passage]
-) -> list[ContentBlock]:
-    """What an answer holds, in order.
-
-    Its reasoning, where it was told apart; its text; a citation for each passage that carried it,
-    the strongest first; calls of tools. A citation block holds the passage's text, its id as
-    ``source``, its title, and its place among the passages as given as
-    ``additional_location_info["passage"]``.
-    """
+    rest = "\n".join(part for part in (answer.text, *(one.text for one in answer.broken)) if part)
+    calls = answer.calls if call.parallel else answer.calls[:1]
+    passages = cast(Sequence[Passage], call.passages)
     blocks: list[ContentBlock] = []
     if answer.reasoning:
         blocks.append(ThinkingBlock(content=answer.reasoning))
-    if answer.text or not answer.calls:
-        blocks.append(TextBlock(text=answer.text))
-    for citation in carried(citations):
+    if said + rest or not calls:
+        blocks.append(TextBlock(text=said + rest))
+    for citation in carried(generation.citations):
         passage = passages[citation.passage]
         blocks.append(
             CitationBlock(
@@ -364,63 +326,55 @@ def _answer_blocks(
                 additional_location_info={"passage": citation.passage},
             )
         )
-    for call in answer.calls:
-        arguments = dict(call.arguments)
-        blocks.append(
-            ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=arguments)
-        )
-    return blocks
+    raw, entries = as_raw(call, generation), []
+    for one in calls:
+        arguments = dict(one.arguments)
+        blocks.append(ToolCallBlock(tool_call_id=one.id, tool_name=one.name, tool_kwargs=arguments))
+        # In the form of OpenAI's chat API, which LlamaIndex's programs look for.
+        function = {"name": one.name, "arguments": json.dumps(arguments)}
+        entries.append({"id": one.id, "type": "function", "function": function})
+    if calls:
+        raw["finish_reason"] = "tool_calls"
+    if answer.broken:
+        raw[BROKEN] = [asdict(one) for one in answer.broken]
+    message = ChatMessage(
+        role=MessageRole.ASSISTANT,
+        blocks=blocks,
+        additional_kwargs={"tool_calls": entries} if calls else {},
+    )
+    return ChatResponse(message=message, raw=raw)
 
 
-def as_raw(
-    generation: Generation, passages: Sequence[Passage], model: str, method: Any
-) -> dict[str, Any]:
+def as_raw(call: ChatCall, generation: Generation) -> dict[str, Any]:
     """All that is known about an answer but its text, as plain JSON.
 
-    Keys:
+    Keys, beside those of `rag_windows.integration.answer_record`:
         model, method: names; ``method`` with its numbers.
         usage: prompt_tokens, completion_tokens, total_tokens, cached_tokens.
-        timings: seconds: encode_s, ttft_s, total_s.
-        finish_reason: "stop", "length" or "cancelled"; "tool_calls" where tools are called.
+        finish_reason: "tool_calls", too, where tools are called.
         citations: for each passage in order its number, id, title and attention mass; or None.
         prefix_mass, query_mass: the rest of the attention; or None.
-        windows: for each window the passage, its part of how many, the span of the passage's text
-            and its tokens.
         notes: what was done with blank, duplicate and overlong passages.
-        fallback: None, or what the guard found: where it was ``taken``, passages were read one
-            after the other and not by ``method``.
         broken_calls: only where there are any: calls of tools that can't be read, with the reason;
             they stand in the text, too.
         alternatives: further answers, where ``num_return_sequences`` asked for them.
     """
-    usage, citations, fallback = generation.usage, generation.citations, generation.fallback
+    usage, citations = generation.usage, generation.citations
+    passages = cast(Sequence[Passage], call.passages)
     titled = [{**asdict(one), "title": passages[one.passage].title} for one in citations or ()]
     return {
-        "model": model,
-        "method": method,
+        "model": call.model_name,
+        "method": describe(call.method),
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
         },
-        "timings": asdict(generation.timings),
-        "finish_reason": generation.finish_reason,
         "citations": None if citations is None else titled,
         "prefix_mass": generation.prefix_mass,
         "query_mass": generation.query_mass,
-        "windows": [
-            {
-                "passage": window.passage,
-                "part": window.part,
-                "parts": window.parts,
-                "start": window.start,
-                "end": window.end,
-                "tokens": len(window.ids),
-            }
-            for window in generation.windows
-        ],
         "notes": [asdict(note) for note in generation.notes],
-        "fallback": None if fallback is None else fallback.as_dict(),
         "alternatives": [other.text for other in generation.alternatives],
+        **answer_record(generation),
     }
