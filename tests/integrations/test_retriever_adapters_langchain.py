@@ -15,10 +15,10 @@ from langchain_core.runnables import RunnableLambda
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from pydantic import ValidationError
 
-from rag_windows.integration import passage_of as as_passage
 from langchain_rag_windows.errors import RequestError
 from langchain_rag_windows.retrievers import RagWindowsRetriever
 from rag_windows import Passage
+from rag_windows.integration import passage_of as as_passage
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,

@@ -18,7 +18,7 @@ from llama_index.llms.rag_windows import (
     SourceNode,
     WindowSynthesizer,
 )
-from llama_index.llms.rag_windows.source_nodes import NOTE
+from llama_index.llms.rag_windows.synthesizer import NOTE
 from rag_windows import GenerationError, InputError
 from tests.integrations.llama_index.cases import (
     BARE,

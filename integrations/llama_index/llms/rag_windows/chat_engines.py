@@ -12,8 +12,7 @@ from llama_index.core.memory import Memory
 from llama_index.core.schema import NodeWithScore
 
 from llama_index.llms.rag_windows.llm import RagWindowsLLM
-from llama_index.llms.rag_windows.source_nodes import as_sources
-from llama_index.llms.rag_windows.synthesizer import WindowSynthesizer
+from llama_index.llms.rag_windows.synthesizer import WindowSynthesizer, as_sources
 from rag_windows.errors import InputError
 
 

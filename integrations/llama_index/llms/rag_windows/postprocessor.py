@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from llama_index.core.bridge.pydantic import Field
@@ -13,15 +12,13 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from llama_index.llms.rag_windows.messages import passage_of_node
-from llama_index.llms.rag_windows.source_nodes import annotated
+from llama_index.llms.rag_windows.synthesizer import annotated
 
 logger = logging.getLogger(__name__)
 
 DUPLICATES = "rag_windows_duplicates"
 """Metadata key on a node that stayed: a list of ``{"id", "score", "same"}``, one for each node that
 was left out for it; ``same`` is "id" or "text"."""
-
-Order = Literal["score", "score-ascending", "document", "given"]
 
 
 class WindowOrderPostprocessor(BaseNodePostprocessor):
@@ -38,7 +35,7 @@ class WindowOrderPostprocessor(BaseNodePostprocessor):
             best node; or "given".
     """
 
-    order: Order = Field(
+    order: Literal["score", "score-ascending", "document", "given"] = Field(
         default="score",
         description="How the nodes are ordered: score, score-ascending, document or given.",
     )
@@ -51,32 +48,31 @@ class WindowOrderPostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        kept = [_best(group) for group in _groups(nodes)]
+        # Nodes that count as one, each with what it shares with those before it: "id" or "text".
+        groups: list[list[tuple[NodeWithScore, str]]] = []
+        known: dict[Any, list[tuple[NodeWithScore, str]]] = {}
+        for node in nodes:
+            keys = {"id": ("id", node.node_id), **_text_key(node.node)}
+            same = next((name for name, key in keys.items() if key in known), "")
+            group = known[keys[same]] if same else []
+            if not same:
+                groups.append(group)
+            group.append((node, same))
+            for key in keys.values():
+                known.setdefault(key, group)
+        kept = [_best(group) for group in groups]
         if self.order == "given":
             return kept
         ordered = sorted(kept, key=_score, reverse=True)
         if self.order == "score-ascending":
             return ordered[::-1]
-        if self.order == "document":
-            return _by_document(ordered)
-        return ordered
-
-
-def _groups(nodes: Iterable[NodeWithScore]) -> list[list[tuple[NodeWithScore, str]]]:
-    """Nodes that count as one, each with what it shares with those before it: "id" or "text"."""
-    groups: list[list[tuple[NodeWithScore, str]]] = []
-    known: dict[Any, list[tuple[NodeWithScore, str]]] = {}
-    for node in nodes:
-        keys = {"id": ("id", node.node_id), "text": _text(node.node)}
-        same = next((name for name, key in keys.items() if key in known), "")
-        group = known[keys[same]] if same else []
-        if not same:
-            groups.append(group)
-        group.append((node, same))
-        for key in keys.values():
-            if key is not None:
-                known.setdefault(key, group)
-    return groups
+        if self.order == "score":
+            return ordered
+        documents: dict[str, list[NodeWithScore]] = {}
+        for node in ordered:
+            # A node without a source document is a document of its own.
+            documents.setdefault(node.node.ref_doc_id or node.node_id, []).append(node)
+        return [node for each in documents.values() for node in sorted(each, key=_start)]
 
 
 def _best(group: list[tuple[NodeWithScore, str]]) -> NodeWithScore:
@@ -99,29 +95,17 @@ def _best(group: list[tuple[NodeWithScore, str]]) -> NodeWithScore:
     return NodeWithScore(node=annotated(kept.node, {DUPLICATES: dropped}), score=kept.score)
 
 
-def _text(node: BaseNode) -> tuple[str, ...] | None:
-    """What two equal nodes share; None for a node without text, which equals no other one."""
-    text = _normalized(node.get_content(metadata_mode=MetadataMode.NONE))
-    title = _normalized(passage_of_node(node).title or "")
-    return ("text", title, text) if text else None
-
-
-def _normalized(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+def _text_key(node: BaseNode) -> dict[str, tuple[str, ...]]:
+    """What nodes of equal title and text share; nothing for one without text."""
+    texts = (node.get_content(metadata_mode=MetadataMode.NONE), passage_of_node(node).title or "")
+    plain = [" ".join(unicodedata.normalize("NFKC", t).casefold().split()) for t in texts]
+    return {"text": ("text", *plain)} if plain[0] else {}
 
 
 def _score(node: NodeWithScore) -> float:
     if node.score is None or math.isnan(node.score):
         return -math.inf
     return node.score
-
-
-def _by_document(ordered: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    documents: dict[str, list[NodeWithScore]] = {}
-    for node in ordered:
-        # A node without a source document is a document of its own.
-        documents.setdefault(node.node.ref_doc_id or node.node_id, []).append(node)
-    return [node for nodes in documents.values() for node in sorted(nodes, key=_start)]
 
 
 def _start(node: NodeWithScore) -> float:

@@ -1,42 +1,182 @@
-"""Answers over nodes, each node in a window of its own."""
+"""Answers over nodes, each node in a window of its own, and source nodes that tell its share."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, TypeVar
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import llama_index.core.instrumentation as instrument
 from llama_index.core.base.llms.types import ChatResponseAsyncGen, ChatResponseGen
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.prompt_helper import DEFAULT_PADDING, PromptHelper
 from llama_index.core.instrumentation.events.synthesis import (
     GetResponseEndEvent,
     GetResponseStartEvent,
 )
 from llama_index.core.llms import ChatMessage, ChatResponse
+from llama_index.core.llms.llm import LLM
 from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import NodeWithScore, QueryType
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryType
+from llama_index.core.tools import BaseTool
 from llama_index.core.types import RESPONSE_TEXT_TYPE, TokenAsyncGen, TokenGen
 
 from llama_index.llms.rag_windows.llm import RagWindowsLLM
-from llama_index.llms.rag_windows.prompt_helper import WindowPromptHelper
-from llama_index.llms.rag_windows.source_nodes import SourceNode, as_sources, note_answer
 from llama_index.llms.rag_windows.templates import Parts, checked_template, window_messages
+from rag_windows import Passage
 from rag_windows.errors import GenerationError, InputError
 
-Model = TypeVar("Model", bound=BaseModel)
+logger = logging.getLogger(__name__)
+# LlamaIndex passes this function on without naming it as its own.
+dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # as said above
+
+ATTENTION_MASS = "attention_mass"
+"""Metadata key: share of the attention that a node got while the answer was written, 0 to 1."""
+
+NOTE = "rag_windows_note"
+"""Metadata key: why a node made no window of its own, or several; set only where that happened."""
 
 _SHOWN = 200
 """Characters of a wrong answer that an error shows."""
 
-# LlamaIndex passes this function on without naming it as its own.
-dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # as said above
+
+class SourceNode(NodeWithScore):
+    """A node of one answer.
+
+    The node inside is a copy with metadata of its own, so that what is noted there never reaches
+    the retriever's node. The noted keys are excluded from what embeddings and models are shown.
+    """
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name in serialized form."""
+        return "SourceNode"
+
+    @property
+    def attention_mass(self) -> float | None:
+        """Share of the attention; None until the answer is complete."""
+        mass: float | None = self.node.metadata.get(ATTENTION_MASS)
+        return mass
+
+
+def annotated(node: BaseNode, notes: Mapping[str, Any], *keys: str) -> BaseNode:
+    """A copy with more metadata, of which these and further keys are shown to no model."""
+    copy = node.model_copy()
+    # Assigned one by one: the copy still shares these containers with the original.
+    copy.metadata = {**node.metadata, **notes}
+    for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
+        setattr(copy, name, list(dict.fromkeys([*getattr(node, name), *notes, *keys])))
+    return copy
+
+
+def as_sources(nodes: Iterable[NodeWithScore]) -> list[SourceNode]:
+    """Copies to note an answer's masses on; a source that has none yet stands for itself."""
+    sources = []
+    for one in nodes:
+        if not isinstance(one, SourceNode) or ATTENTION_MASS in one.node.metadata:
+            node = annotated(one.node, {}, ATTENTION_MASS, NOTE)
+            for key in (ATTENTION_MASS, NOTE):
+                node.metadata.pop(key, None)
+            one = SourceNode(node=node, score=one.score)
+        sources.append(one)
+    return sources
+
+
+def _note(sources: Sequence[SourceNode] | None, response: ChatResponse) -> None:
+    """Write an answer's attention masses and notes on its sources; a partial answer has none."""
+    if not sources or not isinstance(response.raw, Mapping):
+        return
+    for citation in response.raw.get("citations") or ():
+        sources[citation["passage"]].node.metadata[ATTENTION_MASS] = citation["mass"]
+    for note in response.raw.get("notes") or ():
+        logger.info("%s", note["message"])
+        sources[note["passage"]].node.metadata[NOTE] = note["message"]
+
+
+class WindowPromptHelper(PromptHelper):
+    """Keeps texts apart where LlamaIndex packs them into one.
+
+    The drop-in for stock classes: ``Settings.prompt_helper = WindowPromptHelper()``, or
+    ``prompt_helper=`` of ``get_response_synthesizer``. Texts stay separate inside a ``str``
+    subclass (`Parts`), which `RagWindowsLLM` turns into windows; nothing in a text can end its
+    window. Nothing is cut: a text too long for one window becomes several, and what exceeds a
+    model's positions is refused by the engine. For the prompts of another LLM, LlamaIndex's own
+    packing and cutting are used.
+
+    Args:
+        max_windows: so many texts at most go into one prompt, which bounds memory; more make
+            several prompts, which LlamaIndex then refines or summarizes. At least 2. None puts all
+            of them into one.
+        arguments: of LlamaIndex's `PromptHelper`, for what else is asked of a helper (splitting by
+            tree indexes).
+        named: likewise.
+
+    Raises:
+        InputError: ``max_windows`` is below 2.
+    """
+
+    max_windows: int | None = None
+
+    def __init__(self, *arguments: Any, max_windows: int | None = None, **named: Any) -> None:
+        if max_windows is not None and max_windows < 2:
+            raise InputError(
+                f"max_windows must be at least 2, got {max_windows}: summaries of summaries would "
+                "never come to an end. Leave it out to read all texts at once."
+            )
+        super().__init__(*arguments, **named)
+        self.max_windows = max_windows
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name in serialized form."""
+        return "WindowPromptHelper"
+
+    def repack(
+        self,
+        prompt: BasePromptTemplate,
+        text_chunks: Sequence[str],
+        padding: int = DEFAULT_PADDING,
+        llm: LLM | None = None,
+        tools: list[BaseTool] | None = None,
+    ) -> list[str]:
+        """All texts in one `Parts`, or ``max_windows`` of them in each.
+
+        A chunk that holds parts already (stock classes repack what they packed) gives them back.
+        There is always at least one element: with none, LlamaIndex answers "Empty Response"
+        without asking the model.
+        """
+        if llm is not None and not isinstance(llm, RagWindowsLLM):
+            return super().repack(prompt, text_chunks, padding=padding, llm=llm, tools=tools)
+        passages: list[Passage] = []
+        for chunk in text_chunks:
+            passages += chunk.passages if isinstance(chunk, Parts) else [Passage(chunk)]
+        step = self.max_windows or max(1, len(passages))
+        return [Parts.of(passages[i : i + step]) for i in range(0, max(1, len(passages)), step)]
+
+    def truncate(
+        self,
+        prompt: BasePromptTemplate,
+        text_chunks: Sequence[str],
+        padding: int = DEFAULT_PADDING,
+        llm: LLM | None = None,
+        tools: list[BaseTool] | None = None,
+    ) -> list[str]:
+        """The chunks as they are: nothing is cut, and what joined them before stays joined."""
+        if llm is not None and not isinstance(llm, RagWindowsLLM):
+            return super().truncate(prompt, text_chunks, padding=padding, llm=llm, tools=tools)
+        logger.warning(
+            "A text is read as part of one prompt, uncut. If it holds passages (the response mode "
+            "simple_summarize joins them), use compact, tree_summarize or WindowSynthesizer to "
+            "have each in a window of its own."
+        )
+        return list(text_chunks)
 
 
 class WindowSynthesizer(BaseSynthesizer):
@@ -89,9 +229,7 @@ class WindowSynthesizer(BaseSynthesizer):
             output_cls=output_cls,
             empty_response=empty_response,
         )
-        self._text_qa_template = checked_template(
-            text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL, llm
-        )
+        self._update_prompts({"text_qa_template": text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL})
         self._chat_history = tuple(chat_history)
         self._check_streaming()
 
@@ -111,11 +249,9 @@ class WindowSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Answer a query over nodes; further arguments go to the LLM's chat."""
         sources = as_sources(nodes)
-        # Without the span that LlamaIndex put around it: this method has one already.
-        call: Any = inspect.unwrap(BaseSynthesizer.synthesize)
-        response: RESPONSE_TYPE = call(
-            self, query, list(sources), additional_source_nodes, sources=sources, **response_kwargs
-        )
+        stock: Any = inspect.unwrap(BaseSynthesizer.synthesize)  # without a second span
+        options = {"sources": sources, **response_kwargs}
+        response: RESPONSE_TYPE = stock(self, query, sources, additional_source_nodes, **options)
         return response
 
     async def asynthesize(
@@ -127,9 +263,10 @@ class WindowSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Like `synthesize`, without blocking the event loop."""
         sources = as_sources(nodes)
-        call: Any = inspect.unwrap(BaseSynthesizer.asynthesize)
-        response: RESPONSE_TYPE = await call(
-            self, query, list(sources), additional_source_nodes, sources=sources, **response_kwargs
+        stock: Any = inspect.unwrap(BaseSynthesizer.asynthesize)
+        options = {"sources": sources, **response_kwargs}
+        response: RESPONSE_TYPE = await stock(
+            self, query, sources, additional_source_nodes, **options
         )
         return response
 
@@ -142,8 +279,7 @@ class WindowSynthesizer(BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TEXT_TYPE:
         """Answer over texts, or over the ``sources`` that they were taken from."""
-        messages, options = self._asked(query_str, text_chunks, sources)
-        options |= response_kwargs
+        messages, options = self._asked(query_str, text_chunks, sources, response_kwargs)
         result: RESPONSE_TEXT_TYPE
         if self._streaming:
             result = _tokens(self._llm.stream_chat(messages, **options), sources)
@@ -161,8 +297,7 @@ class WindowSynthesizer(BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TEXT_TYPE:
         """Like `get_response`, without blocking the event loop."""
-        messages, options = self._asked(query_str, text_chunks, sources)
-        options |= response_kwargs
+        messages, options = self._asked(query_str, text_chunks, sources, response_kwargs)
         result: RESPONSE_TEXT_TYPE
         if self._streaming:
             result = _atokens(await self._llm.astream_chat(messages, **options), sources)
@@ -172,7 +307,11 @@ class WindowSynthesizer(BaseSynthesizer):
         return result
 
     def _asked(
-        self, query_str: str, text_chunks: Sequence[str], sources: Sequence[SourceNode] | None
+        self,
+        query_str: str,
+        text_chunks: Sequence[str],
+        sources: Sequence[SourceNode] | None,
+        options: dict[str, Any],
     ) -> tuple[list[ChatMessage], dict[str, Any]]:
         """Messages and options of the chat that answers."""
         self._check_streaming()
@@ -188,16 +327,32 @@ class WindowSynthesizer(BaseSynthesizer):
             copies = [message.model_copy(deep=True) for message in messages]
             messages = PydanticOutputParser(output_cls=self._output_cls).format_messages(copies)
         windows = {"passages": list(text_chunks)} if sources is None else {"nodes": list(sources)}
-        return self._llm._extend_messages(messages), windows
+        return self._llm._extend_messages(messages), {**windows, **options}
 
     def _read(
         self, response: ChatResponse, sources: Sequence[SourceNode] | None
     ) -> str | BaseModel:
-        note_answer(sources or (), response)
+        """The text of an answer, or the object that it spells.
+
+        Raises:
+            GenerationError: it spells none. Not a ``ValueError``: LlamaIndex's refine step would
+                turn that into an empty response.
+        """
+        _note(sources, response)
         text = response.message.content or ""
-        if self._output_cls is not None:
-            return _parsed(self._output_cls, text)
-        return self._llm._parse_output(text)
+        if self._output_cls is None:
+            return self._llm._parse_output(text)
+        try:
+            found = PydanticOutputParser(output_cls=self._output_cls).parse(text)
+        except (ValidationError, ValueError, TypeError) as error:
+            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+            raise GenerationError(
+                f"The model did not answer with JSON of {self._output_cls.__name__}: {shown!r}. "
+                "Use a model that was trained for structured answers, raise max_new_tokens if the "
+                "answer was cut off, or ask for text (without output_cls)."
+            ) from error
+        read: BaseModel = found
+        return read
 
     def _check_streaming(self) -> None:
         # Asked at every call: LlamaIndex's chat engines switch streaming on and off.
@@ -211,7 +366,7 @@ class WindowSynthesizer(BaseSynthesizer):
 def _tokens(stream: ChatResponseGen, sources: Sequence[SourceNode] | None) -> TokenGen:
     try:
         for response in stream:
-            note_answer(sources or (), response)
+            _note(sources, response)
             yield response.delta or ""
     finally:
         stream.close()
@@ -222,30 +377,7 @@ async def _atokens(
 ) -> TokenAsyncGen:
     try:
         async for response in stream:
-            note_answer(sources or (), response)
+            _note(sources, response)
             yield response.delta or ""
     finally:
         await stream.aclose()
-
-
-def _parsed(output_cls: type[Model], text: str) -> Model:
-    """The object that an answer spells.
-
-    Raises:
-        GenerationError: it spells none. Not a ``ValueError``: LlamaIndex's refine step would turn
-            that into an empty response.
-    """
-    try:
-        found = PydanticOutputParser(output_cls=output_cls).parse(text)
-    except (ValidationError, ValueError, TypeError) as error:
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-        raise GenerationError(
-            f"The model did not answer with JSON of {output_cls.__name__}: {shown!r}. Use a model "
-            "that was trained for structured answers, raise max_new_tokens if the answer was cut "
-            "off, or ask for text (without output_cls)."
-        ) from error
-    if not isinstance(found, output_cls):
-        raise GenerationError(
-            f"The answer was read as {type(found).__name__}, not {output_cls.__name__}."
-        )
-    return found

@@ -72,15 +72,10 @@ class WindowedPrompt(str):
 
 
 class WindowTemplate(BasePromptTemplate):
-    """A template that puts its passages into citable blocks, each read in a window of its own.
-
-    Attributes:
-        inner: the template as it was.
-        reader: the LLM that selects among its variants.
-    """
+    """A template that puts its passages into citable blocks, each read in a window of its own."""
 
     inner: BasePromptTemplate
-    reader: Any
+    reader: Any  # the LLM that selects among its variants
 
     @classmethod
     def of(
@@ -106,7 +101,11 @@ class WindowTemplate(BasePromptTemplate):
         if found is None:
             raise InputError("This template needs Parts for its passages; see Parts.of.")
         messages = window_messages(self.inner, arguments, self.reader)
-        blocks = [_block_of(passage) for passage in found[1].passages]
+        # Score and metadata have no place in a message.
+        blocks = [
+            CitableBlock(title=p.title or "", source=p.id or "", content=[TextBlock(text=p.text)])
+            for p in found[1].passages
+        ]
         messages[-1].blocks = [*blocks, *messages[-1].blocks]
         if self.output_parser is not None:
             messages = self.output_parser.format_messages(messages)
@@ -132,22 +131,10 @@ class WindowTemplate(BasePromptTemplate):
         return self.inner.get_template(llm)
 
 
-def _block_of(passage: Passage) -> CitableBlock:
-    """A passage in a message; score and metadata have no place there."""
-    return CitableBlock(
-        title=passage.title or "", source=passage.id or "", content=[TextBlock(text=passage.text)]
-    )
-
-
 def find_parts(
     prompt: BasePromptTemplate, arguments: Mapping[str, Any], llm: LLM
 ) -> tuple[str, Parts] | None:
-    """The variable that holds `Parts`, by name, with its value; None if none does.
-
-    Args:
-        prompt: may hold it itself, after ``partial_format``.
-        arguments: of the call.
-        llm: selects among a selector's templates.
+    """The template variable that holds `Parts`, by name, with its value; None if none does.
 
     Raises:
         InputError: several variables do.
@@ -167,16 +154,10 @@ def window_messages(
 ) -> list[ChatMessage]:
     """The messages of a template, without the passages: instruction, history, question.
 
-    Args:
-        prompt: with a variable that ``arguments``, or ``prompt`` itself, fills with `Parts`.
-        arguments: values of the template's variables.
-        llm: selects among a selector's templates.
-
-    Returns:
-        What the template renders, but for the last message: where that holds the passages' place
-        and the question, its other text (without rulers and labels that lost their line's
-        content) is the instruction, and the question is all that is left of it. Elsewhere the
-        passages' place is taken out.
+    They are what the template renders, but for the last one: where that holds the passages' place
+    and the question, its other text (without rulers and labels that lost their line's content) is
+    the instruction, and the question is all that is left of it. Elsewhere the passages' place is
+    taken out.
 
     Raises:
         InputError: no variable holds `Parts`, or the template does not show it.
@@ -195,6 +176,8 @@ def window_messages(
             f"The prompt template does not show {found[0]!r}, or a function mapping of it changes "
             f"that text, so the passages would be lost. Put {{{found[0]}}} into the template."
         )
+    # A line that frames the passages is the template's; one like it in a value is somebody's words.
+    # So values are marks, too, while lines are dropped.
     others = {name for name, value in marked.items() if isinstance(value, str) and value}
     marks = {name: _mark() for name in others - {found[0], QUERY}}
 
@@ -203,8 +186,11 @@ def window_messages(
             text = text.replace(mark, marked[name])
         return text
 
-    own = _own_words(chosen, llm, {**marked, **marks})
-    if [filled(text) for text in own] != texts:
+    try:
+        own = [_text(one) for one in chosen.format_messages(llm, **{**marked, **marks})]
+    except Exception:  # noqa: BLE001 - a template's own function may ask anything of a value
+        own = []
+    if [filled(text) for text in own] != texts:  # a function does something else with marks
         guard = marks[""] = _mark()
         marked[""] = ""
         own = [_guarded(text, (context, query), guard) for text in texts]
@@ -219,7 +205,10 @@ def window_messages(
             rest = filled(without(words, (context,))).replace(query, question)
         if rest != text:
             messages[index].blocks = [TextBlock(text=rest)]
-    return _instructed(messages, instruction)
+    if instruction:
+        first = int(bool(messages) and messages[0].role == MessageRole.SYSTEM)
+        messages.insert(first, ChatMessage(role=MessageRole.SYSTEM, content=instruction))
+    return [m for m in messages if m.role != MessageRole.SYSTEM or _text(m).strip()]
 
 
 def checked_template(template: BasePromptTemplate, llm: LLM) -> BasePromptTemplate:
@@ -258,17 +247,6 @@ def checked_template(template: BasePromptTemplate, llm: LLM) -> BasePromptTempla
     return template
 
 
-def _own_words(prompt: BasePromptTemplate, llm: LLM, values: Mapping[str, Any]) -> list[str]:
-    """A template's texts with marks in place of its variables; none if it can't take marks.
-
-    A line that frames the passages is the template's; one like it in a value is somebody's words.
-    """
-    try:
-        return [_text(message) for message in prompt.format_messages(llm, **values)]
-    except Exception:  # noqa: BLE001 - a template's own function may ask anything of a value
-        return []
-
-
 def _guarded(text: str, marks: Sequence[str], guard: str) -> str:
     """A text none of whose lines looks like a label or ruler, those with a mark alone left out."""
     return "\n".join(
@@ -283,18 +261,18 @@ def without(text: str, marks: Sequence[str]) -> str:
     A line goes that held nothing else but a label; so do rulers (lines without a letter or digit)
     around it, and a label at the end of the text ("Answer:").
     """
-    lines = text.split("\n")
     kept: list[str | None] = []
-    for line in lines:
+    for line in text.split("\n"):
         bare = line
         for mark in marks:
             bare = bare.replace(mark, "")
-        held = bare != line
-        gone = held and (not bare.strip() or _LABEL.fullmatch(bare.strip()) is not None)
+        gone = bare != line and (not bare.strip() or _LABEL.fullmatch(bare.strip()))
         kept.append(None if gone else bare)
     for index in [i for i, line in enumerate(kept) if line is None]:
-        for step in (-1, 1):
-            _drop_ruler(kept, index + step, step)
+        for around in (range(index - 1, -1, -1), range(index + 1, len(kept))):
+            near = next((i for i in around if (kept[i] or "").strip()), None)
+            if near is not None and not any(map(str.isalnum, kept[near] or "")):
+                kept[near] = None
     rest = [line for line in kept if line is not None]
     while rest and (not rest[-1].strip() or _LABEL.fullmatch(rest[-1].strip())):
         rest.pop()
@@ -303,25 +281,6 @@ def without(text: str, marks: Sequence[str]) -> str:
 
 def _mark() -> str:
     return f"⟦{secrets.token_hex(16)}⟧"
-
-
-def _drop_ruler(lines: list[str | None], index: int, step: int) -> None:
-    while 0 <= index < len(lines):
-        line = lines[index]
-        if line is not None and line.strip():
-            if not any(character.isalnum() for character in line):
-                lines[index] = None
-            return
-        index += step
-
-
-def _instructed(messages: list[ChatMessage], instruction: str) -> list[ChatMessage]:
-    """Messages with an instruction added to the system's; empty system messages go."""
-    if instruction:
-        system = ChatMessage(role=MessageRole.SYSTEM, content=instruction)
-        at = 1 if messages and messages[0].role == MessageRole.SYSTEM else 0
-        messages = [*messages[:at], system, *messages[at:]]
-    return [m for m in messages if m.role != MessageRole.SYSTEM or _text(m).strip()]
 
 
 def _text(message: ChatMessage) -> str:
