@@ -36,7 +36,7 @@ from pydantic import Field
 
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from rag_windows import Passage
-from rag_windows.integration import one_way, passage_list, passage_of
+from rag_windows.integration import call_entry, one_way, passage_list, passage_of
 
 # Documents marked in text
 
@@ -77,12 +77,7 @@ class WindowDocumentPrompt(StringPromptTemplate):
 
 
 def mark(text: str, metadata: Mapping[str, Any]) -> str:
-    """A text with its head and end.
-
-    Args:
-        text: any text; it stands in the result as it is.
-        metadata: values that JSON can hold; others are turned into strings.
-    """
+    """A text with its head and end; of its metadata, what JSON can't hold becomes a string."""
     head = {"n": len(text), "m": dict(metadata)}
     data = json.dumps(head, default=str, sort_keys=True, separators=(",", ":")).encode()
     shown = "".join(chr(_FIRST_BYTE + byte) for byte in _digest(data, text) + data)
@@ -95,9 +90,6 @@ def unmark(text: str) -> tuple[str, list[Passage]]:
     What stands between two documents goes with them if it holds no letter or digit: it separated
     them. All other text stays, without the white space around the documents and with a blank line
     in the place of those in the middle.
-
-    Returns:
-        The text without them, and the documents.
 
     Raises:
         RequestError: a mark that this process has not made, or a document that was changed since.
@@ -157,21 +149,15 @@ _SILENT = ("reasoning", "thinking", "tool_call", "tool_call_chunk", "tool_use", 
 def conversation(
     messages: Sequence[BaseMessage], documents: object = None, *, tools: bool = False
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
-    """Read messages, and find the documents.
+    """Messages as `WindowedLM.generate` takes them, and the documents.
 
     Documents come with ``documents``, as text-plain blocks of human messages, as the artifact of
     tool messages, or marked by a `WindowDocumentPrompt` in the text of any message but an answer;
     only one of these ways may bring any. Messages of one role that follow each other are joined
     with a blank line between them, many templates want that.
 
-    Args:
-        messages: of LangChain.
-        documents: of the call.
-        tools: whether tools are bound. If not, a call whose results are all documents is left out
-            with them: the model sees the documents and the question, in any chat template.
-
-    Returns:
-        Messages as `WindowedLM.generate` takes them, and the documents.
+    Where no ``tools`` are bound, a call whose results are all documents is left out with them: the
+    model sees the documents and the question, in any chat template.
 
     Raises:
         RequestError: a role or block that can't be read, or several ways that bring documents.
@@ -200,7 +186,10 @@ def conversation(
             continue
         if isinstance(message, AIMessage) and message.tool_calls:
             if not hidden.issuperset(str(call["id"]) for call in message.tool_calls):
-                read.append({**said, "tool_calls": _calls(message)})
+                calls = [
+                    call_entry(one["name"], one["args"], one["id"]) for one in message.tool_calls
+                ]
+                read.append({**said, "tool_calls": calls})
             continue
         if role != "assistant":
             said["content"], found = unmark(text)
@@ -294,14 +283,3 @@ def _plain_text(block: Mapping[str, Any]) -> Passage:
     mapping = {"text": text, "id": block.get("id"), "title": block.get("title")}
     with in_langchain_terms():
         return passage_of({**mapping, "metadata": metadata})
-
-
-def _calls(message: AIMessage) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": call["id"],
-            "type": "function",
-            "function": {"name": call["name"], "arguments": call["args"]},
-        }
-        for call in message.tool_calls
-    ]

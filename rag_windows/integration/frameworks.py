@@ -197,6 +197,12 @@ def one_way(ways: Mapping[str, list[Passage]]) -> list[Passage]:
     return next(iter(used.values()), [])
 
 
+def call_entry(name: str, arguments: Any, identity: str | None) -> dict[str, Any]:
+    """A tool's call in the form of OpenAI's chat API, which chat templates read, too."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": identity, "type": "function", "function": function}
+
+
 def answer_record(generation: Generation) -> dict[str, Any]:
     """What is told of an answer beside its text, as plain JSON.
 

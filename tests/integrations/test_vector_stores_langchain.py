@@ -56,7 +56,8 @@ def answerable(store: Chroma) -> tuple[Drawn, VectorStoreRetriever, list[Documen
         drawn = answered(place)
         retriever = stored(store, drawn)
         found = retriever.invoke(drawn.question)
-        right = reader().generate(drawn.question, passage_list("found", found), max_new_tokens=16).text
+        passages = passage_list("found", found)
+        right = reader().generate(drawn.question, passages, max_new_tokens=16).text
         if right == drawn.answer:
             return drawn, retriever, found
     raise RuntimeError("The embedded reader answered none of 16 questions over the store's hits.")

@@ -66,14 +66,12 @@ def test_where_tools_are_bound_the_call_stays_and_the_documents_are_announced() 
     read, passages = conversation(messages, tools=True)
     assert [message["role"] for message in read] == ["user", "assistant", "tool"]
     assert read[1]["tool_calls"][0]["function"]["arguments"] == {"q": "1"}
-    assert read[2]["content"] == (
-        "2 documents; they stand at the beginning of this conversation."
-    )
+    assert read[2]["content"] == ("2 documents; they stand at the beginning of this conversation.")
     assert len(passages) == 2
 
 
 def test_a_call_with_other_results_beside_documents_stays() -> None:
-    read, passages = conversation(
+    read, _ = conversation(
         [
             HumanMessage("Who?"),
             AIMessage("", tool_calls=calls("1", "2")),
@@ -107,7 +105,8 @@ def test_documents_of_earlier_turns_stay_with_the_conversation() -> None:
 @pytest.mark.parametrize("artifact", [None, [], "text", ["text"], [1], {"a": DOCUMENTS}])
 def test_other_artifacts_are_no_documents(artifact: Any) -> None:
     result = ToolMessage("42", tool_call_id="1", artifact=artifact)
-    read, passages = conversation([HumanMessage("Who?"), AIMessage("", tool_calls=calls("1")), result])
+    asked = [HumanMessage("Who?"), AIMessage("", tool_calls=calls("1")), result]
+    read, passages = conversation(asked)
     assert passages == []
     assert read[-1]["content"] == "42"
 

@@ -23,6 +23,7 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
+    ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
@@ -39,6 +40,7 @@ from transformers.utils import TransformersKwargs
 
 from llama_index.llms.rag_windows.context_window import Counting
 from llama_index.llms.rag_windows.messages import (
+    BROKEN,
     ChatCall,
     chat_pieces,
     chat_response,
@@ -47,12 +49,11 @@ from llama_index.llms.rag_windows.messages import (
     given_passages,
     read_messages,
     surfacing,
-    tool_definitions,
-    tool_selections,
+    tool_definition,
 )
 from llama_index.llms.rag_windows.templates import Parts, WindowedPrompt, WindowTemplate
 from rag_windows import Guard, Method, Profile, WindowedLM
-from rag_windows.errors import InputError
+from rag_windows.errors import GenerationError, InputError
 from rag_windows.integration import (
     MODEL_INPUTS,
     AnswerReader,
@@ -228,16 +229,22 @@ class RagWindowsLLM(ModelOptions, FunctionCallingLLM):
         ``system_prompt``, and for an answer longer than chat engines expect. With
         ``Settings.tokenizer = llm.lm.tokenizer.encode`` it is the positions, less the markers.
         """
-        window = self.context_window
-        if window is None:
-            window = self._prompt_window()
         return LLMMetadata(
-            context_window=window,
+            context_window=self.context_window or self._prompt_window(),
             num_output=self.max_new_tokens,
             is_chat_model=self.is_chat_model,
             is_function_calling_model=self._source.tool_format() is not None,
             model_name=self.model_name,
         )
+
+    def _prompt_window(self) -> int:
+        limit = self.position_limit
+        if limit is None:
+            return DEFAULT_CONTEXT_WINDOW
+        if self._counting is None:
+            self._counting = Counting(self._source.tokenizer(), self._source.template_kwargs())
+        limit -= max(0, self.max_new_tokens - MEMORY_SPARES)
+        return self._counting.fitting(limit, self.system_prompt)
 
     @property
     def position_limit(self) -> int | None:
@@ -248,15 +255,6 @@ class RagWindowsLLM(ModelOptions, FunctionCallingLLM):
     def lm(self) -> WindowedLM:
         """The engine, loaded if it is not yet."""
         return self._source.lm()
-
-    def _prompt_window(self) -> int:
-        limit = self.position_limit
-        if limit is None:
-            return DEFAULT_CONTEXT_WINDOW
-        if self._counting is None:
-            self._counting = Counting(self._source.tokenizer(), self._source.template_kwargs())
-        limit -= max(0, self.max_new_tokens - MEMORY_SPARES)
-        return self._counting.fitting(limit, self.system_prompt)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -321,7 +319,23 @@ class RagWindowsLLM(ModelOptions, FunctionCallingLLM):
         Raises:
             GenerationError: there is none, and ``error_on_no_tool_call``.
         """
-        return tool_selections(response, required=error_on_no_tool_call)
+        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if error_on_no_tool_call and not calls:
+            # Not a ValueError: LlamaIndex's refine step would turn that into an empty response.
+            broken = response.raw.get(BROKEN) if isinstance(response.raw, Mapping) else None
+            why = "".join(f" {one['error']}" for one in broken or ())
+            raise GenerationError(
+                f"The model was to call a tool and answered {response.message.content or ''!r}."
+                f"{why} Raise max_new_tokens if the call was cut off, or use tool_required=True."
+            )
+        return [
+            ToolSelection(
+                tool_id=call.tool_call_id or "",
+                tool_name=call.tool_name,
+                tool_kwargs=call.tool_kwargs if isinstance(call.tool_kwargs, dict) else {},
+            )
+            for call in calls
+        ]
 
     def _prepare_chat_with_tools(
         self,
@@ -454,7 +468,9 @@ class RagWindowsLLM(ModelOptions, FunctionCallingLLM):
                 read.insert(0, {"role": "system", "content": self.system_prompt})
             if tools:
                 tokenizer, variables = source.tokenizer(), source.template_kwargs()
-                reader = AnswerReader.of(tokenizer, variables, tool_definitions(tools), choice)
+                reader = AnswerReader.of(
+                    tokenizer, variables, list(map(tool_definition, tools)), choice
+                )
             query = reader.query(read)
             passages = given_passages(
                 blocks, chosen.pop("passages", None), chosen.pop("nodes", None)

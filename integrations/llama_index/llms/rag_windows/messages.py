@@ -21,7 +21,6 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.tools.types import BaseTool
 
@@ -32,6 +31,7 @@ from rag_windows.integration import (
     ModelCall,
     ToolAnswer,
     answer_record,
+    call_entry,
     carried,
     describe,
     one_way,
@@ -83,14 +83,9 @@ def surfacing() -> Iterator[None]:
 
 
 def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]], list[Passage]]:
-    """What the engine takes, from what LlamaIndex gives.
+    """Messages as `WindowedLM.generate` takes them, and the passages in their citable blocks.
 
-    Args:
-        messages: leading system messages are joined to one; each citable block, in whatever
-            message, becomes a passage.
-
-    Returns:
-        Messages as `WindowedLM.generate` takes them, and the passages in order.
+    Leading system messages are joined to one.
 
     Raises:
         InputError: a role or a block that a text model can't be shown.
@@ -113,8 +108,12 @@ def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]]
         if role == "tool" and brought and not content:
             content = f"{brought} passages; they stand at the beginning of this conversation."
         said: dict[str, Any] = {"role": role, "content": content}
-        if role == "assistant" and (calls := _calls_of(message)):
-            said["tool_calls"] = calls
+        calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+        if role == "assistant" and calls:
+            said["tool_calls"] = [
+                call_entry(block.tool_name, block.tool_kwargs, block.tool_call_id or None)
+                for block in calls
+            ]
         if role == "tool":
             known = message.additional_kwargs
             said |= {key: known[key] for key in ("tool_call_id", "name") if known.get(key)}
@@ -134,18 +133,6 @@ def _texts(message: ChatMessage, index: int, passages: list[Passage]) -> Iterato
                 "citable blocks only. Give its text as a TextBlock, or as a CitableBlock to read "
                 "it as a passage."
             )
-
-
-def _calls_of(message: ChatMessage) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": block.tool_call_id or None,
-            "type": "function",
-            "function": {"name": block.tool_name, "arguments": block.tool_kwargs},
-        }
-        for block in message.blocks
-        if isinstance(block, ToolCallBlock)
-    ]
 
 
 def given_passages(blocks: list[Passage], passages: Any, nodes: Any) -> list[Passage]:
@@ -198,56 +185,20 @@ def _passage_of_block(block: CitableBlock) -> Passage:
     return Passage(text="\n".join(texts), id=block.source or None, title=block.title or None)
 
 
-def tool_definitions(tools: Iterable[BaseTool | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Tools as a chat template takes them.
-
-    Args:
-        tools: LlamaIndex's, or OpenAI's definitions.
+def tool_definition(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool of LlamaIndex's, or OpenAI's definition of one, as a chat template takes it.
 
     Raises:
         InputError: something else.
     """
-    made: list[Mapping[str, Any]] = []
-    for tool in tools:
-        if isinstance(tool, BaseTool):
-            made.append(tool.metadata.to_openai_tool(skip_length_check=True))
-        elif isinstance(tool, Mapping):
-            made.append(tool)
-        else:
-            raise InputError(
-                f"A tool must be one of LlamaIndex's, or a definition, not {type(tool).__name__}; "
-                "make one with FunctionTool.from_defaults(function)."
-            )
-    return made
-
-
-def tool_selections(response: ChatResponse, *, required: bool) -> list[ToolSelection]:
-    """The calls of an answer.
-
-    Args:
-        response: of a chat.
-        required: whether there must be one.
-
-    Raises:
-        GenerationError: there is none. Not a ``ValueError``: LlamaIndex's refine step would turn
-            that into an empty response.
-    """
-    calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
-    if required and not calls:
-        broken = response.raw.get(BROKEN) if isinstance(response.raw, Mapping) else None
-        why = "".join(f" {one['error']}" for one in broken or ())
-        raise GenerationError(
-            f"The model was to call a tool and answered {response.message.content or ''!r}.{why} "
-            "Raise max_new_tokens if the call was cut off, or use tool_required=True."
-        )
-    return [
-        ToolSelection(
-            tool_id=call.tool_call_id or "",
-            tool_name=call.tool_name,
-            tool_kwargs=call.tool_kwargs if isinstance(call.tool_kwargs, dict) else {},
-        )
-        for call in calls
-    ]
+    if isinstance(tool, BaseTool):
+        return tool.metadata.to_openai_tool(skip_length_check=True)
+    if isinstance(tool, Mapping):
+        return tool
+    raise InputError(
+        f"A tool must be one of LlamaIndex's, or a definition, not {type(tool).__name__}; make one "
+        "with FunctionTool.from_defaults(function)."
+    )
 
 
 def chat_response(call: ChatCall, generation: Generation) -> ChatResponse:
@@ -300,13 +251,8 @@ def _response(
 
     Its reasoning, where it was told apart; its text, with calls that can't be read; a citation for
     each passage that carried it, the strongest first, with its place among the passages as given
-    in ``additional_location_info["passage"]``; calls of tools.
-
-    Args:
-        call: what was asked.
-        generation: the answer.
-        answer: the answer as it was read, as far as it was not streamed yet.
-        said: what was streamed of its text.
+    in ``additional_location_info["passage"]``; calls of tools. ``said`` was streamed of it already,
+    and ``answer`` is the rest.
     """
     rest = "\n".join(part for part in (answer.text, *(one.text for one in answer.broken)) if part)
     calls = answer.calls if call.parallel else answer.calls[:1]
@@ -331,8 +277,7 @@ def _response(
         arguments = dict(one.arguments)
         blocks.append(ToolCallBlock(tool_call_id=one.id, tool_name=one.name, tool_kwargs=arguments))
         # In the form of OpenAI's chat API, which LlamaIndex's programs look for.
-        function = {"name": one.name, "arguments": json.dumps(arguments)}
-        entries.append({"id": one.id, "type": "function", "function": function})
+        entries.append(call_entry(one.name, json.dumps(arguments), one.id))
     if calls:
         raw["finish_reason"] = "tool_calls"
     if answer.broken:
