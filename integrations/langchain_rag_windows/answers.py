@@ -192,10 +192,9 @@ def translate_content(message: AIMessage) -> list[types.ContentBlock]:
     blocks = _text(message)
     if reasoning := message.additional_kwargs.get("reasoning_content"):
         blocks.insert(0, types.ReasoningContentBlock(type="reasoning", reasoning=reasoning))
-    blocks += [types.ToolCall(**{**call, "type": "tool_call"}) for call in message.tool_calls]
-    for bad in message.invalid_tool_calls:
-        blocks.append(types.InvalidToolCall(**{**bad, "type": "invalid_tool_call"}))
-    return blocks
+    calls: list[Any] = [{**call, "type": "tool_call"} for call in message.tool_calls]
+    calls += [{**call, "type": "invalid_tool_call"} for call in message.invalid_tool_calls]
+    return blocks + calls
 
 
 def translate_content_chunk(message: AIMessageChunk) -> list[types.ContentBlock]:

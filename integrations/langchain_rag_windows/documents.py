@@ -104,8 +104,8 @@ def unmark(text: str) -> tuple[str, list[Passage]]:
         passages.append(passage)
     rest = text
     if passages:
-        between = [part for part in kept[1:] if re.search(r"\w", part)]
-        rest = "\n\n".join(part for part in (kept[0], *between, text[at:].lstrip()) if part)
+        words = [part for part in kept[1:] if re.search(r"\w", part)]
+        rest = "\n\n".join(part for part in (kept[0], *words, text[at:].lstrip()) if part)
     if _BEGIN in rest or _END in rest:
         raise _broken()
     return rest, passages

@@ -111,7 +111,7 @@ class UnknownArgumentError(InputError, TypeError):
     """A constructor or a call was given an argument that it does not have."""
 
 
-class RagWindowsLLM(ModelOptions, FunctionCallingLLM):
+class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     """A local Hugging Face model that reads each passage in a window of its own.
 
     Passages come with a call, one of these ways: ``nodes=`` (LlamaIndex nodes), ``passages=``
@@ -415,7 +415,7 @@ class RagWindowsLLM(ModelOptions, FunctionCallingLLM):
 
     def _over_windows(
         self, prompt: BasePromptTemplate, arguments: dict[str, Any], *, calls: bool
-    ) -> tuple[RagWindowsLLM, BasePromptTemplate]:
+    ) -> tuple[RagWindowsLLM, Any]:
         """The LLM and the template of a structured answer, which may be a call where it can."""
         llm = self
         if self.pydantic_program_mode == PydanticProgramMode.DEFAULT:
