@@ -19,10 +19,14 @@ from rag_windows_retrievers.documents import (
     load_documents,
 )
 from rag_windows_retrievers.encoder import Encoder, Progress, SentenceEncoder, progress_bar
-from rag_windows_retrievers.hybrid import HybridRetriever
 from rag_windows_retrievers.ingest import Index, ingest, open_index
 from rag_windows_retrievers.reranker import Reranker
-from rag_windows_retrievers.retriever import DEFAULT_K, Retriever, ScoredPassage
+from rag_windows_retrievers.retriever import (
+    DEFAULT_K,
+    HybridRetriever,
+    Retriever,
+    ScoredPassage,
+)
 from rag_windows_retrievers.splitting import TokenBudget, split_document, split_documents
 
 __all__ = [

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from rag_windows import Passage
 from rag_windows.errors import InputError, RetrievalError
 from rag_windows_retrievers import index_file
-from rag_windows_retrievers.retriever import DEFAULT_K, ScoredPassage, check_k, ranked_text
+from rag_windows_retrievers.retriever import (
+    DEFAULT_K,
+    ScoredPassage,
+    best,
+    check_k,
+    ranked_text,
+)
 
 _FILE = "bm25.safetensors"
 _WORDS = 1
@@ -39,8 +46,8 @@ class BM25Retriever:
 
     The scoring is Lucene's variant (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), which
     is never negative. English function words in a question are ignored as long as another word of
-    it is known; in the passages they count as words. Nothing is stemmed. Equal scores keep the
-    corpus order. A retriever is not changed by use, so threads may share it.
+    it is known; in the passages they count as words. A word that stands in a question twice counts
+    twice. Passages that share no word with it are not found.
 
     Args:
         passages: the corpus; must not be empty.
@@ -56,8 +63,6 @@ class BM25Retriever:
         if not k1 >= 0 or not 0 <= b <= 1:
             raise InputError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1={k1}, b={b}.")
         self.passages = tuple(passages)
-        if not self.passages:
-            raise RetrievalError("There are no passages to search; load some documents first.")
         self._vocabulary: dict[str, int] = {}
         rows = [
             [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
@@ -65,7 +70,7 @@ class BM25Retriever:
         ]
         if not self._vocabulary:
             raise RetrievalError("No passage holds a word; check the documents' contents.")
-        import bm25s
+        import bm25s  # on first use: importing the engine needs none of it
 
         index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         index.index((rows, dict(self._vocabulary)), show_progress=False)
@@ -79,8 +84,6 @@ class BM25Retriever:
             InputError: a passage's metadata can't be written as JSON.
             RetrievalError: the folder can't be written.
         """
-        import numpy as np
-
         words = np.frombuffer("\n".join(self._vocabulary).encode(), dtype=np.uint8)
         arrays = {**self._columns, "words": words}
         index_file.write(Path(folder) / _FILE, self.passages, {"words": _WORDS}, arrays)
@@ -92,11 +95,10 @@ class BM25Retriever:
         Raises:
             RetrievalError: there is no BM25 index, or it is damaged, or of another version.
         """
-        passages, settings, arrays = index_file.read(Path(folder) / _FILE)
+        path = Path(folder) / _FILE
+        passages, settings, arrays = index_file.read(path, "words", "data", "indices", "indptr")
         if settings.get("words") != _WORDS:
-            raise RetrievalError(
-                f"The index in {folder} tells words apart by other rules; build it anew."
-            )
+            raise RetrievalError(f"The index in {folder} is of another version; build it anew.")
         loaded = cls.__new__(cls)
         loaded.passages = passages
         words = arrays.pop("words").tobytes().decode().split("\n")
@@ -105,21 +107,7 @@ class BM25Retriever:
         return loaded
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        """Rank the passages that share a word with the query.
-
-        Args:
-            query: any text; a word that stands in it twice counts twice.
-            k: how many passages at most, at least 1; may exceed the corpus.
-
-        Returns:
-            At most `k` passages, best first, with `score` set. Fewer, down to none, where fewer
-            share a word with the query.
-
-        Raises:
-            InputError: ``k`` is below 1.
-        """
-        import numpy as np
-
+        """Rank the passages that share a word with the query; see `Retriever.retrieve`."""
         check_k(k)
         known = [word for word in tokenize(query) if word in self._vocabulary]
         telling = [word for word in known if word not in FUNCTION_WORDS]
@@ -128,9 +116,4 @@ class BM25Retriever:
         for number in (self._vocabulary[word] for word in telling or known):
             column = slice(starts[number], starts[number + 1])
             scores[self._columns["indices"][column]] += self._columns["data"][column]
-        best = np.argsort(-scores, kind="stable")[:k]
-        return [
-            dataclasses.replace(self.passages[i], score=float(scores[i]))
-            for i in best.tolist()
-            if scores[i] > 0
-        ]
+        return best(self.passages, scores, k, above=0.0)

@@ -37,7 +37,7 @@ class ConversationalRetriever:
 
     def __init__(self, retriever: Retriever, condense: Condense | None = None) -> None:
         self.retriever = retriever
-        self._condense = last_turns() if condense is None else condense
+        self._condense = condense or last_turns()
 
     def retrieve(self, query: str | Messages, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Condense and retrieve; see `Retriever.retrieve`.
@@ -94,7 +94,7 @@ def last_turns(turns: int | None = 3, *, weight: int = 3, answers: bool = False)
         if turns is not None and turns < len(asked):
             before = before[asked[-turns] :] if turns else []
         kept = [one["content"] for one in before if answers or one["role"] == "user"]
-        texts = [_paragraph(text) for text in (*kept, question["content"])]
+        texts = [_BLANK.sub("\n", text.strip()) for text in (*kept, question["content"])]
         return "\n\n".join(["\n".join(texts), *texts[-1:] * (weight if kept else 0)])
 
     return condense
@@ -109,32 +109,24 @@ def rewritten_by(ask: Callable[[str], str], *, otherwise: Condense | None = None
         otherwise: condenses where the model answers with nothing, which is logged as a warning;
             None for ``last_turns()``.
     """
-    fallback = last_turns() if otherwise is None else otherwise
+    fallback = otherwise or last_turns()
 
     def condense(messages: Messages) -> str:
         told = "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
         # Models like to go on: the question is the first line that says something.
-        lines = (line.strip() for line in ask(f"{INSTRUCTION}\n\n{told}").splitlines())
-        question = next((line for line in lines if line), "")
-        if not question:
+        lines = ask(f"{INSTRUCTION}\n\n{told}").strip().splitlines()
+        if not lines:
             _log.warning("The model rewrote a question to nothing; its conversation is asked.")
             return fallback(messages)
-        return question
+        return lines[0].strip()
 
     return condense
 
 
-def _paragraph(text: str) -> str:
-    return _BLANK.sub("\n", text.strip())
-
-
 def _is_said(message: Message) -> bool:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InputError('A message must be an object with "role" and "content".')
-    if message["role"] not in ("user", "assistant"):
-        return False
-    if isinstance(message.get("content"), str):
-        return True
-    if message["role"] == "user":
-        raise InputError('The "content" of a user\'s message must be a string.')
-    return False
+    """Whether the user or the assistant said this in words."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    text = isinstance(role, str) and isinstance(message.get("content"), str)
+    if not isinstance(role, str) or (role == "user" and not text):
+        raise InputError('A message needs a "role", and one of the user a "content" of text.')
+    return text and role in ("user", "assistant")

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
 
 from rag_windows import Passage
 from rag_windows.errors import InputError, RetrievalError
 from rag_windows_retrievers import index_file
-from rag_windows_retrievers.encoder import Encoder, Progress, SentenceEncoder
-from rag_windows_retrievers.retriever import DEFAULT_K, ScoredPassage, check_k
+from rag_windows_retrievers.encoder import Encoder, Progress, SentenceEncoder, Vectors
+from rag_windows_retrievers.retriever import DEFAULT_K, ScoredPassage, best, check_k
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from rag_windows_retrievers.encoder import Vectors
-
+Key = TypeVar("Key")
 Model: TypeAlias = "Encoder | str | Path | SentenceTransformer"
 
 FILE = "dense.safetensors"
@@ -43,8 +43,7 @@ class DenseRetriever:
     The score is the cosine, or the dot product for a model made for it. Where the encoder reads
     less than a whole passage, the passage is embedded in parts and its best part counts. A query of
     several paragraphs asks with the mean of their vectors, and a paragraph that is longer than the
-    encoder reads counts as the mean of its parts. Blank passages are never found. A retriever is
-    not changed by use.
+    encoder reads counts as the mean of its parts. Blank passages are never found.
 
     Args:
         passages: the corpus.
@@ -78,8 +77,6 @@ class DenseRetriever:
         Raises:
             RetrievalError: no passage holds text.
         """
-        import numpy as np
-
         starts = np.searchsorted(self._owners, np.arange(1, len(self.passages)))
         known = dict(zip(map(_key, self.passages), np.split(self._vectors, starts), strict=True))
         made = type(self).__new__(type(self))
@@ -93,68 +90,39 @@ class DenseRetriever:
         known: Mapping[tuple[str, str], Vectors],
         progress: Progress | None,
     ) -> None:
-        """Embed what is not known.
-
-        Args:
-            passages: the corpus.
-            encoder: embeds.
-            known: title and text of a passage -> vectors (parts, dimension) that it has.
-            progress: told how many passages are embedded.
-        """
-        import numpy as np
-
-        new = {_key(one): one for one in passages if one.text.strip()}
-        parts = {
+        """Embed each (title, text) whose vectors, a row a part, are not known."""
+        new = {
             key: encoder.passage_parts(one.text, one.title)
-            for key, one in new.items()
-            if key not in known
+            for one in passages
+            if (key := _key(one)) not in known and one.text.strip()
         }
 
         def show(done: int, total: int) -> None:
             if progress is not None:
-                progress(done * len(parts) // total, len(parts))
+                progress(done * len(new) // total, len(new))
 
+        rows = {**known, **_embed(encoder, new, query=False, progress=show)}
         nothing = np.zeros((0, encoder.dimension), dtype=np.float32)
-        texts = [text for each in parts.values() for text in each]
-        vectors = encoder.embed(texts, query=False, progress=show) if texts else nothing
-        rows = {**known, **_by_key(parts, vectors)}
         mine = [rows.get(_key(one), nothing) for one in passages]
         self._vectors = np.concatenate([nothing, *mine]).astype(np.float32, copy=False)
         self._owners = np.repeat(np.arange(len(mine)), [len(each) for each in mine])
-        self.passages, self.encoder, self.embedded = tuple(passages), encoder, len(parts)
+        self.passages, self.encoder, self.embedded = tuple(passages), encoder, len(new)
         if not len(self._vectors):
             raise RetrievalError("There is no text to search; load some documents first.")
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        """Rank the passages by their nearness to the query; see `Retriever.retrieve`.
-
-        Raises:
-            InputError: `k` is below 1.
-        """
-        import numpy as np
-
+        """Rank the passages by their nearness to the query; see `Retriever.retrieve`."""
         check_k(k)
-        if not query.strip():
-            return []
-        scores = self._vectors @ self._embed_query(query)
-        firsts = np.flatnonzero(np.diff(self._owners, prepend=-1))
-        greatest = np.maximum.reduceat(scores, firsts)
-        order = np.argsort(-greatest, kind="stable")[:k].tolist()
-        return [
-            dataclasses.replace(self.passages[self._owners[firsts[i]]], score=float(greatest[i]))
-            for i in order
-        ]
-
-    def _embed_query(self, query: str) -> Vectors:
-        import numpy as np
-
         paragraphs = [one for one in _PARAGRAPH.split(query) if one.strip()]
+        if not paragraphs:
+            return []
         # A conversation's question comes several times and is embedded once.
         parts = {one: self.encoder.query_parts(one) for one in paragraphs}
-        texts = [text for each in parts.values() for text in each]
-        vectors = _by_key(parts, self.encoder.embed(texts, query=True))
-        mean: Vectors = np.mean([vectors[one].mean(axis=0) for one in paragraphs], axis=0)
-        return mean
+        vectors = _embed(self.encoder, parts, query=True)
+        asked = np.mean([vectors[one].mean(axis=0) for one in paragraphs], axis=0)
+        scores = np.full(len(self.passages), -np.inf, dtype=np.float32)
+        np.maximum.at(scores, self._owners, self._vectors @ asked)
+        return best(self.passages, scores, k)
 
     def save(self, folder: str | Path) -> None:
         """Write passages and vectors into a folder, in place of an index that is there.
@@ -174,12 +142,11 @@ class DenseRetriever:
 
     @classmethod
     def load(cls, folder: str | Path, model: Model) -> DenseRetriever:
-        """Read what `save` wrote; nothing but a probe is embedded.
+        """Read what `save` wrote; nothing but a few probe texts is embedded.
 
         Args:
             folder: given to `save`.
-            model: the one that the vectors were made with, wherever it lies now: a few probe texts
-                are embedded and compared with what they gave then.
+            model: the one that the vectors were made with, wherever it lies now.
 
         Raises:
             RetrievalError: there is no dense index, it is damaged, or it holds the vectors of
@@ -188,13 +155,23 @@ class DenseRetriever:
         """
         encoder, path = encoder_of(model), Path(folder) / FILE
         loaded = cls.__new__(cls)
-        loaded.passages, settings, arrays = index_file.read(path)
+        loaded.passages, settings, arrays = index_file.read(path, "vectors", "owners", "probe")
         loaded.encoder, loaded.embedded = encoder, 0
-        try:
-            loaded._vectors, loaded._owners = arrays["vectors"], arrays["owners"]
-            _check_model(path, encoder, settings, arrays["probe"])
-        except KeyError as error:
-            raise index_file.damaged(path, f"it has no {error}") from error
+        loaded._vectors, loaded._owners = arrays["vectors"], arrays["owners"]
+        # A name is not compared: the same model may lie in another folder now.
+        probe, revision = arrays["probe"], settings["revision"]
+        same = probe.shape[1] == encoder.dimension
+        same = same and (revision == encoder.revision or None in (revision, encoder.revision))
+        if same:
+            moved = np.linalg.norm(encoder.embed(PROBE, query=False) - probe, axis=1)
+            same = bool((moved <= _NEAR * np.linalg.norm(probe, axis=1)).all())
+        if not same:
+            raise RetrievalError(
+                f"The vectors in {path} were made by {settings['model']!r} (revision {revision}, "
+                f"dimension {probe.shape[1]}), and {encoder.name!r} (revision {encoder.revision}, "
+                f"dimension {encoder.dimension}) makes others. Load that model, or delete the "
+                "folder and embed the passages anew."
+            )
         return loaded
 
 
@@ -215,30 +192,17 @@ def _key(passage: Passage) -> tuple[str, str]:
     return passage.title or "", passage.text
 
 
-def _by_key(parts: Mapping[Any, Sequence[str]], vectors: Vectors) -> dict[Any, Vectors]:
-    """The vectors of each key's parts; ``vectors`` has a row for each part, in order."""
-    import numpy as np
-
-    borders = np.cumsum([len(each) for each in parts.values()], dtype=int)
-    return dict(zip(parts, np.split(vectors, borders[:-1]), strict=bool(parts)))
-
-
-def _check_model(path: Path, encoder: Encoder, settings: Mapping[str, Any], probe: Vectors) -> None:
-    """Refuse an encoder whose vectors are not comparable with an index's.
-
-    A model's name is not compared: the same model may lie in another folder now.
-    """
-    import numpy as np
-
-    made = (settings["revision"], probe.shape[1])
-    now = (encoder.revision, encoder.dimension)
-    same = made[1] == now[1] and (made[0] == now[0] or None in (made[0], now[0]))
-    if same:
-        moved = np.linalg.norm(encoder.embed(PROBE, query=False) - probe, axis=1)
-        same = bool((moved <= _NEAR * np.linalg.norm(probe, axis=1)).all())
-    if not same:
-        raise RetrievalError(
-            f"The vectors in {path} were made by {settings['model']!r} (revision {made[0]}, "
-            f"dimension {made[1]}), and {encoder.name!r} (revision {now[0]}, dimension {now[1]}) "
-            "makes others. Load that model, or delete the folder and embed the passages anew."
-        )
+def _embed(
+    encoder: Encoder,
+    parts: Mapping[Key, Sequence[str]],
+    *,
+    query: bool,
+    progress: Progress | None = None,
+) -> dict[Key, Vectors]:
+    """The vectors of each key's parts, a row a part."""
+    texts = [text for each in parts.values() for text in each]
+    if not texts:
+        return {}
+    vectors = encoder.embed(texts, query=query, progress=progress)
+    borders = np.cumsum([len(each) for each in parts.values()])
+    return dict(zip(parts, np.split(vectors, borders[:-1]), strict=True))

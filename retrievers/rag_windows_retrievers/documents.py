@@ -28,23 +28,21 @@ SUFFIXES = {
 
 MAX_BYTES = 256 * 2**20
 
-_BINARY = "binary, not text"
-_PDF_MARK = b"%PDF-"
-_ENCODINGS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-_CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\f\r\x1b"))
-_TEXT_CONTROLS = 0.05
-"""Share of control characters above which bytes are no text; random ones have a tenth."""
-
+_ENCODINGS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t](.*)")
 _UNDERLINE = re.compile(r" {0,3}(=+|-{2,})[ \t]*$")
+_ROW = (
+    'not a JSON object such as {"text": "...", "id": "a", "title": "A", "metadata": {}}, of which '
+    'only "text" is needed.'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +120,6 @@ def load_documents(
             ``strict``, something can't be read; the message names file and line.
     """
     names = [os.fspath(path) for path in paths]
-    if not names:
-        raise DocumentError("No documents were named; give at least one file or folder.")
     loader = _Loader(max_bytes, Path(os.path.abspath(root or ".")), strict)
     for name in names:
         loader.add(name)
@@ -131,21 +127,12 @@ def load_documents(
     if not loader.documents:
         told = sorted(skipped, key=lambda one: not one.problem)[:3]
         examples = ", ".join(f"{one.label}: {one.reason}" for one in told)
-        more = ", ..." if len(skipped) > 3 else ""
-        left_out = f" ({len(skipped)} left out: {examples}{more})" if skipped else ""
+        left_out = f" ({len(skipped)} left out: {examples})" if skipped else ""
         raise DocumentError(
-            f"No text found in {', '.join(names)}{left_out}; "
-            "give .txt, .md, .jsonl or .pdf files that hold some."
+            f"No text found in {', '.join(names) or 'nothing'}{left_out}; "
+            "name .txt, .md, .jsonl or .pdf files, or a folder of them, that hold some."
         )
     return Documents(tuple(loader.documents), skipped)
-
-
-class _UnreadableError(Exception):
-    """A file or line that should be read and can't be."""
-
-    def __init__(self, label: str, reason: str) -> None:
-        super().__init__(label, reason)
-        self.label, self.reason = label, reason
 
 
 class _Loader:
@@ -160,120 +147,126 @@ class _Loader:
 
     def add(self, name: str) -> None:
         path = Path(name).expanduser()
+        named, tops = True, [path]
         try:
-            path.stat()
-        except (OSError, ValueError) as error:
-            if not glob.has_magic(name):
-                raise DocumentError(
-                    f"{_printable(name)}: {_reason(error)}; name files, folders or quoted "
-                    "patterns such as 'docs/**/*.md'."
-                ) from error
-            self._pattern(path)
-        else:
-            self._walk(path, named=True)
-
-    def _pattern(self, pattern: Path) -> None:
-        # pathlib's ** does not follow links; glob's does, round and round.
-        try:
-            inside = pattern.relative_to(pattern.anchor)
-            matches = sorted(Path(pattern.anchor).glob(str(inside)))
-        except (OSError, ValueError) as error:
-            raise DocumentError(f"{pattern}: {_reason(error)}.") from error
-        if not matches:
-            raise DocumentError(f"{pattern}: the pattern matches nothing; check it with ls.")
-        wants_hidden = any(map(_hidden, pattern.parts))
-        for match in matches:
-            if not wants_hidden and any(map(_hidden, match.parts)):
-                self._skip(self._relative(match, _parent(match)), "hidden")
+            if glob.has_magic(name) and not path.exists():
+                # pathlib's ** does not follow links; glob's does, round and round.
+                named, inside = False, path.relative_to(path.anchor)
+                tops = sorted(Path(path.anchor).glob(str(inside)))
             else:
-                self._walk(match, named=False)
+                path.stat()
+        except (OSError, ValueError) as error:
+            raise DocumentError(
+                f"{_printable(name)}: {_reason(error)}; name files, folders or quoted patterns "
+                "such as 'docs/**/*.md'."
+            ) from error
+        if not tops:
+            raise DocumentError(f"{path}: the pattern matches nothing; check it with ls.")
+        hidden = named or any(map(_hidden, path.parts))
+        for top in tops:
+            base = Path(os.path.abspath(top)).parent
+            if not hidden and any(map(_hidden, top.parts)):
+                self._skip(self._label(top, base), "hidden")
+            else:
+                self._walk(top, base, named)
 
-    def _walk(self, top: Path, *, named: bool) -> None:
-        base, waiting = _parent(top), [top]
+    def _walk(self, top: Path, base: Path, named: bool) -> None:
+        """Read a file, or all files of a folder, sorted by name."""
+        waiting = [top]
         while waiting:
             path = waiting.pop()
-            if path.is_dir():
-                waiting += reversed(self._entries(path, base))
-            else:
-                self._file(path, base, named=named and path is top)
+            label = self._label(path, base)
+            if path is not top:
+                named = False
+                if _hidden(path.name):
+                    self._skip(label, "hidden")
+                    continue
+            try:
+                if not path.is_dir():
+                    self._file(path, label, named)
+                elif not self._again(path):
+                    waiting += sorted(path.iterdir(), reverse=True)
+                elif path.is_symlink():
+                    self._skip(label, "a link to a folder that is read already")
+            except OSError as error:
+                if named or not path.is_symlink() or path.exists():
+                    self._fail(label, _reason(error), error)
+                else:
+                    self._skip(label, "a broken link")
 
-    def _entries(self, folder: Path, base: Path) -> list[Path]:
-        try:
-            here, entries = folder.stat(), sorted(folder.iterdir())
-        except OSError as error:
-            self._unreadable(folder, base, _reason(error), error)
-            return []
-        if (here.st_dev, here.st_ino) in self._visited:
-            if folder.is_symlink():
-                label = self._relative(folder, base)
-                self._skip(label, "a link to a folder that is read already")
-            return []
+    def _again(self, path: Path) -> bool:
+        """Whether it was visited before, under whatever name."""
+        here = path.stat()
+        before = (here.st_dev, here.st_ino) in self._visited
         self._visited.add((here.st_dev, here.st_ino))
-        for entry in entries:
-            if _hidden(entry.name):
-                self._skip(self._relative(entry, base), "hidden")
-        return [entry for entry in entries if not _hidden(entry.name)]
+        return before
 
-    def _file(self, path: Path, base: Path, *, named: bool) -> None:
-        suffix = path.suffix.lower()
-        try:
-            here = path.stat()
-            reason = self._objection(here, suffix, named)
-            if reason is None and (here.st_dev, here.st_ino) in self._visited:
-                return
-            data = path.read_bytes() if reason is None else b""
-        except OSError as error:
-            if named or path.exists():
-                self._unreadable(path, base, _reason(error), error)
-            else:
-                self._skip(self._relative(path, base), "a broken link")
-            return
-        kind = "pdf" if data.startswith(_PDF_MARK) else SUFFIXES.get(suffix, "text")
-        reason = reason or _not_text(data, kind)
-        if reason is None:
-            self._visited.add((here.st_dev, here.st_ino))
-            self._read(data, kind, self._label(path, base))
-        elif named and reason != "empty":
-            advice = "; name .txt, .md, .jsonl or .pdf files" if reason == _BINARY else ""
-            self._unreadable(path, base, f"{reason}{advice}")
-        else:
-            wanted = suffix in SUFFIXES and reason != "empty"
-            self._skip(self._relative(path, base), reason, problem=wanted)
-
-    def _objection(self, here: os.stat_result, suffix: str, named: bool) -> str | None:
+    def _file(self, path: Path, label: str, named: bool) -> None:
+        suffix, here = path.suffix.lower(), path.stat()
+        data, reason = b"", None
         if not stat.S_ISREG(here.st_mode):
-            return "not a regular file"
-        if suffix not in SUFFIXES and not named:
-            return "not .txt, .md, .jsonl or .pdf"
-        if suffix == ".json":
-            return "JSON in one piece is not read (write one object a line, as .jsonl)"
-        if here.st_size > self._max_bytes:
-            limit = f"{self._max_bytes / 1e6:g} MB"
-            return f"{here.st_size / 1e6:g} MB, more than the {limit} that are read"
-        return None
+            reason = "not a regular file"
+        elif suffix not in SUFFIXES and not named:
+            reason = "not .txt, .md, .jsonl or .pdf"
+        elif suffix == ".json":
+            reason = "JSON in one piece is not read (write one object a line, as .jsonl)"
+        elif here.st_size > self._max_bytes:
+            sizes = f"{here.st_size / 1e6:g} MB, more than the {self._max_bytes / 1e6:g} MB"
+            reason = f"{sizes} that are read"
+        elif self._again(path):
+            return
+        else:
+            data = path.read_bytes()
+        kind = "pdf" if data.startswith(b"%PDF-") else SUFFIXES.get(suffix, "text")
+        encoding = next((_ENCODINGS[mark] for mark in _ENCODINGS if data.startswith(mark)), "utf-8")
+        if reason is None and not data:
+            reason, named = "empty", False
+        elif kind == "pdf" and not find_spec("pypdf"):
+            reason = missing("Reading PDF files", "pypdf", "pdf")
+        elif kind != "pdf" and encoding == "utf-8" and b"\x00" in data[:8192]:
+            reason = "binary, not text; name .txt, .md, .jsonl or .pdf files"
+        if reason is None:
+            label = _printable(path.absolute().as_posix()) if label in self._labels else label
+            self._labels.add(label)
+            self._read(data, kind, encoding, label)
+        elif named:
+            self._fail(label, reason)
+        else:
+            self._skip(label, reason, problem=suffix in SUFFIXES and reason != "empty")
 
-    def _read(self, data: bytes, kind: str, label: str) -> None:
+    def _read(self, data: bytes, kind: str, encoding: str, label: str) -> None:
+        title: str | None = None
         try:
-            text, title = _pdf(data, label) if kind == "pdf" else (_decode(data, label), None)
-        except _UnreadableError as error:
-            self._problem(error.label, error.reason, error)
+            if kind == "pdf":
+                text, title = _pdf(data)
+            else:
+                text = _plain_lines(data.decode(encoding))
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            self._fail(
+                f"{label}:{line}",
+                f"not valid {encoding.upper()} (byte {error.start}); convert the file, for example "
+                f"with: iconv -f WINDOWS-1252 -t UTF-8 {label}",
+                error,
+            )
+            return
+        except DocumentError as error:
+            self._fail(label, str(error), error)
             return
         if kind == "markdown":
             title, text = _first_heading(text)
-        if kind == "jsonl":
-            # Not splitlines: U+2028 and its like may stand inside a JSON string.
-            for number, line in enumerate(text.split("\n"), start=1):
-                if line.strip():
-                    self._line(line, label, f"{label}:{number}")
-        else:
+        if kind != "jsonl":
             title = title or Path(label).stem
             self._keep(Document(text, label, title, metadata={"source": label}))
-
-    def _line(self, line: str, label: str, place: str) -> None:
-        try:
-            self._keep(_document(line, label, place))
-        except _UnreadableError as error:
-            self._problem(error.label, error.reason, error)
+            return
+        # Not splitlines: U+2028 and its like may stand inside a JSON string.
+        for number, line_text in enumerate(text.split("\n"), start=1):
+            if line_text.strip():
+                place = f"{label}:{number}"
+                try:
+                    self._keep(_document(line_text, label, place))
+                except (ValueError, TypeError, RecursionError) as error:
+                    self._fail(place, _ROW, error)
 
     def _keep(self, document: Document) -> None:
         if document.text.strip():
@@ -284,59 +277,16 @@ class _Loader:
     def _skip(self, label: str, reason: str, *, problem: bool = False) -> None:
         self.skipped.setdefault(label, Skipped(label, reason, problem))
 
-    def _problem(self, label: str, reason: str, cause: BaseException | None = None) -> None:
+    def _fail(self, label: str, reason: str, cause: BaseException | None = None) -> None:
         if self._strict:
             raise DocumentError(f"{label}: {reason}") from cause
         self._skip(label, reason, problem=True)
 
-    def _unreadable(
-        self, path: Path, base: Path, reason: str, cause: BaseException | None = None
-    ) -> None:
-        if self._strict:
-            self._problem(_printable(str(path)), f"{reason}.", cause)
-        self._problem(self._relative(path, base), reason, cause)
-
     def _label(self, path: Path, base: Path) -> str:
-        label = self._relative(path, base)
-        if label in self._labels:
-            label = _printable(path.absolute().as_posix())
-        self._labels.add(label)
-        return label
-
-    def _relative(self, path: Path, base: Path) -> str:
         full = Path(os.path.abspath(path))
-        for root in (self._root, base):
-            if full.is_relative_to(root):
-                return _printable(full.relative_to(root).as_posix())
-        return _printable(full.name)
-
-
-def _not_text(data: bytes, kind: str) -> str | None:
-    head = data[:8192]
-    if not head:
-        return "empty"
-    if kind == "pdf":
-        return None if find_spec("pypdf") else missing("Reading PDF files", "pypdf", "pdf")
-    controls = len(head) - len(head.translate(None, _CONTROLS))
-    few = b"\x00" not in head and controls <= _TEXT_CONTROLS * len(head)
-    return None if few or _encoding(head) != "utf-8" else _BINARY
-
-
-def _encoding(data: bytes) -> str:
-    return next((name for mark, name in _ENCODINGS if data.startswith(mark)), "utf-8")
-
-
-def _decode(data: bytes, label: str) -> str:
-    encoding = _encoding(data)
-    try:
-        return _plain_lines(data.decode(encoding))
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise _UnreadableError(
-            f"{label}:{line}",
-            f"not valid {encoding.upper()} (byte {error.start}); convert the file, for example "
-            f"with: iconv -f WINDOWS-1252 -t UTF-8 {label}",
-        ) from error
+        root = self._root if full.is_relative_to(self._root) else base
+        inside = full.relative_to(root) if full.is_relative_to(root) else Path(full.name)
+        return _printable(inside.as_posix())
 
 
 def _plain_lines(text: str) -> str:
@@ -348,39 +298,33 @@ def _first_heading(text: str) -> tuple[str | None, str]:
 
     Every passage carries the title, so the opening heading need not stand in the first one again.
     """
-    lines = text.split("\n")
-    fence = None
+    lines, fence = text.split("\n"), None
     for number, line in enumerate(lines):
         if mark := _FENCE.match(line):
             fence = None if fence == mark[1] else fence or mark[1]
+        if mark or fence:
             continue
-        if fence is not None:
-            continue
-        above = lines[number - 1].strip() if number else ""
-        if heading := _heading(line):
-            title, first, after = heading, number, number + 1
-        elif above and _UNDERLINE.match(line) and (number < 2 or not lines[number - 2].strip()):
-            title, first, after = above, number - 1, number + 1
-        else:
-            continue
-        rest = "\n".join(lines[after:])
-        opens = not "".join(lines[:first]).strip()
-        return title, rest if opens and rest.strip() else text
+        title, first = _heading(line), number
+        above, before = ("", "", *lines[max(0, number - 2) : number])[-1:-3:-1]
+        if title is None and _UNDERLINE.match(line) and above.strip() and not before.strip():
+            title, first = above.strip(), number - 1
+        if title is not None:
+            rest = "\n".join(lines[number + 1 :])
+            opens = not "".join(lines[:first]).strip()
+            return title, rest if opens and rest.strip() else text
     return None, text
 
 
 def _heading(line: str) -> str | None:
     """What a line of the form ``## Title ##`` names; None for other lines, and without a name."""
     match = _HEADING.match(line)
-    if match is None:
-        return None
-    text = match[1].strip()
+    text = match[1].strip() if match else ""
     open_end = text.rstrip("#")
     closed = open_end != text and (not open_end or open_end[-1] in " \t")
     return (open_end.rstrip() if closed else text) or None
 
 
-def _pdf(data: bytes, label: str) -> tuple[str, str | None]:
+def _pdf(data: bytes) -> tuple[str, str | None]:
     """Text and title of a PDF file."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, PyPdfError
@@ -392,47 +336,35 @@ def _pdf(data: bytes, label: str) -> tuple[str, str | None]:
         title = reader.metadata.title if reader.metadata else None
     except (PyPdfError, DependencyError, ArithmeticError, *broken) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _UnreadableError(
-            label, f"not a PDF file that pypdf reads ({first}); save it anew, or as text."
-        ) from error
+        raise DocumentError(f"not a PDF file that pypdf reads ({first}); save it anew.") from error
     if not text.strip():
-        raise _UnreadableError(label, "its pages hold no text; scans need OCR first.")
-    return _encodable(text), _encodable(title).strip() if isinstance(title, str) else ""
+        raise DocumentError("its pages hold no text; scans need OCR first.")
+    return _encodable(text), _encodable(title).strip() if isinstance(title, str) else None
 
 
 def _document(line: str, label: str, place: str) -> Document:
-    """The document that a line of JSON holds."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        problem = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too large"
-        raise _UnreadableError(
-            place,
-            f"not a JSON object ({problem}); each line must be one, "
-            'for example {"id": "a", "title": "A", "text": "..."}.',
-        ) from error
+    """The document that a line of JSON holds.
+
+    Raises:
+        ValueError, TypeError, RecursionError: it holds something else.
+    """
+    row = json.loads(line)
     if not isinstance(row, dict):
-        raise _UnreadableError(place, 'each line must be a JSON object with a "text".')
-    text, other_text = row.pop("text", None), row.pop("page_content", None)
-    text = other_text if text is None else text
-    identity, other_identity = row.pop("id", None), row.pop("_id", None)
-    identity = other_identity if identity is None else identity
-    title, metadata = row.pop("title", None), row.pop("metadata", None) or {}
-    for right, problem in (
-        (isinstance(text, str), 'the object needs a "text" that is a string.'),
-        (
-            isinstance(identity, str | int | None) and not isinstance(identity, bool),
-            '"id" must be a string or a whole number.',
-        ),
-        (isinstance(title, str | None), '"title" must be a string.'),
-        (isinstance(metadata, dict), '"metadata" must be an object.'),
-    ):
-        if not right:
-            raise _UnreadableError(place, problem)
-    named = identity is not None and str(identity) != ""
+        raise TypeError
+
+    def first(*names: str) -> Any:
+        found = [row.pop(name, None) for name in names]
+        return next((one for one in found if one is not None), None)
+
+    text, stated, title = first("text", "page_content"), first("id", "_id"), first("title")
+    metadata = first("metadata") or {}
+    kinds = ((text, str), (stated, str | int | None), (title, str | None), (metadata, dict))
+    if isinstance(stated, bool) or not all(isinstance(one, kind) for one, kind in kinds):
+        raise TypeError
+    named = stated is not None and str(stated) != ""
     return Document(
         text=_encodable(_plain_lines(text)),
-        id=_encodable(str(identity)) if named else place,
+        id=_encodable(str(stated)) if named else place,
         title=_encodable(title) if title and title.strip() else None,
         named=named,
         metadata={**row, **metadata, "source": label},
@@ -447,10 +379,6 @@ def _encodable(text: str) -> str:
 def _printable(name: str) -> str:
     # Undecodable bytes of a file name arrive as lone surrogates, which no encoder takes.
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _parent(path: Path) -> Path:
-    return Path(os.path.abspath(path)).parent
 
 
 def _hidden(name: str) -> bool:

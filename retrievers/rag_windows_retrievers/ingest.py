@@ -11,8 +11,7 @@ from rag_windows_retrievers.bm25 import BM25Retriever
 from rag_windows_retrievers.dense import FILE, DenseRetriever, Model, encoder_of
 from rag_windows_retrievers.documents import Skipped, load_documents
 from rag_windows_retrievers.encoder import Progress
-from rag_windows_retrievers.hybrid import HybridRetriever
-from rag_windows_retrievers.retriever import Retriever
+from rag_windows_retrievers.retriever import HybridRetriever, Retriever
 from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_documents
 
 

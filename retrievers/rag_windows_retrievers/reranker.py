@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.threads import Lock
-from rag_windows_retrievers.encoder import count_tokens, fitting_parts, load_model
+from rag_windows_retrievers.encoder import SentenceModel
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
     Retriever,
     ScoredPassage,
+    best,
     check_k,
     ranked_text,
 )
@@ -45,7 +44,8 @@ class Reranker:
 
     Raises:
         ModelLoadError: the model is not found or can't be loaded.
-        InputError: the model has several outputs, or an argument is out of its range.
+        InputError: the model has several outputs or a very short input, or an argument is out of
+            its range.
         MissingExtraError: `sentence-transformers` is not installed.
     """
 
@@ -65,22 +65,19 @@ class Reranker:
             )
         self.retriever, self.candidates = retriever, candidates
         self._batch_size = batch_size
-        # The tokenizer's padding and truncation are states: one thread at a time may set them.
-        self._lock = Lock()
-        self._model: Any = load_model("CrossEncoder", model, revision, device)
-        outputs = self._model.num_labels
-        if outputs != 1:
+        self._reader = SentenceModel("CrossEncoder", model, revision, device)
+        outputs, longest = self._reader.model.num_labels, self._reader.limit
+        # Of query and passage, each counted with a lone text's special tokens.
+        special = 2 * self._reader.length("a") - self._reader.length("a", "a")
+        self._limit = None if longest is None else longest + special
+        if outputs != 1 or (self._limit is not None and self._limit < _SMALLEST):
             raise InputError(
-                f"A reranker needs a cross-encoder with one output, and this one has {outputs}; "
-                "choose one that was trained for ranking."
+                f"This cross-encoder has {outputs} outputs and reads {longest} tokens at once; "
+                "choose one for ranking, with one output and room for a query and a passage."
             )
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        """Ask the retriever and order what it found; see `Retriever.retrieve`.
-
-        Raises:
-            InputError: `k` is below 1.
-        """
+        """Ask the retriever and order what it found; see `Retriever.retrieve`."""
         check_k(k)
         return self.rerank(query, self.retriever.retrieve(query, max(k, self.candidates)), k)
 
@@ -97,44 +94,20 @@ class Reranker:
         Returns:
             Passages, best first, with the model's scores.
         """
-        if k is not None:
-            check_k(k)
+        check_k(1 if k is None else k)
         if not passages:
             return []
-        limit = self._limit()
-        asked = fitting_parts(query, "", self._length, None if limit is None else limit // 2)
-        longest = max(self._length(part) for part in asked)
-        room = None if limit is None else limit - longest
-        read = [fitting_parts(ranked_text(one), "", self._length, room) for one in passages]
+        reader, limit = self._reader, self._limit
+        asked = reader.parts(query, None if limit is None else limit // 2)
+        room = None if limit is None else limit - max(map(reader.length, asked))
+        read = [reader.parts(ranked_text(one), room) for one in passages]
         pairs = [(part, text) for texts in read for part in asked for text in texts]
-        scores = iter(self._score(pairs))
-        means = [
-            sum(max(itertools.islice(scores, len(texts))) for _ in asked) / len(asked)
-            for texts in read
-        ]
-        best = sorted(range(len(passages)), key=lambda number: -means[number])[:k]
-        return [dataclasses.replace(passages[i], score=means[i]) for i in best]
-
-    def _score(self, pairs: list[tuple[str, str]]) -> list[float]:
-        with self._lock:
-            found = self._model.predict(
+        with reader.lock:
+            found = reader.model.predict(
                 pairs, batch_size=self._batch_size, show_progress_bar=False, convert_to_numpy=True
             )
-        return [float(score) for score in found]
-
-    def _limit(self) -> int | None:
-        """Tokens for query and passage, each counted with a text's special tokens."""
-        longest = self._model.max_seq_length
-        if longest is None or longest >= 10**9:
-            return None
-        limit = int(longest) - self._length("a", "a") + 2 * self._length("a")
-        if limit < _SMALLEST:
-            raise InputError(
-                f"The cross-encoder reads {longest} tokens at once, too few for a query and a "
-                "passage; choose one with a longer input."
-            )
-        return limit
-
-    def _length(self, *texts: str) -> int:
-        with self._lock:
-            return count_tokens(self._model, *texts)
+        scores = iter(found.tolist())
+        means = [
+            statistics.fmean(max(next(scores) for _ in texts) for _ in asked) for texts in read
+        ]
+        return best(passages, means, k)

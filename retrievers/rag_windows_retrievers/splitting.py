@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,7 +16,8 @@ DEFAULT_WORDS = 120
 
 # Scripts without spaces count a word a character; a run of 40 characters without a space counts as
 # a word too, so that no single "word" can be longer than a passage.
-_WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿]|[^\s぀-ヿ㐀-䶿一-鿿]{1,40}")
+_LONGEST = 40
+_WORD = re.compile(rf"[぀-ヿ㐀-䶿一-鿿]|[^\s぀-ヿ㐀-䶿一-鿿]{{1,{_LONGEST}}}")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 _SENTENCE = re.compile(r"[.!?…][\"”’')\]]*\s+(?=[^\sa-z])|[。！？][”’」』]*")
 _LINE = re.compile(r"\n")
@@ -27,12 +29,9 @@ class TokenBudget:
     """How long a passage may be, in a model's tokens.
 
     Args:
-        limit: tokens of a passage at most.
+        limit: tokens of a passage at most, at least 1, else an `InputError`.
         count: text -> number of tokens, without special tokens; `SentenceEncoder.count` is one, and
             ``lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])`` another.
-
-    Raises:
-        InputError: the limit is below 1.
     """
 
     limit: int
@@ -79,23 +78,31 @@ def split_document(
     Raises:
         InputError: ``words`` is below 1, or the budget is too small for a single character.
     """
+    text = document.text
     if tokens is not None:
-        spans = fitting(document.text, tokens.count, tokens.limit)
+        spans = fitting(text, tokens.count, tokens.limit)
     elif words < 1:
         raise InputError(f"A passage needs at least 1 word, not {words}.")
     else:
-        spans = fitting(document.text, _count_words, words)
-        _join_short_rest(document.text, spans, words)
+        spans = fitting(text, _count_words, words)
+        if len(spans) > 1 and _count_words(text[slice(*spans[-1])]) * 4 < words:
+            joined = spans[-2][0], spans[-1][1]
+            if _count_words(text[slice(*joined)]) <= words * 5 // 4:
+                spans[-2:] = [joined]
     keep = document.named and len(spans) == 1
     return tuple(
         Passage(
-            text=document.text[start:end],
+            text=text[start:end],
             id=document.id if keep else f"{document.id}#{number}",
             title=document.title,
             metadata={**document.metadata, "start": start, "end": end},
         )
         for number, (start, end) in enumerate(spans, start=1)
     )
+
+
+def _count_words(text: str) -> int:
+    return sum(1 for _ in _WORD.finditer(text))
 
 
 def fitting(text: str, measure: Callable[[str], int], limit: int) -> list[tuple[int, int]]:
@@ -116,18 +123,6 @@ def fitting(text: str, measure: Callable[[str], int], limit: int) -> list[tuple[
         else:
             spans.append((start, end))
     return spans
-
-
-def _count_words(text: str) -> int:
-    return sum(1 for _ in _WORD.finditer(text))
-
-
-def _join_short_rest(text: str, spans: list[tuple[int, int]], words: int) -> None:
-    if len(spans) > 1:
-        (first, _), (start, end) = spans[-2:]
-        short = _count_words(text[start:end]) * 4 < words
-        if short and _count_words(text[first:end]) <= words * 5 // 4:
-            spans[-2:] = [(first, end)]
 
 
 def _units(text: str, measure: Callable[[str], int], limit: int) -> Iterator[tuple[int, int]]:
@@ -171,32 +166,23 @@ def _visible(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 def _longest_first(
     text: str, start: int, end: int, measure: Callable[[str], int], limit: int
 ) -> Iterator[tuple[int, int]]:
-    """As much as fits, again and again: cut between words where one ends in its second half.
+    """As much as fits, again and again: cut between words where one ends in its second half."""
 
-    The search for the length begins at the one before, so the work grows with the text alone.
-    """
-    size = 1
+    def length(stop: int) -> int:
+        return measure(text[start:stop])
+
     while start < end:
-        fits, too_long, step = 0, end - start + 1, 1
-        size = min(size, end - start)
-        while fits + 1 < too_long:
-            if measure(text[start : start + size]) <= limit:
-                fits, size = size, size + step
-            else:
-                too_long, size = size, size - step
-            step *= 2
-            if not fits < size < too_long:
-                size = (fits + too_long) // 2
+        stops = range(start + 1, min(end, start + _LONGEST * limit) + 1)
+        fits = bisect_right(stops, limit, key=length)
         if not fits:
             raise InputError(
-                f"A passage of {limit} tokens can't hold a character of "
-                f"{measure(text[start : start + 1])}; give it more tokens."
+                f"A passage of {limit} tokens can't hold a character of {length(start + 1)}; "
+                "give it more tokens."
             )
-        size, stop = fits, start + fits
-        if stop < end and not text[stop].isspace():
-            blank = next(
-                (i for i in range(stop, start + fits // 2, -1) if text[i - 1].isspace()), 0
-            )
-            stop = blank or stop
+        stop = start + fits
+        words = text[start:stop].rsplit(maxsplit=1)
+        inside = stop < end and not (text[stop - 1].isspace() or text[stop].isspace())
+        if inside and len(words) == 2 and len(words[0]) > fits // 2:
+            stop = start + len(words[0])
         yield from _visible(text, start, stop)
         start = stop

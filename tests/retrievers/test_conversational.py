@@ -108,9 +108,9 @@ def test_a_model_that_says_nothing_is_told(caplog: pytest.LogCaptureFixture) -> 
     [
         ([], "must end with a message of the user"),
         (TALK[:3], "must end with a message of the user"),
-        (["text"], 'object with "role"'),
-        ([{"content": "x"}], 'object with "role"'),
-        ([{"role": "user", "content": ["x"]}], "must be a string"),
+        (["text"], 'needs a "role"'),
+        ([{"content": "x"}], 'needs a "role"'),
+        ([{"role": "user", "content": ["x"]}], '"content" of text'),
     ],
 )
 def test_what_is_refused(talk: list[Any], message: str) -> None:

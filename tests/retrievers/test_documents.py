@@ -62,7 +62,7 @@ class TestText:
             DocumentError, match=r"No text found in empty \(2 left out: empty/a.txt"
         ):
             load_documents(["empty"])
-        with pytest.raises(DocumentError, match="No documents were named"):
+        with pytest.raises(DocumentError, match="No text found in nothing"):
             load_documents([])
 
 
@@ -110,23 +110,15 @@ class TestJsonLines:
         assert document.text == "a\u2028b 😀 \ufffd end"
 
     @pytest.mark.parametrize(
-        ("line", "message"),
+        "line",
         [
-            ("{'text': 1}", r"rows.jsonl:2: not a JSON object"),
-            ('{"text": ', r"rows.jsonl:2: not a JSON object"),
-            ("[" * 100_000, r"rows.jsonl:2: not a JSON object \(too deep or too large\)"),
-            ("1" * 10_000, r"rows.jsonl:2: not a JSON object \(too deep or too large\)"),
-            ('"text"', r"rows.jsonl:2: each line must be a JSON object"),
-            ("{}", r'rows.jsonl:2: the object needs a "text"'),
-            ('{"text": 5}', r'rows.jsonl:2: the object needs a "text" that is a string'),
-            ('{"text": "x", "id": true}', 'rows.jsonl:2: "id" must be a string'),
-            ('{"text": "x", "id": ["a"]}', 'rows.jsonl:2: "id" must be a string'),
-            ('{"text": "x", "title": 5}', 'rows.jsonl:2: "title" must be a string'),
-            ('{"text": "x", "metadata": 5}', 'rows.jsonl:2: "metadata" must be an object'),
+            *("{'text': 1}", '{"text": ', "[" * 100_000, "1" * 10_000, '"text"', "{}"),
+            *('{"text": 5}', '{"text": "x", "id": true}', '{"text": "x", "id": ["a"]}'),
+            *('{"text": "x", "title": 5}', '{"text": "x", "metadata": 5}'),
         ],
     )
-    def test_errors_name_file_and_line(self, line: str, message: str) -> None:
-        with pytest.raises(DocumentError, match=message):
+    def test_errors_name_file_and_line(self, line: str) -> None:
+        with pytest.raises(DocumentError, match=r"rows.jsonl:2: not a JSON object such as"):
             load_line(f'{{"text": "fine"}}\n{line}')
 
     def test_blank_texts_are_left_out_and_told(self) -> None:
@@ -180,7 +172,7 @@ def test_what_a_folder_leaves_out_is_told(here: Path) -> None:
         "docs/.git": "hidden",
         "docs/logo.png": "not .txt, .md, .jsonl or .pdf",
         "docs/empty.md": "empty",
-        "docs/binary.txt": "binary, not text",
+        "docs/binary.txt": "binary, not text; name .txt, .md, .jsonl or .pdf files",
         "docs/huge.txt": "0.002 MB, more than the 0.001 MB that are read",
         "docs/gone.md": "a broken link",
         "docs/pipe.txt": "not a regular file",

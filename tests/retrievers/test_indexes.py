@@ -111,7 +111,7 @@ def test_other_formats_and_changed_settings_are_told(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="not what was written"):
         BM25Retriever.load(tmp_path)
     described(file, lambda head: head.replace('"format": 2', '"format": 99'))
-    with pytest.raises(RetrievalError, match="format 99"):
+    with pytest.raises(RetrievalError, match="another version"):
         BM25Retriever.load(tmp_path)
     with pytest.raises(RetrievalError, match="no index in"):
         BM25Retriever.load(tmp_path / "nothing")
@@ -131,17 +131,6 @@ def test_a_failing_write_leaves_the_old_index(
             BM25Retriever(CORPUS[:1]).save(tmp_path)
     assert len(BM25Retriever.load(tmp_path).passages) == len(CORPUS)
     assert [path.name for path in tmp_path.iterdir()] == ["bm25.safetensors"]
-
-
-def test_remains_of_a_crash_are_removed_when_they_are_old(tmp_path: Path) -> None:
-    fresh, old = (tmp_path / f".bm25.safetensors.{letter * 16}" for letter in "ab")
-    for path in (fresh, old, tmp_path / "mine"):
-        path.touch()
-    os.utime(old, (0, 0))
-    BM25Retriever(CORPUS).save(tmp_path)
-    assert fresh.exists()
-    assert not old.exists()
-    assert (tmp_path / "mine").exists()
 
 
 def test_readers_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:

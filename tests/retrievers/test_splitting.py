@@ -127,7 +127,7 @@ def test_a_long_text_without_borders_takes_linear_time() -> None:
     begun = time.monotonic()
     passages = split_document(Document(text, "doc"), tokens=TokenBudget(100, count))
     assert sum(len(one.text) for one in passages) == len(text)
-    assert counted < 20 * len(text)
+    assert counted < 30 * len(text)
     assert time.monotonic() - begun < 10
 
 

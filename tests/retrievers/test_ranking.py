@@ -1,0 +1,191 @@
+"""What each retriever ranks by."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_windows import InputError, Passage, RetrievalError
+from rag_windows_retrievers import BM25Retriever, DenseRetriever, HybridRetriever, ScoredPassage
+from tests.retrievers.small import CORPUS, WordEncoder, ranking
+
+WORDS = [*CORPUS[:3], Passage("The the the was of.", id="grammar")]
+
+
+def ids(query: str, k: int = 8) -> list[str | None]:
+    return [one.id for one in BM25Retriever(WORDS).retrieve(query, k)]
+
+
+def test_bm25_follows_the_formula(capfd: pytest.CaptureFixture[str]) -> None:
+    (hit,) = BM25Retriever(WORDS, k1=1.2, b=0.5).retrieve("bridge")
+    lengths = [len(re.findall(r"\w+", f"{one.title or ''} {one.text}")) for one in WORDS]
+    idf = math.log(1 + (4 - 1 + 0.5) / (1 + 0.5))
+    average = sum(lengths) / len(lengths)
+    expected = idf / (1 + 1.2 * (0.5 + 0.5 * lengths[0] / average))
+    assert hit.score == pytest.approx(expected, rel=1e-5)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("harbour in Halden?", ["harbour", "bridge"]),
+        ("ZÜRICH", ["lakes"]),
+        ("ﬁnd Zu\u0308rich", ["lakes"]),
+        ("who was in the lakes?", ["lakes"]),
+        ("the of", ["grammar", "bridge", "harbour"]),
+        ("lakes bridge bridge bridge", ["bridge", "lakes"]),
+        ("xylophone", []),
+        ("?!", []),
+    ],
+)
+def test_bm25_finds_words_of_titles_and_texts(query: str, found: list[str]) -> None:
+    assert ids(query) == found
+
+
+def test_bm25_reads_scripts_without_spaces_and_keeps_the_order_of_ties() -> None:
+    retriever = BM25Retriever([Passage("大阪は西にある"), Passage("東京は東にある"), Passage("")])
+    assert retriever.retrieve("東京はどこ?", 1)[0].text == "東京は東にある"
+    retriever = BM25Retriever([Passage("same words", id=str(i)) for i in range(100)])
+    assert [one.id for one in retriever.retrieve("same", 20)] == [str(i) for i in range(20)]
+
+
+def test_dense_scores_are_cosines_of_titles_and_texts() -> None:
+    encoder = WordEncoder()
+    retriever = DenseRetriever([*CORPUS, *CORPUS], encoder)
+    assert len(encoder.asked) == retriever.embedded == len(CORPUS)
+    hits = DenseRetriever(CORPUS, encoder).retrieve("The bridge of Halden", 2)
+    assert [one.id for one in hits] == ["bridge", "arches"]
+    one, two = encoder.embed(["The bridge of Halden", CORPUS[0].text], query=True)
+    assert hits[0].score == pytest.approx(float(one @ two), abs=1e-6)
+    assert retriever.retrieve("Old town", 1)[0].id == "bread"
+
+
+def test_dense_reads_long_passages_and_queries_in_parts() -> None:
+    filler = "plain words that say nothing " * 20
+    long = Passage(filler + "the lighthouse keeper's daughter " + filler, id="long", title="T")
+    retriever = DenseRetriever([*CORPUS, long], WordEncoder(longest=10))
+    assert retriever.retrieve("lighthouse keeper's daughter", 1)[0].id == "long"
+    assert [one.id for one in retriever.retrieve("plain words", 100)].count("long") == 1
+    query = "Bakers sell bread in the morning. " * 3 + "The old bridge has five arches"
+    short = DenseRetriever(CORPUS, WordEncoder(longest=6))
+    assert {one.id for one in short.retrieve(query, 2)} == {"bread", "arches"}
+
+
+def test_dense_asks_with_the_mean_of_paragraphs() -> None:
+    encoder = WordEncoder()
+    (hit,) = DenseRetriever(CORPUS, encoder).retrieve("lakes\n\nbridge\n \nbridge", 1)
+    one, two, passage = encoder.embed(["lakes", "bridge", f" {hit.text}"], query=True)
+    assert hit.score == pytest.approx(float((one + 2 * two) @ passage) / 3, abs=1e-6)
+
+
+def test_dense_never_finds_blank_passages() -> None:
+    retriever = DenseRetriever([Passage("  ", id="blank"), *CORPUS], WordEncoder())
+    assert {one.id for one in retriever.retrieve("bridge", 10)} == {one.id for one in CORPUS}
+    for empty in ([Passage(" ")], []):
+        with pytest.raises(RetrievalError, match="no text to search"):
+            DenseRetriever(empty, WordEncoder())
+
+
+def test_an_update_embeds_only_what_is_new() -> None:
+    encoder = WordEncoder()
+    first = DenseRetriever(CORPUS, encoder)
+    encoder.asked.clear()
+    changed = dataclasses.replace(CORPUS[1], title="Port")
+    renamed = dataclasses.replace(CORPUS[2], id="water", metadata={"a": 1})
+    told: list[tuple[int, int]] = []
+    second = first.updated(
+        [Passage("A new mill.", "mill"), changed, renamed, CORPUS[0]],
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert len(encoder.asked) == second.embedded == 2
+    assert told[-1] == (2, 2)
+    fresh = DenseRetriever(second.passages, WordEncoder())
+    for query in ("bridge", "Port", "lakes", "bread"):
+        expected = [(one.id, one.score) for one in fresh.retrieve(query)]
+        assert ranking(second.retrieve(query)) == expected
+    assert second.retrieve("lakes", 1)[0].metadata == {"a": 1}
+
+
+def revised(name: str, revision: str | None, dimension: int = 64) -> WordEncoder:
+    encoder = WordEncoder(name, dimension)
+    encoder.revision = revision
+    return encoder
+
+
+def test_a_moved_model_is_the_same_model_and_another_is_refused(tmp_path: Path) -> None:
+    built = DenseRetriever([*CORPUS, Passage("")], revised("words", "a0"))
+    built.save(tmp_path)
+    moved = revised("words", None)
+    moved.name = "/elsewhere/words"
+    loaded = DenseRetriever.load(tmp_path, moved)
+    assert len(moved.asked) == 3  # the probe
+    assert (loaded.passages, loaded.embedded) == (built.passages, 0)
+    assert loaded.retrieve("old bridge") == built.retrieve("old bridge")
+    assert loaded.updated(CORPUS).embedded == 0
+    others = (revised("others", "a0"), revised("words", "a0", 32), revised("words", "b1"))
+    for encoder, told in zip(others, ("'others'", "dimension 32", "revision b1"), strict=True):
+        with pytest.raises(RetrievalError, match=rf"made by 'words' \(revision a0.*{told}.*anew"):
+            DenseRetriever.load(tmp_path, encoder)
+
+
+class Fixed:
+    """Always finds the same ids."""
+
+    def __init__(self, ids: str, text: str = "") -> None:
+        self.ids, self.text = ids, text
+        self.asked: list[int] = []
+
+    def retrieve(self, query: str, k: int = 8) -> list[ScoredPassage]:
+        self.asked.append(k)
+        return [Passage(self.text, id=one, score=9.0 - i) for i, one in enumerate(self.ids)][:k]
+
+
+def test_hybrid_follows_the_formula() -> None:
+    one, two = Fixed("aabc"), Fixed("cd")
+    hits = HybridRetriever([one, two], weights=[1, 2], constant=10, depth=20).retrieve("q")
+    scores = {one.id: one.score for one in hits}
+    assert [one.id for one in hits] == ["c", "d", "a", "b"]
+    assert scores["c"] == pytest.approx(1 / 13 + 2 / 11)
+    assert scores["a"] == pytest.approx(1 / 11)
+    HybridRetriever([one], depth=20).retrieve("q", 30)
+    assert one.asked == [20, 30]
+
+
+def test_hybrid_keeps_the_order_of_ties_and_texts_of_one_id_apart() -> None:
+    hits = HybridRetriever([Fixed("abc"), Fixed("xyz")]).retrieve("q")
+    assert "".join(str(one.id) for one in hits) == "axbycz"
+    assert len(HybridRetriever([Fixed("a"), Fixed("a", "another text")]).retrieve("q")) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (BM25Retriever, {"k1": -1.0}, "k1 >= 0"),
+        (BM25Retriever, {"b": 1.5}, "b <= 1"),
+        (BM25Retriever, {"k1": math.nan}, "k1 >= 0"),
+        (HybridRetriever, {"retrievers": [], "weights": []}, "at least one retriever"),
+        (HybridRetriever, {"weights": [1.0]}, "as many weights"),
+        (HybridRetriever, {"weights": [1.0, 0.0]}, "Weights must be above 0"),
+        (HybridRetriever, {"weights": [1.0, math.nan]}, "Weights must be above 0"),
+        (HybridRetriever, {"constant": -1.0}, "at least 0"),
+        (HybridRetriever, {"depth": 0}, "at least 1"),
+        (DenseRetriever, {"model": 3}, r"model must be a name, .* not int"),
+    ],
+)
+def test_bad_arguments_are_refused(make: Any, arguments: dict[str, Any], message: str) -> None:
+    name = "retrievers" if make is HybridRetriever else "passages"
+    given = [Fixed("a"), Fixed("b")] if make is HybridRetriever else WORDS
+    with pytest.raises(InputError, match=message):
+        make(**{name: given, **arguments})
+
+
+def test_bm25_needs_a_word() -> None:
+    for passages in ([], [Passage("..."), Passage("")]):
+        with pytest.raises(RetrievalError, match="No passage holds a word"):
+            BM25Retriever(passages)
