@@ -17,14 +17,11 @@ How much sooner an answer begins is `rag-windows bench`. About three minutes on 
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 import subprocess
 import tempfile
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -35,16 +32,11 @@ from numpy.typing import NDArray
 
 from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows.benchmark.result import Place, table
-from rag_windows.benchmark.workload import Plan, load, token_bytes
+from rag_windows.benchmark.run import Plan, load, seconds, token_bytes
 from rag_windows.cache.policy import Policy
 from training.tasks import draw_case
 
-
-def seconds(work: Callable[[], object]) -> float:
-    """Of a call."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
+Numbers = NDArray[np.float64]
 
 
 def hits(shape: str) -> None:
@@ -53,15 +45,14 @@ def hits(shape: str) -> None:
     asked = load(int(model.config.vocab_size), Place(256, 2, ragged=False))
     with PassageCache("1GiB") as cache:
         lm = WindowedLM(model).with_cache(cache)
-        first = seconds(lambda: lm.encode_ids((), asked.windows[:1]))
-        lm.encode_ids((), asked.windows)
-        few = min(seconds(lambda: lm.encode_ids((), asked.windows[:1])) for _ in range(15))
-        many = min(seconds(lambda: lm.encode_ids((), asked.windows)) for _ in range(15))
-    size = sum(parameter.nbytes for parameter in model.parameters()) / 1e9
+        one, all_of_them = (partial(lm.encode_ids, (), asked.windows[:n]) for n in (1, None))
+        first = seconds(one)
+        all_of_them()
+        few, many = (min(seconds(work) for _ in range(15)) for work in (one, all_of_them))
     print(
-        f"{shape} ({size:.2f} GB of weights): the first request {first:.2f} s, with what is made "
-        f"once; then {few * 1e6:.0f} µs a request of one window, "
-        f"{(many - few) / (len(asked.windows) - 1) * 1e6:.0f} µs for each further hit."
+        f"{shape}: the first request {first:.2f} s, with what is made once; then {few * 1e6:.0f} µs"
+        f" a request of one window, {(many - few) / (len(asked.windows) - 1) * 1e6:.0f} µs for each"
+        " further hit."
     )
 
 
@@ -75,21 +66,18 @@ def files(shape: str, windows: int, parent: Path | None) -> None:
             lm = WindowedLM(model).with_cache(cache)
             lm.encode_ids((), asked.windows)
             cache.flush()
-            stored = [str(file) for file in sorted(path.rglob("*.safetensors"))]
-            size = sum(Path(file).stat().st_size for file in stored)
-            cat = ["/bin/cat", *stored]
-            plainly: list[float] = []
-            checked: list[float] = []
-            for _ in range(7):
-                read = partial(subprocess.run, cat, stdout=subprocess.DEVNULL, check=True)
-                plainly.append(seconds(read))
-                checked.append(seconds(lambda: lm.encode_ids((), asked.windows)))
-    speeds = [size / min(own) / 1e9 for own in (plainly, checked)]
-    least = token_bytes(model)
+            stored = sorted(path.rglob("*.safetensors"))
+            size = sum(file.stat().st_size for file in stored)
+            cat = partial(
+                subprocess.run, ["/bin/cat", *stored], stdout=subprocess.DEVNULL, check=True
+            )
+            ways = (cat, partial(lm.encode_ids, (), asked.windows))
+            took = np.min([[seconds(work) for work in ways] for _ in range(7)], axis=0)
+    plainly, checked = size / took / 1e9
     print(
-        f"{len(stored)} files, {size / 1e6:.0f} MB: cat {speeds[0]:.2f} GB/s, into windows "
-        f"{speeds[1]:.2f} GB/s ({speeds[1] / speeds[0]:.0%}); "
-        f"{size / (256 * windows):.0f} bytes a token, at least {least}."
+        f"{len(stored)} files, {size / 1e6:.0f} MB: cat {plainly:.2f} GB/s, into windows "
+        f"{checked:.2f} GB/s ({checked / plainly:.0%}); "
+        f"{size / (256 * windows):.0f} bytes a token, at least {token_bytes(model)}."
     )
 
 
@@ -98,141 +86,92 @@ def forms(questions: int, passages: int = 8) -> None:
     plain = WindowedLM.from_pretrained("tiny-reader")
     rng = np.random.default_rng([5, passages])
     cases = [draw_case(rng, "single", passages) for _ in range(questions)]
+    exact: list[tuple[tuple[int, ...], float]] = []
     rows = []
-    exact: list[tuple[int, ...]] = []
-    scores: list[float] = []
     for form in ("as computed", "int8"):
+        found, right = [], 0
         with PassageCache("1GiB", store=form) as cache:
             lm = plain.with_cache(cache)
-            equal = right = 0
-            apart: list[float] = []
-            for number, case in enumerate(cases):
+            for case in cases:
                 given = [Passage(text, title=title) for title, text in case.passages]
                 asked = list(case.messages)
                 lm.generate(asked, given, max_new_tokens=12, citations=False)  # stores
                 made = lm.generate(asked, given, max_new_tokens=12, citations=False)
-                (scored,) = lm.score(asked, given, [case.answer])
-                if form == "as computed":
-                    exact.append(made.token_ids)
-                    scores.append(scored.logprob)
-                equal += made.token_ids == exact[number]
+                found.append((made.token_ids, lm.score(asked, given, [case.answer])[0].logprob))
                 right += made.text.strip() == case.answer
-                apart.append(abs(scored.logprob - scores[number]))
-        shares = [f"{one / questions:.1%}" for one in (equal, right)]
-        mean, most = statistics.fmean(apart), max(apart)
-        rows.append([form, *shares, f"{mean:.2g}", f"{most:.2g}"])
+        exact = exact or found
+        equal = np.mean([own[0] == other[0] for own, other in zip(found, exact, strict=True)])
+        apart = np.abs([own[1] - other[1] for own, other in zip(found, exact, strict=True)])
+        shares = [f"{equal:.1%}", f"{right / questions:.1%}"]
+        rows.append([form, *shares, f"{apart.mean():.2g}", f"{apart.max():.2g}"])
     head = ["stored as", "equal", "right", "nats of the right answer apart, mean", "at most"]
     print("\n".join(table(head, rows)))
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """All windows there are: keys, bytes, and seconds of encoding."""
-
-    keys: list[str]
-    sizes: list[int]
-    costs: list[float]
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
-    """Requests, and which of them count.
+    """Requests for windows, by their numbers, and which of them count.
 
-    Attributes:
-        name: what the table says.
-        requests: indices into the catalogue.
-        counted: one flag per request; those of a scan and of the warm-up don't count.
-        phases: (first request, popularity per window) of each stretch of equal popularity.
+    `phases` are stretches of equal popularity: the first request, and the popularity per window.
     """
 
     name: str
-    requests: list[int]
-    counted: list[bool]
-    phases: list[tuple[int, NDArray[np.float64]]]
+    requests: NDArray[np.int64]
+    counted: NDArray[np.bool_]
+    phases: list[tuple[int, Numbers]]
 
 
-def catalogue(windows: int, seed: int) -> Catalogue:
-    """Windows of 24 to 1,024 tokens (lognormal, median 220) at 128 KiB a token.
+def catalogue(windows: int, seed: int) -> tuple[list[int], Numbers]:
+    """Bytes of windows, and seconds of encoding.
 
-    Encoding takes 2 ms and 0.1 ms a token, times a lognormal factor (sigma 0.3): machines vary.
+    24 to 1,024 tokens (lognormal, median 220) at 128 KiB a token; 2 ms and 0.1 ms a token, times a
+    lognormal factor (sigma 0.3): machines vary.
     """
     rng = np.random.default_rng(seed)
-    tokens = np.clip(rng.lognormal(math.log(220), 0.6, windows), 24, 1024).astype(np.int64)
-    costs = (0.002 + 1e-4 * tokens) * np.exp(rng.normal(0.0, 0.3, windows))
-    keys = [f"{seed:032x}{index:032x}" for index in range(windows)]
-    return Catalogue(keys, (tokens * 131_072).tolist(), costs.tolist())
-
-
-def zipf_weights(windows: int, exponent: float) -> NDArray[np.float64]:
-    """Popularity by rank, which sums to one."""
-    weights = np.arange(1, windows + 1, dtype=np.float64) ** -exponent
-    return np.asarray(weights / weights.sum(), dtype=np.float64)
+    tokens = np.clip(rng.lognormal(np.log(220), 0.6, windows), 24, 1024).astype(np.int64)
+    return (tokens * 131_072).tolist(), (0.002 + 1e-4 * tokens) * np.exp(
+        rng.normal(0, 0.3, windows)
+    )
 
 
 def zipf(windows: int, exponent: float, requests: int, warm_up: int, seed: int) -> Trace:
     """Independent requests; the window at rank r is asked for in proportion to r ** -exponent."""
     rng = np.random.default_rng(seed)
-    popularity = zipf_weights(windows, exponent)[rng.permutation(windows)]
-    drawn = rng.choice(windows, size=requests, p=popularity).tolist()
-    counted = [index >= warm_up for index in range(requests)]
-    return Trace(f"Zipf {exponent}", drawn, counted, [(0, popularity)])
+    weights = np.arange(1, windows + 1) ** -exponent
+    popularity = (weights / weights.sum())[rng.permutation(windows)]
+    drawn = rng.choice(windows, size=requests, p=popularity)
+    return Trace(f"Zipf {exponent}", drawn, np.arange(requests) >= warm_up, [(0, popularity)])
 
 
 def shifting(windows: int, period: int, requests: int, warm_up: int, seed: int) -> Trace:
     """Zipf 1.0; every `period` requests the top tenth swaps places with others drawn at random."""
     rng = np.random.default_rng(seed)
-    base, hot = zipf_weights(windows, 1.0), windows // 10
+    base, hot = 1 / np.arange(1, windows + 1), windows // 10
     at_rank = rng.permutation(windows)
-    drawn: list[int] = []
-    phases = []
+    drawn, phases = [], []
     for first in range(0, requests, period):
         popularity = np.empty(windows)
-        popularity[at_rank] = base
+        popularity[at_rank] = base / base.sum()
         phases.append((first, popularity))
-        size = min(period, requests - first)
-        drawn += rng.choice(windows, size=size, p=popularity).tolist()
+        drawn.append(rng.choice(windows, size=min(period, requests - first), p=popularity))
         others = rng.choice(np.arange(hot, windows), size=hot, replace=False)
-        swapped = at_rank.copy()
-        swapped[:hot], swapped[others] = at_rank[others], at_rank[:hot]
-        at_rank = swapped
-    counted = [index >= warm_up for index in range(requests)]
-    return Trace(f"shift every {period:,}", drawn, counted, phases)
+        at_rank[:hot], at_rank[others] = at_rank[others], at_rank[:hot].copy()
+    counted = np.arange(requests) >= warm_up
+    return Trace(f"shift every {period:,}", np.concatenate(drawn), counted, phases)
 
 
 def scanned(trace: Trace, first: int, new: range, share: int) -> tuple[Trace, Trace]:
     """The trace with a scan of windows that nobody asks for again, and the same without it.
 
-    Both count the same requests: those of the trace from the scan's start on.
-
-    Args:
-        trace: at least as long as what the scan is spread over.
-        first: request before which the scan begins.
-        new: the windows scanned, in their order.
-        share: so many scanned windows for each ordinary request; 0 puts them all in one run.
+    Both count the same requests: those of the trace from the request `first` on, before which the
+    scan begins. There are `share` new windows for each ordinary request; 0: all in one run.
     """
-    head, tail = trace.requests[:first], trace.requests[first:]
-    mixed: list[tuple[int, bool]] = []
-    if share == 0:
-        mixed = [(window, False) for window in new] + [(window, True) for window in tail]
-    else:
-        spread = len(new) // share
-        for index, window in enumerate(tail):
-            if index < spread:
-                scan = new[index * share : (index + 1) * share]
-                mixed += [(other, False) for other in scan]
-            mixed.append((window, True))
-    unscored = [False] * first
-    name = "scan in one run" if share == 0 else f"scan, {share} per request"
-    with_scan = Trace(
-        name,
-        head + [window for window, _ in mixed],
-        unscored + [counts for _, counts in mixed],
-        trace.phases,
-    )
-    return with_scan, Trace(name, trace.requests, unscored + [True] * len(tail), trace.phases)
+    name = f"scan, {share} per request" if share else "scan in one run"
+    places = first + (np.arange(len(new)) // share if share else np.zeros(len(new), dtype=int))
+    counted = np.arange(len(trace.requests)) >= first
+    without = replace(trace, name=name, counted=counted)
+    requests = np.insert(trace.requests, places, new)
+    return replace(without, requests=requests, counted=np.insert(counted, places, False)), without
 
 
 class Replayed(Protocol):
@@ -252,7 +191,7 @@ class LRU:
     """The least recently used goes."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit, self._nbytes = limit_bytes, 0
+        self._limit = self._free = limit_bytes
         self._sizes: OrderedDict[str, int] = OrderedDict()
 
     def __contains__(self, key: object) -> bool:
@@ -267,12 +206,12 @@ class LRU:
         """Takes in everything that fits at all."""
         if nbytes > self._limit:
             return None
+        self._free -= nbytes
         self._sizes[key] = nbytes
-        self._nbytes += nbytes
         victims = []
-        while self._nbytes > self._limit:
+        while self._free < 0:
             victim, size = self._sizes.popitem(last=False)
-            self._nbytes -= size
+            self._free += size
             victims.append(victim)
         return victims
 
@@ -285,66 +224,54 @@ POLICIES: dict[str, Callable[[int], Replayed]] = {
 """Ours is what ships; "ours, hits" values every hit alike, however long encoding took."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Percent of the requests, and of the seconds of encoding, that the cache answered."""
+def replay(trace: Trace, sizes: Sequence[int], costs: Numbers, policy: Replayed) -> Numbers:
+    """Percent of the requests, and of the seconds of encoding, that the cache answers.
 
-    hits: float
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.hits:.1f} / {self.seconds:.1f}"
-
-
-def replay(trace: Trace, windows: Catalogue, policy: Replayed) -> Rate:
-    """Serve all requests: what misses is encoded and offered."""
-    hits = hit_seconds = asked = asked_seconds = 0.0
-    for window, counts in zip(trace.requests, trace.counted, strict=True):
-        key, cost = windows.keys[window], windows.costs[window]
-        held = key in policy
-        policy.touch(key)
-        if not held:
-            policy.admit(key, windows.sizes[window], cost)
-        if counts:
-            asked, asked_seconds = asked + 1, asked_seconds + cost
-            hits, hit_seconds = hits + held, hit_seconds + held * cost
-    return Rate(100 * hits / asked, 100 * hit_seconds / asked_seconds)
+    What misses is encoded and offered.
+    """
+    held = np.zeros(len(trace.requests), dtype=bool)
+    keys = [f"{number:064x}" for number in range(len(sizes))]
+    for at, window in enumerate(trace.requests.tolist()):
+        held[at] = keys[window] in policy
+        policy.touch(keys[window])
+        if not held[at]:
+            policy.admit(keys[window], sizes[window], float(costs[window]))
+    asked = costs[trace.requests[trace.counted]]
+    found = held[trace.counted]
+    return np.array([100 * found.mean(), 100 * asked[found].sum() / asked.sum()])
 
 
-def perfect_frequencies(
-    trace: Trace, windows: Catalogue, limit: int, values: Sequence[float]
-) -> float:
-    """Expected percentage of the value when every window's true popularity is known.
+def perfect_frequencies(trace: Trace, sizes: Sequence[int], worth: Numbers, limit: int) -> float:
+    """Expected percentage of the worth when every window's true popularity is known.
 
-    The best fixed set of windows under the limit, by popularity times value over bytes, the last
+    The best fixed set of windows under the limit, by popularity times worth over bytes, the last
     one in part (a fractional knapsack). For independent requests nothing that doesn't see the
     future does better in the long run. Where the popularity shifts, the set changes with it, at no
     cost.
     """
-    sizes = np.asarray(windows.sizes, dtype=np.float64)
-    worth = np.asarray(values, dtype=np.float64)
-    counts = np.asarray(trace.counted)
+    size = np.asarray(sizes, dtype=np.float64)
     ends = [first for first, _ in trace.phases[1:]] + [len(trace.requests)]
     got = whole = 0.0
     for (first, popularity), end in zip(trace.phases, ends, strict=True):
         value = popularity * worth
-        order = np.argsort(-value / sizes)
-        before = np.concatenate([[0.0], np.cumsum(sizes[order])[:-1]])
-        parts = np.clip((limit - before) / sizes[order], 0.0, 1.0)
-        requests = float(counts[first:end].sum())
-        got += requests * float((value[order] * parts).sum())
-        whole += requests * float(value.sum())
-    return 100.0 * got / whole
+        order = np.argsort(-value / size)
+        before = np.cumsum(size[order]) - size[order]
+        parts = np.clip((limit - before) / size[order], 0.0, 1.0)
+        requests = trace.counted[first:end].sum()
+        got += requests * (value[order] * parts).sum()
+        whole += requests * value.sum()
+    return float(100 * got / whole)
+
+
+def shown(rate: Sequence[float] | Numbers) -> str:
+    """Hits and seconds."""
+    return f"{rate[0]:.1f} / {rate[1]:.1f}"
 
 
 def policy(count: int, length: int) -> None:
     """Replay all traces with room for 1, 5 and 20% of all bytes, and print the tables."""
-    windows, strangers = catalogue(count, seed=1), catalogue(2 * count, seed=2)
-    both = Catalogue(
-        windows.keys + strangers.keys,
-        windows.sizes + strangers.sizes,
-        windows.costs + strangers.costs,
-    )
+    (sizes, costs), (more_sizes, more_costs) = catalogue(count, 1), catalogue(2 * count, 2)
+    both = sizes + more_sizes, np.concatenate([costs, more_costs])
     warm_up, new = length // 3, range(count, 3 * count)
     traces = [zipf(count, exponent, length, warm_up, seed=3) for exponent in (0.7, 1.0, 1.3)]
     traces += [shifting(count, length // n, length, warm_up, seed=4) for n in (15, 4)]
@@ -353,20 +280,17 @@ def policy(count: int, length: int) -> None:
     pairs = [scanned(short, warm_up, new, together) for together in (0, 1, 4)]
     reached, lost = [], []
     for share in (0.01, 0.05, 0.2):
-        limit = int(share * sum(windows.sizes))
+        limit = int(share * sum(sizes))
         for trace in traces:
-            rates = [replay(trace, windows, make(limit)) for make in POLICIES.values()]
-            bound = Rate(
-                perfect_frequencies(trace, windows, limit, [1.0] * count),
-                perfect_frequencies(trace, windows, limit, windows.costs),
-            )
-            reached.append([trace.name, f"{share:.0%}", *map(str, (*rates, bound))])
+            rates = [replay(trace, sizes, costs, make(limit)) for make in POLICIES.values()]
+            worths = (np.ones(count), costs)
+            bound = [perfect_frequencies(trace, sizes, worth, limit) for worth in worths]
+            reached.append([trace.name, f"{share:.0%}", *(shown(one) for one in (*rates, bound))])
         for scan, without in pairs:
-            ends = [
-                (replay(without, both, make(limit)), replay(scan, both, make(limit)))
+            points = [
+                shown(replay(without, *both, make(limit)) - replay(scan, *both, make(limit)))
                 for make in POLICIES.values()
             ]
-            points = [str(Rate(a.hits - b.hits, a.seconds - b.seconds)) for a, b in ends]
             lost.append([scan.name, f"{share:.0%}", *points])
     print(f"{count:,} windows, {length:,} requests; hits / seconds, in percent.\n")
     print("\n".join(table(["trace", "room", *POLICIES, "perfect frequencies"], reached)))

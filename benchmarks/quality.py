@@ -18,16 +18,18 @@ import argparse
 import functools
 import json
 import re
-import statistics
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from rag_windows import Passage, WindowedLM
 from rag_windows.evaluation.machine import machine
@@ -81,42 +83,16 @@ RESAMPLES = 2000
 NOT_RUN = "*Not run.*\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One method's answers to the questions of a task over a number of passages.
+KEY = ["model", "task", "passages", "label"]
+"""What a cell is about. Its other fields are, for each cell:
 
-    Attributes:
-        model: its name.
-        task: one of `TASKS`.
-        passages: of each question.
-        label: of the method.
-        seed: of the questions.
-        right: a letter a question: ``1`` where the answer is right, else ``0``.
-        cited: ``1`` where the passage of most attention states a right answer, ``0`` where another
-            one has it, ``-`` where the answer is wrong or no attention was measured.
-        blind: mean chance of a reader that knows the relation, but not whom it is asked about.
-        encode_s: median seconds of a question from the call to the end of the encoding.
-        answer_s: median seconds from there to the end of the answer.
-    """
-
-    model: str
-    task: str
-    passages: int
-    label: str
-    seed: int
-    right: str
-    cited: str
-    blind: float
-    encode_s: float
-    answer_s: float
-
-    @property
-    def key(self) -> tuple[str, str, int, str]:
-        """What it is about."""
-        return self.model, self.task, self.passages, self.label
-
-
-Cells = dict[tuple[str, str, int, str], Cell]
+- seed: of the questions.
+- right: a letter a question: ``1`` where the answer is right, else ``0``.
+- cited: ``1`` where the passage of most attention states a right answer, ``0`` where another one
+  has it, ``-`` where the answer is wrong or no attention was measured.
+- blind: mean chance of a reader that knows the relation, but not whom it is asked about.
+- encode_s, answer_s: median seconds of a question to the end of the encoding, and from there on.
+"""
 
 
 @functools.cache
@@ -126,13 +102,15 @@ def reader(model: str) -> WindowedLM:
     return WindowedLM.from_pretrained(model)
 
 
-def ask(model: str, task: str, passages: int, label: str, questions: int, seed: int) -> Cell:
+def ask(
+    model: str, task: str, passages: int, label: str, questions: int, seed: int
+) -> dict[str, Any]:
     """Answer all questions of a cell; equal arguments but the method give equal questions."""
     rng = np.random.default_rng([seed, list(TASKS).index(task), passages])
     cases = [draw_case(rng, TASKS[task][0], passages) for _ in range(questions)]
-    lm, right, cited, seconds = reader(model), "", "", []
+    right, cited, seconds = "", "", []
     for case in cases:
-        generation = lm.generate(
+        made = reader(model).generate(
             list(case.messages),
             scored(case),
             method=METHODS[label].format(further=passages - 1),
@@ -140,21 +118,25 @@ def ask(model: str, task: str, passages: int, label: str, questions: int, seed: 
             do_sample=False,
             citations=task == CITED_TASK,
         )
-        correct = generation.text.strip() == case.answer
+        correct = made.text.strip() == case.answer
         right += "01"[correct]
         mark = "-"
-        if correct and generation.citations and any(one.mass for one in generation.citations):
-            most = max(generation.citations, key=lambda one: one.mass).passage
+        if correct and made.citations and any(one.mass for one in made.citations):
+            most = max(made.citations, key=lambda one: one.mass).passage
             title = case.passages[most][0]
             mark = "01"[title is not None and title in case.messages[-1]["content"]]
         cited += mark
-        times = generation.timings
-        seconds.append((times.encode_s, times.total_s - times.encode_s))
-    blind = statistics.fmean(case.blind for case in cases)
-    encode_s, answer_s = (statistics.median(one) for one in zip(*seconds, strict=True))
-    return Cell(
-        model, task, passages, label, seed, right, cited, blind, float(encode_s), float(answer_s)
-    )
+        seconds.append((made.timings.encode_s, made.timings.total_s - made.timings.encode_s))
+    encode_s, answer_s = np.median(seconds, axis=0).tolist()
+    return {
+        **dict(zip(KEY, (model, task, passages, label), strict=True)),
+        "seed": seed,
+        "right": right,
+        "cited": cited,
+        "blind": float(np.mean([case.blind for case in cases])),
+        "encode_s": encode_s,
+        "answer_s": answer_s,
+    }
 
 
 def scored(case: Case) -> list[Passage]:
@@ -169,52 +151,46 @@ def scored(case: Case) -> list[Passage]:
     return [replace(one, score=scores.get(one.id) or 0.0) for one in passages]
 
 
-def read_results(path: Path) -> Cells:
-    """Finished cells; what a kill left of the last line is ignored."""
-    cells: Cells = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        if line.endswith("}"):
-            cell = Cell(**json.loads(line))
-            cells[cell.key] = cell
-    return cells
+def read_results(path: Path) -> pd.DataFrame:
+    """Finished cells, the latest of each; what a kill left of the last line is ignored."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    fields = [*KEY, "seed", "right", "cited", "blind", "encode_s", "answer_s"]
+    return pd.DataFrame(rows, columns=fields).drop_duplicates(KEY, keep="last")
 
 
-def wanted(options: argparse.Namespace) -> Iterable[tuple[str, str, int, str]]:
+def wanted(options: argparse.Namespace) -> list[tuple[str, str, int, str]]:
     """Keys of all cells that were asked for, the longest first."""
-    for passages in sorted(options.passages, reverse=True):
-        for task in options.tasks:
-            if passages < FEWEST.get(TASKS[task][0], 1):
-                continue
-            for label in options.methods:
-                yield options.model or TASKS[task][1], task, passages, label
+    return [
+        (options.model or TASKS[task][1], task, passages, label)
+        for passages in sorted(options.passages, reverse=True)
+        for task in options.tasks
+        if passages >= FEWEST.get(TASKS[task][0], 1)
+        for label in options.methods
+    ]
 
 
-def run(options: argparse.Namespace) -> Cells:
+def run(options: argparse.Namespace) -> None:
     """Answer what is missing, and keep each cell as it comes."""
     cells = read_results(options.results)
-    missing = [
-        key
-        for key in wanted(options)
-        if key not in cells
-        or (len(cells[key].right), cells[key].seed) != (options.questions, options.seed)
-    ]
+    same = (cells["right"].str.len() == options.questions) & (cells["seed"] == options.seed)
+    done = set(cells[same][KEY].itertuples(index=False, name=None))
+    missing = [key for key in wanted(options) if key not in done]
     options.results.parent.mkdir(parents=True, exist_ok=True)
     with options.results.open("a", encoding="utf-8") as file:
         if file.tell() and not options.results.read_bytes().endswith(b"\n"):
             file.write("\n")
         for number, cell in enumerate(answered(missing, options), start=1):
-            cells[cell.key] = cell
-            file.write(json.dumps(asdict(cell)) + "\n")
+            file.write(json.dumps(cell) + "\n")
             file.flush()
-            share = cell.right.count("1") / len(cell.right)
-            what = f"{cell.model} {cell.task} {cell.passages} {cell.label}"
+            what = " ".join(str(cell[name]) for name in KEY)
+            share = cell["right"].count("1") / len(cell["right"])
             print(f"{number} of {len(missing)}: {what}: {share:.1%}", file=sys.stderr, flush=True)
-    return cells
 
 
 def answered(
     keys: Sequence[tuple[str, str, int, str]], options: argparse.Namespace
-) -> Iterator[Cell]:
+) -> Iterator[dict[str, Any]]:
     """The cells as they come, from so many processes; from this one if it is to be one."""
     if options.jobs == 1:
         for key in keys:
@@ -230,17 +206,19 @@ def answered(
             pool.shutdown(cancel_futures=True)
 
 
-Estimate = tuple[float, float, float]
-"""Value, and lower and upper end of its 95% interval."""
+def marks(text: str) -> NDArray[np.float64]:
+    """1 for each right answer, 0 for each other."""
+    return np.array([mark == "1" for mark in text], dtype=np.float64)
 
 
-def estimate(marks: str, base: str | None = None) -> Estimate:
+def estimate(right: str, base: str | None = None) -> tuple[float, float, float]:
     """Share of right answers; with a base, right answers for each right one of the base.
 
-    Percentile intervals of a bootstrap over questions, the same ones drawn for both.
+    Value, lower and upper end of the percentile interval of a bootstrap over questions, the same
+    ones drawn for both.
     """
-    own = np.array([mark == "1" for mark in marks], dtype=np.float64)
-    other = np.ones_like(own) if base is None else np.array([mark == "1" for mark in base])
+    own = marks(right)
+    other = np.ones_like(own) if base is None else marks(base)
     drawn = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = own[drawn].sum(axis=1) / other[drawn].sum(axis=1)
@@ -249,117 +227,94 @@ def estimate(marks: str, base: str | None = None) -> Estimate:
     return float(value), float(low), float(high)
 
 
-def percent(found: Estimate, mark: str = "") -> str:
-    """A share with its interval, in percent."""
-    value, low, high = (100 * one for one in found)
+def percent(right: str, base: str | None = None, mark: str = "") -> str:
+    """An estimate in percent, a mark, and its interval."""
+    value, low, high = (100 * one for one in estimate(right, base))
     return f"{value:.1f}{mark} ({low:.1f}–{high:.1f})"
 
 
-def arrow(cell: Cell, base: Cell | None) -> str:
+def arrow(right: str, base: str | None) -> str:
     """Whether the whole interval of the difference to the base is on one side of zero."""
-    if base is None or cell.right == base.right:
+    if base is None or right == base:
         return ""
-    pairs = zip(cell.right, base.right, strict=True)
-    gains = np.array([int(own) - int(other) for own, other in pairs])
+    gains = marks(right) - marks(base)
     drawn = np.random.default_rng(0).integers(len(gains), size=(RESAMPLES, len(gains)))
     low, high = np.percentile(gains[drawn].mean(axis=1), (2.5, 97.5))
     return " ↑" if low > 0 else " ↓" if high < 0 else ""
 
 
-def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table, or a line that says there is nothing."""
-    if not rows:
+def grid(
+    cells: pd.DataFrame, head: str, columns: str, text: Callable[[pd.Series[Any]], str]
+) -> str:
+    """A Markdown table with a row a method, in their order, and a text for each cell."""
+    if cells.empty:
         return NOT_RUN
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+    order = list(cells[columns].unique())
+    shown = cells.assign(text=[text(row) for _, row in cells.iterrows()])
+    shown = shown.pivot(index="label", columns=columns, values="text")
+    shown = shown.reindex(index=[one for one in METHODS if one in shown.index], columns=order)
+    return str(shown.fillna("").rename_axis(head).to_markdown()) + "\n"
 
 
-def sections(cells: Cells) -> list[tuple[str, str]]:
-    """(model, task) of all cells, in the order of the tasks."""
-    found = {(cell.model, cell.task) for cell in cells.values()}
-    return sorted(found, key=lambda pair: (list(TASKS).index(pair[1]), pair[0]))
+def sections(cells: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Task, model and their cells by size, in the order of the tasks; `base` holds sequential's."""
+    place = KEY[:3]
+    base = cells[cells["label"] == BASE].set_index(place)["right"].rename("base")
+    cells = cells.join(base, on=place).sort_values("passages")
+    for task in TASKS:
+        for model, own in cells[cells["task"] == task].groupby("model"):
+            yield task, str(model), own.astype({"base": object}).where(own.notna(), None)
 
 
-def sizes_of(cells: Cells, section: tuple[str, str]) -> list[int]:
-    """Numbers of passages of a section."""
-    return sorted({cell.passages for cell in cells.values() if (cell.model, cell.task) == section})
-
-
-def accuracy(cells: Cells) -> str:
+def accuracy(cells: pd.DataFrame) -> str:
     """Percent right of every method at every number of passages, a table for each task."""
     parts = []
-    for section in sections(cells):
-        sizes, rows = sizes_of(cells, section), []
-        for label in METHODS:
-            found = [cells.get((*section, size, label)) for size in sizes]
-            bases = [cells.get((*section, size, BASE)) for size in sizes]
-            if any(found):
-                shown = [
-                    percent(estimate(one.right), arrow(one, base)) if one else ""
-                    for one, base in zip(found, bases, strict=True)
-                ]
-                rows.append([label, *shown])
-        own = [cell for cell in cells.values() if (cell.model, cell.task) == section]
-        blind = {cell.passages: f"{100 * cell.blind:.0f}" for cell in own}
-        rows.append(["*blind baseline*", *(blind[size] for size in sizes)])
-        questions = max(len(cell.right) for cell in own)
-        parts.append(f"### {section[1]}, `{section[0]}`\n\n{questions:,} questions a cell.\n\n")
-        parts.append(table(["method", *sizes], rows) + "\n")
-    return "".join(parts) or NOT_RUN
-
-
-def retention(cells: Cells) -> str:
-    """Right answers for each right one of the sequential reader, where that one still fits."""
-    columns = [one for one in sections(cells) if (*one, TRAINED, BASE) in cells]
-    rows = []
-    for label in METHODS:
-        found = [cells.get((*column, TRAINED, label)) for column in columns]
-        if label != BASE and any(found):
-            bases = [cells[(*column, TRAINED, BASE)].right for column in columns]
-            pairs = zip(found, bases, strict=True)
-            rows.append([label, *(percent(estimate(c.right, b)) if c else "" for c, b in pairs)])
-    head = [f"{task}, `{model}`" for model, task in columns]
-    return table([f"{TRAINED} passages", *head], rows)
-
-
-def citations(cells: Cells) -> str:
-    """Right answers whose most attended passage states them."""
-    parts = []
-    for section in sections(cells):
-        if section[1] != CITED_TASK:
-            continue
-        sizes, rows = [size for size in sizes_of(cells, section) if size > 1], []
-        for label in METHODS:
-            found = [cells.get((*section, size, label)) for size in sizes]
-            marks = ["" if one is None else one.cited.replace("-", "") for one in found]
-            if any(marks):
-                rows.append([label, *(percent(estimate(one)) if one else "" for one in marks)])
-        parts.append(table([f"`{section[0]}`", *sizes], rows))
+    for task, model, own in sections(cells):
+        table = grid(
+            own,
+            "method",
+            "passages",
+            lambda one: percent(one["right"], mark=arrow(one["right"], one["base"])),
+        )
+        blind = own.drop_duplicates("passages")["blind"]
+        parts.append(
+            f"### {task}, `{model}`\n\n{own['right'].str.len().max():,} questions a cell.\n"
+        )
+        last = " | ".join(f"{100 * one:.0f}" for one in blind)
+        parts.append(f"{table}| *blind baseline* | {last} |\n")
     return "\n".join(parts) or NOT_RUN
 
 
-def cost(cells: Cells) -> str:
-    """Milliseconds to encode and to answer, medians."""
-    section = (TASKS[CITED_TASK][1], CITED_TASK)
-    sizes, rows = sizes_of(cells, section), []
-    for label in METHODS:
-        found = [cells.get((*section, size, label)) for size in sizes]
-        if any(found):
-            shown = [f"{1e3 * c.encode_s:.0f} + {1e3 * c.answer_s:.0f}" if c else "" for c in found]
-            rows.append([label, *shown])
-    return table(["encode + answer, ms", *sizes], rows)
-
-
-def blocks(cells: Cells, options: argparse.Namespace) -> dict[str, str]:
+def blocks(cells: pd.DataFrame, options: argparse.Namespace) -> dict[str, str]:
     """Every block of the page, by name."""
-    answers = sum(len(cell.right) for cell in cells.values())
+    answers = int(cells["right"].str.len().sum())
+    whole = pd.concat(own for _, _, own in sections(cells)) if len(cells) else cells.assign(base="")
+    whole = whole.assign(section=whole["task"] + ", `" + whole["model"] + "`")
+    kept = whole[(whole["passages"] == TRAINED) & (whole["label"] != BASE) & whole["base"].notna()]
+    cited = whole[(whole["task"] == CITED_TASK) & (whole["passages"] > 1)]
+    cited = cited[cited["cited"].str.strip("-") != ""]
+    timed = whole[(whole["task"] == CITED_TASK) & (whole["model"] == TASKS[CITED_TASK][1])]
     return {
         "run": f"`python benchmarks/quality.py`, {options.jobs} process(es) of one thread each on "
         f"{machine()}: {len(cells):,} cells, {answers:,} answers.\n",
         "accuracy": accuracy(cells),
-        "retention": retention(cells),
-        "citations": citations(cells),
-        "cost": cost(cells),
+        "retention": grid(
+            kept,
+            f"{TRAINED} passages",
+            "section",
+            lambda one: percent(one["right"], one["base"]),
+        ),
+        "citations": "\n".join(
+            grid(own, str(model), "passages", lambda one: percent(one["cited"].replace("-", "")))
+            for model, own in cited.groupby("model")
+        )
+        or NOT_RUN,
+        "cost": grid(
+            timed,
+            "encode + answer, ms",
+            "passages",
+            lambda one: f"{1e3 * one['encode_s']:.0f} + {1e3 * one['answer_s']:.0f}",
+        ),
     }
 
 
@@ -376,7 +331,7 @@ def fill_page(page: str, texts: dict[str, str]) -> str:
     return block.sub(lambda found: f"{found[1]}{texts[found[2]]}{found[3]}", page)
 
 
-def draw(cells: Cells, section: tuple[str, str], path: Path) -> None:
+def draw(cells: pd.DataFrame, title: str, path: Path) -> None:
     """Accuracy against passages: a panel a family of methods, sequential reading in each."""
     from matplotlib.figure import Figure
 
@@ -384,27 +339,19 @@ def draw(cells: Cells, section: tuple[str, str], path: Path) -> None:
     for label in list(METHODS)[1:]:
         family = re.split(r"[,+\d]", label)[0].strip()
         families.setdefault("one merge" if family == label else family, []).append(label)
+    sizes = sorted(cells["passages"].unique())
     figure = Figure(figsize=(13, 9), layout="constrained")
-    figure.suptitle(f"{section[1]}, {section[0]}: right answers in percent, 95% intervals")
-    grid = figure.subplots(-(-len(families) // 2), 2, sharex=True, sharey=True).flatten()
-    sizes = sizes_of(cells, section)
-    for axes, (family, labels) in zip(grid, families.items(), strict=False):
-        for number, label in enumerate([BASE, *labels]):
-            found = [cells[(*section, n, label)] for n in sizes if (*section, n, label) in cells]
-            if not found:
+    figure.suptitle(f"{title}: right answers in percent, 95% intervals")
+    panels = figure.subplots(-(-len(families) // 2), 2, sharex=True, sharey=True).flatten()
+    for axes, (family, labels) in zip(panels, families.items(), strict=False):
+        for label in [BASE, *labels]:
+            own = cells[cells["label"] == label]
+            if own.empty:
                 continue
-            figures = [estimate(cell.right) for cell in found]
-            errors = [[100 * abs(one[0] - one[end]) for one in figures] for end in (1, 2)]
-            axes.errorbar(
-                [cell.passages for cell in found],
-                [100 * value for value, _, _ in figures],
-                yerr=errors,
-                color="#222222" if label == BASE else f"C{number - 1}",
-                linestyle="--" if label == BASE else "-",
-                marker="" if label == BASE else "os^Dv"[number - 1],
-                capsize=2,
-                label=label,
-            )
+            value, low, high = 100 * np.transpose([estimate(one) for one in own["right"]])
+            style = {"linestyle": "--", "color": "#222222"} if label == BASE else {"marker": "o"}
+            errors = [value - low, high - value]
+            axes.errorbar(own["passages"], value, yerr=errors, capsize=2, label=label, **style)
         axes.set_title(family, fontsize=11)
         axes.set_xlabel("passages", fontsize=9)
         axes.set_xscale("log", base=2)
@@ -412,7 +359,7 @@ def draw(cells: Cells, section: tuple[str, str], path: Path) -> None:
         axes.set_ylim(-2, 103)
         axes.grid(axis="y", color="#e6e6e6")
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    for axes in grid[len(families) :]:
+    for axes in panels[len(families) :]:
         axes.set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -452,17 +399,19 @@ def main(given: Sequence[str] | None = None) -> None:
     options = arguments(given)
     if options.fresh:
         options.results.unlink(missing_ok=True)
-    cells = read_results(options.results) if options.draw else run(options)
-    texts = blocks(cells, options)
+    if not options.draw:
+        run(options)
+    cells = read_results(options.results)
     if options.out is None:
-        keys = set(wanted(options))
-        print(accuracy({key: cell for key, cell in cells.items() if key in keys}))
+        asked = pd.DataFrame(wanted(options), columns=KEY)
+        print(accuracy(cells.merge(asked, on=KEY)))
         return
-    page = fill_page(PAGE.read_text(encoding="utf-8"), texts)
+    page = fill_page(PAGE.read_text(encoding="utf-8"), blocks(cells, options))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / PAGE.name).write_text(page, encoding="utf-8")
-    for model, task in sections(cells):
-        draw(cells, (model, task), options.out / "methods" / f"{task}-{Path(model).name}.png")
+    for task, model, own in sections(cells):
+        picture = options.out / "methods" / f"{task}-{Path(model).name}.png"
+        draw(own, f"{task}, {model}", picture)
     print(options.out / PAGE.name)
 
 

@@ -1,10 +1,11 @@
-"""A run: rates of the machine, then every part of the plan, kept as it comes.
+"""`rag-windows bench`: a model, the tokens that it reads, the ways to answer, and their times.
 
 This module is also the program that answers for peak memory in a process of its own.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import dataclasses
 import functools
@@ -16,17 +17,27 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    StoppingCriteria,
+)
 
 import rag_windows
 from rag_windows.attention.native import kernel as native
@@ -36,11 +47,11 @@ from rag_windows.benchmark.result import (
     ALONE,
     COLD,
     DISK,
-    FORMAT,
     MEMORY,
     PREFIX_KEPT,
     SEQUENTIAL,
     TOGETHER,
+    WAYS,
     Cell,
     Crowd,
     Machine,
@@ -51,33 +62,352 @@ from rag_windows.benchmark.result import (
     Result,
     Step,
 )
-from rag_windows.benchmark.workload import (
-    SHORT,
-    Load,
-    Plan,
-    Way,
-    all_ways,
-    head_dim,
-    load,
-    plain,
-    sharing,
-    synchronize,
-    token_bytes,
-    windowed,
-)
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import DataError, GenerationError, InputError
 from rag_windows.evaluation.machine import surroundings
-from rag_windows.methods import Method, resolve
+from rag_windows.loading import load as load_model
+from rag_windows.loading import load_config
+from rag_windows.methods import resolve
 from rag_windows.methods.registry import describe
 from rag_windows.model import WindowedLM
 from rag_windows.prefill import EncodedContext, complete, prefill_parts
 
 Tell = Callable[[str], None]
+PREFIX_TOKENS = QUERY_TOKENS = 32
 TORCH_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_POSITIONS = 262_144
+_SIZE = "64GiB"
+"""Of the caches: nothing is ever evicted."""
 _ROWS, _REPEATS, _STREAM_BYTES = 4096, 5, 1 << 29
 _PROFILED_TOKENS, _PROFILED_ROUNDS = 16, 3
-_PEAK_TOKENS = 2
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-0.25b": {
+        "model_type": "llama",
+        "vocab_size": 32_000,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+    "qwen-0.5b": {
+        "model_type": "qwen2",
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.1-8b": {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"},
+    },
+    "tiny": {
+        "model_type": "llama",
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+"""Configurations whose weights are drawn at random; "tiny" is for tests and says nothing about
+speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: the options of `rag-windows bench`, which explains them."""
+
+    shape: str = "llama-0.25b"
+    model: str | None = None
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    contexts: tuple[int, ...] = (8192,)
+    windows: tuple[int, ...] = (256,)
+    ragged: bool = False
+    tokens: tuple[int, ...] = (64,)
+    rounds: int = 5
+    ways: tuple[str, ...] = WAYS
+    method: str = "ape"
+    against: tuple[str, ...] = ()
+    questions: tuple[int, ...] = ()
+    question_context: int | None = None
+    slow_above: int | None = None
+    slow_rounds: int = 1
+    slow_tokens: int = 16
+    memory: bool = True
+    profile: bool = False
+
+    @property
+    def places(self) -> Iterator[Place]:
+        """What is read, in the order in which it is run."""
+        for context in self.contexts:
+            for window in self.windows:
+                for ragged in (False, True)[: 1 + self.ragged]:
+                    yield Place(context, window, ragged)
+
+    @property
+    def shared(self) -> Place:
+        """What each of many questions reads."""
+        return Place(self.question_context or self.contexts[0], self.windows[0], ragged=False)
+
+    def check(self) -> None:
+        """Refuse with an `InputError` before any work what would fail behind it."""
+        config = self.config()
+        for method in (self.method, *self.against):
+            resolve(method)
+        if unknown := [way for way in self.ways if way not in WAYS]:
+            raise InputError(f"--way {unknown[0]!r} is unknown; choose among {list(WAYS)}.")
+        for place in (*self.places, self.shared):
+            lengths(place, seed=0)
+        if self.profile and self.device != "cpu":
+            raise InputError("--profile takes a token apart on the CPU alone; leave it out.")
+        positions = getattr(config, "max_position_embeddings", None)
+        longest = max((*self.contexts, self.shared.context))
+        whole = longest + PREFIX_TOKENS + QUERY_TOKENS + max(self.tokens)
+        if self.model is not None and positions is not None and whole > positions:
+            raise InputError(
+                f"{self.model} has {positions} positions, and transformers' one prompt over "
+                f"{longest} tokens takes {whole}; take a shorter --context."
+            )
+
+    def config(self) -> PreTrainedConfig:
+        """The configuration of what is timed; an `InputError` for an unknown shape."""
+        if self.model is not None:
+            return load_config(self.model).get_text_config(decoder=True)
+        if self.shape not in SHAPES:
+            raise InputError(
+                f"{self.shape!r} is no shape of the benchmark; choose among {sorted(SHAPES)}."
+            )
+        special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+        sizes = {**SHAPES[self.shape], "max_position_embeddings": _POSITIONS}
+        return AutoConfig.for_model(**sizes, **special)
+
+    def build(self) -> PreTrainedModel:
+        """The model, in evaluation mode, on its device and in its precision."""
+        dtype = getattr(torch, self.dtype)
+        if self.model is not None:
+            model, _ = load_model(self.model, None, dtype=dtype, device_map=self.device)
+            return model.eval()
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            made: PreTrainedModel = AutoModelForCausalLM.from_config(self.config(), dtype=dtype)
+        return made.eval()
+
+    def slow(self, way: str, context: int) -> bool:
+        """Whether a way does less over so many tokens."""
+        above = self.slow_above is not None and context > self.slow_above
+        return above and way in (SEQUENTIAL, PREFIX_KEPT)
+
+    def effort(self, way: str, context: int) -> tuple[int, int]:
+        """In how many rounds a way takes part, and how many new tokens it makes."""
+        if self.slow(way, context):
+            return min(self.rounds, self.slow_rounds), min(max(self.tokens), self.slow_tokens)
+        return self.rounds, max(self.tokens)
+
+
+def head_dim(config: PreTrainedConfig) -> int:
+    """Of keys and values."""
+    own = getattr(config, "head_dim", None)
+    return int(own or config.hidden_size // config.num_attention_heads)
+
+
+def token_bytes(model: PreTrainedModel) -> int:
+    """Bytes of the keys and values of one token, all layers."""
+    config = model.config.get_text_config(decoder=True)
+    numbers = config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim(config)
+    return int(numbers * next(model.parameters()).element_size())
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One prompt of random tokens: a prefix, windows and a query."""
+
+    prefix: tuple[int, ...]
+    windows: tuple[tuple[int, ...], ...]
+    query: tuple[int, ...]
+
+    @property
+    def prompt(self) -> list[int]:
+        """The same as one text."""
+        return [*self.prefix, *(token for ids in self.windows for token in ids), *self.query]
+
+
+def lengths(place: Place, seed: int) -> list[int]:
+    """Tokens of each window; ragged ones are between half and one and a half times as long."""
+    context, window = place.context, place.window
+    if window < 2 or context < window or context % window:
+        raise InputError(
+            f"A context of {context} tokens can't be cut into windows of {window}; take multiples."
+        )
+    count = context // window
+    if not place.ragged or count == 1:
+        return [window] * count
+    generator = torch.Generator().manual_seed(seed)
+    wanted = (torch.rand(count, generator=generator) + 0.5) * window
+    made = [int(one) for one in wanted * context / wanted.sum()]
+    made[0] += context - sum(made)
+    return made
+
+
+def load(vocabulary: int, place: Place, seed: int = 0) -> Load:
+    """Random tokens, without the first ones, which may be control tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> tuple[int, ...]:
+        first = min(300, vocabulary // 2)
+        return tuple(torch.randint(first, vocabulary, (count,), generator=generator).tolist())
+
+    windows = tuple(ids(size) for size in lengths(place, seed))
+    return Load(ids(PREFIX_TOKENS), windows, ids(QUERY_TOKENS))
+
+
+SHORT = Place(32, 16, ragged=False)
+"""What warms everything up that is loaded and started on the first use."""
+
+
+def sharing(vocabulary: int, questions: int, place: Place) -> list[Load]:
+    """Prompts of which any two share half of their windows, in different orders."""
+    base = load(vocabulary, place)
+    common = base.windows[: len(base.windows) // 2]
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for number in range(questions):
+        own = load(vocabulary, place, seed=1 + number)
+        windows = [*common, *own.windows[len(common) :]]
+        order = torch.randperm(len(windows), generator=generator).tolist()
+        made.append(Load(base.prefix, tuple(windows[i] for i in order), own.query))
+    return made
+
+
+def now() -> float:
+    """Seconds, once the accelerator, if there is one, has done what it was asked."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of a call."""
+    begun = now()
+    work()
+    return now() - begun
+
+
+class Clock(StoppingCriteria):
+    """Writes down when each token is there; never stops anything."""
+
+    def __init__(self) -> None:
+        self.begun = now()
+        self.stamps: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Called by transformers after every token."""
+        self.stamps.append(now() - self.begun)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One run of one way: seconds for the passages, and from the start to each generated token.
+
+    Where passages and query are one prompt, the first token counts for both.
+    """
+
+    prefill_s: float
+    stamps: Sequence[float]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first, by the second."""
+        return (len(self.stamps) - 1) / (self.stamps[-1] - self.stamps[0])
+
+
+Way = Callable[[Load, int], Timing]
+"""From a prompt and a number of tokens to when they came."""
+
+
+def plain(model: PreTrainedModel, *, keep_prefix: bool = False) -> Way:
+    """Everything as one prompt through ``generate``: what most users run.
+
+    With `keep_prefix` the prefix's keys and values are kept; passages still stand behind it.
+    """
+    kept: dict[tuple[int, ...], DynamicCache] = {}
+
+    def run(load: Load, tokens: int) -> Timing:
+        options: dict[str, Any] = {}
+        if keep_prefix:
+            if load.prefix not in kept:
+                ids = torch.tensor([load.prefix], device=model.device)
+                with torch.no_grad():
+                    kept[load.prefix] = model(ids, use_cache=True).past_key_values
+            options["past_key_values"] = copy.deepcopy(kept[load.prefix])
+        prompt = torch.tensor([load.prompt], device=model.device)
+        clock = Clock()
+        model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            stopping_criteria=[clock],
+            **options,
+        )
+        return Timing(clock.stamps[0], clock.stamps)
+
+    return run
+
+
+def windowed(lm: WindowedLM) -> Way:
+    """Windows by a model with the cache that it has."""
+
+    def run(load: Load, tokens: int) -> Timing:
+        clock = Clock()
+        context = lm.encode_ids(load.prefix, load.windows)
+        prefill_s = now() - clock.begun
+        options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+        lm.generate_ids(context, load.query, stopping_criteria=[clock], **options)
+        return Timing(prefill_s, clock.stamps)
+
+    return run
+
+
+@contextmanager
+def all_ways(lm: WindowedLM, *, device: bool) -> Iterator[dict[str, Way]]:
+    """Every way by name; with `device` the warm windows are kept on the accelerator, too."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rag-windows-bench-")))
+        memory = stack.enter_context(PassageCache(_SIZE, device=_SIZE if device else None))
+        disk = stack.enter_context(PassageCache(None, disk=_SIZE, path=folder / "windows"))
+        yield {
+            SEQUENTIAL: plain(lm.model),
+            PREFIX_KEPT: plain(lm.model, keep_prefix=True),
+            COLD: windowed(lm),
+            MEMORY: windowed(lm.with_cache(memory)),
+            DISK: windowed(lm.with_cache(disk)),
+        }
+
+
+def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Every name in every round, every second round in the opposite order.
+
+    So a noisy machine treats them alike.
+    """
+    order = list(names)
+    for number in range(rounds):
+        for name in order if number % 2 == 0 else reversed(order):
+            yield number, name
 
 
 def run(
@@ -107,25 +437,26 @@ def run(
         f"This machine: {roofline.rates.linear_flops_per_s / 1e9:,.0f} GFLOP/s in the model's "
         f"linear layers, {roofline.rates.memory_bytes_per_s / 1e9:,.1f} GB/s from memory."
     )
-    work: list[tuple[str, Callable[[], Part]]] = [
-        (f"{one.context} {one.words}", partial(_alone, plan, one, lm, roofline, tell))
-        for one in plan.places
-    ]
-    work += [(f"{one} questions", partial(_at_once, plan, one, lm)) for one in plan.questions]
-    for name, each in work:
+    work: dict[str, Callable[[], Part]] = {
+        str(place): partial(_alone, plan, place, lm, roofline, tell) for place in plan.places
+    }
+    for questions in plan.questions:
+        work[f"{questions} questions"] = partial(measure_crowd, plan, questions, lm)
+    for name, measure in work.items():
         if name not in kept.parts:
-            kept.parts[name] = each()
-            kept.save()
+            kept.parts[name] = measure()
+            kept.save(partial_path)
             tell(f"{name}: done")
     return Result(
-        plan.model or plan.shape,
-        plan.dtype,
-        here,
-        roofline.rates,
-        describe(resolve(plan.method)),
-        [kept.parts[name] for name, _ in work],
-        command,
-        kept.goes,
+        format=2,
+        shape=plan.model or plan.shape,
+        dtype=plan.dtype,
+        machine=here,
+        floor=roofline.rates,
+        method=describe(resolve(plan.method)),
+        parts=[kept.parts[name] for name in work],
+        command=command,
+        goes=kept.goes,
     )
 
 
@@ -147,79 +478,63 @@ def _settings(plan: Plan, here: Machine) -> dict[str, Any]:
     digest = hashlib.sha256()
     for path in sorted([*home.rglob("*.py"), *home.rglob("*.c")]):
         digest.update(str(path.relative_to(home)).encode() + b"\0" + path.read_bytes())
-    settings = {
-        "format": FORMAT,
-        "plan": dataclasses.asdict(plan),
-        "machine": dataclasses.asdict(here),
-        "code": digest.hexdigest()[:16],
-    }
-    return dict(json.loads(json.dumps(settings)))
+    parts = {"plan": dataclasses.asdict(plan), "machine": dataclasses.asdict(here)}
+    return dict(json.loads(json.dumps({**parts, "code": digest.hexdigest()[:16]})))
 
 
 @dataclass(slots=True)
 class Unfinished:
     """What a run has found so far, kept in a file that each further part replaces as a whole.
 
-    Attributes:
-        path: of the file, or None.
-        settings: what parts of one result must have in common, as JSON.
-        goes: how often the run was begun, this time included.
-        parts: by name.
+    `settings` are what parts of one result must have in common; `goes` says how often the run was
+    begun, this time included.
     """
 
-    path: Path | None
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     goes: int = 1
     parts: dict[str, Part] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, path: Path | None, settings: Mapping[str, Any]) -> Unfinished:
+    def begin(cls, path: Path | None, settings: dict[str, Any]) -> Unfinished:
         """A run, or the one that the file holds.
 
         Raises:
             DataError: the file can't be read or written, or holds something else.
             InputError: it is of other settings.
         """
-        made = cls(path, settings)
+        made = cls(settings)
         if path is not None and path.exists():
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-                differ = [key for key in settings if found["settings"].get(key) != settings[key]]
-                if differ:
-                    raise InputError(
-                        f"{path} holds an unfinished run with other settings: another "
-                        f"{' and another '.join(sorted(differ))}. Repeat the command that began "
-                        "it, name another folder with --out, or delete that file."
-                    )
-                made.goes = int(found["goes"]) + 1
-                made.parts = {name: Part.from_json(one) for name, one in found["parts"].items()}
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                made = TypeAdapter(cls).validate_json(path.read_bytes())
+            except (OSError, ValidationError) as error:
                 raise DataError(
                     f"{path} is no unfinished run ({type(error).__name__}); delete the file to "
                     "begin anew."
                 ) from error
-        made.save()
+            differ = [key for key in settings if made.settings.get(key) != settings[key]]
+            if differ:
+                raise InputError(
+                    f"{path} holds an unfinished run with other settings: another "
+                    f"{' and another '.join(sorted(differ))}. Repeat the command that began it, "
+                    "name another folder with --out, or delete that file."
+                )
+            made.goes += 1
+        made.save(path)
         return made
 
-    def save(self) -> None:
-        """Replace the file.
-
-        Raises:
-            DataError: it can't be written.
-        """
-        if self.path is None:
+    def save(self, path: Path | None) -> None:
+        """Replace the file; a `DataError` where it can't be written."""
+        if path is None:
             return
-        parts = {name: dataclasses.asdict(part) for name, part in self.parts.items()}
-        values = {"settings": self.settings, "goes": self.goes, "parts": parts}
-        fresh = self.path.with_name(f"{self.path.name}.new")
+        fresh = path.with_name(f"{path.name}.new")
         try:
-            with fresh.open("w", encoding="utf-8") as file:
-                json.dump(values, file)
+            with fresh.open("wb") as file:
+                file.write(TypeAdapter(Unfinished).dump_json(self))
                 file.flush()
                 os.fsync(file.fileno())
-            fresh.replace(self.path)
+            fresh.replace(path)
         except OSError as error:
-            raise DataError(f"{self.path} can't be written: {error.strerror}.") from error
+            raise DataError(f"{path} can't be written: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +572,14 @@ def measure_roofline(model: PreTrainedModel) -> Roofline:
         for module in model.base_model.modules()
         if isinstance(module, torch.nn.Linear)
     )
-    seconds = flops = 0.0
+    took = flops = 0.0
     for (inputs, outputs), count in sizes.items():
         rows = torch.randn(_ROWS, inputs, device=weight.device, dtype=weight.dtype)
         matrix = torch.randn(outputs, inputs, device=weight.device, dtype=weight.dtype)
-        seconds += count * _best(partial(torch.nn.functional.linear, rows, matrix)) / _ROWS
+        took += count * _best(partial(torch.nn.functional.linear, rows, matrix)) / _ROWS
         flops += count * 2.0 * inputs * outputs
     numbers = torch.ones(_STREAM_BYTES // 4, device=weight.device)
-    rates = Rates(flops / seconds, _STREAM_BYTES / _best(numbers.sum))
+    rates = Rates(flops / took, _STREAM_BYTES / _best(numbers.sum))
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     unread = 0 if head is not None and head.weight is table else table.nbytes
     return Roofline(rates, flops, _weight_bytes(model) - unread, token_bytes(model))
@@ -277,73 +592,37 @@ def _weight_bytes(model: PreTrainedModel) -> int:
 def _best(work: Callable[[], object]) -> float:
     """Seconds of the quickest of several runs, after one that warms up."""
     work()
-    return min(_seconds(work) for _ in range(_REPEATS))
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    synchronize()
-    begun = time.perf_counter()
-    work()
-    synchronize()
-    return time.perf_counter() - begun
+    return min(seconds(work) for _ in range(_REPEATS))
 
 
 def _alone(plan: Plan, place: Place, lm: WindowedLM, roofline: Roofline, tell: Tell) -> Part:
     """One question at a time over one context."""
-    asked = load(int(lm.model.config.vocab_size), place)
+    vocabulary = int(lm.model.config.vocab_size)
+    asked, short = load(vocabulary, place), load(vocabulary, SHORT)
+    timings: dict[str, list[Timing]] = {name: [] for name in WAYS if name in plan.ways}
+    peaks = {}
     with all_ways(lm, device=plan.device != "cpu") as ways:
-        chosen = {name: way for name, way in ways.items() if name in plan.ways}
-        cells = _measure_ways(plan, place, lm, asked, chosen, roofline, tell)
-    steps = [profile_step(lm, place, asked)] if plan.profile else []
-    readings = []
-    if plan.against:
-        methods = list(dict.fromkeys((plan.method, *plan.against)))
-        readings = measure_readings(lm, place, asked, methods, min(plan.tokens), plan.rounds)
-    return Part(cells, readings, steps=steps)
-
-
-def _at_once(plan: Plan, questions: int, lm: WindowedLM) -> Part:
-    """Many questions over one context."""
-    place = Place(plan.question_context or plan.contexts[0], plan.windows[0], ragged=False)
-    crowds = measure_crowd(lm, questions, place, tokens=min(plan.tokens), rounds=plan.rounds)
-    return Part(crowds=crowds)
-
-
-def _measure_ways(
-    plan: Plan,
-    place: Place,
-    lm: WindowedLM,
-    asked: Load,
-    ways: dict[str, Way],
-    roofline: Roofline,
-    tell: Tell,
-) -> list[Cell]:
-    """Time every way in every round, every second round in the opposite order.
-
-    So a noisy machine treats them alike.
-    """
-    short = load(int(lm.model.config.vocab_size), SHORT)
-    for name, way in ways.items():
-        way(short, 2)
-        if name in (MEMORY, DISK):
-            way(asked, 1)
-    timings: dict[str, list[Any]] = {name: [] for name in ways}
-    for number in range(plan.rounds):
-        for name in ways if number % 2 == 0 else reversed(ways):
+        for name in timings:
+            ways[name](short, 2)
+            if name in (MEMORY, DISK):
+                ways[name](asked, 1)
+        for number, name in in_turn(timings, plan.rounds):
             rounds, tokens = plan.effort(name, place.context)
             if number < rounds:
                 timings[name].append(ways[name](asked, tokens))
-        tell(f"{place.context} tokens, {place.words}: round {number + 1} of {plan.rounds}")
+                tell(f"{place}: {name}, round {number + 1} of {rounds}")
+        for name in timings:
+            peaks[name] = _peak(plan, place, name, partial(ways[name], asked, 2), tell)
     prompt = len(asked.prompt)
     computed = {
         SEQUENTIAL: prompt,
         PREFIX_KEPT: prompt - len(asked.prefix),
         COLD: prompt - len(asked.query),
     }
-    cells = []
+    part = Part()
     for name, own in timings.items():
         _, tokens = plan.effort(name, place.context)
-        cells.append(
+        part.cells.append(
             Cell(
                 **dataclasses.asdict(place),
                 way=name,
@@ -352,45 +631,33 @@ def _measure_ways(
                 tokens=tokens,
                 tokens_per_s=[one.tokens_per_s for one in own],
                 end_s={str(n): [t.stamps[n - 1] for t in own] for n in plan.tokens if n <= tokens},
-                prefill_floor_s=(roofline.prefill_s(computed[name]) if name in computed else None),
+                prefill_floor_s=roofline.prefill_s(computed[name]) if name in computed else None,
                 decode_floor_s=roofline.decode_s(prompt),
-                peak_bytes=_peak(plan, place, name, partial(ways[name], asked, 2), tell),
+                peak_bytes=peaks[name],
                 kv_bytes=prompt * roofline.token,
                 weight_bytes=_weight_bytes(lm.model),
             )
         )
-    return cells
+    if plan.profile:
+        part.steps.append(profile_step(lm, place, asked))
+    if plan.against:
+        part.readings.extend(measure_readings(plan, lm, place, asked))
+    return part
 
 
-def measure_readings(
-    lm: WindowedLM, place: Place, asked: Load, methods: Sequence[str], tokens: int, rounds: int
-) -> list[Reading]:
+def measure_readings(plan: Plan, lm: WindowedLM, place: Place, asked: Load) -> list[Reading]:
     """What methods cost at each token: all decode at once, a token of each in turn.
 
-    Methods that encode alike read the same keys and values in memory. What ``generate`` does beside
-    the model's pass is left out; it is the same for all.
-
-    Args:
-        lm: without a cache.
-        place: that the load was made for.
-        asked: what is read.
-        methods: their names.
-        tokens: new ones in each round, at least two.
-        rounds: of every method.
+    What ``generate`` does beside the model's pass is left out; it is the same for all.
     """
-    contexts: list[EncodedContext] = []
-    for method in map(resolve, methods):
-        alike = next((one for one in contexts if encodes_alike(one.method, method)), None)
-        if alike is None:
-            contexts.append(lm.encode_ids(asked.prefix, asked.windows, method=method))
-        else:
-            contexts.append(dataclasses.replace(alike, method=method))
-    decoders = [GreedyDecoder(lm, context, asked.query) for context in contexts]
-    made = [
-        Reading(**dataclasses.asdict(place), method=name, tokens=tokens, first_s=[], token_s=[])
-        for name in methods
-    ]
-    for number in range(rounds + 1):
+    tokens, made, decoders = min(plan.tokens), [], []
+    for name in dict.fromkeys((plan.method, *plan.against)):
+        context = lm.encode_ids(asked.prefix, asked.windows, method=name)
+        decoders.append(GreedyDecoder(lm, context, asked.query))
+        made.append(
+            Reading(**dataclasses.asdict(place), method=name, tokens=tokens, first_s=[], token_s=[])
+        )
+    for number in range(plan.rounds + 1):
         firsts = [decoder.first() for decoder in decoders]
         steps: list[list[float]] = [[] for _ in decoders]
         for step in range(1, tokens if number else 2):
@@ -405,37 +672,13 @@ def measure_readings(
     return made
 
 
-def encodes_alike(one: Method, other: Method) -> bool:
-    """Whether windows encoded for one method are those of the other, read by no further step."""
-
-    def encoding(method: Method) -> tuple[object, ...]:
-        return method.windowed, method.alignment, method.encoding
-
-    def steps(method: Method) -> tuple[object, ...]:
-        return method.refinement, method.recompute, method.selection, method.combination
-
-    return encoding(one) == encoding(other) and not any((*steps(one), *steps(other)))
-
-
 class GreedyDecoder:
-    """One greedy answer, a decode step at a time.
-
-    Args:
-        lm: decodes.
-        context: what is read.
-        query: is answered.
-    """
+    """One greedy answer to a query over a context, a decode step at a time."""
 
     def __init__(self, lm: WindowedLM, context: EncodedContext, query: Sequence[int]) -> None:
         self._decoder = lm.engine.decoder
         self._query = torch.tensor([query])
         self._context = self._decoder.narrowed(context, query)
-        self._ids = self._query
-
-    @property
-    def token(self) -> int:
-        """The last one."""
-        return int(self._ids[0, -1])
 
     def first(self) -> float:
         """Begin anew and read the query; returns seconds to the first token."""
@@ -444,41 +687,26 @@ class GreedyDecoder:
 
     def step(self) -> float:
         """The next token; returns its seconds."""
-        synchronize()
-        begun = time.perf_counter()
+        begun = now()
         logits = self._decoder.forward(self._context, self._ids, self._cache, self._past, last=1)
         self._past += self._ids.shape[1]
         self._ids = logits[:, -1].argmax(dim=-1, keepdim=True)
-        synchronize()
-        return time.perf_counter() - begun
+        return now() - begun
 
 
-def measure_crowd(
-    lm: WindowedLM, questions: int, place: Place, *, tokens: int, rounds: int
-) -> list[Crowd]:
-    """Answer questions one by one and together, in turn; their windows are in memory before.
-
-    Args:
-        lm: without a cache.
-        questions: how many.
-        place: what each reads.
-        tokens: new ones of each.
-        rounds: of both ways, every second one in the opposite order.
-
-    Raises:
-        GenerationError: both ways gave different tokens in fp32.
-    """
+def measure_crowd(plan: Plan, questions: int, lm: WindowedLM) -> Part:
+    """Answer questions one by one and together, in turn; their windows are in memory before."""
+    place, tokens = plan.shared, min(plan.tokens)
     asked = sharing(int(lm.model.config.vocab_size), questions, place)
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-    answers: dict[str, list[list[int]]] = {}
 
-    def alone(warm: WindowedLM) -> None:
-        answers[ALONE] = [
+    def alone(warm: WindowedLM) -> list[list[int]]:
+        return [
             warm.generate_ids(warm.encode_ids(one.prefix, one.windows), one.query, **options)
             for one in asked
         ]
 
-    def together(warm: WindowedLM) -> None:
+    def together(warm: WindowedLM) -> list[list[int]]:
         loop = BatchLoop(warm.engine.encoder, warm.engine.decoder)
         rows = []
         for one in asked:
@@ -491,74 +719,57 @@ def measure_crowd(
             for row in loop.step():
                 if row.error is not None:
                     raise row.error
-        answers[TOGETHER] = [list(row.sampler.result()) for row in rows]
+        return [list(row.sampler.result()) for row in rows]
 
-    seconds: dict[str, list[float]] = {ALONE: [], TOGETHER: []}
-    with PassageCache("64GiB") as cache:
+    ways, answers = {ALONE: alone, TOGETHER: together}, {}
+    took: dict[str, list[float]] = {ALONE: [], TOGETHER: []}
+    with PassageCache(_SIZE) as cache:
         warm = lm.with_cache(cache)
         for one in asked:
             warm.encode_ids(one.prefix, one.windows)
-        ways = [(ALONE, partial(alone, warm)), (TOGETHER, partial(together, warm))]
-        for number in range(rounds):
-            for name, way in ways if number % 2 == 0 else reversed(ways):
-                seconds[name].append(_seconds(way))
-            # In less precision, two tokens of nearly the same logit may change places.
-            if lm.model.dtype.itemsize >= 4 and answers[ALONE] != answers[TOGETHER]:
-                raise GenerationError(
-                    "Questions answered together got other tokens than one by one; please report "
-                    "this with the command that you ran."
-                )
-    return [Crowd(questions, place.context, name, own, tokens) for name, own in seconds.items()]
+        for _, name in in_turn(ways, plan.rounds):
+            begun = now()
+            answers[name] = ways[name](warm)
+            took[name].append(now() - begun)
+    # In less precision, two tokens of nearly the same logit may change places.
+    if lm.model.dtype.itemsize >= 4 and answers[ALONE] != answers[TOGETHER]:
+        raise GenerationError(
+            "Questions answered together got other tokens than one by one; please report this "
+            "with the command that you ran."
+        )
+    return Part(
+        crowds=[Crowd(questions, place.context, name, own, tokens) for name, own in took.items()]
+    )
 
 
 def profile_step(lm: WindowedLM, place: Place, asked: Load) -> Step:
-    """Where the time of a decode step goes, passes of the model alone.
+    """Where the time of a decode step goes on the CPU, passes of the model alone.
 
     All figures are of the quickest of three rounds, under the profiler, which makes what is neither
     a linear layer nor attention look dearer than it is.
-
-    Args:
-        lm: on the CPU, with or without a cache.
-        place: what stands in the result.
-        asked: what is read.
     """
     decoder = GreedyDecoder(lm, lm.encode_ids(asked.prefix, asked.windows), asked.query)
-
-    def decode() -> None:
-        for _ in range(_PROFILED_TOKENS):
-            decoder.step()
-
     rounds = []
     for _ in range(_PROFILED_ROUNDS):
         decoder.first()
         decoder.step()
-        rounds.append([took / _PROFILED_TOKENS for took in _profiled(decode, place.context)])
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+            whole = 1e3 * sum(decoder.step() for _ in range(_PROFILED_TOKENS))
+        linear = windows = tail = 0.0
+        for event in seen.key_averages(group_by_input_shape=True):
+            took, fused = event.cpu_time_total / 1e3, event.key == TORCH_ATTENTION
+            if event.key == "aten::linear":
+                linear += took
+            elif event.key == native.NAME or (fused and event.input_shapes[1][2] == place.context):
+                # The kernel in C is asked for many keys alone, and these are the windows'.
+                windows += took
+            elif fused:
+                tail += took
+        taken = (whole, linear, windows, tail)
+        rounds.append([milliseconds / _PROFILED_TOKENS for milliseconds in taken])
     whole, linear, windows, tail = min(rounds)
-    return Step(
-        **dataclasses.asdict(place),
-        linear=linear,
-        windows=windows,
-        tail=tail,
-        rest=whole - linear - windows - tail,
-    )
-
-
-def _profiled(work: Callable[[], None], windows: int) -> tuple[float, float, float, float]:
-    """Milliseconds of all, linear layers, attention over so many tokens, and other attention."""
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-        whole = _seconds(work) * 1e3
-    linear = over_windows = other = 0.0
-    for event in seen.key_averages(group_by_input_shape=True):
-        took = event.cpu_time_total / 1e3
-        over = event.key == TORCH_ATTENTION
-        if event.key == "aten::linear":
-            linear += took
-        elif event.key == native.NAME or (over and event.input_shapes[1][2] == windows):
-            # The kernel in C is asked for many keys alone, and these are the windows'.
-            over_windows += took
-        elif over:
-            other += took
-    return whole, linear, over_windows, other
+    rest = whole - linear - windows - tail
+    return Step(**dataclasses.asdict(place), linear=linear, windows=windows, tail=tail, rest=rest)
 
 
 def _peak(plan: Plan, place: Place, way: str, work: Callable[[], object], tell: Tell) -> int | None:
@@ -595,8 +806,7 @@ def peak_apart(plan: Plan, place: Place, way: str, threads: int) -> int | None:
         text=True,
         check=True,
     )
-    lines = done.stdout.splitlines()
-    answer = json.loads(lines[-1] if lines else "")
+    answer = json.loads((done.stdout.splitlines() or [""])[-1])
     return None if answer is None else int(answer)
 
 
@@ -608,18 +818,16 @@ def _answer_for_peak(asked: str) -> int | None:
     model = plan.build()
     way = plain(model) if name == SEQUENTIAL else windowed(WindowedLM(model, method=plan.method))
     vocabulary = int(model.config.vocab_size)
-    way(load(vocabulary, SHORT), _PEAK_TOKENS)
+    way(load(vocabulary, SHORT), 2)
     prompt = load(vocabulary, place)
-    return peak_bytes(lambda: way(prompt, _PEAK_TOKENS), "cpu")
+    return peak_bytes(lambda: way(prompt, 2), "cpu")
 
 
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:
     """Bytes that a run needed at its peak beside those in use before it.
 
-    On an accelerator what PyTorch allocated there; else this process's resident memory.
-
-    Returns:
-        None where the kernel does not tell it; only Linux does.
+    On an accelerator what PyTorch allocated there; else this process's resident memory, or None
+    where the kernel does not tell it; only Linux does.
     """
     if device != "cpu":
         torch.cuda.synchronize()

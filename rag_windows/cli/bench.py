@@ -17,115 +17,81 @@ from rag_windows.errors import InputError
 
 PARTIAL = "performance.partial.json"
 
-Shape = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="llama-0.25b, qwen-0.5b, llama-3.1-8b (random weights); tiny tries the command. "
-        "Default: llama-0.25b.",
-        show_default=False,
-    ),
-]
-TimedModel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="Time this model instead: a local folder or a name on the Hub.",
-        show_default=False,
-    ),
-]
-Contexts = Annotated[
-    list[int] | None,
-    typer.Option(metavar="N", min=2, help="Tokens of all passages; repeatable."),
-]
-Windows = Annotated[
-    list[int] | None, typer.Option(metavar="N", min=2, help="Tokens of a passage; repeatable.")
-]
-Ragged = Annotated[
-    bool, typer.Option("--ragged", help="Passages of different lengths, too, of this mean.")
-]
-NewTokens = Annotated[
-    list[int] | None, typer.Option(metavar="N", min=2, help="Answers so long; repeatable.")
-]
-Questions = Annotated[
-    list[int] | None,
-    typer.Option(metavar="N", min=2, help="So many at once, sharing passages; repeatable."),
-]
-QuestionContext = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=2,
-        help="Tokens of each such question's passages. Default: the first --context.",
-        show_default=False,
-    ),
-]
-Against = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="A method to decode with beside --method, over the same windows; repeatable.",
-    ),
-]
-SlowAbove = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=2,
-        help="Over longer contexts, plain transformers does only what the next two say.",
-        show_default=False,
-    ),
-]
-SlowRounds = Annotated[int, typer.Option(metavar="N", min=1, help="Its rounds there.")]
-SlowTokens = Annotated[int, typer.Option(metavar="N", min=2, help="Its new tokens there.")]
-Memory = Annotated[bool, typer.Option(help="Measure peak memory, on the CPU in further processes.")]
-Profile = Annotated[
-    bool, typer.Option("--profile", help="Take the time of a further token apart; CPU only.")
-]
-Rounds = Annotated[int, typer.Option(min=1, metavar="N", help="In each, every way answers once.")]
-Ways = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="Only this way; repeatable. Default: all five."),
-]
-Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="On the CPU. Default: all.")]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")]
-Dtype = Annotated[Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the weights.")]
-Out = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Writes performance.json, .md and .png there; the same call goes on after a kill.",
-        show_default=False,
-    ),
-]
-Compare = Annotated[
-    str | None, typer.Option(metavar="FILE", help="An older performance.json: what moved.")
-]
+
+def _option(
+    help_text: str, metavar: str = "N", least: int | None = None
+) -> typer.models.OptionInfo:
+    return typer.Option(help=help_text, metavar=metavar, min=least)
+
+
+Numbers = list[int] | None
+Names = list[str] | None
 
 
 def bench(
-    shape: Shape = None,
-    model: TimedModel = None,
-    context: Contexts = None,
-    window: Windows = None,
-    ragged: Ragged = False,
-    new_tokens: NewTokens = None,
-    questions: Questions = None,
-    question_context: QuestionContext = None,
-    against: Against = None,
-    dear_above: SlowAbove = None,
-    dear_rounds: SlowRounds = 1,
-    dear_tokens: SlowTokens = 16,
-    memory: Memory = True,
-    profile: Profile = False,
-    rounds: Rounds = 5,
-    way: Ways = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    dtype: Dtype = "bfloat16",
+    shape: Annotated[
+        str | None,
+        _option(
+            "llama-0.25b, qwen-0.5b, llama-3.1-8b (random weights); tiny tries the command. "
+            "Default: llama-0.25b.",
+            "NAME",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        _option("Time this model instead: a local folder or a name on the Hub.", "MODEL"),
+    ] = None,
+    context: Annotated[Numbers, _option("Tokens of all passages; repeatable.", least=2)] = None,
+    window: Annotated[Numbers, _option("Tokens of a passage; repeatable.", least=2)] = None,
+    ragged: Annotated[
+        bool, typer.Option("--ragged", help="Passages of different lengths, too, of this mean.")
+    ] = False,
+    new_tokens: Annotated[Numbers, _option("Answers so long; repeatable.", least=2)] = None,
+    questions: Annotated[
+        Numbers, _option("So many at once, sharing passages; repeatable.", least=2)
+    ] = None,
+    question_context: Annotated[
+        int | None,
+        _option("Tokens of each such question's passages. Default: the first --context.", least=2),
+    ] = None,
+    against: Annotated[
+        Names,
+        _option(
+            "A method to decode with beside --method, over the same windows; repeatable.", "NAME"
+        ),
+    ] = None,
+    dear_above: Annotated[
+        int | None,
+        _option(
+            "Over longer contexts, plain transformers does only what the next two say.", least=2
+        ),
+    ] = None,
+    dear_rounds: Annotated[int, _option("Its rounds there.", least=1)] = 1,
+    dear_tokens: Annotated[int, _option("Its new tokens there.", least=2)] = 16,
+    memory: Annotated[
+        bool, typer.Option(help="Measure peak memory, on the CPU in further processes.")
+    ] = True,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Take the time of a further token apart; CPU only.")
+    ] = False,
+    rounds: Annotated[int, _option("In each, every way answers once.", least=1)] = 5,
+    way: Annotated[Names, _option("Only this way; repeatable. Default: all five.", "NAME")] = None,
+    threads: Annotated[int | None, _option("On the CPU. Default: all.", least=1)] = None,
+    device: Annotated[str, _option("cpu or cuda.", "DEVICE")] = "cpu",
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the weights.")
+    ] = "bfloat16",
     method: Annotated[str, typer.Option(metavar="NAME")] = "ape",
-    out: Out = None,
-    compare: Compare = None,
+    out: Annotated[
+        str | None,
+        _option(
+            "Writes performance.json, .md and .png there; the same call goes on after a kill.",
+            "DIR",
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None, _option("An older performance.json: what moved.", "FILE")
+    ] = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Time windows beside plain transformers, the same tokens for both, on any weights."""
@@ -134,8 +100,7 @@ def bench(
     quieten(verbose)
     import torch
 
-    from rag_windows.benchmark.run import run
-    from rag_windows.benchmark.workload import Plan
+    from rag_windows.benchmark.run import Plan, run
     from rag_windows.evaluation.machine import lock_folder
 
     chosen = choose_device(device)
@@ -170,15 +135,13 @@ def bench(
         print(markdown(result))
     else:
         folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(folder):
             result = run(plan, command, tell, folder / PARTIAL)
             print(markdown(result))
             result.save(folder / "performance.json")
             (folder / "performance.md").write_text(markdown(result), encoding="utf-8")
             draw(result, folder / "performance.png")
-            for name in ("performance.json", "performance.md", "performance.png"):
-                tell(f"{folder / name}")
+            tell(f"{folder}: performance.json, performance.md and performance.png")
             (folder / PARTIAL).unlink(missing_ok=True)
     if older is not None:
-        print("\n".join(["### What moved", "", *changes(older, result)]))
+        print(f"### What moved\n\n{changes(older, result)}")

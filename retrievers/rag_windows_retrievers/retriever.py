@@ -115,6 +115,6 @@ class HybridRetriever:
                 key = (one.id, one.title, one.text)
                 found.setdefault(key, one)
                 ranks.setdefault(key, len(ranks) + 1)
-            for key, rank in ranks.items():
-                scores[key] = scores.get(key, 0.0) + weight / (self.constant + rank)
+            for name, rank in ranks.items():
+                scores[name] = scores.get(name, 0.0) + weight / (self.constant + rank)
         return best(list(found.values()), list(scores.values()), k)

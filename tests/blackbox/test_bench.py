@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.blackbox.conftest import ROOT, Run
+from tests.rag_windows import small
 
 SMALL = (
     *("--shape", "tiny", "--context", "64", "--window", "16", "--dtype", "float32"),
@@ -161,3 +164,71 @@ def test_bad_options_are_one_line_before_any_work(
     assert done.exit_code == 2
     assert told in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+# One model is nearly all keys and values, the other nearly all weights, so that ratios don't hang
+# on what Python costs on a machine.
+SIZES = {
+    "many keys": {
+        **{"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
+        **{"num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 96},
+    },
+    "heavy": {
+        **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 3},
+        **{"num_attention_heads": 12, "num_key_value_heads": 4},
+    },
+}
+WARM = ("--way", "windows, from memory")
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ("many keys", ("--context", "3072", "--window", "128", "--way", "transformers")),
+        ("heavy", ("--context", "256", "--window", "64", "--questions", "8")),
+    ],
+)
+def test_windows_stay_fast(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, options: tuple[str, ...]
+) -> None:
+    """A guard against slowing down: ratios in one run, the quickest round of each, wide margins.
+
+    One thread computes, and its processor time counts: other work on the machine hardly changes
+    that. On 2 cores with two busy loops beside it, a step is about 4 times as fast as plain
+    generate's, which copies the context, and 8 questions together 2.3 to 2.8 times as one by one.
+    """
+    monkeypatch.setattr(time, "perf_counter", time.process_time)
+    torch.manual_seed(0)
+    special = {"eos_token_id": None, "pad_token_id": 0, "max_position_embeddings": 8192}
+    config = LlamaConfig(vocab_size=1000, **special, **SIZES[sizes])
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    small.tokenizer().save_pretrained(tmp_path / "model")
+    threads = torch.get_num_threads()
+    done = run(
+        *("bench", "--model", tmp_path / "model", "--dtype", "float32", "--new-tokens", "12"),
+        *("--rounds", "2", "--threads", "1", "--no-memory", "--out", tmp_path, *WARM, *options),
+    )
+    torch.set_num_threads(threads)
+    assert done.exit_code == 0, done.stderr
+    first, *later = json.loads((tmp_path / "performance.json").read_text())["parts"]
+    print(done.stdout)
+    if later:
+        alone, together = (min(crowd["seconds"]) for crowd in later[0]["crowds"])
+        assert alone > 1.5 * together
+    else:
+        plain, warm = first["cells"]
+        assert min(plain["first_s"]) > 4 * min(warm["first_s"])
+        assert max(warm["tokens_per_s"]) > 1.4 * max(plain["tokens_per_s"])
+
+
+@pytest.mark.timing
+def test_attention_over_many_windows_is_told_apart_from_the_rest(run: Run, tmp_path: Path) -> None:
+    plan = ("--shape", "tiny", "--dtype", "float32", "--context", "8192", "--rounds", "1")
+    done = run("bench", *plan, *WARM, "--profile", "--no-memory", "--out", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    ((step,),) = [
+        part["steps"] for part in json.loads((tmp_path / "performance.json").read_text())["parts"]
+    ]
+    assert step["windows"] > step["tail"] > 0
+    assert step["linear"] > 0

@@ -1,0 +1,173 @@
+"""The programs outside of the package run, and their figures are what they say."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import cache, quality, recall
+from rag_windows import Passage, WindowedLM
+from rag_windows.evaluation.inscit import InscitTask
+from rag_windows_retrievers import BM25Retriever, last_turns
+
+SIZES, COSTS = cache.catalogue(1000, seed=1)
+LIMIT = sum(SIZES) // 20
+QUICK = ["--questions", "4", "--passages", "8", "--jobs", "1", "--tasks", "single-hop"]
+SOME = ["--methods", "sequential", "pcw", "ensemble, uniform"]
+
+
+def test_the_policy_comes_close_to_perfect_frequencies_and_is_over_lru() -> None:
+    trace = cache.zipf(1000, 1.0, requests=24_000, warm_up=12_000, seed=3)
+    made = {
+        name: cache.replay(trace, SIZES, COSTS, make(LIMIT))
+        for name, make in cache.POLICIES.items()
+    }
+    assert made["ours"][1] > 0.95 * cache.perfect_frequencies(trace, SIZES, COSTS, LIMIT)
+    assert min(made["ours"] - made["LRU"]) > 5
+    alike = np.ones(1000)
+    assert made["ours, hits"][0] > 0.95 * cache.perfect_frequencies(trace, SIZES, alike, LIMIT)
+    assert cache.perfect_frequencies(trace, SIZES, alike, 20 * LIMIT + 20) == pytest.approx(100)
+    assert cache.perfect_frequencies(trace, SIZES, alike, 0) == 0
+
+
+@pytest.mark.parametrize("together", [0, 1])
+def test_a_scan_costs_less_than_two_points(together: int) -> None:
+    more_sizes, more_costs = cache.catalogue(1000, seed=2)
+    both = SIZES + more_sizes, np.concatenate([COSTS, more_costs])
+    trace = cache.zipf(1000, 1.0, requests=10_000, warm_up=0, seed=3)
+    traces = cache.scanned(trace, 6000, range(1000, 2000), together)
+    after, before = (cache.replay(one, *both, cache.POLICIES["ours"](LIMIT)) for one in traces)
+    assert max(before - after) < 2
+
+
+def test_a_hot_set_that_shifts_is_followed_as_fast_as_lru_does() -> None:
+    trace = cache.shifting(1000, 1500, requests=12_000, warm_up=3000, seed=4)
+    ours, lru = (
+        cache.replay(trace, SIZES, COSTS, cache.POLICIES[name](4 * LIMIT))
+        for name in ("ours", "LRU")
+    )
+    assert min(ours - lru) > -0.5
+
+
+@pytest.mark.parametrize("name", cache.POLICIES)
+def test_no_policy_holds_more_than_the_limit(name: str) -> None:
+    policy, held, rng = cache.POLICIES[name](LIMIT // 10), dict[str, int](), random.Random(0)
+    for _ in range(3000):
+        index = min(199, int(rng.paretovariate(0.6)))
+        key = f"{index:064x}"
+        assert (key in policy) == (key in held)
+        policy.touch(key)
+        if key not in held:
+            victims = policy.admit(key, SIZES[index], float(COSTS[index]))
+            held[key] = SIZES[index]
+            for victim in [key] if victims is None else victims:
+                del held[victim]
+            assert sum(held.values()) <= LIMIT // 10
+
+
+def test_the_cache_s_costs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    cache.main(["hits", "files", "forms", "--quick"])
+    printed = capsys.readouterr().out
+    for words in ("µs for each further hit", "bytes a token, at least 512", "| int8 |"):
+        assert words in printed
+
+
+def test_a_judged_page_is_written_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    place = ["--out", str(tmp_path), "--results", str(results)]
+    quality.main([*QUICK, *SOME, *place])
+    page = (tmp_path / "methods.md").read_text(encoding="utf-8")
+    assert re.search(r"\| pcw +\| 100.0 \(100.0–100.0\) +\|", page)
+    assert "4 questions a cell." in page
+    assert "3 cells, 12 answers" in page
+    assert (tmp_path / "methods" / "single-hop-tiny-reader.png").stat().st_size > 10_000
+    before = results.read_text(encoding="utf-8")
+    # A line that was torn off is done again, everything else is there.
+    results.write_text(before[:-30], encoding="utf-8")
+    quality.main([*QUICK, *SOME, *place])
+    assert len(quality.read_results(results)) == 3
+    quality.main(["--draw", *place])
+    again = (tmp_path / "methods.md").read_text(encoding="utf-8")
+    assert again.count("| pcw ") == page.count("| pcw ")
+
+
+def test_another_model_is_asked_and_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = ["--results", str(tmp_path / "results.jsonl")]
+    quality.main([*QUICK[:-1], "kin", "--model", "tiny-reader", "--methods", "pcw", *results])
+    assert "### kin, `tiny-reader`" in capsys.readouterr().out
+
+
+def test_cells_are_seeded_and_citations_name_the_stating_passage() -> None:
+    one, again = (quality.ask("tiny-reader", "single-hop", 4, "ape", 5, seed=3) for _ in range(2))
+    assert (one["right"], one["cited"]) == (again["right"], again["cited"])
+    assert one["right"].count("1") >= 4
+    assert one["cited"].count("1") >= one["right"].count("1") - 1
+    assert 0 < one["blind"] < 1
+
+
+def test_every_row_is_a_method() -> None:
+    lm = WindowedLM.from_pretrained("tiny-reader")
+    for name in quality.METHODS.values():
+        given = [Passage(text, score=1.0) for text in ("A.", "B.")]
+        asked = lm.generate("Who?", given, method=name.format(further=1), max_new_tokens=1)
+        assert len(asked.token_ids) == 1
+
+
+def test_shares_have_the_textbook_interval_and_retention_is_paired() -> None:
+    marks = "1" * 300 + "0" * 100
+    value, low, high = quality.estimate(marks)
+    half = 1.96 * np.sqrt(0.75 * 0.25 / 400)
+    assert value == 0.75
+    assert (low, high) == pytest.approx((0.75 - half, 0.75 + half), abs=0.008)
+    assert quality.estimate(marks, marks) == (1.0, 1.0, 1.0)
+    assert quality.arrow(marks, "0" * 400) == " ↑"
+
+
+def test_page_and_figures_must_fit() -> None:
+    page = "a\n<!-- figures: one -->\nold\n<!-- end of figures -->\nb\n"
+    filled = quality.fill_page(page, {"one": "new\n"})
+    assert filled == page.replace("old", "new")
+    with pytest.raises(ValueError, match="two"):
+        quality.fill_page(page, {"one": "", "two": ""})
+
+
+def test_recall_is_what_can_be_counted_by_hand(tmp_path: Path) -> None:
+    texts = {"A": "bridge bridge", "B": "bridge harbour", "C": "lakes"}
+
+    def turn(context: list[str], *labels: str) -> dict[str, Any]:
+        evidence = [
+            [
+                {"passage_id": name, "passage_text": texts[name], "passage_titles": ["T", name]}
+                for name in label
+            ]
+            for label in labels
+        ]
+        labelled = [
+            {"responseType": "directAnswer", "response": "", "evidence": one} for one in evidence
+        ]
+        return {"context": context, "labels": labelled}
+
+    turns = [
+        turn(["bridge"], "A"),
+        turn(["bridge", "Yes.", "bridge?"], "B", "BC"),
+        turn(["why"], ""),
+    ]
+    (tmp_path / "dev.json").write_text(json.dumps({"one": {"turns": turns}}))
+    task = InscitTask.read(tmp_path / "dev.json")
+    found = [one for one in task.examples if one.evidence]
+    assert len(found) == 2
+    scores = recall.measure(BM25Retriever(task.pool), last_turns(0), found)
+    # A, B is found both times: first rank 1 of 1, then rank 2 for one of two.
+    assert {one.name: one.value for one in scores} == {
+        **{"recall@1": 50.0, "recall@5": 75.0, "recall@20": 75.0},
+        **{"hit@1": 50.0, "hit@5": 100.0, "hit@20": 100.0},
+        "mrr": 75.0,
+    }
