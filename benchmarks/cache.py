@@ -263,7 +263,7 @@ def perfect_frequencies(trace: Trace, sizes: Sequence[int], worth: Numbers, limi
     return float(100 * got / whole)
 
 
-def shown(rate: Sequence[float] | Numbers) -> str:
+def shown(rate: Numbers) -> str:
     """Hits and seconds."""
     return f"{rate[0]:.1f} / {rate[1]:.1f}"
 
@@ -285,7 +285,8 @@ def policy(count: int, length: int) -> None:
             rates = [replay(trace, sizes, costs, make(limit)) for make in POLICIES.values()]
             worths = (np.ones(count), costs)
             bound = [perfect_frequencies(trace, sizes, worth, limit) for worth in worths]
-            reached.append([trace.name, f"{share:.0%}", *(shown(one) for one in (*rates, bound))])
+            rates.append(np.array(bound))
+            reached.append([trace.name, f"{share:.0%}", *map(shown, rates)])
         for scan, without in pairs:
             points = [
                 shown(replay(without, *both, make(limit)) - replay(scan, *both, make(limit)))
