@@ -51,11 +51,10 @@ from rag_windows.prefill import EncodedContext, OnEncoded
 from rag_windows.prompt.answer_form import available as schemas_available
 from rag_windows.prompt.answer_form import check_schema
 from rag_windows.prompt.builder import Header
-from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.conversation import Conversation, ToolCall
 from rag_windows.prompt.template import BaseLayout, ChatTemplate
 from rag_windows.prompt.tokenizing import Boundary, Piece
-from rag_windows.prompt.tool_answers import AnswerReader, ToolAnswer
-from rag_windows.prompt.tool_calls import ToolCall, ToolFormat
+from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from rag_windows.prompt.visible_text import one_line
 from rag_windows.request import PassageLike
 from rag_windows.results import carried

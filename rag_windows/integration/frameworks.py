@@ -22,7 +22,7 @@ from rag_windows.methods import Method, from_description, linked
 from rag_windows.methods.registry import known_parameters, with_known
 from rag_windows.methods.steps import Choose, LinkTokens
 from rag_windows.passage import Passage, passage_of
-from rag_windows.prompt.tool_answers import AnswerReader
+from rag_windows.prompt.tools import AnswerReader
 from rag_windows.results import Generation
 
 

@@ -31,7 +31,7 @@ from rag_windows.errors import (
     ToolsUnsupportedError,
 )
 from rag_windows.model import WindowedLM
-from rag_windows.prompt.tool_calls import ToolFormat
+from rag_windows.prompt.tools import ToolFormat
 from rag_windows.threads import Lock, in_children
 
 T = TypeVar("T")

@@ -10,10 +10,9 @@ from typing import Any
 
 from rag_windows.errors import LimitError, PromptError
 from rag_windows.passage import Note, Passage, WindowTokens
-from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.conversation import Conversation, strings, tool_names
 from rag_windows.prompt.template import BaseLayout, ChatTemplate
 from rag_windows.prompt.tokenizing import At, Boundary
-from rag_windows.prompt.tool_calls import strings, tool_names
 
 HeaderFunction = Callable[[Passage, int], str]
 """Passage and its 1-based number among the passages as given -> header line, or an empty string."""
@@ -308,10 +307,10 @@ class Prompt:
         """A template writes tools itself, so their text must hold no control token."""
         for tool, name in zip(tools, tool_names(tools), strict=True):
             for text in strings(tool):
-                found = self._boundary.controls.spelled.search(text)
+                found = self._boundary.spelled(text)
                 if found:
                     raise PromptError(
-                        f"The definition of tool {name!r} holds the control token {found[0]!r}; "
+                        f"The definition of tool {name!r} holds the control token {found!r}; "
                         "take it out of its description and parameters."
                     )
 

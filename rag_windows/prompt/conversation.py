@@ -1,15 +1,66 @@
-"""Conversations: roles, turns, and what may stand where."""
+"""What a caller gives: messages, calls of tools, definitions of tools; and what may stand where."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rag_windows.errors import PromptError
-from rag_windows.prompt.tool_calls import ToolCall, check_tools, identifier
 
 _EXTRA = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_DEEPEST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call.
+
+    Attributes:
+        name: of the tool.
+        arguments: a JSON object.
+        id: the caller's name for the call, or None.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+
+    @classmethod
+    def of(cls, value: object, where: str) -> ToolCall:
+        """Read ``{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}``.
+
+        Args:
+            value: the mapping; ``arguments`` is an object or its JSON.
+            where: what errors call it, such as ``message 3``.
+
+        Raises:
+            PromptError: it has another shape.
+        """
+        function = value.get("function") if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or not isinstance(function, Mapping):
+            raise PromptError(
+                f"A tool call of {where} must look like "
+                '{"id": ..., "function": {"name": ..., "arguments": {...}}}.'
+            )
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                raise PromptError(
+                    f"The arguments of a tool call of {where} are no JSON: {error}."
+                ) from error
+        if not isinstance(arguments, Mapping):
+            raise PromptError(f"The arguments of a tool call of {where} must be a JSON object.")
+        return cls(
+            _identifier(function.get("name"), f"The name of a tool call of {where}"),
+            _plain(arguments, f"the arguments of a tool call of {where}"),
+            _identifier(value.get("id"), f"The id of a tool call of {where}", optional=True),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +81,37 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     call_id: str | None = None
     name: str | None = None
+
+    @classmethod
+    def of(cls, entry: object, index: int) -> Message:
+        """Read one message; see `Conversation.of`."""
+        where = f"message {index}"
+        if not isinstance(entry, Mapping) or "role" not in entry or "content" not in entry:
+            raise PromptError(f"{where.capitalize()} must be a mapping with 'role' and 'content'.")
+        role, content = entry["role"], entry["content"]
+        if role not in ("system", "user", "assistant", "tool"):
+            raise PromptError(
+                f"{where.capitalize()} has the role {role!r}; use 'system', 'user', 'assistant' or "
+                "'tool'."
+            )
+        if not isinstance(content, str):
+            raise PromptError(
+                f"The content of {where} must be a string, not {type(content).__name__}; join the "
+                "text of its parts."
+            )
+        read = {"role", "content"} | _EXTRA.get(role, set())
+        if unknown := sorted(str(key) for key in entry.keys() - read):
+            raise PromptError(
+                f"{where.capitalize()} has the keys {unknown}; only {sorted(read)} are read of "
+                f"role {role}."
+            )
+        return cls(
+            role,
+            content,
+            tuple(ToolCall.of(call, where) for call in entry.get("tool_calls") or ()),
+            _identifier(entry.get("tool_call_id"), f"'tool_call_id' of {where}", optional=True),
+            _identifier(entry.get("name"), f"'name' of {where}", optional=True),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +181,7 @@ class Conversation:
                 "query must be a question (a string) or a non-empty list of messages like "
                 '{"role": "user", "content": "..."}.'
             )
-        messages = [_message(entry, i) for i, entry in enumerate(query)]
+        messages = [Message.of(entry, i) for i, entry in enumerate(query)]
         instructions = [prefix] if prefix else []
         while messages and messages[0].role == "system":
             instruction = messages.pop(0).content
@@ -111,75 +193,105 @@ class Conversation:
                 "The messages hold no text; append the question as "
                 '{"role": "user", "content": "..."}.'
             )
-        _check_calls(messages)
-        return cls("\n\n".join(instructions), _named(messages), checked, opening)
+        return cls("\n\n".join(instructions), _paired(messages), checked, opening)
 
 
-def _check_calls(messages: Sequence[Message]) -> None:
+def _paired(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """With the tools' names at their answers, which some templates insist on.
+
+    Raises:
+        PromptError: an answer without a call, or calls without an answer.
+    """
+    names: dict[str | None, str] = {}
+    paired = []
     caller: Message | None = None
     for message in messages:
-        if message.role == "tool" and (caller is None or not caller.calls):
-            raise PromptError(
-                "A message with the role 'tool' must follow the assistant's message whose "
-                "tool_calls it answers; keep that one, or give the tool's text as the user's."
-            )
-        if message.role in ("user", "assistant"):
+        if message.role == "tool":
+            if caller is None or not caller.calls:
+                raise PromptError(
+                    "A message with the role 'tool' must follow the assistant's message whose "
+                    "tool_calls it answers; keep that one, or give the tool's text as the user's."
+                )
+            message = replace(message, name=message.name or names.get(message.call_id))
+        elif message.role != "system":
             caller = message
+            names.update((call.id, call.name) for call in message.calls if call.id)
+        paired.append(message)
     if messages and messages[-1].calls:
         raise PromptError(
             "The last message calls tools, and nothing answers it. Append a message with the role "
             "'tool' for each call, or leave the calls out."
         )
+    return tuple(paired)
 
 
-def _named(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """With the tools' names at their answers, which some templates insist on."""
-    names = {call.id: call.name for message in messages for call in message.calls if call.id}
-    return tuple(
-        replace(message, name=names.get(message.call_id))
-        if message.role == "tool" and message.name is None and message.call_id
-        else message
-        for message in messages
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """A copy of the tools' definitions.
+
+    Args:
+        tools: ``{"type": "function", "function": {"name", "description", "parameters"}}`` each,
+            ``parameters`` being a JSON schema.
+
+    Raises:
+        PromptError: a definition has another shape, or two have one name.
+    """
+    checked: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise PromptError(
+                f"Tool {index} must look like "
+                '{"type": "function", "function": {"name": ..., "parameters": {...}}}.'
+            )
+        name = str(_identifier(function.get("name"), f"The name of tool {index}"))
+        if name in checked:
+            raise PromptError(f"Two tools have the name {name!r}; rename one.")
+        checked[name] = _plain(tool, f"tool {name}")
+    return tuple(checked.values())
+
+
+def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of checked tools, in order."""
+    return [str(tool["function"]["name"]) for tool in tools]
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every string in JSON data, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield key
+            yield from strings(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from strings(entry)
+
+
+def _identifier(value: Any, what: str, *, optional: bool = False) -> Any:
+    if (optional and value is None) or (isinstance(value, str) and _IDENTIFIER.fullmatch(value)):
+        return value
+    raise PromptError(
+        f"{what} must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -, not {value!r}."
     )
 
 
-def _message(entry: object, index: int) -> Message:
-    if not isinstance(entry, Mapping) or "role" not in entry or "content" not in entry:
-        raise PromptError(
-            f"Message {index} must be a mapping with 'role' and 'content', like "
-            '{"role": "user", "content": "..."}.'
-        )
-    role, content = entry["role"], entry["content"]
-    if role not in ("system", "user", "assistant", "tool"):
-        raise PromptError(
-            f"Message {index} has the role {role!r}; use 'system', 'user', 'assistant' or 'tool'."
-        )
-    if not isinstance(content, str):
-        raise PromptError(
-            f"The content of message {index} must be a string, not {type(content).__name__}; join "
-            "the text of its parts."
-        )
-    read = {"role", "content"} | _EXTRA.get(role, set())
-    unknown = sorted(str(key) for key in entry.keys() - read)
-    if unknown:
-        raise PromptError(
-            f"Message {index} has the keys {unknown}; only {sorted(read)} are read of role {role}."
-        )
-    calls = tuple(ToolCall.of(call, f"message {index}") for call in entry.get("tool_calls") or ())
-    names = [
-        None if entry.get(key) is None else identifier(entry[key], f"{key!r} of message {index}")
-        for key in ("tool_call_id", "name")
-    ]
-    return Message(role, content, calls, *names)
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """A deep copy made of dict, list, str, int, float, bool and None."""
+    if depth > _DEEPEST:
+        raise PromptError(f"There are more than {_DEEPEST} levels in {where}; flatten them.")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(entry, where, depth + 1) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry, where, depth + 1) for entry in value]
+    raise PromptError(f"There is a {type(value).__name__} in {where}; only JSON values can be.")
 
 
 @dataclass(slots=True)
 class Dialogue:
-    """What was said so far.
-
-    Attributes:
-        messages: of roles "user" and "assistant", oldest first.
-    """
+    """Turns of user and assistant that grow, oldest first."""
 
     messages: list[Mapping[str, str]] = field(default_factory=list)
 
@@ -189,10 +301,7 @@ class Dialogue:
 
     def add(self, question: str, answer: str) -> None:
         """Keep a turn."""
-        self.messages = [
-            *self.with_question(question),
-            {"role": "assistant", "content": answer},
-        ]
+        self.messages = [*self.with_question(question), {"role": "assistant", "content": answer}]
 
     def search_text(self, question: str) -> str:
         """What to retrieve with: a follow-up such as "When was she born?" names nothing itself.

@@ -13,9 +13,8 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from rag_windows.errors import PromptError
-from rag_windows.prompt.conversation import Conversation, Message
+from rag_windows.prompt.conversation import Conversation, Message, ToolCall, strings, tool_names
 from rag_windows.prompt.tokenizing import Piece
-from rag_windows.prompt.tool_calls import ToolCall, strings, tool_names
 
 _NONCE = 16
 """Characters in which the placeholders of one conversation differ from all others'."""

@@ -107,8 +107,10 @@ def turns_of(lm: WindowedLM, ids: list[int]) -> tuple[list[str], list[str]]:
     return roles, [tokenizer.decode(text) for text in texts]
 
 
-def bare(text: str) -> str:
+def bare(text: str, normalizer: str) -> str:
     """Spaces at its ends, and the sign that SentencePiece writes for one, say nothing."""
+    stage = NORMALIZERS[normalizer]
+    text = text if stage is None else stage.normalize_str(text)
     return text.replace("\u2581", " ").strip()
 
 
@@ -158,9 +160,10 @@ def test_control_tokens_stand_where_the_template_wrote_them(
     named = {"user": "<|User|>", "assistant": "<|assistant|>"}
     turns = [control for role in roles for control in (named[role], "<|end|>")]
     assert found == ["<s>", *turns, named["assistant"]]
-    stage = NORMALIZERS[normalizer]
-    shown = [text if stage is None else stage.normalize_str(text) for text in said]
-    assert [bare(text) for text in texts[2::2]] == [*(bare(text) for text in shown), ""]
+    assert [bare(text, normalizer) for text in texts[2::2]] == [
+        *(bare(text, normalizer) for text in said),
+        "",
+    ]
 
 
 def said(*turns: str) -> list[dict[str, str]]:

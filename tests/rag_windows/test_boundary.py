@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rag_windows import PromptError
 from rag_windows.prompt.builder import Prompt
-from rag_windows.prompt.tokenizing import Boundary, Piece, any_of
+from rag_windows.prompt.tokenizing import Boundary, Piece
 from tests.fixtures_tokenizers import build
 from tests.small_tokenizers.in_python import Words
 
@@ -122,14 +122,14 @@ class WideWords(Words):
         return super()._tokenize(unicodedata.normalize("NFKC", text))
 
 
-def test_a_spelling_that_only_the_tokenizer_knows_is_taken_apart_by_characters() -> None:
+def test_a_spelling_that_only_the_tokenizer_knows_is_taken_apart() -> None:
     tokenizer = WideWords(unk_token="<unk>", bos_token="<s>", eos_token="</s>")
     tokenizer.add_tokens(["<sep>"])
     control = tokenizer.convert_tokens_to_ids("<sep>")
     assert control in tokenizer("the ＜sep＞ sea")["input_ids"]
     ids = Boundary(tokenizer).encode("the ＜sep＞ sea")
     assert control not in ids
-    assert "< s e p >" in tokenizer.decode(ids)
+    assert tokenizer.decode(ids) == "the <unk> <unk> sea"
 
 
 def test_an_unknown_token_that_no_character_gives_is_a_control_token() -> None:
@@ -210,14 +210,3 @@ def test_text_merges_with_the_templates_text_as_in_one_string() -> None:
     pieces = [Piece("<s>[INST] ", trusted=True), Piece("the harbour"), Piece(" [/INST]", True)]
     whole = tokenizer("<s>[INST] the harbour [/INST]", add_special_tokens=False)["input_ids"]
     assert boundary.encode_pieces(pieces) == whole
-
-
-def test_any_of_matches_the_longest() -> None:
-    import re
-
-    pattern = re.compile(any_of(["<a>", "<a>b", "<", "x.y", "<b>"]))
-    assert pattern.findall("<a>bc<a><q x.y xzy<b>") == ["<a>b", "<a>", "<", "x.y", "<b>"]
-    assert re.search(any_of([]), "anything") is None
-    many = re.compile(any_of(f"<unused{i}>" for i in range(6000)))
-    assert many.fullmatch("<unused5999>")
-    assert not many.match("<unused6000>")

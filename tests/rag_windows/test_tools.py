@@ -10,8 +10,7 @@ import pytest
 from rag_windows import Passage, PromptError, ToolsUnsupportedError, WindowedLM
 from rag_windows.prompt.builder import Prompt
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.prompt.tool_answers import AnswerReader, ToolAnswer
-from rag_windows.prompt.tool_calls import ToolFormat
+from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from tests.fixtures_tokenizers import build
 from tests.tool_models import SEARCH, TEMPLATES, scripted, tokenizer
 
