@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,22 +10,17 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from rag_windows.cache.keys import fields
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.codebook.holdings import Holdings, State, rank
-from rag_windows.codebook.index import (
-    Index,
-    Record,
-    made_id,
-    require_json,
-    require_same,
-    same_passage,
-)
-from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
+from rag_windows.codebook.holdings import Holdings, State
+from rag_windows.codebook.index import Index, Record, require_json, same_passage
+from rag_windows.codebook.preparing import OnPrepared, Preparer
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, MethodError
 from rag_windows.methods import Codebook, Method, chain, resolve
 from rag_windows.passage import Note, Passage
 from rag_windows.request import BatchRequest, Messages, PassageLike
+from rag_windows.sampling import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +135,7 @@ class PassageBook:
             NonFiniteError: one whose keys or values are no numbers; nothing is kept then.
             CacheError: the index can't be written.
         """
-        given = self._named(passages)
-        prepared = self._preparer.prepare(given, on_added)
-        with self._holdings.changing() as state:
-            for passage in given:
-                held = state.records.get(str(passage.id))
-                if held is not None and not same_passage(held.passage, passage):
-                    raise InputError(
-                        f"The book holds another passage with the id {passage.id!r}; replace it "
-                        "with update(), or give this one an id of its own."
-                    )
-            return self._put(state, given, prepared)
+        return self._put(passages, on_added, replacing=False)
 
     def update(
         self, passages: Iterable[PassageLike], *, on_added: OnPrepared | None = None
@@ -159,11 +145,7 @@ class PassageBook:
         Raises:
             InputError: an id that is not held (`add` takes new ones); the others as in `add`.
         """
-        given = self._named(passages)
-        prepared = self._preparer.prepare(given, on_added)
-        with self._holdings.changing() as state:
-            _require(state, [str(passage.id) for passage in given])
-            return self._put(state, given, prepared)
+        return self._put(passages, on_added, replacing=True)
 
     def remove(self, ids: Iterable[str] | str) -> None:
         """Forget passages, and their windows where no other passage has the same.
@@ -174,12 +156,12 @@ class PassageBook:
         wanted = [ids] if isinstance(ids, str) else list(ids)
         with self._holdings.changing() as state:
             _require(state, wanted)
-            self._holdings.drop(wanted)
+            self._holdings.change(wanted)
 
     def clear(self) -> None:
         """Forget all passages and their windows."""
         with self._holdings.changing() as state:
-            self._holdings.drop(state.records)
+            self._holdings.change(state.records)
 
     def search(
         self, query: Messages, retrieve: int | None = None, *, prefix: str | None = None
@@ -196,12 +178,11 @@ class PassageBook:
             CacheError: the model's weights were changed since the book was opened.
         """
         count = self.codebook.retrieve if retrieve is None else retrieve
-        if type(count) is not int or count < 1:
-            raise InputError(f"retrieve must be a number of passages above 0, got {count!r}.")
-        require_same(self._holdings.made_for, self._preparer.made_for())
+        whole_number("retrieve", count)
+        self._preparer.check(self._holdings.made_for)
         tokens = self._preparer.query(query, prefix)
         state = self._holdings.now()
-        found = rank(state.blocks, self.codebook.search, tokens, list(state.records), count)
+        found = state.pages.rank(self.codebook.search, tokens, state.records, count)
         self._holdings.count(one for one, _ in found)
         return [Retrieved(state.records[one].passage, alike) for one, alike in found]
 
@@ -247,15 +228,54 @@ class PassageBook:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _put(
+        self, passages: Iterable[PassageLike], on_added: OnPrepared | None, *, replacing: bool
+    ) -> Added:
+        """Encode passages, and take them in."""
+        given = self._named(passages)
+        prepared = self._preparer.prepare(given, on_added)
+        with self._holdings.changing() as state:
+            if replacing:
+                _require(state, [str(passage.id) for passage in given])
+            new, ids = {}, []
+            for passage, one in zip(given, prepared, strict=True):
+                name = str(passage.id)
+                held = state.records.get(name)
+                same = held is not None and same_passage(held.passage, passage)
+                if held is not None and not replacing and not same:
+                    raise InputError(
+                        f"The book holds another passage with the id {name!r}; replace it with "
+                        "update(), or give this one an id of its own."
+                    )
+                if held is not None and one.pages is None:
+                    raise InputError(
+                        f"The new text of passage {name!r} is blank; use remove() to drop it."
+                    )
+                ids.append(None if one.pages is None else name)
+                if one.pages is not None and not same:
+                    new[name] = (Record(passage), one)
+            kept = {name for name in ids if name is not None}
+            size = self.codebook.size
+            surplus = 0 if size is None else len(state.records.keys() | kept) - size
+            evicted = self._holdings.least_useful(surplus, spared=kept)
+            if new or evicted:
+                self._holdings.change(evicted, new)
+        return Added(tuple(ids), tuple(evicted), tuple(note for p in prepared for note in p.notes))
+
     def _named(self, passages: Iterable[PassageLike]) -> list[Passage]:
+        """Passages with ids; one without gets one that only an equal text and title give."""
         if isinstance(passages, str | Passage | Mapping):
             raise InputError(
                 "passages must be a list of passages, not a single one; wrap it in []."
             )
         named: dict[str, Passage] = {}
         given = []
-        for passage in map(Passage.of, passages):
-            one = passage if passage.id else replace(passage, id=made_id(passage))
+        for one in map(Passage.of, passages):
+            if not one.id:
+                parts = [
+                    text.encode("utf-8", "surrogatepass") for text in (one.title or "", one.text)
+                ]
+                one = replace(one, id=hashlib.sha256(fields(*parts)).hexdigest()[:32])
             if self.path is not None:
                 require_json(one)
             if not same_passage(named.setdefault(str(one.id), one), one):
@@ -269,29 +289,6 @@ class PassageBook:
             )
         return given
 
-    def _put(self, state: State, given: list[Passage], prepared: list[Prepared]) -> Added:
-        ids = [
-            None if one.pages is None else str(passage.id)
-            for passage, one in zip(given, prepared, strict=True)
-        ]
-        if None in ids and any(str(passage.id) in state.records for passage in given):
-            blank = {str(p.id) for p, name in zip(given, ids, strict=True) if name is None}
-            _refuse_blank(blank & set(state.records))
-        new = {
-            name: (Record(passage), one)
-            for name, passage, one in zip(ids, given, prepared, strict=True)
-            if name is not None
-            and not (name in state.records and same_passage(state.records[name].passage, passage))
-        }
-        kept = {name for name in ids if name is not None}
-        size = self.codebook.size
-        surplus = 0 if size is None else len(state.records.keys() | kept) - size
-        evicted = self._holdings.least_useful(surplus, spared=kept)
-        if new or evicted:
-            self._holdings.put(new, evicted)
-        notes = tuple(note for one in prepared for note in one.notes)
-        return Added(tuple(ids), tuple(evicted), notes)
-
 
 def codebook_of(method: Method) -> Codebook | None:
     """The codebook among a method and its readers."""
@@ -302,12 +299,6 @@ def _require(state: State, ids: Iterable[str]) -> None:
     missing = [one for one in ids if one not in state.records]
     if missing:
         raise InputError(f"The book holds no passage with the id {missing[0]!r}.")
-
-
-def _refuse_blank(ids: set[str]) -> None:
-    """A passage can't be replaced by one without text: that would be a removal unasked for."""
-    if ids:
-        raise InputError(f"The new text of passage {min(ids)!r} is blank; use remove() to drop it.")
 
 
 def _check(book: PassageBook, method: Method) -> None:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.codebook.index import Contents, Index, Record, Stamp, require_same, same_passage
+from rag_windows.codebook.index import Contents, Index, Record, Stamp, same_passage
 from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
 from rag_windows.methods.key_search import KeySearch, page_owners
 from rag_windows.threads import in_children
 
-MOST_PASSAGES = 4096
-"""Passages of one block at most, so that a change copies little."""
-
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """The keys of some passages.
+class Pages:
+    """The keys that are searched.
 
     Attributes:
         ids: of the passages.
@@ -30,77 +27,41 @@ class Block:
         rows: (P, width) fp32 in host memory, from `KeySearch.pages`.
     """
 
-    ids: tuple[str, ...]
-    owners: torch.Tensor
-    rows: torch.Tensor
+    ids: tuple[str, ...] = ()
+    owners: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    rows: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
-    @classmethod
-    def of(cls, pages: Mapping[str, torch.Tensor]) -> Block:
-        """A block of passages, at least one, by their ids."""
-        owners = page_owners([len(rows) for rows in pages.values()])
-        return cls(tuple(pages), owners, torch.cat(list(pages.values())))
+    def changed(self, gone: Collection[str], new: Mapping[str, torch.Tensor]) -> Pages:
+        """Without some passages, and with others, by their ids, behind the rest."""
+        kept = [index for index, one in enumerate(self.ids) if one not in gone]
+        rows, owners = self.rows, self.owners
+        if len(kept) < len(self.ids):
+            places = torch.full((len(self.ids),), -1)
+            places[kept] = torch.arange(len(kept))
+            present = places[owners] >= 0
+            rows, owners = rows[present], places[owners][present]
+        if new:
+            added = page_owners([len(own) for own in new.values()]) + len(kept)
+            owners = torch.cat([owners, added])
+            rows = torch.cat([*([rows] if len(rows) else []), *new.values()])
+        return Pages((*(self.ids[index] for index in kept), *new), owners, rows)
 
-    def without(self, ids: Collection[str]) -> Block | None:
-        """The block without some passages; None if nothing is left."""
-        kept = [index for index, one in enumerate(self.ids) if one not in ids]
-        if len(kept) == len(self.ids):
-            return self
-        if not kept:
-            return None
-        places = torch.full((len(self.ids),), -1)
-        places[kept] = torch.arange(len(kept))
-        owners = places[self.owners]
-        present = owners >= 0
-        return Block(tuple(self.ids[i] for i in kept), owners[present], self.rows[present])
+    def rank(
+        self, search: KeySearch, tokens: torch.Tensor, order: Iterable[str], count: int
+    ) -> list[tuple[str, float]]:
+        """The most similar passages with their similarity, highest first; of equal ones in order.
 
-
-Blocks = tuple[Block, ...]
-
-
-def with_pages(blocks: Blocks, pages: Mapping[str, torch.Tensor]) -> Blocks:
-    """Blocks with more passages; small ones are joined, so that there are never many."""
-    if not pages:
-        return blocks
-    grown = [*blocks, Block.of(pages)]
-    while len(grown) > 1:
-        first, second = grown[-2:]
-        together = len(first.ids) + len(second.ids)
-        if len(first.ids) > 2 * len(second.ids) or together > MOST_PASSAGES:
-            break
-        owners = torch.cat([first.owners, second.owners + len(first.ids)])
-        joined = Block(first.ids + second.ids, owners, torch.cat([first.rows, second.rows]))
-        grown[-2:] = [joined]
-    return tuple(grown)
-
-
-def without(blocks: Blocks, ids: Collection[str]) -> Blocks:
-    """Blocks without some passages."""
-    rest = (block.without(ids) for block in blocks)
-    return tuple(block for block in rest if block is not None)
-
-
-def rank(
-    blocks: Blocks, search: KeySearch, tokens: torch.Tensor, order: Sequence[str], count: int
-) -> list[tuple[str, float]]:
-    """The most similar passages with their similarity, highest first.
-
-    Args:
-        blocks: to look in.
-        search: how to compare.
-        tokens: (T, width) of the query, from `KeySearch.tokens`.
-        order: ids in the order in which equally similar ones are taken.
-        count: how many.
-    """
-    found: list[tuple[str, float]] = []
-    for block in blocks:
-        alike = search.similarities(tokens, block.rows, block.owners, len(block.ids))
-        kept = torch.topk(alike, min(count, len(alike))).values[-1]
+        ``tokens`` are (T, width) of the query, from `KeySearch.tokens`.
+        """
+        if not self.ids:
+            return []
+        alike = search.similarities(tokens, self.rows, self.owners, len(self.ids))
+        least = torch.topk(alike, min(count, len(alike))).values[-1]
         # All that are as similar as the last one, so that ties are broken by the order alone.
-        near = torch.nonzero(alike >= kept).flatten().tolist()
-        found += [(block.ids[index], float(alike[index])) for index in near]
-    places = {one: place for place, one in enumerate(order)}
-    found.sort(key=lambda one: (-one[1], places.get(one[0], len(places))))
-    return found[:count]
+        near = torch.nonzero(alike >= least).flatten().tolist()
+        found = [(self.ids[index], float(alike[index])) for index in near]
+        places = {one: place for place, one in enumerate(order)}
+        return sorted(found, key=lambda one: (-one[1], places[one[0]]))[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +70,17 @@ class State:
 
     Attributes:
         records: by id, in the order in which they came.
-        blocks: the keys of all of them.
+        pages: the keys of all of them.
         searches: how many there were, as far as they are written.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
-    blocks: Blocks = ()
+    pages: Pages = field(default_factory=Pages)
     searches: int = 0
 
 
 class Holdings:
     """Changes a book's state, one thread and process at a time.
-
-    Args:
-        preparer: encodes what another process added.
-        cache: in which the windows are.
-        index: the file, or None.
-        on_loaded: told of passages that are prepared now because the index holds them.
 
     Raises:
         CacheError: the index is damaged, or was made for something else.
@@ -181,35 +136,20 @@ class Holdings:
                 self._hits[one] += 1
                 self._last[one] = self._state.searches + self._searches
 
-    def put(self, new: Mapping[str, tuple[Record, Prepared]], evicted: Sequence[str]) -> None:
-        """Take in passages in place of those of the same ids, and drop others; while `changing`.
+    def change(
+        self, gone: Collection[str], new: Mapping[str, tuple[Record, Prepared]] | None = None
+    ) -> None:
+        """Forget passages, and take in others in place of those of the same ids; while `changing`.
 
-        Args:
-            new: by id.
-            evicted: ids to drop.
+        A replaced passage keeps its place.
         """
-        old = self._state
-        searches = old.searches + self._searches
-        fresh = {
-            name: replace(record, keys=one.keys, hits=0, since=searches, used=searches)
-            for name, (record, one) in new.items()
-        }
-        gone = set(evicted)
-        # A replaced passage keeps its place.
-        records = {
-            name: fresh.get(name, record)
-            for name, record in old.records.items()
-            if name not in gone
-        }
-        blocks = without(old.blocks, gone | set(new))
+        new = new or {}
+        old, searches = self._state, self._state.searches + self._searches
+        records = {name: one for name, one in old.records.items() if name not in gone}
+        for name, (record, one) in new.items():
+            records[name] = replace(record, keys=one.keys, hits=0, since=searches, used=searches)
         pages = {name: one.pages for name, (_, one) in new.items() if one.pages is not None}
-        self._commit(records | fresh, with_pages(blocks, pages))
-
-    def drop(self, ids: Iterable[str]) -> None:
-        """Forget passages; while `changing`."""
-        gone = set(ids)
-        records = {name: one for name, one in self._state.records.items() if name not in gone}
-        self._commit(records, without(self._state.blocks, gone))
+        self._commit(records, old.pages.changed({*gone, *new}, pages))
 
     def least_useful(self, count: int, spared: set[str]) -> list[str]:
         """Ids of the passages found by the smallest share of searches, but for some."""
@@ -224,28 +164,21 @@ class Holdings:
         """Write what was counted."""
         if self._index is not None and self._searches:
             with self.changing() as state:
-                self._commit(state.records, state.blocks)
+                self._commit(state.records, state.pages)
 
-    def _commit(self, records: Mapping[str, Record], blocks: Blocks) -> None:
-        """Write a new state, and take it on when it is written."""
+    def _commit(self, records: Mapping[str, Record], pages: Pages) -> None:
+        """Write a new state, take it on, and forget windows that no passage has any more."""
         counted = {name: self._counted(record) for name, record in records.items()}
-        searches = self._state.searches + self._searches
+        before, searches = self._state.records, self._state.searches + self._searches
         if self._index is not None:
             self._cache.flush()
             self._stamp = self._index.write(Contents(self.made_for, searches, counted))
-        before, self._state = self._state, State(counted, blocks, searches)
+        self._state = State(counted, pages, searches)
         self._hits.clear()
         self._last.clear()
         self._searches = 0
-        self._forget(before)
-
-    def _forget(self, before: State) -> None:
-        """Take windows out of the cache that no passage has any more."""
-        records = self._state.records
-        changed = [one for name, one in before.records.items() if records.get(name) is not one]
-        gone = {key for record in changed for key in record.keys}
-        if gone:
-            gone -= {key for record in records.values() for key in record.keys}
+        gone = {key for record in before.values() for key in record.keys}
+        if gone := gone - {key for record in counted.values() for key in record.keys}:
             self._cache.remove(gone)
 
     def _counted(self, record: Record) -> Record:
@@ -264,22 +197,20 @@ class Holdings:
         if stamp == self._stamp:
             return
         contents = self._index.read() or Contents(self.made_for, 0, {})
-        require_same(contents.made_for, self._preparer.made_for())
+        self._preparer.check(contents.made_for)
         old = self._state.records
         news = [
-            record
+            record.passage
             for name, record in contents.records.items()
             if name not in old or not same_passage(old[name].passage, record.passage)
         ]
-        passages = [record.passage for record in news]
-        prepared = self._preparer.prepare(passages, on_loaded, ahead=False)
-        made = {str(r.passage.id): one for r, one in zip(news, prepared, strict=True)}
+        prepared = self._preparer.prepare(news, on_loaded, ahead=False)
+        made = {str(passage.id): one for passage, one in zip(news, prepared, strict=True)}
         records = {
             name: replace(record, keys=made[name].keys if name in made else old[name].keys)
             for name, record in contents.records.items()
         }
         gone = {name for name in old if name not in records} | set(made)
         pages = {name: one.pages for name, one in made.items() if one.pages is not None}
-        blocks = with_pages(without(self._state.blocks, gone), pages)
-        self._state = State(records, blocks, contents.searches)
+        self._state = State(records, self._state.pages.changed(gone, pages), contents.searches)
         self._stamp = stamp

@@ -29,7 +29,13 @@ CHUNK = 64
 OnPrepared = Callable[[int, int], None]
 """Told how many passages are done, of how many."""
 
-_ANY_QUESTION = "?"
+_WHAT = {
+    "model": "another model (other weights, config or precision, or another version of torch or "
+    "transformers)",
+    "tokenizer": "another tokenizer or chat template",
+    "prefix": "another prefix (system prompt or tools)",
+    "encoding": "another encoding of its windows (another refinement, or none)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +54,7 @@ class Prepared:
 
 
 class Preparer:
-    """Encodes passages behind one prefix, and queries like them.
-
-    Args:
-        engine: with that cache.
-        cache: in which all is kept.
-        method: that will read the windows; they stand right behind the prefix.
-        search: which keys are searched.
-        prefix: the instruction, as requests will have it.
-        conversation: a request with the system message or tools that requests will have, or None.
+    """Encodes passages behind one prefix as a method reads them, and queries like them.
 
     Raises:
         InputError: windows of this model or method depend on a request, so none can be kept.
@@ -86,33 +84,34 @@ class Preparer:
                 "none can be kept for others; choose a reader such as ape, pcw or mateicl."
             )
         self._engine, self._encoder, self._cache = engine, encoder, cache
-        self._method, self._search = method, search
-        self._prefix, self._conversation = prefix, conversation
+        self._method, self._search, self._prefix = method, search, prefix
+        self._question: Messages = "?" if conversation is None else conversation
         request = engine.request(self._question, [Passage("?")], prefix=prefix, method=method)
-        self.prefix_ids = request.parts.prefix_ids
+        self._prefix_ids = request.parts.prefix_ids
 
-    @property
-    def _question(self) -> Messages:
-        return _ANY_QUESTION if self._conversation is None else self._conversation
-
-    def made_for(self) -> Mapping[str, Any]:
-        """All that windows depend on, by names for people; JSON.
-
-        Raises:
-            CacheError: nothing can be said about the model while foreign hooks change it.
-        """
-        model, tokenizer = self._encoder.identity()
-        if model is None:
-            raise CacheError(
-                "A book needs to know that its model stays the same, and forward hooks or a "
-                "patched forward make that impossible; take them off."
-            )
+    def made_for(self) -> dict[str, Any]:
+        """All that windows depend on, by names for people; JSON."""
+        model, tokenizer = self._identity()
         return {
             "model": model.hex(),
             "tokenizer": tokenizer.hex(),
-            "prefix": list(self.prefix_ids),
+            "prefix": list(self._prefix_ids),
             "encoding": self._method.encoding,
         }
+
+    def check(self, made_for: Mapping[str, Any]) -> None:
+        """Refuse windows that were made for something else than there is now.
+
+        Raises:
+            CacheError: naming all that differs.
+        """
+        now = self.made_for()
+        differs = [what for name, what in _WHAT.items() if made_for.get(name) != now[name]]
+        if differs:
+            raise CacheError(
+                f"This book was made with {'; and with '.join(differs)} than there is now. Open it "
+                "as it was made, or make another book, in a folder of its own."
+            )
 
     def prepare(
         self,
@@ -139,22 +138,19 @@ class Preparer:
             self._question, passages, prefix=self._prefix, method=self._method
         )
         parts = request.parts
-        sources = request.sources
-        pages: list[torch.Tensor] = []
-        keys: list[tuple[str, str]] = []
+        made: list[tuple[torch.Tensor, tuple[str, str]]] = []
         for first in range(0, len(parts.windows), CHUNK):
             chunk = slice(first, first + CHUNK)
-            made = self._pages([one.ids for one in parts.windows[chunk]], sources[chunk], ahead)
-            pages += made[0]
-            keys += made[1]
-            if on_prepared is not None and len(pages) < len(parts.windows):
-                on_prepared(parts.windows[len(pages)].passage, len(passages))
+            windows = [one.ids for one in parts.windows[chunk]]
+            made += self._pages(windows, request.sources[chunk], ahead)
+            if on_prepared is not None and len(made) < len(parts.windows):
+                on_prepared(parts.windows[len(made)].passage, len(passages))
         self._cache.flush()
         if on_prepared is not None:
             on_prepared(len(passages), len(passages))
-        own: dict[int, list[int]] = {}
-        for index, window in enumerate(parts.windows):
-            own.setdefault(window.passage, []).append(index)
+        own: dict[int, list[tuple[torch.Tensor, tuple[str, str]]]] = {}
+        for one, window in zip(made, parts.windows, strict=True):
+            own.setdefault(window.passage, []).append(one)
         notes: dict[int, list[Note]] = {}
         for note in parts.notes:
             notes.setdefault(note.passage, []).append(note)
@@ -162,8 +158,8 @@ class Preparer:
                 own[note.passage] = own[note.of]
         return [
             Prepared(
-                torch.cat([pages[index] for index in own[number]]) if number in own else None,
-                tuple(key for index in own.get(number, ()) for key in keys[index]),
+                torch.cat([pages for pages, _ in own[number]]) if number in own else None,
+                tuple(key for _, keys in own.get(number, ()) for key in keys),
                 tuple(notes.get(number, ())),
             )
             for number in range(len(passages))
@@ -177,23 +173,26 @@ class Preparer:
         """
         given = self._prefix if prefix is None else prefix
         request = self._engine.request(query, [Passage("?")], prefix=given, method=self._method)
-        if request.parts.prefix_ids != self.prefix_ids:
+        if request.parts.prefix_ids != self._prefix_ids:
             raise InputError(
                 "This request has another prefix (system prompt, system message or tools) than the "
                 "book's passages were encoded behind. Ask with the book's own, or make a book with "
                 "prefix= or conversation= as requests have it."
             )
-        encoded = complete(self._encoder.prefill(ToEncode(self.prefix_ids, [], self._method)))
+        encoded = complete(self._encoder.prefill(ToEncode(self._prefix_ids, [], self._method)))
         window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
         return self._search.tokens(window).cpu()
 
     def _pages(
         self, windows: Sequence[tuple[int, ...]], sources: Sequence[Source], ahead: bool
-    ) -> tuple[list[torch.Tensor], list[tuple[str, str]]]:
+    ) -> list[tuple[torch.Tensor, tuple[str, str]]]:
         """Each window's pages, and its key with that of its pages."""
-        start = len(self.prefix_ids)
-        scope, searched = self._scopes()
-        keys = [(scope.window_key(ids, start), searched.window_key(ids, start)) for ids in windows]
+        start = len(self._prefix_ids)
+        depth = len(self._encoder.runner.sliding_windows)
+        search, encoding = self._search, self._method.encoding
+        kind = f"pages {search.of(depth)} {search.page} {search.similarity == 'cosine'}"
+        whole, searched = self._scope(encoding), self._scope(f"{kind} of {encoding}")
+        keys = [(whole.window_key(ids, start), searched.window_key(ids, start)) for ids in windows]
         disk = self._cache.disk
         found = {} if disk is None else disk.get_many([pages for _, pages in keys])
         missing = [
@@ -202,7 +201,7 @@ class Preparer:
             if pages not in found or (ahead and window not in self._cache)
         ]
         asked = ToEncode(
-            self.prefix_ids,
+            self._prefix_ids,
             [windows[index] for index in missing],
             self._method,
             [sources[index] for index in missing],
@@ -212,31 +211,30 @@ class Preparer:
         rows = {key: entry.window.keys[0][0] for key, entry in found.items()}
         for index, window in zip(missing, encoded, strict=True):
             key = keys[index][1]
-            rows[key] = self._search.pages(window).float().cpu()
+            rows[key] = search.pages(window).float().cpu()
             if disk is not None:
                 disk.put(key, _entry(rows[key], start))
-        return [rows[pages] for _, pages in keys], keys
+        return [(rows[pages], (window, pages)) for window, pages in keys]
 
-    def _scopes(self) -> tuple[KeyScope, KeyScope]:
-        """Keys of windows, and of the pages that are searched."""
+    def _scope(self, encoding: str) -> KeyScope:
+        model, tokenizer = self._identity()
+        return KeyScope(
+            self._cache.salt_key,
+            model=model,
+            tokenizer=tokenizer,
+            encoding=encoding,
+            store=self._cache.store,
+            prefix_ids=self._prefix_ids,
+        )
+
+    def _identity(self) -> tuple[bytes, bytes]:
         model, tokenizer = self._encoder.identity()
         if model is None:
-            self.made_for()
-        depth = len(self._encoder.runner.sliding_windows)
-        kind = f"{self._search.of(depth)} {self._search.page} {self._search.similarity == 'cosine'}"
-        encodings = (self._method.encoding, f"pages {kind} of {self._method.encoding}")
-        windows, pages = (
-            KeyScope(
-                self._cache.salt_key,
-                model=model or b"",
-                tokenizer=tokenizer,
-                encoding=encoding,
-                store=self._cache.store,
-                prefix_ids=self.prefix_ids,
+            raise CacheError(
+                "A book needs to know that its model stays the same, and forward hooks or a "
+                "patched forward make that impossible; take them off."
             )
-            for encoding in encodings
-        )
-        return windows, pages
+        return model, tokenizer
 
 
 def _entry(rows: torch.Tensor, start: int) -> Entry:

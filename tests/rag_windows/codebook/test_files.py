@@ -197,7 +197,7 @@ def test_an_index_that_can_not_be_written_changes_nothing(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr("rag_windows.codebook.index.os.write", full)
+            patched.setattr("rag_windows.codebook.index.os.fsync", full)
             with pytest.raises(CacheError, match="No space"):
                 held.add(PASSAGES[2:])
         assert held.ids == TOPICS[:2]

@@ -6,11 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
 from rag_windows import Passage
-from rag_windows.codebook.holdings import Block, rank, with_pages, without
-from rag_windows.methods.key_search import KeySearch
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import PASSAGES, QUESTION, TOPICS, book
 
@@ -51,34 +47,27 @@ def test_add_remove_and_ask_at_once(tmp_path: Path) -> None:
     assert book(tmp_path).search(QUESTION, 99) == found
 
 
-def test_blocks_hold_what_was_put_in_and_not_taken_out() -> None:
-    """Against a plain dictionary, through many changes."""
-    torch.manual_seed(3)
-    search = KeySearch()
-    tokens = torch.randn(3, 8)
-    blocks: tuple[Block, ...] = ()
-    plain: dict[str, torch.Tensor] = {}
-    for turn in range(30):
-        new = {f"{turn}-{i}": torch.randn(1 + (turn + i) % 4, 8) for i in range(1 + turn % 5)}
-        blocks, plain = with_pages(blocks, new), plain | new
-        gone = set(list(plain)[:: 3 + turn % 4])
-        blocks = without(blocks, gone)
-        plain = {name: rows for name, rows in plain.items() if name not in gone}
-        expected = sorted(
-            ((name, float((tokens @ rows.T).amax(1).mean())) for name, rows in plain.items()),
-            key=lambda one: -one[1],
-        )
-        found = rank(blocks, search, tokens, list(plain), 5)
-        assert [name for name, _ in found] == [name for name, _ in expected[:5]]
-        assert sum(len(block.ids) for block in blocks) == len(plain)
-    assert len(blocks) < 8
+def test_many_changes_leave_what_a_fresh_book_of_the_same_passages_has() -> None:
+    held = book()
+    plain: dict[str, Passage] = {}
+    for turn in range(12):
+        new = [Passage(f"{turn} of {number} " * number, id=f"{turn}-{number}") for number in (1, 2)]
+        held.add(new)
+        plain |= {str(one.id): one for one in new}
+        if turn % 3 == 2:
+            gone = list(plain)[:: turn // 2]
+            held.remove(gone)
+            plain = {name: one for name, one in plain.items() if name not in gone}
+    fresh = book()
+    fresh.add(plain.values())
+    assert held.ids == tuple(plain)
+    assert held.search(QUESTION, 99) == fresh.search(QUESTION, 99)
 
 
 def test_equally_similar_passages_come_in_their_order() -> None:
-    rows = torch.ones(1, 4)
-    blocks = with_pages(with_pages((), {"b": rows, "c": rows, "d": rows}), {"a": rows})
-    found = rank(blocks, KeySearch(), rows, ["d", "a", "c", "b"], 3)
-    assert [name for name, _ in found] == ["d", "a", "c"]
+    held = book()
+    held.add([Passage("the same text", id=name) for name in "dacb"])
+    assert [one.passage.id for one in held.search(QUESTION, 3)] == ["d", "a", "c"]
 
 
 def test_two_books_of_one_folder_lose_nothing(tmp_path: Path) -> None:
