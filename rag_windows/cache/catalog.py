@@ -15,9 +15,11 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from weakref import WeakSet
+
+from rag_windows.threads import in_children
 
 FORMAT = 1
 """Of the database; one of another format is made anew."""
@@ -30,7 +32,7 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _SCHEMA = """
 BEGIN IMMEDIATE;
-CREATE TABLE entries (
+CREATE TABLE IF NOT EXISTS entries (
     key TEXT PRIMARY KEY,
     nbytes INTEGER NOT NULL,
     cost_s REAL NOT NULL,
@@ -39,18 +41,18 @@ CREATE TABLE entries (
     last_used REAL NOT NULL,    -- unix time
     writing TEXT                -- name of the file while it is written
 ) WITHOUT ROWID;
-CREATE TABLE labels (
+CREATE TABLE IF NOT EXISTS labels (
     label TEXT NOT NULL,
     key TEXT NOT NULL,
     PRIMARY KEY (label, key)
 ) WITHOUT ROWID;
-CREATE INDEX labels_of ON labels (key);
-CREATE TABLE held (nbytes INTEGER NOT NULL);
-INSERT INTO held VALUES (0);
-CREATE TRIGGER one_more AFTER INSERT ON entries BEGIN
+CREATE INDEX IF NOT EXISTS labels_of ON labels (key);
+CREATE TABLE IF NOT EXISTS held (nbytes INTEGER NOT NULL);
+INSERT INTO held SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM held);
+CREATE TRIGGER IF NOT EXISTS one_more AFTER INSERT ON entries BEGIN
     UPDATE held SET nbytes = nbytes + new.nbytes;
 END;
-CREATE TRIGGER one_less AFTER DELETE ON entries BEGIN
+CREATE TRIGGER IF NOT EXISTS one_less AFTER DELETE ON entries BEGIN
     UPDATE held SET nbytes = nbytes - old.nbytes;
     DELETE FROM labels WHERE key = old.key;
 END;
@@ -81,30 +83,25 @@ class Rows:
     """The entries, within one change of the database."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+        self.execute = connection.execute
+        self._executemany = connection.executemany
 
     def all(self) -> list[Row]:
         """All entries, those that were used longest ago first."""
-        found = self._connection.execute(
-            "SELECT key, nbytes, cost_s, expires, uses, last_used, writing FROM entries "
-            "ORDER BY last_used, key"
-        )
+        found = self.execute("SELECT * FROM entries ORDER BY last_used, key")
         rows = [Row(*values) for values in found]
         if not all(isinstance(row.key, str) and isinstance(row.nbytes, int) for row in rows):
             raise sqlite3.DatabaseError("it holds what nobody has put there")
         return rows
 
-    def writing(self, key: str) -> tuple[str | None] | None:
-        """The file in which an entry is being written, if it is; None if there is no entry."""
-        found: tuple[str | None] | None = self._connection.execute(
-            "SELECT writing FROM entries WHERE key = ?", (key,)
-        ).fetchone()
-        return found
+    def keys(self, condition: str, *values: object) -> list[str]:
+        """Keys from a table, such as ``"entries WHERE expires <= ?"``."""
+        return [key for (key,) in self.execute(f"SELECT DISTINCT key FROM {condition}", values)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all entries, those being written included."""
-        found = self._connection.execute("SELECT nbytes FROM held").fetchone()
+        found = self.execute("SELECT nbytes FROM held").fetchone()
         if found is None or not isinstance(found[0], int):
             raise sqlite3.DatabaseError("it has lost its sum")
         return found[0]
@@ -112,85 +109,80 @@ class Rows:
     @property
     def version(self) -> int:
         """Another number whenever another connection has changed something."""
-        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        return int(self.execute("PRAGMA data_version").fetchone()[0])
 
     def put(self, row: Row, labels: Iterable[str]) -> None:
         """Note an entry in place of the key's present one."""
         self.remove([row.key])
-        self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO labels VALUES (?, ?)", [(label, row.key) for label in labels]
-        )
-
-    def written(self, key: str) -> None:
-        """An entry's file is whole and has its name."""
-        self._connection.execute("UPDATE entries SET writing = NULL WHERE key = ?", (key,))
+        self.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self.add_labels(row.key, labels)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Forget entries and their labels."""
-        self._connection.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
+        self._executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
 
-    def count_uses(self, uses: Mapping[str, tuple[int, float]]) -> None:
-        """Add to the number of uses, and note the last one, by key."""
-        self._connection.executemany(
-            "UPDATE entries SET uses = uses + ?, last_used = max(last_used, ?) WHERE key = ?",
-            [(count, last, key) for key, (count, last) in uses.items()],
+    def count_uses(self, uses: Iterable[tuple[int, float, str]]) -> None:
+        """Add to the number of uses and note the last one: number, unix time, key."""
+        self._executemany(
+            "UPDATE entries SET uses = uses + ?, last_used = max(last_used, ?) WHERE key = ?", uses
         )
 
     def labels(self, key: str) -> set[str]:
         """The labels of an entry."""
-        found = self._connection.execute("SELECT label FROM labels WHERE key = ?", (key,))
-        return {label for (label,) in found}
+        return {
+            label for (label,) in self.execute("SELECT label FROM labels WHERE key = ?", (key,))
+        }
 
     def add_labels(self, key: str, labels: Iterable[str]) -> None:
         """Give an entry more labels."""
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO labels SELECT ?, key FROM entries WHERE key = ?",
-            [(label, key) for label in labels],
-        )
-
-    def labelled(self, labels: Collection[str]) -> list[str]:
-        """Keys of the entries that carry any of the labels."""
-        found = {
-            key: None
-            for label in labels
-            for (key,) in self._connection.execute(
-                "SELECT key FROM labels WHERE label = ?", (label,)
-            )
-        }
-        return list(found)
-
-    def expired(self, now: float) -> list[str]:
-        """Keys of the entries whose time is up at unix time `now`, or of older versions."""
-        found = self._connection.execute("SELECT key FROM entries WHERE expires <= ?", (now,))
-        return [key for (key,) in found]
+        pairs = [(label, key) for label in labels]
+        self._executemany("INSERT OR IGNORE INTO labels VALUES (?, ?)", pairs)
 
 
 class Catalog:
-    """One database: its connection, its changes, and what to do when it is damaged.
+    """One database: its connection, its changes, the uses that it is still to be told, and what to
+    do when it is damaged.
 
     A process has one connection a catalog. None is open when the process forks, and no thread is
     inside SQLite then, so that a child inherits nothing of either.
 
+    Attributes:
+        in_line: whether this process has compared what the database holds with the files.
+
     Args:
         path: of the database file, in a folder that nobody else can write to.
-        wait_s: longest wait for other processes' changes.
     """
 
-    def __init__(self, path: str, wait_s: float) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._wait_s = wait_s
         self._connection: sqlite3.Connection | None = None
         self._inode = self._size = 0
-        self.fresh = True
+        self.in_line = False
         _catalogs.add(self)
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """What was used is for the parent to write."""
+        self._lock = threading.Lock()
+        self.uses: dict[str, tuple[int, float]] = {}
+
+    def used(self, keys: Iterable[str]) -> None:
+        """Count a use of each of these; the next change writes them down."""
+        now = time.time()
+        with self._lock:
+            for key in keys:
+                self.uses[key] = (self.uses.get(key, (0, 0.0))[0] + 1, now)
+
+    def write_uses(self) -> None:
+        """Write down what was used, unless the catalog can't be used now."""
+        if self.uses:
+            with contextlib.suppress(OSError), self.changing():
+                pass
 
     @contextlib.contextmanager
     def changing(self, *, lasting: bool = False) -> Iterator[Rows]:
         """Change the database; what is raised inside undoes the change.
-
-        `fresh` is True if this process may not have seen what the database holds; who brings it in
-        line with the files sets it to False.
 
         Args:
             lasting: wait until the medium has it. Other changes may be lost with the power, and
@@ -200,7 +192,7 @@ class Catalog:
             CatalogBusyError: another process is changing it and did not end in time.
             CatalogError: it can't be used; if it is damaged, the next call makes a new one.
         """
-        deadline = time.monotonic() + self._wait_s
+        deadline = time.monotonic() + WAIT_S
         nap = 0.0002
         while True:
             # The lock is free while others are waited for: a fork must not wait with us.
@@ -208,7 +200,12 @@ class Catalog:
                 connection = self._begun(lasting)
                 if connection is not None:
                     with self._ending(connection):
-                        yield Rows(connection)
+                        rows = Rows(connection)
+                        with self._lock:
+                            uses, self.uses = self.uses, {}
+                        if uses:
+                            rows.count_uses([(*use, key) for key, use in uses.items()])
+                        yield rows
                     return
             if time.monotonic() >= deadline:
                 raise CatalogBusyError(errno.EAGAIN, "another process is changing the catalog")
@@ -219,7 +216,7 @@ class Catalog:
         """Close the connection; the next change opens another one."""
         with _using_sqlite:
             connection, self._connection = self._connection, None
-            self.fresh, self._size = True, 0
+            self.in_line, self._size = False, 0
             if connection is not None:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
@@ -248,7 +245,7 @@ class Catalog:
             yield
             connection.execute("COMMIT")
         except BaseException as error:
-            self.fresh = True
+            self.in_line = False
             try:
                 connection.execute("ROLLBACK")
             except sqlite3.Error:
@@ -265,7 +262,13 @@ class Catalog:
             return self._connection
         self.disconnect()
         if inode is None:
-            inode = self._made()
+            # Only this user may read it. One that is there is never opened but by SQLite: closing
+            # it would let go of the locks that SQLite holds on it.
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self._path, flags, 0o600))
+            inode = self._present()
+        self._inode = inode or 0
         connection = sqlite3.connect(
             self._path, timeout=0.0, isolation_level=None, check_same_thread=False
         )
@@ -275,30 +278,17 @@ class Catalog:
                 connection.execute("PRAGMA journal_mode = WAL")  # not on every file system
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages do not fit together")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0 and not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-                self._fill(connection)
-            elif version != FORMAT:
-                raise sqlite3.DatabaseError(f"it has format {version}, not {FORMAT}")
+            if _format(connection) == 0:
+                connection.executescript(f"{_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+            if _format(connection) != FORMAT:
+                raise sqlite3.DatabaseError(f"it has another format than {FORMAT}")
             self._size = os.stat(self._path, follow_symlinks=False).st_size  # it never shrinks
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
-            self._inode = inode  # what to remove, if it is damaged
             raise
-        self._connection, self._inode = connection, inode
+        self._connection = connection
         return connection
-
-    @staticmethod
-    def _fill(connection: sqlite3.Connection) -> None:
-        try:
-            connection.executescript(f"{_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
-        except sqlite3.Error:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            # Another process may have been first.
-            if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
-                raise
 
     def _present(self) -> int | None:
         """The file's number on its device; None if there is none."""
@@ -313,22 +303,6 @@ class Catalog:
             raise sqlite3.DatabaseError("it was cut")
         return state.st_ino
 
-    def _made(self) -> int:
-        """Make an empty file for this user only.
-
-        A database that is there is never opened but by SQLite: closing it would let go of the locks
-        that SQLite holds on it.
-        """
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(self._path, flags, 0o600)
-        except FileExistsError:
-            return os.stat(self._path, follow_symlinks=False).st_ino
-        try:
-            return os.fstat(descriptor).st_ino
-        finally:
-            os.close(descriptor)
-
     def _give_up(self, error: sqlite3.Error) -> None:
         """Let a connection go that failed, and the database if it is damaged."""
         self.disconnect()
@@ -341,6 +315,10 @@ class Catalog:
             for ending in ("", "-wal", "-shm", "-journal"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._path + ending)
+
+
+def _format(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _code(error: sqlite3.Error) -> int | None:

@@ -1,141 +1,70 @@
-"""What the cache has done and what it holds, as numbers and as text that Prometheus scrapes.
-
-The text is the exposition format 0.0.4
-(https://prometheus.io/docs/instrumenting/exposition_formats/): a few lines per metric, which need
-no client library. Serve it as ``text/plain; version=0.0.4``.
-"""
+"""What the cache has done and what it holds, as numbers and as text that Prometheus scrapes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
 from rag_windows.errors import InputError
 
 
+def _total(text: str, metric: str | None = None) -> Any:
+    """A number that only grows: what it counts, and its metric's name if that is another one."""
+    return field(default=0, metadata={"kind": "counter", "text": text, "metric": metric})
+
+
+def _held(text: str) -> Any:
+    return field(default=0, metadata={"kind": "gauge", "text": text, "metric": None})
+
+
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """One tier: what it holds now, and counters since it was opened.
+    """One tier: what it holds now, and counters since it was opened."""
 
-    Attributes:
-        entries: windows it holds.
-        bytes: bytes they take, overheads that the tier counts included.
-        limit_bytes: most bytes that it may hold.
-        hits: windows asked for and returned.
-        misses: windows asked for and not returned, for whatever reason.
-        stored: windows taken in.
-        evictions: windows dropped to make room.
-        refused: windows not taken in: worth less than those they would displace, or too large.
-        expired: windows dropped because their time was up.
-        removed: windows dropped on request.
-        quarantined: windows put aside because they could not be proved right.
-        failed: windows not stored or not read because of an error of the device or file system.
-    """
-
-    entries: int = 0
-    bytes: int = 0
-    limit_bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-    stored: int = 0
-    evictions: int = 0
-    refused: int = 0
-    expired: int = 0
-    removed: int = 0
-    quarantined: int = 0
-    failed: int = 0
+    entries: int = _held("Windows held.")
+    bytes: int = _held("Bytes held.")
+    limit_bytes: int = _held("Most bytes that may be held.")
+    hits: int = _total("Windows asked for and returned.")
+    misses: int = _total("Windows asked for and not returned.")
+    stored: int = _total("Windows taken in.")
+    evictions: int = _total("Windows dropped to make room.")
+    refused: int = _total("Windows not taken in.")
+    expired: int = _total("Windows dropped because their time was up.")
+    removed: int = _total("Windows dropped on request.")
+    quarantined: int = _total("Windows put aside as not proved right.")
+    failed: int = _total("Errors of the device or the file system.")
 
     @property
     def hit_rate(self) -> float:
         """Hits over windows asked for, 0 to 1; 0 if none was asked for."""
-        return _share(self.hits, self.misses)
+        return self.hits / max(1, self.hits + self.misses)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """The whole cache.
+    """The whole cache; `tiers` by name ("device", "memory", "disk"), fastest first.
 
     A window that one tier misses and the next one has is a hit here, so the sums over tiers differ
     from these.
-
-    Attributes:
-        hits: windows that needed no encoding by this caller.
-        misses: windows that had to be encoded.
-        joined: windows among the hits that another thread or process was encoding already.
-        cached_tokens: tokens of the hits.
-        seconds_saved: what encoding the hits took when they were stored.
-        seconds_spent: what encoding the misses took.
-        tiers: by name ("device", "memory", "disk"), fastest first.
     """
 
-    hits: int = 0
-    misses: int = 0
-    joined: int = 0
-    cached_tokens: int = 0
-    seconds_saved: float = 0.0
-    seconds_spent: float = 0.0
+    hits: int = _total("Windows that needed no encoding.")
+    misses: int = _total("Windows that had to be encoded.")
+    joined: int = _total("Hits that another caller was encoding already.")
+    cached_tokens: int = _total("Tokens of the hits.")
+    seconds_saved: float = _total("What encoding the hits had taken.", "saved_seconds")
+    seconds_spent: float = _total("What encoding the misses took.", "spent_seconds")
     tiers: Mapping[str, TierStats] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:
         """Hits over windows asked for, 0 to 1; 0 if none was asked for."""
-        return _share(self.hits, self.misses)
-
-    @property
-    def evictions(self) -> int:
-        """Windows that tiers dropped to make room, all tiers together."""
-        return sum(tier.evictions for tier in self.tiers.values())
-
-    @property
-    def refused(self) -> int:
-        """Windows that tiers did not take in, all tiers together."""
-        return sum(tier.refused for tier in self.tiers.values())
-
-    @property
-    def quarantined(self) -> int:
-        """Windows that tiers put aside, all tiers together."""
-        return sum(tier.quarantined for tier in self.tiers.values())
+        return self.hits / max(1, self.hits + self.misses)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON and logs."""
-        tiers = {name: asdict(tier) for name, tier in self.tiers.items()}
-        return {**{name: getattr(self, name) for name in _NUMBERS}, "tiers": tiers}
-
-
-_NUMBERS = ("hits", "misses", "joined", "cached_tokens", "seconds_saved", "seconds_spent")
-
-
-def _share(hits: int, misses: int) -> float:
-    """Hits over all, 0 to 1; 0 if there were none."""
-    return hits / (hits + misses) if hits + misses else 0.0
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""What an HTTP server sends along with the text."""
-
-_CACHE = (
-    ("hits", "counter", "hits_total", "Windows that needed no encoding."),
-    ("misses", "counter", "misses_total", "Windows that had to be encoded."),
-    ("joined", "counter", "joined_total", "Hits that another caller was encoding already."),
-    ("cached_tokens", "counter", "cached_tokens_total", "Tokens of the hits."),
-    ("seconds_saved", "counter", "saved_seconds_total", "What encoding the hits had taken."),
-    ("seconds_spent", "counter", "spent_seconds_total", "What encoding the misses took."),
-)
-_TIER = (
-    ("entries", "gauge", "tier_entries", "Windows held."),
-    ("bytes", "gauge", "tier_bytes", "Bytes held."),
-    ("limit_bytes", "gauge", "tier_limit_bytes", "Most bytes that may be held."),
-    ("hits", "counter", "tier_hits_total", "Windows asked for and returned."),
-    ("misses", "counter", "tier_misses_total", "Windows asked for and not returned."),
-    ("stored", "counter", "tier_stored_total", "Windows taken in."),
-    ("evictions", "counter", "tier_evictions_total", "Windows dropped to make room."),
-    ("refused", "counter", "tier_refused_total", "Windows not taken in."),
-    ("expired", "counter", "tier_expired_total", "Windows dropped because their time was up."),
-    ("removed", "counter", "tier_removed_total", "Windows dropped on request."),
-    ("quarantined", "counter", "tier_quarantined_total", "Windows put aside as not proved right."),
-    ("failed", "counter", "tier_failed_total", "Errors of the device or the file system."),
-)
+        return asdict(self)
 
 
 def prometheus_text(
@@ -143,7 +72,9 @@ def prometheus_text(
     labels: Mapping[str, str] | None = None,
     namespace: str = "rag_windows_cache",
 ) -> str:
-    """Write statistics down for a scraper.
+    """Write statistics in the exposition format 0.0.4; serve it as ``text/plain; version=0.0.4``.
+
+    https://prometheus.io/docs/instrumenting/exposition_formats/
 
     Args:
         stats: from `PassageCache.stats()`.
@@ -157,21 +88,30 @@ def prometheus_text(
     constant = dict(labels or {})
     for name in constant:
         if name == "tier" or name.startswith("__") or not (name.isidentifier() and name.isascii()):
-            message = f"{name!r} can't be a label's name; use ASCII letters, digits and underscores"
-            raise InputError(message + " (and not 'tier').")
+            raise InputError(
+                f"{name!r} can't be a label's name; use ASCII letters, digits and underscores "
+                "(and not 'tier')."
+            )
     tiers = [({**constant, "tier": name}, tier) for name, tier in stats.tiers.items()]
     lines: list[str] = []
-    for table, owners in ((_CACHE, [(constant, stats)]), (_TIER, tiers)):
-        for attribute, kind, metric, text in table if owners else ():
-            name = f"{namespace}_{metric}"
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            lines += [_sample(name, own, getattr(owner, attribute)) for own, owner in owners]
+    for one in fields(CacheStats):
+        if one.name != "tiers":
+            lines += _metric(namespace, one, [(constant, stats)])
+    for one in fields(TierStats) if tiers else ():
+        lines += _metric(f"{namespace}_tier", one, tiers)
     return "\n".join(lines) + "\n"
 
 
-def _sample(metric: str, labels: Mapping[str, str], value: float) -> str:
-    inside = ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items())
-    return f"{metric}{{{inside}}} {value!r}" if inside else f"{metric} {value!r}"
+def _metric(prefix: str, one: Field[Any], owners: list[tuple[dict[str, str], Any]]) -> list[str]:
+    """A number's lines: what it is, and a sample for each that has it."""
+    kind = one.metadata["kind"]
+    name = f"{prefix}_{one.metadata['metric'] or one.name}" + "_total" * (kind == "counter")
+    lines = [f"# HELP {name} {one.metadata['text']}", f"# TYPE {name} {kind}"]
+    for labels, owner in owners:
+        inside = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
+        shown = f"{{{inside}}}" if inside else ""
+        lines.append(f"{name}{shown} {getattr(owner, one.name)!r}")
+    return lines
 
 
 def _escape(text: str) -> str:

@@ -12,7 +12,7 @@ another process kills this one, and it checks no digest.
 The digests prove that what was read is what was written. They are no defence against somebody who
 can write into the folder and could replace digest and payload together. XXH3 with 128 bits reads 5
 times the bytes per second of a core's sha256 instructions (7.9 to 1.5 GB/s), which keeps reading
-within reach of plain ``cat``; sha256 is there for those who want it.
+within reach of plain ``cat``.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rag_windows.cache.codec import Codec, Entry, Stored
+from rag_windows.cache import codec
+from rag_windows.cache.codec import Entry, Stored
 from rag_windows.errors import CacheError
-
-T = TypeVar("T")
 
 VERSION = 2
 ALIGNMENT = 64
@@ -44,46 +44,17 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 20
 ENDING = ".safetensors"
 
-CHUNK_BYTES = 1 << 20
-"""Bytes digested at a time: few enough to be in a processor's cache still when they were read."""
-
+_CHUNK_BYTES = 1 << 20  # digested at a time: few enough to be in a processor's cache still
 _MOST_WRITTEN = 1 << 26  # bytes a call; some systems refuse 2 GiB
 _FIRST_BYTES = 4096
-
-
-class Digest(Protocol):
-    """A running digest."""
-
-    def update(self, data: memoryview, /) -> None:
-        """Take in more bytes."""
-
-    def hexdigest(self) -> str:
-        """What they come to."""
-
-
-DIGESTS: dict[str, Callable[[], Digest]] = {
-    "xxh3-128": xxhash.xxh3_128,
-    "sha256": hashlib.sha256,
-}
-"""Of a payload, by the name that the header gives."""
-
-DTYPES = {
+_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
     "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
 }
-"""Storable dtypes by their safetensors names."""
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _START = b'{"__metadata__":{"format":"rag-windows window %d","seal":"'
 _MAGIC = _START % VERSION
 _OLDER = tuple(_START % version for version in range(1, VERSION))
@@ -92,95 +63,67 @@ _NO_SEAL = b"0" * 64
 
 
 class FormatError(CacheError):
-    """A file isn't what it should be; the disk tier turns this into a miss."""
-
-
-class OutdatedError(FormatError):
-    """An older version wrote the file; the disk tier drops it."""
-
-
-class WrongFileError(FormatError):
-    """A file isn't what its name says.
+    """A file isn't what it should be, so its entry is a miss.
 
     Attributes:
         inode: which file it was, as somebody may have replaced it meanwhile; None if not known.
     """
 
-    def __init__(self, message: str, inode: int | None) -> None:
-        super().__init__(message)
-        self.inode = inode
+    inode: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One tensor of the payload, which begins at offset `begin`."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return math.prod(self.shape) * self.dtype.itemsize
+class OutdatedError(FormatError):
+    """An older version wrote the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """A file before it is written.
+class Note(BaseModel):
+    """What a file says of its entry: see `Entry`, and what decoding needs.
 
     Attributes:
-        header: everything before the payload.
-        payload: its parts in order; they keep the tensors alive that they show.
-        nbytes: size of the file.
-    """
-
-    header: bytes
-    payload: tuple[memoryview, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What a file's header says, proved by its seal.
-
-    Attributes:
-        labels: the entry's labels when it was encoded.
-        created: unix time in seconds.
-        expires: unix time in seconds, or None.
-        cost_s: seconds that encoding took.
+        key: of the entry.
         start: position of the first token.
         tokens: how many there are.
         codec: name of the stored form.
         description: what that form needs for decoding.
         runs: for each tensor of the payload: which of the stored form's tensors are stacked in it.
         digest: name and value of the payload's digest.
-        slots: the payload's tensors.
-        header_nbytes: where the payload begins.
     """
 
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    key: str
     labels: tuple[str, ...]
     created: float
     expires: float | None
     cost_s: float
-    start: int
-    tokens: int
+    start: int = Field(ge=0)
+    tokens: int = Field(ge=0)
     codec: str
     description: dict[str, Any]
     runs: tuple[tuple[int, ...], ...]
-    digest: tuple[str, str]
-    slots: tuple[Slot, ...]
-    header_nbytes: int
+    digest: tuple[Literal["xxh3-128"], str]
+
+
+class Slot(NamedTuple):
+    """One tensor of the payload, which begins at offset `begin`."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
 
     @property
-    def payload_nbytes(self) -> int:
-        """Size of the payload."""
-        return self.slots[-1].begin + self.slots[-1].nbytes if self.slots else 0
+    def end(self) -> int:
+        """Where the next one begins."""
+        return self.begin + math.prod(self.shape) * self.dtype.itemsize
 
-    def expired(self, now: float) -> bool:
-        """Whether its time is up at unix time `now`; so it is if it is no number."""
-        return self.expires is not None and not now < self.expires
+
+class Header(NamedTuple):
+    """What stands before a payload, proved by its seal, and how many bytes both take."""
+
+    note: Note
+    slots: Sequence[Slot]
+    nbytes: int
+    payload_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,67 +132,74 @@ class OpenFile:
 
     descriptor: int
     state: os.stat_result
-    note: Note
+    header: Header
+
+    @property
+    def more_labels(self) -> bool:
+        """Whether it has labels that only the catalog holds; such a file can't be written."""
+        return not self.state.st_mode & stat.S_IWUSR
 
 
 # Writing
 
 
-def image_of(key: str, entry: Entry, codec: Codec, digest: str) -> Image:
-    """Lay an entry out as a file.
+def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
+    """An entry as a file: its header, and the parts of its payload, which keep its tensors alive.
 
     Token ids are left out, as anybody with the tokenizer can read them. Tensors of one dtype and
     shape are stacked as one, so that reading makes few of them: the layers of most models take a
     single one.
 
-    Args:
-        key: the entry's checked key.
-        entry: on any device.
-        codec: gives the stored form.
-        digest: a name in `DIGESTS`.
-
     Raises:
         FormatError: for a dtype that can't be stored, or a header that gets too long.
-        CacheError: what the codec raises.
     """
-    stored = codec.encode(entry.window)
-    runs = _stacked(stored.tensors)
-    slots: list[Slot] = []
-    for number, run in enumerate(runs):
-        first = stored.tensors[run[0]]
-        if first.dtype not in _NAMES:
-            raise FormatError(f"tensors of {first.dtype} can't be stored.")
-        begin = slots[-1].begin + slots[-1].nbytes if slots else 0
-        slots.append(Slot(f"run{number}", first.dtype, (len(run), *first.shape), begin))
-    ordered = [stored.tensors[index] for run in runs for index in run]
-    payload = tuple(_bytes_of(tensor) for tensor in ordered if tensor.numel())
-    running = DIGESTS[digest]()
+    stored = codec.encode(store, entry.window)
+    runs: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
+    for index, tensor in enumerate(stored.tensors):
+        runs.setdefault((tensor.dtype, tensor.shape), []).append(index)
+    # Wide dtypes first, so all are aligned.
+    ordered = sorted(runs.items(), key=lambda run: -run[0][0].itemsize)
+    described: dict[str, Any] = {}
+    end = 0
+    for number, ((dtype, shape), run) in enumerate(ordered):
+        if dtype not in _NAMES:
+            raise FormatError(f"tensors of {dtype} can't be stored.")
+        slot = Slot(dtype, (len(run), *shape), end)
+        offsets = [slot.begin, slot.end]
+        described[f"run{number}"] = {
+            "dtype": _NAMES[dtype],
+            "shape": slot.shape,
+            "data_offsets": offsets,
+        }
+        end = slot.end
+    tensors = [stored.tensors[index] for _, run in ordered for index in run]
+    payload = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
+    running = xxhash.xxh3_128()
     for part in payload:
         running.update(part)
-    note = {
-        "key": key,
-        "labels": list(entry.labels),
-        "created": _finite(entry.created),
-        "expires": None if entry.expires is None else _finite(entry.expires),
-        "cost_s": _finite(entry.cost_s),
-        "start": entry.window.start,
-        "tokens": len(entry.window.ids),
-        "codec": codec.name,
-        "description": stored.description,
-        "runs": runs,
-        "digest": [digest, running.hexdigest()],
-    }
-    header = header_bytes(note, slots)
-    return Image(header, payload, len(header) + sum(part.nbytes for part in payload))
+    note = Note(
+        key=key,
+        labels=entry.labels,
+        created=_finite(entry.created),
+        expires=None if entry.expires is None else _finite(entry.expires),
+        cost_s=_finite(entry.cost_s),
+        start=entry.window.start,
+        tokens=len(entry.window.ids),
+        codec=store,
+        description=dict(stored.description),
+        runs=tuple(tuple(run) for _, run in ordered),
+        digest=("xxh3-128", running.hexdigest()),
+    )
+    return [memoryview(_header_bytes(note, described)), *payload]
 
 
-def write_image(descriptor: int, image: Image) -> None:
+def write_image(descriptor: int, image: Sequence[memoryview]) -> None:
     """Write a new file's content and wait until the medium has it.
 
     Raises:
         OSError: if the system can't.
     """
-    for part in (memoryview(image.header), *image.payload):
+    for part in image:
         done = 0
         while done < len(part):
             count = os.write(descriptor, part[done : done + _MOST_WRITTEN])
@@ -259,21 +209,8 @@ def write_image(descriptor: int, image: Image) -> None:
     os.fsync(descriptor)
 
 
-def header_bytes(note: Mapping[str, Any], slots: Sequence[Slot]) -> bytes:
-    """Everything that stands before the payload.
-
-    Raises:
-        FormatError: if it would be longer than `MAX_HEADER_BYTES`.
-    """
-    text = json.dumps(json.dumps(note, separators=(",", ":")))
-    described = {
-        slot.name: {
-            "dtype": _NAMES[slot.dtype],
-            "shape": slot.shape,
-            "data_offsets": [slot.begin, slot.begin + slot.nbytes],
-        }
-        for slot in slots
-    }
+def _header_bytes(note: Note, described: dict[str, Any]) -> bytes:
+    text = json.dumps(json.dumps(note.model_dump(), separators=(",", ":")))
     tensors = json.dumps(described, separators=(",", ":"))[1:]
     comma = "," if described else ""
     body = _MAGIC + _NO_SEAL + f'","note":{text}}}{comma}{tensors}'.encode("ascii")
@@ -281,16 +218,12 @@ def header_bytes(note: Mapping[str, Any], slots: Sequence[Slot]) -> bytes:
     if len(body) > MAX_HEADER_BYTES:
         raise FormatError(f"the header takes {len(body)} bytes, more than {MAX_HEADER_BYTES}.")
     unsealed = struct.pack("<Q", len(body)) + body
-    seal = hashlib.sha256(unsealed).hexdigest().encode("ascii")
-    return unsealed[: _SEAL.start] + seal + unsealed[_SEAL.stop :]
+    return unsealed[: _SEAL.start] + _seal_of(unsealed) + unsealed[_SEAL.stop :]
 
 
-def _stacked(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Indices of tensors of one dtype and shape together; wide dtypes first, so all are aligned."""
-    runs: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        runs.setdefault((tensor.dtype, tensor.shape), []).append(index)
-    return sorted(runs.values(), key=lambda run: -tensors[run[0]].dtype.itemsize)
+def _seal_of(header: bytes) -> bytes:
+    unsealed = header[: _SEAL.start] + _NO_SEAL + header[_SEAL.stop :]
+    return hashlib.sha256(unsealed).hexdigest().encode("ascii")
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -305,95 +238,109 @@ def _finite(seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def opened(folder: int, key: str) -> Iterator[OpenFile]:
-    """Open an entry's file and prove its header, its name and its length.
-
-    Args:
-        folder: descriptor of the folder of entries.
-        key: checked.
+def opened(path: str, key: str) -> Iterator[OpenFile]:
+    """Open an entry's file and prove its header, its key and its length.
 
     Raises:
-        FileNotFoundError: if there is none.
-        OutdatedError: if an older version wrote it.
-        WrongFileError: if it isn't what its name says, while this context lasts.
-        OSError: if it can't be read.
+        OutdatedError: an older version wrote it.
+        FormatError: it isn't what its name says; so it is if this is found out inside.
+        OSError: there is none, or it can't be read.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        descriptor = os.open(key + ENDING, flags, dir_fd=folder)
+        descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise WrongFileError("the file is a link.", None) from error
+            raise FormatError("the file is a link.") from error
         raise
+    inode = None
     try:
         state = os.fstat(descriptor)
-        try:
-            yield OpenFile(descriptor, state, _note_of(descriptor, state, key))
-        except OutdatedError:
+        inode = state.st_ino
+        yield OpenFile(descriptor, state, _header_of(descriptor, state, key))
+    except FormatError as error:
+        error.inode = inode
+        raise
+    except OSError as error:
+        if error.errno != errno.EIO:
             raise
-        except FormatError as error:
-            raise WrongFileError(str(error), state.st_ino) from error
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise WrongFileError("the medium can't be read.", state.st_ino) from error
-            raise
+        wrong = FormatError("the medium can't be read.")
+        wrong.inode = inode
+        raise wrong from error
     finally:
         with contextlib.suppress(OSError):  # that this fails changes nothing that was read
             os.close(descriptor)
 
 
-def read_entry(file: OpenFile, codec: Codec, room: torch.Tensor | None = None) -> Entry:
+def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> Entry:
     """Read the payload into memory of our own and prove it, in one pass over its bytes.
 
     Args:
         file: from `opened`.
-        codec: of the stored form that is wanted.
-        room: memory to use if it is large enough; see `room_for`.
+        store: the stored form that is wanted.
+        room: memory to use if it is large enough, uint8.
 
     Raises:
-        FormatError: if it isn't what the header says, or of another form.
-        OSError: if it can't be read, or there is no memory for it.
+        FormatError: it isn't what the header says, or of another form.
+        OSError: it can't be read, or there is no memory for it.
     """
-    note = file.note
-    if note.codec != codec.name:
+    note, _, begin, size = file.header
+    if note.codec != store:
         raise FormatError(f"the file holds the form {note.codec!r:.40}.")
-    if room is None or len(room) < note.payload_nbytes:
+    if room is None or len(room) < size:
         try:
-            room = torch.empty(note.payload_nbytes, dtype=torch.uint8)
+            room = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:  # torch's way to say that there is no memory
             raise OSError(errno.ENOMEM, "no memory for a cached window") from error
-    payload = room[: note.payload_nbytes]
-    view = payload.numpy().data
-    algorithm, value = note.digest
-    digest = DIGESTS[algorithm]()
-    for begin in range(0, note.payload_nbytes, CHUNK_BYTES):
-        chunk = view[begin : begin + CHUNK_BYTES]
-        _fill(file.descriptor, chunk, note.header_nbytes + begin)
+    view = room.numpy().data
+    digest = xxhash.xxh3_128()
+    for at in range(0, size, _CHUNK_BYTES):
+        chunk = view[at : min(at + _CHUNK_BYTES, size)]
+        _fill(file.descriptor, chunk, begin + at)
         digest.update(chunk)
-    if digest.hexdigest() != value:
+    if digest.hexdigest() != note.digest[1]:
         raise FormatError("the payload's digest is wrong.")
     try:
-        return decode(note, payload, codec)
-    except FormatError:
-        raise
+        return _entry_of(file, room)
     except (CacheError, ValueError, TypeError, KeyError, RuntimeError) as error:
         # Seal and digest are right, so somebody wrote it so; still it can't be proved right.
         raise FormatError(f"the file can't be decoded: {error}") from error
 
 
-def room_for(folder: int, key: str) -> torch.Tensor | None:
-    """Memory for an entry's payload, by the size of its file; None if that can't be had.
+def read_header(header: bytes, key: str) -> Header:
+    """Prove a header right and that it belongs to `key`.
 
-    For threads that read: what they allocate themselves comes from heaps that the C library
-    gives back as soon as they are free, and new pages cost more than reading into old ones.
+    Raises:
+        OutdatedError: an older version wrote it.
+        FormatError: anything else about it is wrong.
     """
+    if header.startswith(_OLDER, LENGTH_BYTES):
+        raise OutdatedError("an older version wrote the file.")
+    if not header.startswith(_MAGIC, LENGTH_BYTES):
+        raise FormatError("the file is no window of this format and version.")
+    if header_length(header) != len(header) or not hmac.compare_digest(
+        _seal_of(header), header[_SEAL]
+    ):
+        raise FormatError("the header's seal is broken.")
     try:
-        state = os.stat(key + ENDING, dir_fd=folder, follow_symlinks=False)
-        return (
-            torch.empty(state.st_size, dtype=torch.uint8) if stat.S_ISREG(state.st_mode) else None
-        )
-    except (OSError, RuntimeError):  # no file, or no memory: reading will tell
-        return None
+        described = json.loads(header[LENGTH_BYTES:])
+        note = Note.model_validate_json(described.pop("__metadata__")["note"])
+        slots = [
+            Slot(_DTYPES[one["dtype"]], tuple(one["shape"]), one["data_offsets"][0])
+            for one in described.values()
+        ]
+        ends = [0, *(slot.end for slot in slots)]
+        placed = [[slot.begin, slot.end] for slot in slots]
+        given = [one["data_offsets"] for one in described.values()]
+        if [slot.begin for slot in slots] != ends[:-1] or placed != given:
+            raise FormatError("the tensors are out of place.")
+    except (ValidationError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f"the header can't be read: {error}") from error
+    if note.key != key:
+        raise FormatError("the file belongs to another key.")
+    if note.tokens > ends[-1]:
+        raise FormatError("header and tensors don't fit.")
+    return Header(note, slots, len(header), ends[-1])
 
 
 def header_length(start: bytes) -> int:
@@ -410,98 +357,20 @@ def header_length(start: bytes) -> int:
     return length
 
 
-def read_note(header: bytes, key: str) -> Note:
-    """Prove a header right and that it belongs to `key`.
-
-    Raises:
-        OutdatedError: if an older version wrote it.
-        FormatError: if anything else about it is wrong.
-    """
-    if header.startswith(_OLDER, LENGTH_BYTES):
-        raise OutdatedError("an older version wrote the file.")
-    if not header.startswith(_MAGIC, LENGTH_BYTES):
-        raise FormatError("the file is no window of this format and version.")
-    unsealed = header[: _SEAL.start] + _NO_SEAL + header[_SEAL.stop :]
-    seal = hashlib.sha256(unsealed).hexdigest().encode("ascii")
-    if header_length(header) != len(header) or not hmac.compare_digest(seal, header[_SEAL]):
-        raise FormatError("the header's seal is broken.")
-    try:
-        described = json.loads(header[LENGTH_BYTES:])
-        said = json.loads(described.pop("__metadata__")["note"])
-        slots = [_slot(name, found) for name, found in described.items()]
-        digest, value = said["digest"]
-        note = Note(
-            labels=tuple(_typed(label, str) for label in said["labels"]),
-            created=float(said["created"]),
-            expires=None if said["expires"] is None else float(said["expires"]),
-            cost_s=float(said["cost_s"]),
-            start=_typed(said["start"], int),
-            tokens=_typed(said["tokens"], int),
-            codec=_typed(said["codec"], str),
-            description=_typed(said["description"], dict),
-            runs=tuple(tuple(_typed(i, int) for i in run) for run in said["runs"]),
-            digest=(_typed(digest, str), _typed(value, str)),
-            slots=tuple(slots),
-            header_nbytes=len(header),
-        )
-        named = said["key"]
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise FormatError(f"the header can't be read: {error}") from error
-    if named != key:
-        raise FormatError("the file belongs to another key.")
-    _check_tensors(note)
-    return note
-
-
-def decode(note: Note, payload: torch.Tensor, codec: Codec) -> Entry:
-    """Turn a payload, whose digest was right, into its entry.
-
-    Args:
-        note: from `read_note`.
-        payload: (n,) uint8 in owned memory; the entry's tensors are views of it.
-        codec: what the note names.
-
-    Returns:
-        The entry; all ids of its window are 0, since the file does not hold them.
-
-    Raises:
-        CacheError: if tensors and header don't fit.
-    """
-    tensors: dict[int, torch.Tensor] = {}
-    for run, slot in zip(note.runs, note.slots, strict=True):
-        flat = payload[slot.begin : slot.begin + slot.nbytes]
-        stack = flat.view(slot.dtype).view(slot.shape)
-        tensors.update(zip(run, stack.unbind(0), strict=True))
-    stored = Stored(tuple(tensors[i] for i in range(len(tensors))), note.description)
-    window = codec.decode(stored, (0,) * note.tokens, note.start)
-    return Entry(window, note.cost_s, note.labels, note.created, note.expires)
-
-
-def _note_of(descriptor: int, state: os.stat_result, key: str) -> Note:
+def _header_of(descriptor: int, state: os.stat_result, key: str) -> Header:
     if not stat.S_ISREG(state.st_mode):
         raise FormatError("it is no plain file.")
-    if state.st_size < LENGTH_BYTES:
-        raise FormatError("the file is too short.")
     head = bytearray(min(state.st_size, _FIRST_BYTES))
     _fill(descriptor, memoryview(head), 0)
     length = header_length(bytes(head[:LENGTH_BYTES]))
-    if length > state.st_size:
-        raise FormatError("the file is shorter than its header.")
     if length > len(head):
         rest = bytearray(length - len(head))
         _fill(descriptor, memoryview(rest), len(head))
         head += rest
-    note = read_note(bytes(head[:length]), key)
-    if state.st_size != length + note.payload_nbytes:
+    header = read_header(bytes(head[:length]), key)
+    if state.st_size != length + header.payload_nbytes:
         raise FormatError("the file's length is wrong.")
-    return note
+    return header
 
 
 def _fill(descriptor: int, into: memoryview, offset: int) -> None:
@@ -513,36 +382,13 @@ def _fill(descriptor: int, into: memoryview, offset: int) -> None:
         done += count
 
 
-def _slot(name: str, found: dict[str, Any]) -> Slot:
-    shape = tuple(found["shape"])
-    begin, end = found["data_offsets"]
-    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-        raise ValueError("sizes must be whole numbers.")
-    slot = Slot(name, DTYPES[found["dtype"]], shape, begin)
-    if end - begin != slot.nbytes:
-        raise ValueError("a tensor's size doesn't fit its shape.")
-    return slot
-
-
-def _check_tensors(note: Note) -> None:
-    end = 0
-    for slot in note.slots:
-        if slot.begin != end or end % slot.dtype.itemsize:
-            raise FormatError(f"tensor {slot.name!r:.80} is out of place.")
-        end += slot.nbytes
-    if len(note.runs) != len(note.slots) or not 0 <= note.tokens <= end:
-        raise FormatError("header and tensors don't fit.")
-    for run, slot in zip(note.runs, note.slots, strict=True):
-        if not slot.shape or slot.shape[0] != len(run):
-            raise FormatError("header and tensors don't fit.")
-    held = sorted(index for run in note.runs for index in run)
-    if held != list(range(len(held))):
-        raise FormatError("a tensor is missing or there twice.")
-    if note.start < 0 or note.digest[0] not in DIGESTS:
-        raise FormatError("the header says what this version doesn't know.")
-
-
-def _typed(value: object, kind: type[T]) -> T:
-    if type(value) is not kind:
-        raise ValueError(f"{kind.__name__} expected, not {type(value).__name__}")
-    return value
+def _entry_of(file: OpenFile, payload: torch.Tensor) -> Entry:
+    """An entry whose tensors are views of its payload; all ids of its window are 0."""
+    note = file.header.note
+    tensors: dict[int, torch.Tensor] = {}
+    for run, slot in zip(note.runs, file.header.slots, strict=True):
+        stack = payload[slot.begin : slot.end].view(slot.dtype).view(slot.shape)
+        tensors.update(zip(run, stack.unbind(0), strict=True))
+    stored = Stored(tuple(tensors[i] for i in range(len(tensors))), note.description)
+    window = codec.decode(note.codec, stored, (0,) * note.tokens, note.start)
+    return Entry(window, note.cost_s, note.labels, note.created, note.expires, file.more_labels)

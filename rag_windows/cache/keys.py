@@ -14,7 +14,6 @@ from rag_windows.errors import CacheError, InputError
 FORMAT_VERSION = 2
 """Raised when what an entry means changes; older entries are then never found again."""
 
-
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,10 +23,10 @@ def is_key(text: object) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is a sha256 in lowercase hexadecimal; only then is a file named by it.
+    """Return a key; nothing else may name a file.
 
     Raises:
-        CacheError: for anything else, with what was given shortened.
+        CacheError: it is none.
     """
     if not is_key(key):
         raise CacheError(f"a cache key is 64 lowercase hexadecimal characters, not {key!r:.80}.")
@@ -48,11 +47,7 @@ def id_bytes(ids: Iterable[int]) -> bytes:
 
 
 def salt_key(salt: str | bytes | None) -> bytes:
-    """The secret that keys are made with; without a salt it is a public constant.
-
-    Raises:
-        InputError: the salt is empty or no text.
-    """
+    """The secret that keys are made with; without a salt it is a public constant."""
     if salt is None:
         return hashlib.sha256(b"rag-windows passage cache, no salt").digest()
     if not isinstance(salt, str | bytes) or not salt:
@@ -62,12 +57,7 @@ def salt_key(salt: str | bytes | None) -> bytes:
 
 
 def label_digest(salt: bytes, label: str) -> str:
-    """What an entry's file holds in place of a label: 32 lowercase hexadecimal digits.
-
-    Args:
-        salt: from `salt_key`.
-        label: a passage's or document's id.
-    """
+    """What entries hold in place of a passage's or document's id: 32 lowercase hexadecimal digits."""
     named = fields(b"label", label.encode("utf-8", "surrogatepass"))
     return hmac.digest(salt, named, "sha256").hex()[:32]
 
@@ -77,18 +67,8 @@ class KeyScope:
 
     A key is the HMAC-SHA256, under the salt, of all that the keys and values of a window depend
     on, each part led by its length. Who does not know the salt can neither compute a key nor tell
-    from one what it stands for. 64 lowercase hexadecimal digits.
-
-    Args:
-        salt: from `salt_key`.
-        model: fingerprint of the model, see `ModelIdentity`.
-        tokenizer: fingerprint of the tokenizer, see `tokenizer_fingerprint`. The ids alone decide
-            the keys and values; it stands here so that a changed tokenizer or template starts
-            afresh rather than meet windows by the chance of equal ids.
-        encoding: the method's encoding part (`Method.encoding`).
-        store: the form in which entries are kept: a lossy one is never found by an exact cache.
-        prefix_ids: what every window sees before itself.
-        version: of the meaning of an entry; None is the present one.
+    from one what it stands for. The tokenizer stands in it so that a changed one starts afresh
+    rather than meet windows by the chance of equal ids.
     """
 
     def __init__(
@@ -100,15 +80,9 @@ class KeyScope:
         encoding: str,
         store: str,
         prefix_ids: Sequence[int],
-        version: int | None = None,
     ) -> None:
-        parts = (
-            (FORMAT_VERSION if version is None else version).to_bytes(8, "big"),
-            model,
-            tokenizer,
-            encoding.encode(),
-            store.encode(),
-        )
+        version = FORMAT_VERSION.to_bytes(8, "big")
+        parts = version, model, tokenizer, encoding.encode(), store.encode()
         # The prefix itself depends on nothing before it, so it is filed under its own ids alone.
         self._alone = hmac.new(salt, fields(b"prefix", *parts), hashlib.sha256)
         self._prefix_ids = id_bytes(prefix_ids)
@@ -122,12 +96,7 @@ class KeyScope:
         return mac.hexdigest()
 
     def window_key(self, ids: Sequence[int], start: int) -> str:
-        """Key of a window behind the prefix.
-
-        Args:
-            ids: its tokens.
-            start: position of its first token.
-        """
+        """Key of a window behind the prefix whose first token is at position `start`."""
         mac = self._behind.copy()
         mac.update(fields(start.to_bytes(8, "big"), id_bytes(ids)))
         return mac.hexdigest()

@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+from pathlib import Path
 
 from rag_windows.errors import CacheError
 
@@ -21,11 +22,7 @@ _LONGEST_NAP_S = 0.004
 
 
 def require_locks() -> None:
-    """Refuse to keep windows on disk where the system has no POSIX file locks.
-
-    Raises:
-        CacheError: saying so, and what works instead.
-    """
+    """Refuse to keep windows on disk where the system has no POSIX file locks."""
     if not LOCKS_WORK:
         raise CacheError(
             "Keeping windows on disk needs POSIX file locks (Python's fcntl), which this system "
@@ -34,38 +31,25 @@ def require_locks() -> None:
 
 
 class FileLock:
-    """A lock that is held until `release`.
+    """A lock that is held until `release`; its file goes with it. Any thread may release it.
 
-    Args:
-        descriptor: the open lock file, locked; None makes a lock that locks nothing.
-        leave: name and open folder of a lock file that goes with its lock; None lets it be.
+    Without a file it locks nothing.
     """
 
-    def __init__(self, descriptor: int | None, leave: tuple[str, int] | None = None) -> None:
-        self._descriptor = descriptor
-        self._leave = leave
-        self._once = threading.Lock()
-
-    @property
-    def descriptor(self) -> int:
-        """The open lock file."""
-        if self._descriptor is None:
-            raise ValueError("the lock is not held.")
-        return self._descriptor
+    def __init__(self, path: Path | None = None, descriptor: int = -1) -> None:
+        self._path, self.descriptor = path, descriptor
+        self._held = threading.Semaphore(1)
 
     def release(self) -> None:
-        """Give it back; again does nothing. Any thread may."""
-        with self._once:
-            descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None:
+        """Give it back; again does nothing."""
+        if self._path is None or not self._held.acquire(blocking=False):
             return
-        if self._leave is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self._leave[0], dir_fd=self._leave[1])
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children forked while it was held
+            os.unlink(self._path)
         with contextlib.suppress(OSError):
-            os.close(descriptor)
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # also for children forked meanwhile
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
 
     def __enter__(self) -> FileLock:
         return self
@@ -74,37 +58,21 @@ class FileLock:
         self.release()
 
 
-def lock_file(
-    name: str | os.PathLike[str],
-    folder: int | None = None,
-    *,
-    wait_s: float = 0.0,
-    transient: bool = False,
-) -> FileLock | None:
+def lock_file(path: Path, wait_s: float = 0.0) -> FileLock | None:
     """Take the lock of a file, made if it is missing; None if another living holder kept it.
 
-    Args:
-        name: of the file, in the open folder if there is one; a link is refused.
-        folder: descriptor.
-        wait_s: longest wait for other holders.
-        transient: the file goes when the lock is released.
-
     Raises:
-        OSError: if the file can't be opened or locked.
+        OSError: the file can't be opened or locked, or is a link.
     """
     deadline = time.monotonic() + wait_s
     nap = 0.0002
+    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
-        descriptor = _open(name, folder, os.O_CREAT)
-        current = True
+        descriptor = os.open(path, flags, 0o600)
         try:
-            # Twice: somebody who only looked whether it is held may have had it for that moment.
-            held = flock(descriptor) or flock(descriptor)
-            if held and transient:
-                current = _is_current(name, folder, descriptor)
-            if held and current:
-                leave = (os.fspath(name), folder) if transient and folder is not None else None
-                return FileLock(descriptor, leave)
+            held = flock(descriptor)
+            if held and _is_current(path, descriptor):
+                return FileLock(path, descriptor)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -117,24 +85,18 @@ def lock_file(
             nap = min(nap * 1.5, _LONGEST_NAP_S)
 
 
-def is_locked(name: str, folder: int) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a living holder has the lock of a file.
 
     Raises:
-        OSError: if the file can't be opened or locked.
+        OSError: the file can't be opened or locked, or is a link.
     """
-    try:
-        descriptor = _open(name, folder)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return False
-    try:
-        if not flock(descriptor):
-            return True
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    return False
+    lock = lock_file(path)
+    if lock is not None:
+        lock.release()
+    return lock is None
 
 
 def flock(descriptor: int) -> bool:
@@ -146,15 +108,9 @@ def flock(descriptor: int) -> bool:
     return True
 
 
-def _open(name: str | os.PathLike[str], folder: int | None, more: int = 0) -> int:
-    flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | more
-    return os.open(name, flags, 0o600, dir_fd=folder)
-
-
-def _is_current(name: str | os.PathLike[str], folder: int | None, descriptor: int) -> bool:
+def _is_current(path: Path, descriptor: int) -> bool:
     """Whether the name still stands for the file that was locked; its last holder removed it."""
     try:
-        named = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return os.stat(path, follow_symlinks=False).st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:
         return False
-    return named.st_ino == os.fstat(descriptor).st_ino

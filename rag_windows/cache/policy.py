@@ -47,9 +47,6 @@ class Policy:
     Args:
         limit_bytes: most bytes that the windows held may have together.
         cost_exponent: worth grows with seconds to this power: 1 saves most seconds, 0 most windows.
-
-    Raises:
-        InputError: if a number is outside its domain.
     """
 
     def __init__(self, limit_bytes: int, cost_exponent: float = 1.0) -> None:
@@ -99,12 +96,7 @@ class Policy:
                 trial.offer(key, member.nbytes, member.log_density, levels[index])
 
     def admit(self, key: str, nbytes: int, cost_s: float) -> list[str] | None:
-        """Offer a window.
-
-        Args:
-            key: its name. One that is held already is weighed anew.
-            nbytes: its size.
-            cost_s: seconds that encoding it took.
+        """Offer a window that took `cost_s` seconds; one that is held already is weighed anew.
 
         Returns:
             Windows to give up for it, worst first, perhaps none; they are no members any more.
@@ -118,14 +110,11 @@ class Policy:
         return self._held.offer(key, nbytes, density, levels[self._leader])
 
     def sync(self, held: Iterable[tuple[str, int, float, int]]) -> list[str]:
-        """Take over what is held, which others have changed.
+        """Take over what is held, which others have changed; returns what is too much.
 
         Args:
             held: key, size, seconds and number of uses of each window, in the order of last use,
                 oldest first.
-
-        Returns:
-            Windows to give up, as they are too much.
         """
         members = {key: (nbytes, cost_s, uses) for key, nbytes, cost_s, uses in held}
         for key in self._held.members():
@@ -165,9 +154,8 @@ class History:
     origin (the clock), only changes when the key is used again, so a heap of such levels stays in
     order without being touched (LRFU: Lee et al., IEEE Trans. Computers 50(12), 2001).
 
-    Args:
-        half_lives: each in units of the period given to `use`.
-        limit: keys remembered; those not used for longest are forgotten.
+    Half-lives are in units of the period given to `use`. Of more keys than `limit`, those not used
+    for longest are forgotten.
     """
 
     def __init__(self, half_lives: Sequence[float], limit: int) -> None:
@@ -180,15 +168,9 @@ class History:
         return len(self._levels)
 
     def use(self, key: str, period: float, times: float = 1.0) -> list[float]:
-        """Count a use and let time pass by one use.
+        """Count a use, or so many at once, and let time pass by one; one level per half-life.
 
-        Args:
-            key: what was asked for.
-            period: length of the half-lives' unit, in uses of any key.
-            times: counts as so many uses at once.
-
-        Returns:
-            One level per half-life.
+        The half-lives' unit is `period` uses of any key.
         """
         clocks = self.clocks
         for index, half_life in enumerate(self._half_lives):
@@ -240,9 +222,6 @@ class Ranking:
     A use only raises a score, so the heap may hold an older, lower one: what comes up first is
     checked against the member and put back if it has risen since. Equal scores go by key, so equal
     histories give equal victims.
-
-    Args:
-        limit_bytes: most bytes that the members may have together.
     """
 
     def __init__(self, limit_bytes: int) -> None:

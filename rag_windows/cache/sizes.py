@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import re
 import shutil
 import sys
 from pathlib import Path
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from rag_windows.errors import InputError
 
 Size = int | str
 """Bytes, a text such as "4GiB" or "500MB", or a share of what is free now, such as "25%"."""
 
-MEMORY_SHARE = 0.25
-DISK_SHARE = 0.2
-MOST_DISK = 50 << 30
-"""What `cache=True` takes: shares of what is free when it is made, and 50 GiB of disk at most."""
-
 FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
 
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{p}b": 1000**n for n, p in enumerate("kmgt", start=1)}
-_UNITS |= {f"{p}ib": 1024**n for n, p in enumerate("kmgt", start=1)}
-_TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[a-z]*)", re.ASCII | re.IGNORECASE)
+_BYTES = TypeAdapter(ByteSize)
+_TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECASE)
 _UNKNOWN_MEMORY = 4 << 30
+_GROUPS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 
 
 def parse_size(size: Size, name: str, free: int | None = None) -> int:
@@ -39,44 +38,32 @@ def parse_size(size: Size, name: str, free: int | None = None) -> int:
     Raises:
         InputError: no size, or not above zero.
     """
-    value: float = -1
-    if isinstance(size, int) and not isinstance(size, bool):
-        value = size
-    elif isinstance(size, str) and (match := _TEXT.fullmatch(size.strip())):
-        number, unit = float(match[1]), match[2].lower()
-        if unit == "%" and free is not None and number <= 100:
-            value = free * number / 100
-        elif unit in _UNITS:
-            value = number * _UNITS[unit]
-    if not 1 <= value < math.inf:
+    value = 0
+    text = str(size).strip() if isinstance(size, int | str) else ""
+    match = _TEXT.fullmatch(text)
+    if match and match[2] != "%":
+        with contextlib.suppress(ValidationError, OverflowError):
+            value = int(_BYTES.validate_python(match[0].lower()))
+    elif match and free is not None and float(match[1]) <= 100:
+        value = int(free * float(match[1]) / 100)
+    if value < 1:
         raise InputError(
             f"{name}={size!r} is no size; give bytes, a text such as '4GiB' or '500MB', or a share "
             "of what is free, such as '25%'."
         )
-    return int(value)
+    return value
 
 
 def show_size(size: int) -> str:
     """A size for people, such as "3.1 MiB"."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+    return ByteSize(size).human_readable(separator=" ")
 
 
 def free_memory() -> int:
     """Bytes of host memory that this process could still take, limits of a container included."""
     free = _free_of_machine()
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        most, taken = _number(limit), _number(used)
+    for limit, used in _GROUPS:
+        most, taken = (_number(f"/sys/fs/cgroup/{name}") for name in (limit, used))
         if most is not None and taken is not None:
             free = min(free, max(0, most - taken))
     return free
@@ -93,12 +80,7 @@ def free_disk(path: Path) -> int:
 
 
 def default_folder() -> Path:
-    """The folder for windows on this machine, not created here.
-
-    ``RAG_WINDOWS_CACHE_DIR`` if it is set; else ``rag-windows/windows`` in the platform's cache
-    folder: ``%LOCALAPPDATA%`` on Windows, ``~/Library/Caches`` on macOS, ``$XDG_CACHE_HOME`` (if
-    absolute, as its specification wants) or ``~/.cache`` elsewhere.
-    """
+    """``RAG_WINDOWS_CACHE_DIR``, else a folder in the platform's cache folder; not created here."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -108,7 +90,7 @@ def default_folder() -> Path:
         base = Path(local) if local else Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
-    else:
+    else:  # the specification wants an absolute path
         base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
     return base / "rag-windows" / "windows"
 
