@@ -94,9 +94,22 @@ class Rows:
             raise sqlite3.DatabaseError("it holds what nobody has put there")
         return rows
 
-    def keys(self, condition: str, *values: object) -> list[str]:
-        """Keys from a table, such as ``"entries WHERE expires <= ?"``."""
-        return [key for (key,) in self.execute(f"SELECT DISTINCT key FROM {condition}", values)]
+    def writing(self, key: str) -> tuple[str | None] | None:
+        """The file in which an entry is being written, if it is; None if there is no entry."""
+        found = self.execute("SELECT writing FROM entries WHERE key = ?", (key,))
+        one: tuple[str | None] | None = found.fetchone()
+        return one
+
+    def expired(self, now: float) -> list[str]:
+        """Keys of the entries whose time is up at unix time `now`, or of older versions."""
+        return [
+            key for (key,) in self.execute("SELECT key FROM entries WHERE expires <= ?", (now,))
+        ]
+
+    def labelled(self, labels: Iterable[str]) -> list[str]:
+        """Keys of the entries that carry any of the labels."""
+        statement = "SELECT key FROM labels WHERE label = ?"
+        return sorted({key for label in labels for (key,) in self.execute(statement, (label,))})
 
     @property
     def nbytes(self) -> int:
@@ -140,8 +153,7 @@ class Rows:
 
 
 class Catalog:
-    """One database: its connection, its changes, the uses that it is still to be told, and what to
-    do when it is damaged.
+    """One database: its changes, uses that it is still to be told, what to do when it is damaged.
 
     A process has one connection a catalog. None is open when the process forks, and no thread is
     inside SQLite then, so that a child inherits nothing of either.

@@ -104,7 +104,7 @@ def settle(store: str, window: Window) -> Window:
 
 
 def _as_int8(tensors: Sequence[torch.Tensor], layers: int) -> Stored:
-    """x is kept as round(x / peak * 127) in 8 bits, where peak = max |x| over the tokens.
+    """X is kept as round(x / peak * 127) in 8 bits, where peak = max |x| over the tokens.
 
     There is one peak a channel: a dimension of one key/value head of one layer. Keys have channels
     much larger than others, whatever the token, so a scale per channel loses far less than one per

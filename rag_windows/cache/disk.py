@@ -261,7 +261,7 @@ class DiskTier:
                 flock(descriptor)  # as long as it is held, the file has a living writer
             write_image(descriptor, image)
             with self._changing() as rows:
-                if not rows.keys("entries WHERE key = ? AND writing = ?", key, name):
+                if rows.writing(key) != (name,):
                     return False  # taken away meanwhile, to make room or to clear the cache
                 left.append(path)
                 with contextlib.suppress(FileNotFoundError):
@@ -324,7 +324,7 @@ class DiskTier:
             held = rows.labels(key)
             missing = [label for label in dict.fromkeys(labels) if label not in held]
             missing = missing[: max(0, MOST_LABELS - len(held))]
-            if missing and rows.keys("entries WHERE key = ?", key):
+            if missing and rows.writing(key) is not None:
                 with contextlib.suppress(FileNotFoundError):
                     os.chmod(self._path(key), _MORE_LABELS_MODE)
                 rows.add_labels(key, missing)
@@ -344,8 +344,7 @@ class DiskTier:
         if not self._usable:
             return []
         with self._trouble, self._changing() as rows:
-            named = {key for label in labels for key in rows.keys("labels WHERE label = ?", label)}
-            return [key for key in sorted(named) if is_key(key) and key in self]
+            return [key for key in rows.labelled(labels) if is_key(key) and key in self]
         found = []
         for key in self._keys():
             with contextlib.suppress(OSError, FormatError), opened(self._path(key), key) as file:
@@ -373,7 +372,7 @@ class DiskTier:
         with self._trouble:
             with self._changing() as rows:
                 self._sync(rows)
-                late = [key for key in rows.keys("entries WHERE expires <= ?", now) if is_key(key)]
+                late = [key for key in rows.expired(now) if is_key(key)]
             for name in os.listdir(self._locks):
                 with contextlib.suppress(OSError):  # what can't be locked is no lock of ours
                     is_locked(Path(self._locks, name))  # takes a dead holder's file away

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 
-import torch
-
-from rag_windows.cache.codec import Entry, codec_named, is_finite, settle
+from rag_windows.cache.codec import EXACT, Entry, is_finite, settle
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.locks import FileLock
-from rag_windows.cache.passage_cache import Counted, PassageCache
-from rag_windows.cache.transfer import Mover, compact, layer_devices, ready
+from rag_windows.cache.memory import Mover, compact, layer_devices, ready
+from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import NonFiniteError
 from rag_windows.kv import Window
 from rag_windows.methods import Method
-from rag_windows.methods.base import window_starts
-from rag_windows.methods.steps import Refinement
-from rag_windows.prefill import Encoded, Encoder, OnEncoded, Prefill, Source, ToEncode
-from rag_windows.threads import cached_property
-
-_PREFIX = Source("The prefix")
+from rag_windows.prefill import Encoded, Encoder, Prefill, Source, ToEncode
 
 FOLLOW_S = 120.0
 """How long to wait for another thread or process that encodes a window, before doing it too."""
 
-_POLL_S = 0.005
-_LONGEST_POLL_S = 0.1
-
-Compute = Callable[[Sequence["Wanted"]], Iterator[Mapping[str, Entry | None]]]
-"""Encodes windows and yields those of each pass by their keys; None for one that failed."""
-
-Pauses = Generator[float, None, None]
-"""See `rag_windows.prefill.Prefill`."""
+_POLL_S, _LONGEST_POLL_S = 0.005, 0.1
+_PREFIX = Source("The prefix")
 
 
 class CachedEncoder:
@@ -45,12 +31,6 @@ class CachedEncoder:
     Passages read one after the other (`Sequential`) are not cached: such a window depends on all
     passages and their order, so it would rarely be asked for again and would displace those that
     are. Their prefix is. With a lossy store the prefix is not: every window and answer reads it.
-
-    Args:
-        encoder: that computes.
-        cache: that keeps.
-        model: what the model is.
-        tokenizer: what the tokenizer is.
     """
 
     def __init__(
@@ -60,15 +40,10 @@ class CachedEncoder:
         model: ModelIdentity,
         tokenizer: TokenizerIdentity,
     ) -> None:
-        self._encoder = encoder
+        self.runner = encoder
         self._cache = cache
         self._model = model
         self._tokenizer = tokenizer
-
-    @property
-    def runner(self) -> Encoder:
-        """What runs the model."""
-        return self._encoder
 
     def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
         """Find what one request reads, and encode the rest.
@@ -78,18 +53,13 @@ class CachedEncoder:
         """
         fingerprint = self._model.fingerprint()
         if fingerprint is None:
-            return self._encoder.prefill(asked)
-        run = _Run(
-            self._encoder,
-            self._cache,
-            self.scope(fingerprint, asked.prefix_ids, asked.method),
-            lambda: self._model.fingerprint() == fingerprint,
-            asked.prefix_ids,
-            asked.method,
-            patient=asked.patient,
-            ttl=asked.ttl or self._cache.ttl,
-        )
-        return run.prefill(asked.windows, asked.sources, asked.on_encoded)
+            return self.runner.prefill(asked)
+        scope = self._scope(fingerprint, asked.prefix_ids, asked.method.encoding)
+
+        def still_same() -> bool:
+            return self._model.fingerprint() == fingerprint
+
+        return _Request(self.runner, self._cache, scope, asked, still_same).prefill()
 
     def missing(
         self, prefix_ids: Sequence[int], windows: Sequence[Sequence[int]], method: Method
@@ -98,50 +68,41 @@ class CachedEncoder:
         fingerprint = self._model.fingerprint()
         if fingerprint is None or not method.windowed:
             return list(range(len(windows)))
-        scope = self.scope(fingerprint, prefix_ids, method)
-        starts = window_starts(method.alignment, len(prefix_ids), [len(ids) for ids in windows])
-        return [
-            index
-            for index, (ids, start) in enumerate(zip(windows, starts, strict=True))
-            if scope.window_key(ids, start) not in self._cache
-        ]
+        scope = self._scope(fingerprint, prefix_ids, method.encoding)
+        places = zip(windows, ToEncode(prefix_ids, windows, method).starts, strict=True)
+        keys = [scope.window_key(ids, start) for ids, start in places]
+        return [index for index, key in enumerate(keys) if key not in self._cache]
 
     def identity(self) -> tuple[bytes | None, bytes]:
         """Fingerprints of the model, None if nothing can be said about it, and the tokenizer."""
         return self._model.fingerprint(), self._tokenizer.fingerprint()
 
-    def scope(self, fingerprint: bytes, prefix_ids: Sequence[int], method: Method) -> KeyScope:
-        """Keys behind one prefix."""
+    def _scope(self, model: bytes, prefix_ids: Sequence[int], encoding: str) -> KeyScope:
         return KeyScope(
             self._cache.salt_key,
-            model=fingerprint,
+            model=model,
             tokenizer=self._tokenizer.fingerprint(),
-            encoding=method.encoding,
+            encoding=encoding,
             store=self._cache.store,
             prefix_ids=prefix_ids,
         )
 
 
-@dataclass(slots=True)
-class _Fresh:
-    """A window that this request encoded."""
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A window that is missing."""
 
     key: str
-    entry: Entry
+    ids: tuple[int, ...]
+    start: int
+    source: Source
 
 
-class _Run:
-    """What one request finds and makes.
+class _Request:
+    """What one request finds and makes, and its dealings with others that want the same windows.
 
-    Args:
-        encoder: that computes.
-        cache: that keeps.
-        scope: the keys behind this request's prefix.
-        still_same: whether the model is what it was when the keys were made.
-        prefix_ids: may be empty.
-        method: how the windows will be read.
-        patient: wait for the disk rather than leave something unwritten.
-        ttl: seconds for which what is encoded now may be used; None for ever.
+    A window is encoded once, by one thread of one process of those that share the cache. Nobody
+    waits while others wait for him: a request first encodes what it has claimed.
     """
 
     def __init__(
@@ -149,81 +110,59 @@ class _Run:
         encoder: Encoder,
         cache: PassageCache,
         scope: KeyScope,
+        asked: ToEncode,
         still_same: Callable[[], bool],
-        prefix_ids: Sequence[int],
-        method: Method,
-        *,
-        patient: bool,
-        ttl: float | None,
     ) -> None:
-        self._encoder = encoder
-        self._cache = cache
-        self._scope = scope
-        self._still_same = still_same
-        self._prefix_ids = tuple(prefix_ids)
-        self._method = method
-        self._patient = patient
-        self._ttl = ttl
-        self._epoch = self._cache.epoch
-        self._codec = codec_named(self._cache.store)
-        self._fresh: list[_Fresh] = []
-        self._kept = 0
-        self._bad: Source | None = None
+        self._encoder, self._cache, self._tiers = encoder, cache, cache.tiers
+        self._scope, self._asked, self._still_same = scope, asked, still_same
+        devices = layer_devices(encoder.model, len(encoder.sliding_windows))
+        self._devices = devices
+        self._head_key = scope.prefix_key()
+        self._device = devices[0] if len(set(devices)) == 1 else None
+        self._mover = Mover(devices)
+        self._epoch = self._tiers.epoch
+        self._fresh: dict[str, Entry] = {}
+        self._unkept: list[str] = []
+        self._bad: dict[str, Source] = {}
+        self._joined = 0
+        self._done = 0  # windows that were found at first
+        self._locks: dict[str, FileLock] = {}
+        self._landed: list[str] = []
 
-    def prefill(
-        self,
-        windows: Sequence[Sequence[int]],
-        sources: Sequence[Source],
-        on_encoded: OnEncoded | None,
-    ) -> Prefill[Encoded]:
+    def prefill(self) -> Prefill[Encoded]:
         """See `CachedEncoder.prefill`."""
-        lengths = [len(ids) for ids in windows]
-        starts = window_starts(self._method.alignment, len(self._prefix_ids), lengths)
-        if not sources:
-            sources = [Source(f"Window {index}") for index in range(len(windows))]
-        keys: list[str] = []
-        if self._method.windowed:
-            keys = [
-                self._scope.window_key(ids, start)
-                for ids, start in zip(windows, starts, strict=True)
+        asked, starts = self._asked, self._asked.starts
+        sources = asked.sources or [Source(f"Window {i}") for i in range(len(asked.windows))]
+        wanted: list[_Wanted] = []
+        if asked.method.windowed:
+            wanted = [
+                _Wanted(self._scope.window_key(ids, start), tuple(ids), start, source)
+                for ids, start, source in zip(asked.windows, starts, sources, strict=True)
             ]
-        places = dict(zip(keys, starts, strict=False))
-        with_prefix = bool(self._prefix_ids) and self._codec.exact
-        prefix_key = self._scope.prefix_key() if with_prefix else None
-        asked = dict.fromkeys([*keys, *([prefix_key] if prefix_key else [])])
-        found = self._cache.quick(list(asked), self._one_device)
-        total, done = len(windows), 0
-
-        def told(now: int = 0) -> None:
-            if on_encoded is not None:
-                on_encoded(min(total, done + now), total)
-
-        # While it waits, who asked is told as well, so that a deadline of theirs counts.
-        misses = _Misses(self._cache, self._one_device, told)
+        head: _Wanted | None = None
+        if asked.prefix_ids and self._cache.store == EXACT:
+            head = _Wanted(self._head_key, tuple(asked.prefix_ids), 0, _PREFIX)
+        keys = [one.key for one in (*wanted, head) if one is not None]
+        found = self._tiers.get(self._tiers.near(self._device), list(dict.fromkeys(keys)))
         try:
-            prefix = yield from self._prefix(prefix_key, found, misses)
+            prefix = yield from self._prefix(head, found)
             # At once: other processes need it for other passages, however long these here take.
-            self._keep(misses)
-            if not self._method.windowed:
+            self._keep()
+            if not asked.method.windowed:
                 made = yield from self._encoder.prefill_windows(
-                    prefix, windows, on_encoded, starts, self._method.refinement
+                    prefix, asked.windows, asked.on_encoded, starts, asked.method.refinement
                 )
-                self._count(found, misses)
-                return Encoded(prefix, made, self._prefix_hit(prefix_key))
-            wanted = {
-                key: Wanted(key, tuple(ids), source)
-                for key, ids, source in zip(keys, windows, sources, strict=True)
-                if key not in found
+                return self._encoded(prefix, made, wanted, found)
+            missing = {one.key: one for one in wanted if one.key not in found}
+            moved = {
+                one.key: self._mover.start(found[one.key].window)
+                for one in wanted
+                if one.key in found
             }
-            moved = {key: self._mover.start(found[key].window) for key in keys if key in found}
-            done = sum(key in moved for key in keys)
-            if done or not wanted:
-                told()
-
-            def encode(rest: Sequence[Wanted]) -> Iterator[Mapping[str, Entry | None]]:
-                return self._compute(rest, prefix, places, self._method.refinement)
-
-            obtained = yield from misses.obtain(wanted, encode, told)
+            self._done = sum(one.key in found for one in wanted)
+            if self._done or not missing:
+                self._tell({})
+            obtained = yield from self._obtain(missing, prefix)
             for key, entry in obtained.items():
                 moved[key] = self._mover.start(entry.window)
             found |= obtained
@@ -232,330 +171,186 @@ class _Run:
             # Also after a failure: what is done is done, and a request that was cancelled may come
             # again.
             try:
-                self._keep(misses)
+                self._keep()
             finally:
-                misses.release()
-        if self._bad is not None:
-            raise NonFiniteError(_bad(self._bad))
-        for key, source in zip(keys, sources, strict=True):
-            self._cache.relabel(key, found[key], source.labels)
-        self._count(found, misses)
-        computed = {fresh.key for fresh in self._fresh}
-        hits = tuple(index for index, key in enumerate(keys) if key not in computed)
-        cached = sum(lengths[index] for index in hits) + self._prefix_hit(prefix_key)
+                self._release()
+        self._check()
+        for one in wanted:
+            self._cache.relabel(one.key, found[one.key], one.source.labels)
         # What was on disk does not know its ids.
-        made = [replace(moved[key], ids=tuple(ids)) for key, ids in zip(keys, windows, strict=True)]
-        return Encoded(prefix, made, cached, hits)
+        made = [replace(moved[one.key], ids=one.ids) for one in wanted]
+        return self._encoded(prefix, made, wanted, found)
 
-    def _prefix(
-        self, key: str | None, found: dict[str, Entry], misses: _Misses
-    ) -> Prefill[Window | None]:
-        if key is None:
-            return self._encoder.encode_prefix(self._prefix_ids)
-        if key not in found:
-            wanted = {key: Wanted(key, self._prefix_ids, _PREFIX)}
-            found |= yield from misses.obtain(
-                wanted, lambda rest: self._compute(rest, None, {key: 0}, None), None
-            )
-        if self._bad is not None:
-            raise NonFiniteError(_bad(self._bad))
-        moved = self._mover.start(found[key].window)
-        self._mover.finish()
-        return replace(moved, ids=self._prefix_ids)
-
-    def _compute(
+    def _encoded(
         self,
-        wanted: Sequence[Wanted],
         prefix: Window | None,
-        places: Mapping[str, int],
-        refinement: Refinement | None,
-    ) -> Iterator[Mapping[str, Entry | None]]:
-        """Encode windows, one batch after the other; None for one that is no number."""
-        starts = [places[one.key] for one in wanted]
+        made: list[Window],
+        wanted: Sequence[_Wanted],
+        found: Mapping[str, Entry],
+    ) -> Encoded:
+        hits = {key: entry for key, entry in found.items() if key not in self._fresh}
+        self._tiers.count(
+            hits=len(hits),
+            misses=len(self._fresh),
+            joined=self._joined,
+            cached_tokens=sum(len(entry.window.ids) for entry in hits.values()),
+            seconds_saved=sum(entry.cost_s for entry in hits.values()),
+            seconds_spent=sum(entry.cost_s for entry in self._fresh.values()),
+        )
+        places = tuple(index for index, one in enumerate(wanted) if one.key in hits)
+        cached = sum(len(wanted[index].ids) for index in places)
+        if hits.keys() - {one.key for one in wanted}:
+            cached += len(self._asked.prefix_ids)
+        return Encoded(prefix, made, cached, places)
+
+    def _prefix(self, head: _Wanted | None, found: dict[str, Entry]) -> Prefill[Window | None]:
+        if head is None:
+            return self._encoder.encode_prefix(self._asked.prefix_ids)
+        if head.key not in found:
+            found |= yield from self._obtain({head.key: head}, None)
+            self._check()
+        moved = self._mover.start(found[head.key].window)
+        self._mover.finish()
+        return replace(moved, ids=head.ids)
+
+    def _obtain(
+        self, wanted: Mapping[str, _Wanted], prefix: Window | None
+    ) -> Prefill[dict[str, Entry]]:
+        """Get every window, by whatever way; those that are no numbers are missing."""
+        flights = self._tiers.flights
+        got: dict[str, Entry] = {}
+        followed: dict[str, Future[Entry | None]] = {}
+        pause, deadline = 0.0, 0.0
+        while left := [key for key in wanted if key not in got and key not in self._bad]:
+            late = pause > 0 and time.monotonic() > deadline
+            mine, theirs = flights.claim(key for key in left if key not in followed)
+            followed |= theirs
+            flying = set(mine)
+            try:
+                entries = self._tiers.come(mine)
+                if not pause:
+                    rest = [key for key in mine if key not in entries]
+                    entries |= self._tiers.from_disk(rest, self._device)
+                self._land(entries, flying, got)
+                here = [key for key in mine if key in flying and self._lock(key)]
+                self._land(self._written_meanwhile(here), flying, got)
+                # What others encode is left to them, unless that takes too long.
+                todo = [key for key in (left if late else here) if key not in got]
+                for made in self._encode([wanted[key] for key in todo], prefix):
+                    self._land(made, flying, got)
+                    yield 0.0
+            finally:
+                for key in flying:
+                    flights.land(key, None)
+            for key, flight in list(followed.items()):
+                if flight.done() or key in got:
+                    entry = followed.pop(key).result() if key not in got else None
+                    if entry is not None:
+                        self._joined += 1
+                        got[key] = entry
+            if followed or not flying <= self._bad.keys():
+                if not pause:
+                    deadline = time.monotonic() + FOLLOW_S
+                pause = min(_LONGEST_POLL_S, 2 * pause or _POLL_S)
+                yield pause
+                # Who asked is told while it waits as well, so that a deadline of theirs counts.
+                self._tell(got)
+        return got
+
+    def _land(self, made: Mapping[str, Entry], flying: set[str], got: dict[str, Entry]) -> None:
+        """Take windows, and hand those that were claimed to whoever follows."""
+        got.update(made)
+        for key in flying & made.keys():
+            flying.remove(key)
+            self._tiers.flights.land(key, made[key])
+            self._landed.append(key)
+        if made.keys() - {self._head_key}:
+            self._tell(got)
+
+    def _lock(self, key: str) -> bool:
+        """Be the only process that encodes a window; False if another one is."""
+        disk = self._tiers.disk
+        lock = None if disk is None else disk.try_lock(key)
+        if lock is not None:
+            self._locks[key] = lock
+        return disk is None or lock is not None
+
+    def _written_meanwhile(self, locked: Sequence[str]) -> dict[str, Entry]:
+        """Another process may have written a window after it was missed and before its lock."""
+        disk = self._tiers.disk
+        there = [] if disk is None else [key for key in locked if key in disk]
+        found = self._tiers.from_disk(there, self._device)
+        self._joined += len(found)
+        return found
+
+    def _encode(
+        self, wanted: Sequence[_Wanted], prefix: Window | None
+    ) -> Iterator[dict[str, Entry]]:
+        """Encode windows, one batch after the other."""
+        if not wanted:
+            return
+        ids, starts = [one.ids for one in wanted], [one.start for one in wanted]
+        refinement = None if wanted[0].source is _PREFIX else self._asked.method.refinement
+        ttl = self._asked.ttl or self._cache.ttl
         begun = time.perf_counter()
-        ids = [one.ids for one in wanted]
         for batch in self._encoder.encode_batches(prefix, ids, starts, refinement):
-            sound = {index: is_finite(window) for index, window in batch.items()}
-            now = time.time()
-            seconds = time.perf_counter() - begun
+            bad = {index for index, window in batch.items() if not is_finite(window)}
+            self._bad |= {wanted[index].key: wanted[index].source for index in bad}
+            now, seconds = time.time(), time.perf_counter() - begun
             tokens = sum(len(window.ids) for window in batch.values())
-            made: dict[str, Entry | None] = {}
-            for index, window in batch.items():
-                one = wanted[index]
-                if not sound[index]:
-                    self._bad = self._bad or one.source
-                    made[one.key] = None
-                    continue
-                entry = Entry(
-                    window=self._settled(compact(window)),
+            made: dict[str, Entry] = {}
+            for index in batch.keys() - bad:
+                one, window = wanted[index], compact(batch[index])
+                if self._cache.store != EXACT:
+                    window = settle(self._cache.store, window)
+                made[one.key] = Entry(
+                    window=window,
                     cost_s=seconds * len(window.ids) / tokens,
                     labels=self._cache.digests(one.source.labels),
                     created=now,
-                    expires=None if self._ttl is None else now + self._ttl,
+                    expires=None if ttl is None else now + ttl,
                 )
-                self._fresh.append(_Fresh(one.key, entry))
-                made[one.key] = entry
+            self._fresh |= made
+            self._unkept += made
             yield made
             begun = time.perf_counter()
 
-    def _settled(self, window: Window) -> Window:
-        """What a later request will find: the same answer, whether a window was cached or not."""
-        return window if self._codec.exact else settle(self._codec, window)
-
-    def _keep(self, misses: _Misses) -> None:
+    def _keep(self) -> None:
         """Store what was encoded, unless the weights were edited on the way."""
-        rest = self._fresh[self._kept :]
-        self._kept = len(self._fresh)
-        if not rest or not self._still_same():
+        keys, self._unkept = self._unkept, []
+        if not keys or not self._still_same():
             return
         computed = ready(self._devices)
-        for fresh in rest:
-            self._cache.keep(
-                fresh.key,
-                fresh.entry,
+        for key in keys:
+            lock = self._locks.pop(key, None)
+            self._tiers.keep(
+                key,
+                self._fresh[key],
                 self._epoch,
-                device=self._one_device,
+                device=self._device,
                 ready=computed,
-                done=misses.handed_over(fresh.key),
-                wait=self._patient,
+                done=None if lock is None else lock.release,
+                wait=self._asked.patient,
             )
 
-    def _count(self, found: dict[str, Entry], misses: _Misses) -> None:
-        computed = {fresh.key for fresh in self._fresh}
-        hits = [entry for key, entry in found.items() if key not in computed]
-        self._cache.count(
-            Counted(
-                hits=len(hits),
-                misses=len(computed),
-                joined=misses.joined,
-                cached_tokens=sum(len(entry.window.ids) for entry in hits),
-                seconds_saved=sum(entry.cost_s for entry in hits),
-                seconds_spent=sum(fresh.entry.cost_s for fresh in self._fresh),
-            )
-        )
-
-    def _prefix_hit(self, key: str | None) -> int:
-        """Tokens of the prefix, if it was found."""
-        if key is None or any(fresh.key == key for fresh in self._fresh):
-            return 0
-        return len(self._prefix_ids)
-
-    @cached_property
-    def _devices(self) -> tuple[torch.device, ...]:
-        return layer_devices(self._encoder.model, len(self._encoder.sliding_windows))
-
-    @cached_property
-    def _one_device(self) -> torch.device | None:
-        devices = set(self._devices)
-        return devices.pop() if len(devices) == 1 else None
-
-    @cached_property
-    def _mover(self) -> Mover:
-        return Mover(self._devices)
-
-
-def _bad(source: Source) -> str:
-    return (
-        f"{source.name}: its keys or values are NaN or infinite, so no answer that reads it could "
-        "be right, and it was not stored. Load the model in bfloat16 or float32 (float16 "
-        "overflows), and check its weights."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A window that is missing."""
-
-    key: str
-    ids: tuple[int, ...]
-    source: Source
-
-
-class _Misses:
-    """One request's dealings with others that want the same windows.
-
-    A window is encoded once, by one thread of one process of those that share the cache. Nobody
-    waits while others wait for him: a request first encodes what it has claimed.
-
-    Attributes:
-        joined: windows that another thread or process encoded for this request.
-
-    Args:
-        cache: in which they are looked up.
-        device: where they are wanted.
-        waiting: called now and then while this request waits for others; what it raises ends it.
-    """
-
-    def __init__(
-        self,
-        cache: PassageCache,
-        device: torch.device | None,
-        waiting: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.joined = 0
-        self._waiting = waiting
-        self._cache = cache
-        self._device = device
-        self._locks: dict[str, FileLock] = {}
-        self._landed: list[str] = []
-
-    def obtain(
-        self,
-        wanted: Mapping[str, Wanted],
-        compute: Compute,
-        told: Callable[[int], None] | None,
-    ) -> Generator[float, None, dict[str, Entry]]:
-        """Get every window, by whatever way; see `rag_windows.prefill.Prefill`.
-
-        Args:
-            wanted: by key.
-            compute: encodes those that must be.
-            told: called now and then with how many there are.
-
-        Returns:
-            The entries by key; those that `compute` failed to make are missing.
-        """
-        got: dict[str, Entry] = {}
-        left = dict(wanted)
-        hasty: dict[str, Wanted] = {}
-        while left:
-            mine, theirs = self._cache.flights.claim(left)
-            yield from self._lead({key: left.pop(key) for key in mine}, compute, got, told)
-            yield from self._wait(partial(_all_done, theirs.values()), _POLL_S)
-            for key, flight in theirs.items():
-                entry = flight.result() if flight.done() else None
-                if entry is not None:
-                    got[key] = entry
-                    self.joined += 1
-                    del left[key]
-                elif not flight.done():
-                    hasty[key] = left.pop(key)
-            if told is not None and theirs:
-                told(len(got))
-        if hasty:
-            for made in compute(list(hasty.values())):
-                got |= {key: entry for key, entry in made.items() if entry is not None}
-                yield 0.0
-        return got
-
-    def handed_over(self, key: str) -> Callable[[], None] | None:
-        """Gives back a window's lock; to be called once it is on disk, or will not be."""
-        lock = self._locks.pop(key, None)
-        return None if lock is None else lock.release
-
-    def release(self) -> None:
-        """Give back what was not handed over; what this request keeps must be kept by now."""
+    def _release(self) -> None:
+        """Give back what was claimed; what this request keeps must be kept by now."""
         while self._landed:
-            self._cache.flights.retire(self._landed.pop())
+            self._tiers.flights.retire(self._landed.pop())
         while self._locks:
             self._locks.popitem()[1].release()
 
-    def _lead(
-        self,
-        mine: Mapping[str, Wanted],
-        compute: Compute,
-        got: dict[str, Entry],
-        told: Callable[[int], None] | None,
-    ) -> Pauses:
-        flying = dict(mine)
+    def _tell(self, got: Mapping[str, Entry]) -> None:
+        if self._asked.on_encoded is not None:
+            total = len(self._asked.windows)
+            self._asked.on_encoded(
+                min(total, self._done + len(got.keys() - {self._head_key})), total
+            )
 
-        def land(key: str, entry: Entry | None) -> None:
-            if flying.pop(key, None) is not None:
-                self._cache.flights.land(key, entry)
-                if entry is not None:
-                    self._landed.append(key)
-                    got[key] = entry
-
-        try:
-            for key, entry in self._cache.slow(list(mine), self._device).items():
-                land(key, entry)
-            here, elsewhere = self._lock(list(flying))
-            self._written_meanwhile(here, land)
-            rest = [mine[key] for key in here if key in flying]
-            yield from self._compute(rest, compute, land, told, got)
-            if told is not None and not here:
-                told(len(got))
-            yield from self._await(elsewhere, land)
-            left_over = [key for key in elsewhere if key in flying]
-            self._lock(left_over)
-            rest = [mine[key] for key in left_over]
-            yield from self._compute(rest, compute, land, told, got)
-        finally:
-            for key in list(flying):
-                land(key, None)
-
-    def _compute(
-        self,
-        wanted: Sequence[Wanted],
-        compute: Compute,
-        land: Callable[[str, Entry | None], None],
-        told: Callable[[int], None] | None,
-        got: Mapping[str, Entry],
-    ) -> Pauses:
-        if not wanted:
-            return
-        for made in compute(wanted):
-            for key, entry in made.items():
-                land(key, entry)
-                if told is not None and entry is not None:
-                    told(len(got))
-            yield 0.0
-
-    def _lock(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Keys that no other process encodes, locked now, and those that one does."""
-        disk = self._cache.disk
-        if disk is None or not keys:
-            return list(keys), []
-        here, elsewhere = [], []
-        for key in keys:
-            lock = disk.try_lock(key)
-            if lock is None:
-                elsewhere.append(key)
-            else:
-                self._locks[key] = lock
-                here.append(key)
-        return here, elsewhere
-
-    def _written_meanwhile(
-        self, locked: Sequence[str], land: Callable[[str, Entry | None], None]
-    ) -> None:
-        """Another process may have written a window after it was missed and before its lock."""
-        disk = self._cache.disk
-        if disk is None:
-            return
-        there = [key for key in locked if key in disk]
-        if there:
-            for key, entry in self._cache.from_disk(there, self._device).items():
-                land(key, entry)
-                self.joined += 1
-
-    def _await(self, keys: Sequence[str], land: Callable[[str, Entry | None], None]) -> Pauses:
-        """Wait until another process has written windows, has given up, or takes too long."""
-        disk = self._cache.disk
-        left = list(keys)
-        if disk is None:
-            return
-
-        def all_free() -> bool:
-            free = [key for key in left if not disk.locked(key)]
-            found = self._cache.from_disk(free, self._device) if free else {}
-            for key, entry in found.items():
-                land(key, entry)
-                self.joined += 1
-            left[:] = [key for key in left if key not in free]
-            return not left
-
-        yield from self._wait(all_free, _LONGEST_POLL_S)
-
-    def _wait(self, over: Callable[[], bool], longest: float) -> Pauses:
-        """Pause until others are done, or take too long."""
-        deadline = time.monotonic() + FOLLOW_S
-        pause = _POLL_S
-        while not over() and time.monotonic() < deadline:
-            yield pause
-            self._waiting()
-            pause = min(longest, 2 * pause)
-
-
-def _all_done(flights: Iterable[Future[Entry | None]]) -> bool:
-    return all(flight.done() for flight in flights)
+    def _check(self) -> None:
+        for source in self._bad.values():
+            raise NonFiniteError(
+                f"{source.name}: its keys or values are NaN or infinite, so no answer that reads "
+                "it could be right, and it was not stored. Load the model in bfloat16 or float32 "
+                "(float16 overflows), and check its weights."
+            )

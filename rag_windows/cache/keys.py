@@ -57,7 +57,7 @@ def salt_key(salt: str | bytes | None) -> bytes:
 
 
 def label_digest(salt: bytes, label: str) -> str:
-    """What entries hold in place of a passage's or document's id: 32 lowercase hexadecimal digits."""
+    """What entries hold in place of an id of a passage or document: 32 hexadecimal digits."""
     named = fields(b"label", label.encode("utf-8", "surrogatepass"))
     return hmac.digest(salt, named, "sha256").hex()[:32]
 

@@ -2,69 +2,44 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import logging
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 
-from rag_windows.cache.codec import Entry, codec_named
-from rag_windows.cache.counters import CacheStats, prometheus_text
+from rag_windows.cache.codec import EXACT, Entry, check_store
+from rag_windows.cache.counters import CacheStats, TierStats, prometheus_text
 from rag_windows.cache.disk import MOST_LABELS, DiskTier
 from rag_windows.cache.fingerprint import PROBE_BYTES
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.locks import LOCKS_WORK
-from rag_windows.cache.memory import MemoryTier
-from rag_windows.cache.sizes import (
-    DISK_SHARE,
-    MEMORY_SHARE,
-    MOST_DISK,
-    Size,
-    default_folder,
-    free_disk,
-    free_memory,
-    parse_size,
-)
-from rag_windows.cache.transfer import to_host
-from rag_windows.cache.writer import Writer
-from rag_windows.errors import CacheError, InputError, NonFiniteError
+from rag_windows.cache.memory import MemoryTier, to_host
+from rag_windows.cache.sizes import Size, default_folder, free_disk, free_memory, parse_size
+from rag_windows.errors import CacheError, InputError
 from rag_windows.threads import Lock, in_children
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_DISK = "50GiB"
-"""Taken where a path is given but no size."""
+"""Taken where a path is given but no size, and at most by `cache=True`."""
 
-_WAITING_SHARE = 0.25
-_LEAST_WAITING = 256 << 20
-"""Bytes that may wait to be written: a share of the memory tier, and so many at least."""
-
-Tier = MemoryTier | DiskTier
-
-T = TypeVar("T")
-
-
-class Counted(NamedTuple):
-    """What one request did; see `CacheStats`."""
-
-    hits: int = 0
-    misses: int = 0
-    joined: int = 0
-    cached_tokens: int = 0
-    seconds_saved: float = 0.0
-    seconds_spent: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """A moment between two invalidations; what was encoded in an earlier one is not kept."""
-
-    number: int
+_MEMORY_SHARE, _DISK_SHARE = 0.25, 0.2  # of what is free; what `cache=True` takes
+_WAITING_SHARE, _LEAST_WAITING = (
+    0.25,
+    256 << 20,
+)  # bytes to be written: of the memory tier; at least
+_EXIT_S = 30.0  # how long the end of the interpreter waits for what is not written yet
 
 
 class PassageCache:
@@ -101,25 +76,22 @@ class PassageCache:
         device: Size | None = None,
         *,
         salt: str | bytes | None = None,
-        store: str = "as computed",
+        store: str = EXACT,
         ttl: float | None = None,
         probe: Size = PROBE_BYTES,
     ) -> None:
-        codec_named(store)
         if ttl is not None and not ttl > 0:
             raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
         if memory is None and disk is None and path is None and device is None:
             raise InputError("A cache needs memory, disk or device; pass cache=None for none.")
-        self.store = store
+        self.store = check_store(store)
         self.ttl = ttl
         self.probe_bytes = parse_size(probe, "probe")
         self.salt_key = salt_key(salt)
         self.path: Path | None = None
         if path is not None or disk is not None:
             self.path = Path(path).expanduser() if path is not None else default_folder()
-        # What copies of this object for other tenants share.
-        self._shared = _Tiers(memory, disk, self.path, device, store)
-        self.flights: Flights[Entry] = self._shared.flights
+        self.tiers = Tiers(memory, disk, self.path, device, store)
 
     @classmethod
     def default(cls, path: str | Path | None = None, **options: Any) -> PassageCache:
@@ -129,12 +101,12 @@ class PassageCache:
         Memory alone where the system has no file locks and no `path` is given.
         """
         folder = Path(path) if path is not None else default_folder()
-        disk = min(MOST_DISK, int(free_disk(folder) * DISK_SHARE))
-        options.setdefault("memory", max(1, int(free_memory() * MEMORY_SHARE)))
+        options.setdefault("memory", max(1, int(free_memory() * _MEMORY_SHARE)))
         if path is None and options["memory"] is not None and not LOCKS_WORK:
             options.pop("disk", None)
             return cls(**options)
-        options.setdefault("disk", max(1, disk))
+        most = parse_size(DEFAULT_DISK, "disk")
+        options.setdefault("disk", max(1, min(most, int(free_disk(folder) * _DISK_SHARE))))
         return cls(path=folder, **options)
 
     @classmethod
@@ -165,81 +137,25 @@ class PassageCache:
         other.salt_key = salt_key(salt)
         return other
 
-    # What the engine calls
-
     @property
     def disk(self) -> DiskTier | None:
         """The tier on disk, if there is one."""
-        return self._shared.disk
-
-    @property
-    def epoch(self) -> Epoch:
-        """The present one; entries are stored with that in which their encoding began."""
-        return Epoch(self._shared.epoch)
+        return self.tiers.disk
 
     def __contains__(self, key: str) -> bool:
         """Whether an entry is there, by what the tiers know without reading it."""
-        return any(key in tier for tier in self._shared.all())
-
-    def quick(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
-        """Entries on the accelerator and in host memory."""
-        return self._shared.get([*self._shared.on(device), self._shared.memory], keys)
-
-    def slow(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
-        """Entries that came into memory since they were missed, and those on disk.
-
-        What comes from disk is kept in memory, too.
-        """
-        tiers = self._shared
-        late = [key for key in keys if tiers.memory is not None and key in tiers.memory]
-        found = tiers.get([tiers.memory], late)
-        return found | self.from_disk([key for key in keys if key not in found], device)
-
-    def from_disk(
-        self, keys: Sequence[str], device: torch.device | None = None
-    ) -> dict[str, Entry]:
-        """Entries on disk; they are kept in the faster tiers, too."""
-        return self._shared.from_disk(keys, device)
-
-    def keep(
-        self,
-        key: str,
-        entry: Entry,
-        epoch: Epoch,
-        *,
-        device: torch.device | None = None,
-        ready: Callable[[], None] | None = None,
-        done: Callable[[], None] | None = None,
-        wait: bool = False,
-    ) -> None:
-        """Store an entry: at once in the fast tiers, and on disk by a thread of its own.
-
-        Args:
-            key: of the entry.
-            entry: compact, on any device.
-            epoch: in which its encoding began.
-            device: of the model, if its windows may stay there.
-            ready: waits until the entry's tensors are computed.
-            done: called when the entry is where it will be, or when it will not be.
-            wait: whether to wait while too much is waiting to be written, rather than not write.
-        """
-        self._shared.keep(key, entry, epoch.number, device, ready, done, wait=wait)
+        return any(key in tier for tier in self.tiers)
 
     def relabel(self, key: str, entry: Entry, labels: Collection[str]) -> None:
         """Note further ids of an entry that was found, so that `invalidate` knows them."""
         missing = [one for one in self.digests(labels) if one not in entry.labels]
-        if missing and len(entry.labels) < MOST_LABELS:
-            self._shared.add_labels(key, missing[: MOST_LABELS - len(entry.labels)])
-
-    def count(self, counted: Counted) -> None:
-        """Add what a request did to the counters."""
-        self._shared.count(counted)
-
-    # What users call
+        missing = missing[: max(0, MOST_LABELS - len(entry.labels))]
+        if missing:
+            self.tiers.add_labels(key, missing)
 
     def stats(self) -> CacheStats:
         """Hits, misses and seconds saved, and per tier what it holds and did."""
-        return self._shared.stats()
+        return self.tiers.stats()
 
     def metrics(self, labels: Mapping[str, str] | None = None) -> str:
         """`stats` in Prometheus' text format; `labels` go with every line."""
@@ -268,7 +184,7 @@ class PassageCache:
             How many windows were forgotten.
         """
         if not every_tenant:
-            return self._shared.forget(self.digests(ids))
+            return self.tiers.forget(self.digests(ids))
         given = [ids] if isinstance(ids, str) else list(ids)
         for one in given:
             if not is_key(one) and not re.fullmatch("[0-9a-f]{32}", one):
@@ -277,20 +193,20 @@ class PassageCache:
                     "nor an entry (64, the name of its file); an id has to be invalidated under "
                     "its tenant's salt."
                 )
-        return self._shared.forget(given)
+        return self.tiers.forget(given)
 
     def remove(self, keys: Collection[str]) -> None:
         """Forget entries by their keys, in this process and on disk."""
-        self._shared.remove(keys)
+        self.tiers.drop(lambda tier: tier.remove(keys))
 
     def clear(self) -> None:
         """Forget all windows of all tenants and models, in this process and on disk."""
-        self._shared.clear()
+        self.tiers.drop(lambda tier: tier.clear())
 
     def prune(self) -> int:
         """Drop entries whose time is up; returns how many."""
         now = time.time()
-        return sum(tier.prune(now) for tier in self._shared.all())
+        return sum(tier.prune(now) for tier in self.tiers)
 
     def verify(self) -> tuple[int, int]:
         """Read every entry on disk and put aside those that can't be proved right.
@@ -308,11 +224,13 @@ class PassageCache:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was encoded is written; False if that took too long."""
-        return self._shared.writer.flush(timeout_s)
+        return self.tiers.writer.flush(timeout_s)
 
     def close(self) -> None:
         """Write what waits and close the tiers; afterwards nothing is found or kept."""
-        self._shared.close()
+        self.tiers.writer.close()
+        for tier in self.tiers:
+            tier.close()
 
     def __enter__(self) -> PassageCache:
         return self
@@ -321,10 +239,248 @@ class PassageCache:
         self.close()
 
 
-class Flights(Generic[T]):
+class Tier(Protocol):
+    """Keeps entries under a limit in bytes; threads may share one.
+
+    What goes wrong is a miss, or an entry that is not kept, never an error.
+    """
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
+        """Return the entries that are there and proved right; the other keys are missing."""
+
+    def __contains__(self, key: str) -> bool:
+        """Whether an entry is there, by what is known without reading it."""
+
+    def put(self, key: str, entry: Entry) -> bool:
+        """Keep an entry in place of the key's present one; False if it isn't there afterwards."""
+
+    def add_labels(self, key: str, labels: Collection[str]) -> None:
+        """Give an entry more labels."""
+
+    def keys_with(self, labels: Collection[str]) -> list[str]:
+        """Keys of the entries that carry any of the labels."""
+
+    def remove(self, keys: Iterable[str]) -> int:
+        """Drop entries; returns how many there were."""
+
+    def prune(self, now: float) -> int:
+        """Drop what has expired at unix time `now`; returns how much."""
+
+    def clear(self) -> None:
+        """Drop all entries."""
+
+    def stats(self) -> TierStats:
+        """Counters, and what it holds now."""
+
+    def close(self) -> None:
+        """Give back what it holds: all that is asked for is missing from now on."""
+
+
+class Tiers:
+    """The tiers, counters and claims that the caches of several tenants share.
+
+    Attributes:
+        memory: the tier in host memory, or None.
+        disk: the tier on disk, or None.
+        writer: writes to the slow ones.
+        flights: claims on windows that are being encoded.
+        epoch: changes whenever something is forgotten; what was encoded in an earlier one is not
+            kept.
+    """
+
+    def __init__(
+        self,
+        memory: Size | None,
+        disk: Size | None,
+        path: Path | None,
+        device: Size | None,
+        store: str,
+    ) -> None:
+        self.flights = Flights()
+        self.epoch = 0
+        self._store = store
+        self._lock = Lock()
+        self._counts: dict[str, Any] = {}
+        self._device_bytes = None if device is None else parse_size(device, "device")
+        self._devices: dict[torch.device, MemoryTier] = {}
+        self.memory: MemoryTier | None = None
+        self.disk: DiskTier | None = None
+        waiting = _LEAST_WAITING
+        if memory is not None:
+            limit = parse_size(memory, "memory", free_memory())
+            self.memory = MemoryTier(limit, store)
+            waiting = max(waiting, int(limit * _WAITING_SHARE))
+        if path is not None:
+            limit = parse_size(DEFAULT_DISK if disk is None else disk, "disk", free_disk(path))
+            self.disk = DiskTier(path, limit, store)
+        self.writer = Writer(waiting)
+
+    def __iter__(self) -> Iterator[Tier]:
+        """Every tier, fastest first."""
+        yield from list(self._devices.values())
+        yield from (tier for tier in (self.memory, self.disk) if tier is not None)
+
+    def near(self, device: torch.device | None) -> list[Tier]:
+        """The fast tiers: that of an accelerator, if one is wanted there, and host memory."""
+        tiers: list[Tier] = [] if self.memory is None else [self.memory]
+        if device is None or device.type == "cpu" or self._device_bytes is None:
+            return tiers
+        with self._lock:
+            if device not in self._devices:
+                self._devices[device] = MemoryTier(self._device_bytes, self._store, device)
+            return [self._devices[device], *tiers]
+
+    def get(self, tiers: Iterable[Tier], keys: Sequence[str]) -> dict[str, Entry]:
+        """Look for keys in tiers, one after the other."""
+        now = time.time()
+        found: dict[str, Entry] = {}
+        for tier in tiers:
+            missing = [key for key in keys if key not in found]
+            if missing:
+                found |= tier.get_many(missing)
+        return {key: entry for key, entry in found.items() if not entry.expired(now)}
+
+    def come(self, keys: Iterable[str]) -> dict[str, Entry]:
+        """Entries that came into memory since they were missed there."""
+        memory = self.memory
+        if memory is None:
+            return {}
+        return self.get([memory], [key for key in keys if key in memory])
+
+    def from_disk(self, keys: Sequence[str], device: torch.device | None) -> dict[str, Entry]:
+        """Entries on disk; they are kept in the faster tiers, too."""
+        disk, epoch = self.disk, self.epoch
+        if disk is None or not keys:
+            return {}
+        found = self.get([disk], keys)
+        near = self.near(device)
+        for key, entry in found.items():
+            self._put(near, key, entry, epoch)
+        more = [key for key, entry in found.items() if entry.more_labels and near]
+
+        def look(do: bool) -> None:
+            if do:
+                disk.write_uses()
+            for key, labels in disk.labels(more).items() if do and more else ():
+                for tier in near:
+                    tier.add_labels(key, labels)
+
+        if more or disk.many_uses:
+            self.writer.submit(look, 0)
+        return found
+
+    def add_labels(self, key: str, labels: Sequence[str]) -> None:
+        """Give an entry more labels, wherever it is; on disk by the writer."""
+        disk = self.disk
+        for tier in self:
+            if tier is not disk:
+                tier.add_labels(key, labels)
+        if disk is not None:
+            self.writer.submit(lambda do: disk.add_labels(key, labels) if do else None, 0)
+
+    def keep(
+        self,
+        key: str,
+        entry: Entry,
+        epoch: int,
+        *,
+        device: torch.device | None = None,
+        ready: Callable[[], None] | None = None,
+        done: Callable[[], None] | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Store an entry: at once in the fast tiers, and on disk by a thread of its own.
+
+        Args:
+            key: of the entry.
+            entry: compact, on any device.
+            epoch: in which its encoding began.
+            device: of the model, if its windows may stay there.
+            ready: waits until the entry's tensors are computed.
+            done: called when the entry is where it will be, or when it will not be.
+            wait: whether to wait while too much is waiting to be written, rather than not write.
+        """
+        on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
+        near = self.near(device)
+        far: list[Tier] = [] if self.disk is None else [self.disk]
+        if not on_host and self.memory is not None:
+            near.remove(self.memory)
+            far.insert(0, self.memory)
+        self._put(near, key, entry, epoch)
+
+        def write(do: bool) -> None:
+            try:
+                if do and self.epoch == epoch:
+                    if ready is not None:
+                        ready()
+                    self._put(far, key, replace(entry, window=to_host(entry.window)), epoch)
+            finally:
+                if done is not None:
+                    done()
+
+        if far:
+            self.writer.submit(write, entry.nbytes, wait=wait)
+        elif done is not None:
+            done()
+
+    def _put(self, tiers: Sequence[Tier], key: str, entry: Entry, epoch: int) -> None:
+        """Store an entry in some tiers, unless something was forgotten since the epoch."""
+        if self.epoch == epoch:
+            for tier in tiers:
+                tier.put(key, entry)
+        if self.epoch != epoch:  # what was invalidated meanwhile must not come back
+            for tier in tiers:
+                tier.remove([key])
+
+    def forget(self, named: Collection[str]) -> int:
+        """Forget entries that are named by their keys or by a label; returns how many."""
+        keys: set[str] = set()
+
+        def find(tier: Tier) -> None:
+            keys.update(one for one in named if is_key(one) and one in tier)
+            keys.update(tier.keys_with(named))
+
+        self.drop(lambda tier: tier.remove(keys), find)
+        return len(keys)
+
+    def drop(
+        self, drop: Callable[[Tier], object], find: Callable[[Tier], object] | None = None
+    ) -> None:
+        """Drop entries from every tier, for good, after all tiers were asked which.
+
+        Twice: a read that begins in the midst of the first round may find an entry that is still
+        on disk, and put it into a fast tier that is through already. The second round's epoch
+        stops such a read, and the round takes out what it has put there before.
+        """
+        calls = [drop] if find is None else [find, drop]
+        for _ in range(2):
+            with self._lock:
+                self.epoch += 1
+            for call in calls:
+                for tier in self:
+                    call(tier)
+
+    def count(self, **amounts: float) -> None:
+        """Add to the counters; see `CacheStats`."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._counts[name] = self._counts.get(name, 0) + amount
+
+    def stats(self) -> CacheStats:
+        """Counters, and what each tier holds."""
+        named: dict[str, Tier | None] = {
+            "device" if len(self._devices) == 1 else f"device {device}": tier
+            for device, tier in list(self._devices.items())
+        }
+        named |= {"memory": self.memory, "disk": self.disk}
+        tiers = {name: tier.stats() for name, tier in named.items() if tier is not None}
+        return CacheStats(**self._counts, tiers=tiers)
+
+
+class Flights:
     """Claims on keys: the first thread to claim one leads, the others follow it.
 
-    A leader must land every claim once, and retire those that landed with a value; a follower that
+    A leader must land every claim once, and retire those that landed with an entry; a follower that
     gets none (the leader failed, was cancelled, or took too long) does the work itself. Leading
     before following keeps two requests that wait for parts of each other from waiting for ever.
     """
@@ -336,245 +492,121 @@ class Flights(Generic[T]):
     def after_fork(self) -> None:
         """What others were leading never lands in a child."""
         self._lock = threading.Lock()
-        self._flying: dict[str, Future[T | None]] = {}
+        self._flying: dict[str, Future[Entry | None]] = {}
 
-    def claim(self, keys: Iterable[str]) -> tuple[list[str], dict[str, Future[T | None]]]:
-        """Claim keys.
-
-        Returns:
-            Those that this thread leads now, and those that another thread leads already.
-        """
+    def claim(self, keys: Iterable[str]) -> tuple[list[str], dict[str, Future[Entry | None]]]:
+        """Claim keys; those that this thread leads now, and those that another leads already."""
         mine: list[str] = []
-        theirs: dict[str, Future[T | None]] = {}
+        theirs: dict[str, Future[Entry | None]] = {}
         with self._lock:
             for key in dict.fromkeys(keys):
-                flight = self._flying.get(key)
-                if flight is None:
+                if key in self._flying:
+                    theirs[key] = self._flying[key]
+                else:
                     self._flying[key] = Future()
                     mine.append(key)
-                else:
-                    theirs[key] = flight
         return mine, theirs
 
-    def land(self, key: str, value: T | None) -> None:
+    def land(self, key: str, entry: Entry | None) -> None:
         """Tell followers what came of a claim; None tells them to do it themselves.
 
-        With a value the claim stays until it is retired, so that whoever comes before the value
+        With an entry the claim stays until it is retired, so that whoever comes before the entry
         can be found elsewhere gets it from here. Without one it ends at once.
         """
         with self._lock:
-            flying = self._flying
-            flight = flying.get(key) if value is not None else flying.pop(key, None)
+            flight = self._flying.get(key) if entry is not None else self._flying.pop(key, None)
         if flight is not None:  # else the parent's, in a child that was forked on the way
-            flight.set_result(value)
+            flight.set_result(entry)
 
     def retire(self, key: str) -> None:
-        """End a claim that landed with a value: it is stored now, or never will be."""
+        """End a claim that landed with an entry: it is stored now, or never will be."""
         with self._lock:
             self._flying.pop(key, None)
 
 
-class _Tiers:
-    """The tiers and counters that the caches of several tenants share."""
+Job = Callable[[bool], None]
+"""Does the work if it gets True; else only gives back what the work holds."""
 
-    def __init__(
-        self,
-        memory: Size | None,
-        disk: Size | None,
-        path: Path | None,
-        device: Size | None,
-        store: str,
-    ) -> None:
-        self.flights: Flights[Entry] = Flights()
-        self.epoch = 0
-        self._store = store
-        self._lock = Lock()
-        self._counted = Counted()
-        self._device_bytes = None if device is None else parse_size(device, "device")
-        self._devices: dict[torch.device, MemoryTier] = {}
-        self.memory: MemoryTier | None = None
-        self.disk: DiskTier | None = None
-        waiting = _LEAST_WAITING
-        if memory is not None:
-            limit = parse_size(memory, "memory", free_memory())
-            self.memory = MemoryTier(limit, store, pin=torch.cuda.is_available())
-            waiting = max(waiting, int(limit * _WAITING_SHARE))
-        if path is not None:
-            limit = parse_size(DEFAULT_DISK if disk is None else disk, "disk", free_disk(path))
-            self.disk = DiskTier(path, limit, store)
-        self.writer = Writer(waiting)
 
-    def on(self, device: torch.device | None) -> list[MemoryTier]:
-        """The tier on an accelerator, if one is wanted there."""
-        if device is None or device.type == "cpu" or self._device_bytes is None:
-            return []
-        with self._lock:
-            if device not in self._devices:
-                self._devices[device] = MemoryTier(self._device_bytes, self._store, device=device)
-            return [self._devices[device]]
+class Writer:
+    """One thread that does jobs in order, with a bound on the bytes that wait.
 
-    def all(self) -> Iterator[Tier]:
-        """Every tier, fastest first."""
-        yield from self._devices.values()
-        yield from (tier for tier in (self.memory, self.disk) if tier is not None)
+    The thread starts with a job and ends when nothing is left to do, so that a cache that is not
+    used holds none, and a process that forks has a working one on both sides. One job that is
+    larger than `limit_bytes` waits alone.
+    """
 
-    def get(self, tiers: Sequence[Tier | None], keys: Sequence[str]) -> dict[str, Entry]:
-        """Look for keys in tiers, one after the other."""
-        now = time.time()
-        found: dict[str, Entry] = {}
-        for tier in tiers:
-            missing = [key for key in keys if key not in found]
-            if tier is not None and missing:
-                found |= tier.get_many(missing)
-        return {key: entry for key, entry in found.items() if not entry.expired(now)}
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._closed = False
+        self.after_fork()
+        in_children(self)
+        _writers.add(self)
 
-    def from_disk(self, keys: Sequence[str], device: torch.device | None) -> dict[str, Entry]:
-        """See `PassageCache.from_disk`."""
-        disk, epoch = self.disk, self.epoch
-        found = self.get([disk], keys)
-        near = self._near(device)
-        for key, entry in found.items():
-            self.put(near, key, entry, epoch)
-        if disk is not None and found:
-            more = disk.with_more_labels(found) if near else []
+    def after_fork(self) -> None:
+        """A child has no such thread, and what waits is the parent's to write."""
+        self._change = threading.Condition()
+        self._jobs: deque[tuple[Job, int]] = deque()
+        self._waiting_bytes = 0
+        self._thread: threading.Thread | None = None
 
-            def look(do: bool) -> None:
-                if do and disk.many_uses:
-                    disk.write_uses()
-                for key, labels in disk.labels(more).items() if do and more else ():
-                    for tier in near:
-                        tier.add_labels(key, labels)
+    def submit(self, job: Job, nbytes: int, *, wait: bool = False) -> None:
+        """Hand over a job that keeps so many bytes in memory while it waits.
 
-            if more or disk.many_uses:
-                self.writer.submit(look, 0)
-        return found
-
-    def add_labels(self, key: str, labels: Sequence[str]) -> None:
-        """Give an entry more labels, wherever it is."""
-        for tier in (*self._devices.values(), self.memory):
-            if tier is not None:
-                tier.add_labels(key, labels)
-        disk = self.disk
-        if disk is not None:
-            self.writer.submit(lambda do: disk.add_labels(key, labels) if do else None, 0)
-
-    def keep(
-        self,
-        key: str,
-        entry: Entry,
-        epoch: int,
-        device: torch.device | None,
-        ready: Callable[[], None] | None,
-        done: Callable[[], None] | None,
-        *,
-        wait: bool,
-    ) -> None:
-        """See `PassageCache.keep`."""
-        on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
-        self.put(self._near(device) if on_host else self.on(device), key, entry, epoch)
-        far: list[Tier] = [] if self.disk is None else [self.disk]
-        if not on_host and self.memory is not None:
-            far.insert(0, self.memory)
-
-        def write(do: bool) -> None:
-            try:
-                if do and self.epoch == epoch:
-                    if ready is not None:
-                        ready()
-                    self.put(far, key, replace(entry, window=to_host(entry.window)), epoch)
-            finally:
-                if done is not None:
-                    done()
-
-        if far:
-            self.writer.submit(write, entry.nbytes, wait=wait)
-        elif done is not None:
-            done()
-
-    def put(self, tiers: Sequence[Tier], key: str, entry: Entry, epoch: int) -> None:
-        """Store an entry in some tiers, unless something was forgotten since the epoch."""
-        if self.epoch != epoch:
-            return
-        for tier in tiers:
-            with suppress(NonFiniteError):  # a lossy form that overflows is not kept
-                tier.put(key, entry)
-        if self.epoch != epoch:  # what was invalidated meanwhile must not come back
-            for tier in tiers:
-                tier.remove([key])
-
-    def forget(self, named: Collection[str]) -> int:
-        """Forget entries that are named by their keys or by a label; see `PassageCache`."""
-
-        def drop() -> set[str]:
-            tiers = list(self.all())
-            keys = {one for one in named if is_key(one) and any(one in tier for tier in tiers)}
-            for tier in tiers:
-                keys.update(tier.keys_with(named))
-            for tier in tiers:
-                tier.remove(keys)
-            return keys
-
-        return len(self._drop(drop))
-
-    def remove(self, keys: Collection[str]) -> None:
-        """See `PassageCache.remove`."""
-
-        def drop() -> set[str]:
-            for tier in self.all():
-                tier.remove(keys)
-            return set()
-
-        self._drop(drop)
-
-    def clear(self) -> None:
-        """See `PassageCache.clear`."""
-
-        def drop() -> set[str]:
-            for tier in self.all():
-                tier.clear()
-            return set()
-
-        self._drop(drop)
-
-    def _drop(self, drop: Callable[[], set[str]]) -> set[str]:
-        """Drop entries from every tier, for good; returns the keys that were dropped.
-
-        Twice: a read that begins in the midst of the first round may find an entry that is still
-        on disk, and put it into a fast tier that is through already. The second round's epoch
-        stops such a read, and the round takes out what it has put there before.
+        One that finds no room is called with False, unless it shall wait for room.
         """
-        dropped: set[str] = set()
-        for _ in range(2):
-            with self._lock:
-                self.epoch += 1
-            dropped |= drop()
-        return dropped
+        with self._change:
+            if wait:
+                self._change.wait_for(lambda: self._closed or self._has_room(nbytes))
+            taken = not self._closed and self._has_room(nbytes)
+            if taken:
+                self._jobs.append((job, nbytes))
+                self._waiting_bytes += nbytes
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="rag-windows-cache", daemon=True
+                    )
+                    self._thread.start()
+        if not taken:
+            job(False)
 
-    def _near(self, device: torch.device | None) -> list[MemoryTier]:
-        """The tiers that take what is in host memory, fastest first."""
-        return [tier for tier in (*self.on(device), self.memory) if tier is not None]
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is left to do; False if that took too long."""
+        with self._change:
+            return self._change.wait_for(lambda: self._thread is None, timeout_s)
 
     def close(self) -> None:
-        """See `PassageCache.close`."""
-        self.writer.close()
-        for tier in self.all():
-            tier.close()
+        """Do what waits; later jobs are refused."""
+        self.flush()
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
 
-    def count(self, counted: Counted) -> None:
-        """Add to the counters."""
-        with self._lock:
-            self._counted = Counted(
-                *(before + more for before, more in zip(self._counted, counted, strict=True))  # type: ignore[arg-type] # whole numbers stay whole
-            )
+    def _has_room(self, nbytes: int) -> bool:
+        return not self._waiting_bytes or self._waiting_bytes + nbytes <= self._limit
 
-    def stats(self) -> CacheStats:
-        """Counters, and what each tier holds."""
-        tiers = {}
-        for device, tier in list(self._devices.items()):
-            name = "device" if len(self._devices) == 1 else f"device {device}"
-            tiers[name] = tier.stats()
-        if self.memory is not None:
-            tiers["memory"] = self.memory.stats()
-        if self.disk is not None:
-            tiers["disk"] = self.disk.stats()
-        return CacheStats(**self._counted._asdict(), tiers=tiers)
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                if not self._jobs:
+                    self._thread = None
+                    self._change.notify_all()
+                    return
+                job, nbytes = self._jobs.popleft()
+            try:
+                job(True)
+            except Exception:  # the next ones shall be done
+                logger.exception("the passage cache could not write a window")
+            del job  # what it holds is free before others may take its room
+            with self._change:
+                self._waiting_bytes -= nbytes
+                self._change.notify_all()
+
+
+_writers: WeakSet[Writer] = WeakSet()
+
+
+@atexit.register
+def _write_all() -> None:
+    for writer in list(_writers):
+        writer.flush(_EXIT_S)

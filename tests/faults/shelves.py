@@ -163,14 +163,15 @@ class CacheShelf:
         )
 
     def put(self, number: int, version: int) -> bool:
-        epoch = self._cache.epoch
-        self._cache.keep(KEYS[number], ENTRIES[number, version], epoch, wait=True)
+        tiers = self._cache.tiers
+        tiers.keep(KEYS[number], ENTRIES[number, version], tiers.epoch, wait=True)
         return True
 
     def get(self, numbers: Iterable[int]) -> dict[int, Entry]:
         keys = [KEYS[number] for number in numbers]
-        found = self._cache.quick(keys)
-        found |= self._cache.slow([key for key in keys if key not in found])
+        tiers = self._cache.tiers
+        found = tiers.get(tiers.near(None), keys)
+        found |= tiers.from_disk([key for key in keys if key not in found], None)
         return {KEYS.index(key): entry for key, entry in found.items()}
 
     def remove(self, number: int) -> None:

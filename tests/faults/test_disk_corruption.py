@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rag_windows.cache.entry_file import FormatError, header_length, read_note
+from rag_windows.cache.entry_file import FormatError, header_length, read_header
 from tests.rag_windows.cache.disk_cases import (
     FULL,
     entry_of,
@@ -78,10 +78,10 @@ def sample(bits: range, count: int) -> list[int]:
 
 def test_every_header_bit_is_proved(whole: bytes) -> None:
     end = header_end(whole)
-    read_note(whole[:end], KEYS[1])
+    read_header(whole[:end], KEYS[1])
     for changed in flipped(whole[:end], list(range(8 * end))):
         with pytest.raises(FormatError):
-            read_note(changed[: header_length(changed[:8])], KEYS[1])
+            read_header(changed[: header_length(changed[:8])], KEYS[1])
 
 
 def test_header_bits(tmp_path: Path, whole: bytes) -> None:
@@ -124,7 +124,7 @@ def test_junk_appended(tmp_path: Path, whole: bytes) -> None:
 def test_files_of_other_kinds(tmp_path: Path, whole: bytes) -> None:
     other = tmp_path / "other"
     end = header_end(whole)
-    assert tier(other, digest="sha256").put(KEYS[0], entry_of(1))
+    assert tier(other).put(KEYS[0], entry_of(1))
     foreign = [
         b"\0" * len(whole),
         b"\xff" * len(whole),

@@ -153,7 +153,7 @@ def test_the_tier_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
             assert not user.put(key_of(number), entry_of(number))
             assert user.get_many([key_of(number)]) == {}
     assert warned(caplog) == 1
-    assert user.stats().failed == 3
+    assert user.stats().failed == 6
     assert user.put(key_of(NEW), entry_of(NEW))
     assert right(user.get_many([key_of(NEW)])[key_of(NEW)], NEW)
     assert warned(caplog) == 1

@@ -173,7 +173,7 @@ def test_hostile_ids_name_no_files(tmp_path: Path, id: str) -> None:
     with book(folder) as held:
         held.add([Passage("some text", id=id)])
     assert [file.name for file in tmp_path.iterdir()] == ["book"]
-    assert {file.name for file in folder.iterdir()} == {"book.json", "book.lock", "windows"}
+    assert {file.name for file in folder.iterdir()} == {"book.json", "windows"}
     assert len(entries(folder)) == 3  # prefix, window, pages
     assert book(folder)[id].text == "some text"
 
