@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, groupby
 from typing import Protocol
 
 import torch
 
-from rag_windows.attention.segments import Part, Reading, Rows, Segment, Segments
+from rag_windows.attention.native.kernel import Part
+from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, PackedWindows, Window
 
@@ -63,11 +65,13 @@ class Capture:
     Taking them here rather than from a cache keeps the model's forward pass free of any copy, and
     sees them exactly as attention does: rotated, and per key/value head.
 
+    Attributes:
+        keys: by layer, (batch, kv heads, tokens, head dim).
+        values: by layer, (batch, kv heads, tokens, value dim).
+
     Args:
         last: the layer with which the pass may end, by `AllCaptured`; None to let it run.
     """
-
-    __slots__ = ("_last", "keys", "values")
 
     def __init__(self, last: int | None = None) -> None:
         self._last = last
@@ -75,7 +79,7 @@ class Capture:
         self.values: dict[int, torch.Tensor] = {}
 
     def keep(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep one layer's ``key`` (batch, kv heads, tokens, head dim) and ``value``.
+        """Keep one layer's keys and values.
 
         Raises:
             AllCaptured: nothing more is wanted of this pass.
@@ -108,17 +112,44 @@ class WeightRecorder:
         self.shares.setdefault(position, {})[layer] = share
 
     def average(self, positions: Sequence[int], batch_rows: Sequence[int]) -> torch.Tensor:
-        """Mean over layers and the given (position, batch row) pairs.
-
-        Returns:
-            (n_groups + 2,) fp32 on the CPU, summing to one.
-        """
+        """Mean over layers and (position, batch row) pairs: (n_groups + 2,) fp32, summing to 1."""
         rows = []
         for position, row in zip(positions, batch_rows, strict=True):
             layers = self.shares[position].values()
             rows.append(torch.stack([share[row].cpu() for share in layers]).mean(dim=0))
         mean = torch.stack(rows).mean(dim=0)
         return mean / mean.sum()
+
+
+class Parts(dict[int, Sequence[Part]]):
+    """The parts of a segment by layer, each made when it is first asked for.
+
+    Args:
+        make: the parts of a layer.
+    """
+
+    def __init__(self, make: Callable[[int], Sequence[Part]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, layer: int) -> Sequence[Part]:
+        made = self[layer] = self._make(layer)
+        return made
+
+
+def of_window(window: Window) -> Parts:
+    """The keys and values of one window."""
+
+    def parts(layer: int) -> list[Part]:
+        return [(window.keys[layer].unsqueeze(0), window.values[layer].unsqueeze(0))]
+
+    return Parts(parts)
+
+
+def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.Tensor:
+    """Tokens of (heads, tokens, dim) as (groups, heads, length, dim), a view."""
+    place = slice(first, first + groups * length)
+    return tensor[:, place].unflatten(1, (groups, length)).transpose(0, 1)
 
 
 @dataclass(slots=True)
@@ -152,7 +183,6 @@ class PromptLayout:
     capture: Capture | None = None
     _pass: _Pass | None = field(default=None, init=False, repr=False)
     _context: Segments | None = field(default=None, init=False, repr=False)
-    _context_shape: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
 
     @property
     def weighs(self) -> bool:
@@ -169,17 +199,13 @@ class PromptLayout:
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
     ) -> Reading:
         """See `Layout.reading`."""
-        length = key.shape[2]
-        shape = (batch, rows, length)
-        if self._pass is None or self._pass.shape != shape or layer in self._pass.done:
-            self._pass = self._begun(batch, rows, length)
+        shape = (batch, rows, key.shape[2])
         now = self._pass
+        if now is None or now.shape != shape or layer in now.done:
+            now = self._pass = self._begun(shape)
         now.done.add(layer)
-        for segment, (first, last) in now.stretches:
-            if first == 0 and last == length:
-                segment.layers = {layer: [(key, value)]}
-            else:
-                segment.layers = {layer: [(key[:, :, first:last], value[:, :, first:last])]}
+        for segment, place in now.stretches:
+            segment.layers = {layer: [(key[:, :, place], value[:, :, place])]}
         return now.reading
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
@@ -192,80 +218,80 @@ class PromptLayout:
         for segments, weight in zip(reading.segments, weights, strict=True):
             share = weight.mean(dim=1)
             if segments.role == "context":
-                share = _shown(windows, segments, share, batch * rows)
+                share = _of_groups(windows, segments, share, batch * rows)
             by_role[segments.role] = by_role.get(segments.role, 0.0) + share
-        like = next(iter(by_role.values()))
-        nothing = like.new_zeros(batch * rows)
         context = by_role["context"]
-        prefix, query = by_role.get("prefix", nothing), by_role.get("query", nothing)
-        whole = torch.cat([context, prefix.unsqueeze(1), query.unsqueeze(1)], dim=1)
-        whole = whole.unflatten(0, (batch, rows))
+        nothing = context.new_zeros(len(context))
+        ends = [by_role.get(role, nothing).unsqueeze(1) for role in ("prefix", "query")]
+        whole = torch.cat([context, *ends], dim=1).unflatten(0, (batch, rows))
         for row in range(rows):
             position = self.position(length - rows + row)
             if position >= recorder.first_position:
                 recorder.put(layer, position, whole[:, row])
 
-    def _begun(self, batch: int, rows: int, length: int) -> _Pass:
+    def _begun(self, shape: tuple[int, int, int]) -> _Pass:
         """What the layers of a pass share."""
+        batch, rows, length = shape
         old, border = length - rows, self.prefix_length
-        order = torch.arange(old, length)
-        gap = self.query_start - border
-        of_cache = torch.arange(length)
-        of_cache = torch.where(of_cache < border, of_cache, of_cache + gap)
-        at = Rows.at(of_cache[old:].repeat(batch))
-        split = self.weighs or self.query_bias != 0.0
-        stretches: list[tuple[Segment, tuple[int, int]]] = []
+        at = torch.arange(length)
+        at[border:] += self.query_start - border
         made: list[Segments] = []
-
-        def add(role: str, first: int, last: int, seen: object) -> None:
-            if first >= last:
-                return
-            contiguous = first >= border or last <= border
-            segment = Segment(
-                first=int(of_cache[first]),
-                last=int(of_cache[last - 1]),
-                positions=None if contiguous else of_cache[first:last],
-                seen=seen,  # type: ignore[arg-type]  # one of those that Segment lists
-            )
-            stretches.append((segment, (first, last)))
-            made.append(Segments(role, [segment], batch * rows))  # type: ignore[arg-type]  # a Role
-
-        if old >= border:
-            start = border if split else 0
-            if split:
-                add("prefix", 0, border, None)
-            if rows == 1:
-                add("query", start, length, None)
-            else:
-                add("query", start, old, None)
-                add("query", old, length, "causal")
-        elif not split:
-            # Rows feed a part of the prefix: assisted decoding feeds all that it has at first.
-            add("query", 0, length, "causal" if old == 0 else (order + 1).repeat(batch))
+        stretches: list[tuple[Segment, slice]] = []
+        if self.weighs or self.query_bias != 0.0:
+            roles: list[tuple[Role, int, int]] = [("prefix", 0, border), ("query", border, length)]
         else:
-            add("prefix", 0, border, (order + 1).clamp_max(border).repeat(batch))
-            add("query", border, length, (order + 1 - border).clamp_min(0).repeat(batch))
+            roles = [("query", 0, length)]
+        for role, begin, end in roles:
+            # All of the fed tokens see what stands before the first of them.
+            middle = end if end <= old + 1 else max(begin, old)
+            for first, last in ((begin, middle), (middle, end)):
+                if first == last:
+                    continue
+                segment = Segment(int(at[first]), int(at[last - 1]))
+                if first < border < last:
+                    segment.positions = at[first:last]
+                if first == old and last == length and rows > 1:
+                    segment.seen = "causal"
+                elif last > old + 1:
+                    ends = torch.arange(old + 1, length + 1) - first
+                    segment.seen = ends.clamp(0, last - first).repeat(batch)
+                stretches.append((segment, slice(first, last)))
+                made.append(Segments(role, [segment], batch * rows))
         if self.windows is not None:
-            if self._context is None or self._context_shape != (batch, rows):
-                self._context = _context(
-                    self.windows, batch, rows, self.temperature, spans=self.weighs
-                )
-                self._context_shape = (batch, rows)
+            if self._context is None or self._pass is None or self._pass.shape[:2] != shape[:2]:
+                self._context = self._windows(self.windows, batch, rows)
             made.append(self._context)
-        reading = Reading(at, made, self.slope, self.shift, self.query_bias)
-        return _Pass((batch, rows, length), stretches, reading)
+        now = Rows(at[old:].repeat(batch))
+        reading = Reading(now, made, self.slope, self.shift, self.query_bias)
+        return _Pass(shape, stretches, reading)
 
-
-def _shown(
-    windows: PackedWindows | Members, segments: Segments, share: torch.Tensor, tokens: int
-) -> torch.Tensor:
-    """The context's shares (results,) as (tokens, groups); of an ensemble (tokens, 1)."""
-    if isinstance(windows, Members):
-        index = segments.index_on(share.device)
-        if index is None:
-            return share.unsqueeze(-1)
-        return share.new_zeros(tokens).index_add_(0, index, share).unsqueeze(-1)
-    return share.view(len(windows.spans), tokens).T @ windows.shares.to(share)
+    def _windows(self, windows: PackedWindows | Members, batch: int, rows: int) -> Segments:
+        """The windows: what every token of a pass reads, or its batch row's own one."""
+        tokens, segments = batch * rows, []
+        if isinstance(windows, Members):
+            queries = torch.arange(0, batch, windows.per_query).unsqueeze(-1)
+            for place, window in enumerate(windows.windows):
+                readers = ((queries + place) * rows + torch.arange(rows)).flatten()
+                segment = Segment(window.start, window.end - 1, readers)
+                segment.layers = of_window(window)
+                segments.append(segment)
+        else:
+            # Each span is a segment of its own where its weight is wanted; equal ones are groups.
+            spans = windows.spans if self.weighs else (len(windows.positions),)
+            first = 0
+            for length, run in groupby(spans):
+                groups = sum(1 for _ in run)
+                positions = windows.positions[first : first + groups * length]
+                segment = Segment(int(positions.min()), int(positions.max()))
+                segment.positions = positions.view(groups, length)
+                if groups > 1:
+                    segment.tokens = torch.arange(tokens).repeat(groups)
+                segment.layers = Parts(partial(_spans, windows, first, groups, length))
+                segments.append(segment)
+                first += groups * length
+        for segment in segments:
+            segment.temperature = self.temperature
+        return Segments("context", segments, tokens, static=True)
 
 
 @dataclass(slots=True)
@@ -274,105 +300,74 @@ class _Pass:
 
     Attributes:
         shape: batch rows, fed tokens of each, tokens in the KV cache.
-        stretches: segments of the KV cache, and from where to where each goes.
+        stretches: segments of the KV cache, and where in it each one is.
         reading: of all layers.
         done: the layers that have asked.
     """
 
     shape: tuple[int, int, int]
-    stretches: list[tuple[Segment, tuple[int, int]]]
+    stretches: list[tuple[Segment, slice]]
     reading: Reading
     done: set[int] = field(default_factory=set)
 
 
-class _Run:
-    """Spans of equal length, side by side in packed windows, as groups of a segment.
-
-    Args:
-        windows: that they are part of.
-        first: index of the run's first token.
-        groups: number of spans.
-        length: of each.
-    """
-
-    __slots__ = ("_first", "_groups", "_length", "_made", "_windows")
-
-    def __init__(self, windows: PackedWindows, first: int, groups: int, length: int) -> None:
-        self._windows = windows
-        self._first = first
-        self._groups = groups
-        self._length = length
-        self._made: dict[int, list[Part]] = {}
-
-    def __getitem__(self, layer: int) -> list[Part]:
-        if layer not in self._made:
-            place = slice(self._first, self._first + self._groups * self._length)
-            key, value = (
-                tensor[layer][:, place].unflatten(1, (self._groups, self._length)).transpose(0, 1)
-                for tensor in (self._windows.keys, self._windows.values)
-            )
-            self._made[layer] = [(key, value)]
-        return self._made[layer]
+def _spans(windows: PackedWindows, first: int, groups: int, length: int, layer: int) -> list[Part]:
+    """Spans of equal length, side by side in packed windows, as groups of a segment."""
+    return [
+        (
+            split(windows.keys[layer], first, groups, length),
+            split(windows.values[layer], first, groups, length),
+        )
+    ]
 
 
-def _context(
-    windows: PackedWindows | Members, batch: int, rows: int, temperature: float, *, spans: bool
-) -> Segments:
-    """The windows as segments of the context, which every token of a pass reads, or its row's.
-
-    Args:
-        windows: at least one.
-        batch: batch rows.
-        rows: tokens of each.
-        temperature: divides the logits.
-        spans: whether each span is a segment of its own, so that its weight is known.
-    """
-    tokens = batch * rows
+def _of_groups(
+    windows: PackedWindows | Members, segments: Segments, share: torch.Tensor, tokens: int
+) -> torch.Tensor:
+    """The context's shares (results,) as (tokens, groups); of an ensemble (tokens, 1)."""
     if isinstance(windows, Members):
-        queries = torch.arange(0, batch, windows.per_query).unsqueeze(-1)
-        segments = [
-            Segment(
-                first=window.start,
-                last=window.end - 1,
-                tokens=((queries + place) * rows + torch.arange(rows)).flatten(),
-                temperature=temperature,
-                layers=_of_window(window),
-            )
-            for place, window in enumerate(windows.windows)
-        ]
-        return Segments("context", segments, tokens, static=True)
-    if not spans:
-        whole = Segment(
-            first=int(windows.positions.min()),
-            last=int(windows.positions.max()),
-            positions=windows.positions,
-            temperature=temperature,
-            layers=_Run(windows, 0, 1, len(windows.positions)),
-        )
-        return Segments("context", [whole], tokens, static=True)
-    segments = []
-    first = 0
-    for length, run in groupby(windows.spans):
+        index = segments.index.to(share.device)
+        return share.new_zeros(tokens).index_add_(0, index, share).unsqueeze(-1)
+    return share.view(len(windows.spans), tokens).T @ windows.shares.to(share)
+
+
+class Texts:
+    """Texts of one length and start, side by side in a batch row; each sees itself.
+
+    Attributes:
+        segment: a group a text.
+        first: place of the first token.
+        groups: how many these are.
+        length: of each.
+
+    Args:
+        positions: (tokens,) int64, on the CPU: of all tokens of the batch row.
+    """
+
+    def __init__(self, positions: torch.Tensor, first: int, groups: int, length: int) -> None:
+        self.first, self.groups, self.length = first, groups, length
+        tokens = torch.arange(first, first + groups * length)
+        at = positions[tokens].view(groups, length)
+        self.segment = Segment(int(at.min()), int(at.max()), tokens, at, "causal")
+
+    def take(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Part:
+        """Read keys (1, kv heads, tokens, head dim) and values of a layer; the texts' own."""
+        place = self.first, self.groups, self.length
+        part = split(key[0], *place), split(value[0], *place)
+        self.segment.layers = {layer: [part]}
+        return part
+
+
+def texts(lengths: Sequence[int], positions: torch.Tensor, first: int = 0) -> list[Texts]:
+    """Texts of these lengths one behind the other, from the place ``first`` on."""
+    places = list(accumulate(lengths, initial=first))
+    starts = positions[places[:-1]].tolist()
+    made = []
+    for (length, _), run in groupby(zip(lengths, starts, strict=True)):
         groups = sum(1 for _ in run)
-        positions = windows.positions[first : first + groups * length]
-        segments.append(
-            Segment(
-                first=int(positions.min()),
-                last=int(positions.max()),
-                tokens=torch.arange(tokens).repeat(groups),
-                positions=positions.view(groups, length),
-                temperature=temperature,
-                layers=_Run(windows, first, groups, length),
-            )
-        )
+        made.append(Texts(positions, first, groups, length))
         first += groups * length
-    return Segments("context", segments, tokens, static=True)
-
-
-def _of_window(window: Window) -> list[list[Part]]:
-    """By layer, the keys and values of one window."""
-    pairs = zip(window.keys, window.values, strict=True)
-    return [[(key.unsqueeze(0), value.unsqueeze(0))] for key, value in pairs]
+    return made
 
 
 class TextsLayout:
@@ -410,51 +405,26 @@ class TextsLayout:
         each = zip(starts, lengths, strict=True)
         self.positions = torch.cat([torch.arange(start, start + n) for start, n in each])
         tokens = len(self.positions)
-        self._own: list[tuple[Segment, int, int]] = []
-        first = 0
-        for (length, start), run in groupby(zip(lengths, starts, strict=True)):
-            groups = sum(1 for _ in run)
-            segment = Segment(
-                first=start,
-                last=start + length - 1,
-                tokens=torch.arange(first, first + groups * length),
-                seen="causal",
-            )
-            self._own.append((segment, first, groups))
-            first += groups * length
-        made = [Segments("query", [segment for segment, _, _ in self._own], tokens)]
+        self._texts = texts(lengths, self.positions)
+        made = [Segments("query", [one.segment for one in self._texts], tokens)]
         if prefix is not None:
-            whole = Segment(prefix.start, prefix.end - 1, layers=_of_window(prefix))
+            whole = Segment(prefix.start, prefix.end - 1, layers=of_window(prefix))
             made.append(Segments("prefix", [whole], tokens))
         if before:
-            ends = accumulate(lengths)
-            segments = [
-                Segment(
-                    window.start,
-                    window.end - 1,
-                    tokens=torch.arange(end - length, end),
-                    layers=_of_window(window),
-                )
-                for window, length, end in zip(before, lengths, ends, strict=True)
-            ]
+            segments = []
+            for window, length, end in zip(before, lengths, accumulate(lengths), strict=True):
+                readers = torch.arange(end - length, end)
+                segment = Segment(window.start, window.end - 1, readers, layers=of_window(window))
+                segments.append(segment)
             made.append(Segments("context", segments, tokens))
-        self._reading = Reading(Rows.at(self.positions), made)
+        self._reading = Reading(Rows(self.positions), made)
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
     ) -> Reading:
         """See `Layout.reading`; there is one batch row."""
-        for segment, first, groups in self._own:
-            length = (segment.last - segment.first) + 1
-            place = slice(first, first + groups * length)
-            segment.layers = {
-                layer: [
-                    (
-                        key[0, :, place].unflatten(1, (groups, length)).transpose(0, 1),
-                        value[0, :, place].unflatten(1, (groups, length)).transpose(0, 1),
-                    )
-                ]
-            }
+        for one in self._texts:
+            one.take(layer, key, value)
         return self._reading
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:

@@ -9,26 +9,17 @@ of the context's ``l`` before that softmax.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
 from rag_windows.attention.backends import Request, attend
 from rag_windows.attention.native import kernel as native
+from rag_windows.attention.native.kernel import Part
 
 Role = Literal["prefix", "context", "query"]
-Part = tuple[torch.Tensor, torch.Tensor]
-"""Keys (groups, kv heads, keys, head dim) and values (groups, kv heads, keys, value dim)."""
-
-
-class Layers(Protocol):
-    """Something that has the parts of each layer, by the layer's number."""
-
-    def __getitem__(self, layer: int, /) -> Sequence[Part]:
-        """The parts of a layer."""
-
 
 Number = float | torch.Tensor
 """The same for all tokens of a pass, or (tokens, 1) fp32."""
@@ -50,9 +41,8 @@ class Segment:
         positions: (keys,) or (G, keys) int64, of the keys; None where they are ``first``,
             ``first + 1``, ...
         seen: which keys a token sees: None for all, "causal" if the i-th of a group's tokens sees
-            the first i + 1 keys (M keys), or (G * M,) int64, the number of first keys.
-        newest: whether, with numbers in `seen`, each group has one token, which stands right behind
-            the others that it sees.
+            the first i + 1 keys (M keys), or (G * M,) int64, the number of first keys; a group's
+            only token then stands right behind the others that it sees.
         temperature: divides the logits.
         layers: by layer, the keys and values. They may lie in several places (parts) where there
             is one group; their lengths add up to that of the segment.
@@ -63,43 +53,45 @@ class Segment:
     tokens: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     seen: Literal["causal"] | torch.Tensor | None = None
-    newest: bool = False
     temperature: float = 1.0
-    layers: Layers = field(default_factory=dict[int, Sequence[Part]], repr=False)
+    layers: Mapping[int, Sequence[Part]] = field(default_factory=dict, repr=False)
 
     def readers(self, tokens: int) -> int:
         """How many tokens of a pass of so many read it, those of all groups."""
         return tokens if self.tokens is None else len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the tokens of a pass stand.
+    """Where the tokens of a pass stand, and what its layers work out once for all of them.
 
     Attributes:
-        positions: (tokens,) int64, on the CPU.
+        positions: (tokens,) int64, on the CPU; at least one.
         lowest: the smallest.
         highest: the largest.
-        masks: of segments in layers with a sliding window of that size, made once for all of them.
-        furthest: largest position of a segment's readers, too.
+        masks: of segments in layers with a sliding window of that size.
+        furthest: largest position of a segment's readers.
     """
 
-    positions: torch.Tensor
-    lowest: int
-    highest: int
-    masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
-    furthest: dict[int, int] = field(default_factory=dict)
+    __slots__ = ("furthest", "highest", "lowest", "masks", "positions")
 
-    @classmethod
-    def at(cls, positions: torch.Tensor) -> Rows:
-        """Rows at positions (tokens,) int64, on the CPU; at least one."""
-        return cls(positions, int(positions.min()), int(positions.max()))
+    def __init__(self, positions: torch.Tensor) -> None:
+        self.positions = positions
+        self.lowest, self.highest = (int(edge) for edge in positions.aminmax())
+        self.masks: dict[tuple[Segment, int | None], torch.Tensor] = {}
+        self.furthest: dict[Segment, int] = {}
 
-    def __len__(self) -> int:
-        return len(self.positions)
+    def within(self, segment: Segment, sliding_window: int | None) -> bool:
+        """Whether a sliding window hides none of a segment's keys from any token."""
+        if sliding_window is None or self.highest - segment.first < sliding_window:
+            return True
+        if segment.tokens is None:
+            return False
+        if segment not in self.furthest:
+            self.furthest[segment] = int(self.positions[segment.tokens].max())
+        return self.furthest[segment] - segment.first < sliding_window
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Queries:
     """What the tokens of a pass ask in one layer.
 
@@ -128,8 +120,10 @@ class Segments:
     Attributes:
         role: of all of them.
         segments: at least one.
-        index: (results,) int64, on the CPU: the token of each result; None if the results are one
-            for each token of the pass, in order.
+        index: (results,) int64, on the CPU: the token of each result.
+        columns: the most results that a token has.
+        column: (results,) int64, which of its token's results each one is; None if they are those
+            of all tokens, in order, column after column.
 
     Args:
         tokens: of the pass.
@@ -137,25 +131,28 @@ class Segments:
             made once a layer.
     """
 
-    __slots__ = ("_for_layers", "_index", "_static", "index", "role", "segments")
-
     def __init__(
         self, role: Role, segments: Sequence[Segment], tokens: int, *, static: bool = False
     ) -> None:
         self.role: Role = role
         self.segments = tuple(segments)
-        self.index = _index(self.segments, tokens)
         self._static = static
         self._for_layers: dict[int, tuple[list[int], list[int], native.Items | None]] = {}
-        self._index: dict[torch.device, torch.Tensor] = {}
+        self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        every = torch.arange(tokens)
+        self.index, self.columns, self.column = every, 1, None
+        if len(segments) > 1 or segments[0].tokens is not None:
+            each = [every if one.tokens is None else one.tokens for one in segments]
+            self.index = torch.cat(each)
+            self.columns, self.column = _columns(self.index, tokens)
 
-    def index_on(self, device: torch.device) -> torch.Tensor | None:
-        """`index` on a device."""
-        if self.index is None:
+    def place(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Column and token of each result, on a device; None where they lie in order."""
+        if self.column is None:
             return None
-        if device not in self._index:
-            self._index[device] = self.index.to(device)
-        return self._index[device]
+        if device not in self._places:
+            self._places[device] = self.column.to(device), self.index.to(device)
+        return self._places[device]
 
     def attend(self, asked: Queries) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention of each result's token over its segment.
@@ -164,16 +161,16 @@ class Segments:
             Output (results, heads, value dim) in the query's dtype, zero where a token sees no key;
             lse (results, heads), fp32 (fp64 for fp64), ``-inf`` there.
         """
-        chosen, items = self._for_kernel(asked)
+        taken, items = self._for_kernel(asked)
         if items is None:
             made = [_read(one, asked) for one in self.segments]
         else:
             output, lse = native.call(items, asked.query)
-            if len(chosen) == len(self.segments):
+            if len(taken) == len(self.segments):
                 return output, lse
-            sizes = [self.segments[i].readers(len(asked.query)) for i in chosen]
-            answered = zip(output.split(sizes), lse.split(sizes), strict=True)
-            by_kernel = dict(zip(chosen, answered, strict=True))
+            sizes = [self.segments[i].readers(len(asked.query)) for i in taken]
+            answers = zip(output.split(sizes), lse.split(sizes), strict=True)
+            by_kernel = dict(zip(taken, answers, strict=True))
             made = [by_kernel.get(i) or _read(one, asked) for i, one in enumerate(self.segments)]
         if len(made) == 1:
             return made[0]
@@ -184,22 +181,29 @@ class Segments:
         if asked.query.device.type != "cpu" or not native.active():
             return [], None
         held = self._for_layers.get(asked.layer)
-        if held is not None and asked.sliding_window is None:
+        near, rows = asked.sliding_window, asked.rows
+        if held is not None and near is None:
             return held[1:]
+        if (
+            not self._static
+            and len(self.segments) == 1
+            and _is_small(self.segments[0], asked.layer)
+        ):
+            return [], None
         offered = [
-            index
-            for index, one in enumerate(self.segments)
-            if one.newest or (_within(one, asked) and not isinstance(one.seen, torch.Tensor))
+            i
+            for i, one in enumerate(self.segments)
+            if isinstance(one.seen, torch.Tensor) or rows.within(one, near)
         ]
         if held is not None and held[0] == offered:
             return held[1:]
-        asks: list[native.Item] = []
-        taken: list[int] = []
-        for index in offered:
-            if made := _items(self.segments[index], asked):
-                taken.append(index)
-                asks += made
-        items = native.Items(asks) if native.pays(asks) else None
+        taken, asks = [], []
+        for i in offered:
+            if (item := _item(self.segments[i], asked)) is not None:
+                taken.append(i)
+                asks.append(item)
+        # What is made once costs little, however few keys there are.
+        items = native.Items(asks) if asks and (self._static or native.pays(asks)) else None
         if self._static:
             self._for_layers[asked.layer] = offered, taken, items
         return taken, items
@@ -253,109 +257,99 @@ def read(
         text and counts for nothing. None if they are not wanted.
     """
     asked = Queries(layer, query, reading.rows, scale, softcap, sliding_window)
-    outputs, lses = zip(*(segments.attend(asked) for segments in reading.segments), strict=True)
-    indices = [segments.index_on(query.device) for segments in reading.segments]
-    rescaled = _rescaled(reading, lses, indices, len(query))
-    if sinks is None and not weights and indices in ([None], [None, None]):
-        if len(outputs) == 1:
+    tokens, outputs, tables = len(query), [], []
+    for segments in reading.segments:
+        output, lse = segments.attend(asked)
+        outputs.append(output)
+        tables.append(_rescaled(reading, segments, _table(segments, lse, tokens)))
+    if sinks is None and not weights:
+        if len(outputs) == 1 and len(outputs[0]) == tokens:
             return outputs[0], None
-        # The newest token always sees itself, so no token sees nothing in both.
-        share = torch.sigmoid(rescaled[0] - rescaled[1]).unsqueeze(-1)
-        mixed = torch.lerp(outputs[1].to(share.dtype), outputs[0].to(share.dtype), share)
-        return mixed.to(query.dtype), None
-    return _merged(outputs, rescaled, indices, sinks, len(query), weights)
+        if len(outputs) == 2 and all(one.column is None for one in reading.segments):
+            one, other = outputs
+            if len(one) == len(other) == tokens:
+                # The newest token always sees itself, so no token sees nothing in both.
+                share = torch.sigmoid(tables[0][0] - tables[1][0]).unsqueeze(-1)
+                mixed = torch.lerp(other.to(share.dtype), one.to(share.dtype), share)
+                return mixed.to(query.dtype), None
+    return _merged(reading.segments, outputs, tables, sinks, weights=weights)
 
 
-def _rescaled(
-    reading: Reading,
-    lses: Sequence[torch.Tensor],
-    indices: Sequence[torch.Tensor | None],
-    tokens: int,
-) -> list[torch.Tensor]:
+def _table(segments: Segments, lse: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The log-sum-exps (results, heads) as (columns, tokens, heads), ``-inf`` where none is."""
+    place = segments.place(lse.device)
+    if place is None:
+        return lse.unflatten(0, (segments.columns, tokens))
+    return lse.new_full((segments.columns, tokens, lse.shape[1]), -torch.inf).index_put(place, lse)
+
+
+def _rescaled(reading: Reading, segments: Segments, table: torch.Tensor) -> torch.Tensor:
     """Log-sum-exps as the merge takes them: the context's and the query's by the method."""
-    made = list(lses)
-    context = [i for i, one in enumerate(reading.segments) if one.role == "context"]
-    if context and not (_is(reading.slope, 1.0) and _is(reading.shift, 0.0)):
-        if len(context) > 1:
-            raise ValueError("A pass has its whole context in one place.")
-        lse, index = lses[context[0]], indices[context[0]]
-        slope, shift = _on(reading.slope, lse), _on(reading.shift, lse)
-        if index is None:
-            made[context[0]] = lse * slope + shift
-        else:
-            whole = _logsumexp(lse, index, tokens)
-            finite = whole.masked_fill(whole == -torch.inf, 0.0)
-            change = finite * (slope - 1.0) + shift
-            made[context[0]] = lse + change.expand_as(whole)[index]
-    if not _is(reading.query_bias, 0.0):
-        bias = _on(reading.query_bias, lses[0])
-        for i, one in enumerate(reading.segments):
-            if one.role == "query":
-                index = indices[i]
-                several = isinstance(bias, torch.Tensor) and index is not None
-                made[i] = lses[i] + (bias[index] if several else bias)  # type: ignore[index]  # a tensor
-    return made
+    slope, shift, bias = reading.slope, reading.shift, reading.query_bias
+    if segments.role == "query":
+        return table if _is(bias, 0.0) else table + _on(bias, table)
+    if segments.role == "prefix" or (_is(slope, 1.0) and _is(shift, 0.0)):
+        return table
+    slope, shift = _on(slope, table), _on(shift, table)
+    if segments.columns == 1:
+        scaled = table * slope
+        return scaled if _is(shift, 0.0) else scaled + shift
+    whole = table.logsumexp(dim=0)
+    return table + whole.masked_fill(whole == -torch.inf, 0.0) * (slope - 1.0) + shift
 
 
 def _merged(
+    every: Sequence[Segments],
     outputs: Sequence[torch.Tensor],
-    lses: Sequence[torch.Tensor],
-    indices: Sequence[torch.Tensor | None],
+    tables: Sequence[torch.Tensor],
     sinks: torch.Tensor | None,
-    tokens: int,
+    *,
     weights: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
     """The softmax over the segments of each token, and what it mixes; see `read`."""
-    # Of one token, as a decode step has it, all results are its own: fewer operations.
-    alone = tokens == 1
-    lse, sizes = torch.cat(list(lses)), [len(one) for one in lses]
-    every = torch.arange(tokens, device=lse.device)
-    index = torch.cat([every if one is None else one for one in indices])
-
-    def of_results(of_tokens: torch.Tensor) -> torch.Tensor:
-        return of_tokens if alone else of_tokens[index]
-
-    def summed(of_results: torch.Tensor) -> torch.Tensor:
-        if alone:
-            return of_results.sum(dim=0, keepdim=True)
-        return of_results.new_zeros(tokens, *of_results.shape[1:]).index_add_(0, index, of_results)
-
-    peak = _peak(lse, index, tokens)
+    lse = torch.cat(list(tables))
+    peak = lse.amax(dim=0)
     if sinks is not None:
-        peak = torch.maximum(peak, sinks.to(lse.dtype))
+        sinks = sinks.to(lse.dtype)
+        peak = torch.maximum(peak, sinks)
     peak = peak.masked_fill(peak == -torch.inf, 0.0)
-    shares = torch.exp(lse - of_results(peak))
-    text = summed(shares)
-    total = text if sinks is None else text + torch.exp(sinks.to(lse.dtype) - peak)
+    shares = torch.exp(lse - peak)
+    text = shares.sum(dim=0)
+    total = text if sinks is None else text + torch.exp(sinks - peak)
     tiny = torch.finfo(text.dtype).tiny
-    mixing = (shares / of_results(total.clamp_min(tiny))).unsqueeze(-1)
-    if alone:
-        mixed = summed(torch.cat(list(outputs)) * mixing)
-    else:
-        mixed = mixing.new_zeros(tokens, lse.shape[1], outputs[0].shape[-1])
-        for output, share, place in zip(outputs, mixing.split(sizes), indices, strict=True):
-            weighed = output * share
-            mixed = mixed + weighed if place is None else mixed.index_add_(0, place, weighed)
-    told = list((shares / of_results(text.clamp_min(tiny))).split(sizes)) if weights else None
-    return mixed.to(outputs[0].dtype), told
+    sizes = [segments.columns for segments in every]
+    mixing = (shares / total.clamp_min(tiny)).split(sizes)
+    mixed = mixing[0].new_zeros(*text.shape, outputs[0].shape[-1])
+    for segments, output, share in zip(every, outputs, mixing, strict=True):
+        place = segments.place(output.device)
+        if place is not None:
+            mixed.index_add_(0, place[1], output * share[place].unsqueeze(-1))
+        elif segments.columns == 1:
+            mixed.addcmul_(output.to(mixed.dtype), share[0].unsqueeze(-1))
+        else:
+            by_column = output.unflatten(0, (segments.columns, -1))
+            mixed += (by_column * share.unsqueeze(-1)).sum(dim=0)
+    mixed = mixed.to(outputs[0].dtype)
+    if not weights:
+        return mixed, None
+    recorded = []
+    for segments, share in zip(every, (shares / text.clamp_min(tiny)).split(sizes), strict=True):
+        place = segments.place(share.device)
+        recorded.append(share.flatten(0, 1) if place is None else share[place])
+    return mixed, recorded
 
 
-def _peak(lse: torch.Tensor, index: torch.Tensor, tokens: int) -> torch.Tensor:
-    """(tokens, heads): the largest of the results of each token; ``-inf`` where there is none."""
-    if tokens == 1:
-        return lse.amax(dim=0, keepdim=True)
-    peak = lse.new_full((tokens, lse.shape[1]), -torch.inf)
-    return peak.scatter_reduce(0, index.unsqueeze(-1).expand_as(lse), lse, "amax")
-
-
-def _logsumexp(lse: torch.Tensor, index: torch.Tensor, tokens: int) -> torch.Tensor:
-    """(tokens, heads): over the results of each token; ``-inf`` where there is none."""
-    if tokens == 1:
-        return lse.logsumexp(dim=0, keepdim=True)
-    peak = _peak(lse, index, tokens)
-    finite = peak.masked_fill(peak == -torch.inf, 0.0)
-    total = torch.zeros_like(peak).index_add_(0, index, torch.exp(lse - finite[index]))
-    return torch.log(total) + finite
+def _columns(index: torch.Tensor, tokens: int) -> tuple[int, torch.Tensor | None]:
+    """Most results of a token, and which of its token's each one is; see `Segments.column`."""
+    columns = -(-len(index) // tokens)
+    if torch.equal(index, torch.arange(tokens).repeat(columns)):
+        return columns, None
+    order = torch.argsort(index, stable=True)
+    counts = torch.bincount(index, minlength=tokens)
+    firsts = counts.cumsum(0) - counts
+    column = torch.empty_like(index)
+    column[order] = torch.arange(len(index)) - firsts[index[order]]
+    return int(counts.max()), column
 
 
 def _is(number: Number, value: float) -> bool:
@@ -366,66 +360,43 @@ def _on(number: Number, like: torch.Tensor) -> Number:
     return number.to(like) if isinstance(number, torch.Tensor) else number
 
 
-def _index(segments: Sequence[Segment], tokens: int) -> torch.Tensor | None:
-    if len(segments) == 1 and segments[0].tokens is None:
-        return None
-    every = torch.arange(tokens)
-    index = torch.cat([every if one.tokens is None else one.tokens for one in segments])
-    return None if torch.equal(index, every) else index
+def _is_small(segment: Segment, layer: int) -> bool:
+    """Whether it has too few keys to be worth a call of the CPU kernel, as a lone step's query."""
+    parts = segment.layers[layer]
+    few = sum(key.shape[2] for key, _ in parts) < native.LEAST_KEYS
+    return few and segment.seen is None and len(parts[0][0]) == 1
 
 
-def _within(segment: Segment, asked: Queries) -> bool:
-    """Whether a layer's sliding window hides none of the keys from any token."""
-    rows, seen = asked.rows, asked.sliding_window
-    if seen is None or rows.highest - segment.first < seen:
-        return True
-    if segment.tokens is None:
-        return False
-    if id(segment) not in rows.furthest:
-        rows.furthest[id(segment)] = int(rows.positions[segment.tokens].max())
-    return rows.furthest[id(segment)] - segment.first < seen
-
-
-def _items(segment: Segment, asked: Queries) -> list[native.Item]:
-    """A segment as the CPU kernel is asked for it, an item a group; none if it can't be."""
+def _item(segment: Segment, asked: Queries) -> native.Item | None:
+    """A segment as the CPU kernel is asked for it; None if it can't be."""
     query, parts = asked.query, segment.layers[asked.layer]
-    groups, kv_heads, keys, _ = parts[0][0].shape
-    readers = segment.readers(len(query)) // groups
-    causal = segment.seen == "causal"
-    if keys == 0 or not native.takes(
-        query, parts, readers * (query.shape[1] // kv_heads), causal=causal
-    ):
-        return []
-    tokens = range(len(query)) if segment.tokens is None else segment.tokens.tolist()
-    stretches = [slice(None)] * groups
+    groups, kv_heads, _, _ = parts[0][0].shape
+    tokens = torch.arange(len(query)) if segment.tokens is None else segment.tokens
+    readers, between = len(tokens) // groups, None
     if isinstance(segment.seen, torch.Tensor):
         near = asked.sliding_window
-        stretches = [
-            slice(0 if near is None else max(0, seen - near), seen)
-            for seen in segment.seen.tolist()
-        ]
-    return [
-        native.Item(
-            [(key[group][:, stretch], value[group][:, stretch]) for key, value in parts],
-            tokens[group * readers : (group + 1) * readers],
-            asked.scale,
-            asked.softcap,
-            segment.temperature,
-            causal,
-        )
-        for group, stretch in enumerate(stretches)
-    ]
+        if readers > 1 or not bool(segment.seen.all()):
+            return None
+        first = segment.seen * 0 if near is None else (segment.seen - near).clamp_min(0)
+        between = first, segment.seen
+    causal = segment.seen == "causal"
+    if not native.takes(query, parts, readers * (query.shape[1] // kv_heads), causal=causal):
+        return None
+    return native.Item(
+        parts, tokens, asked.scale, asked.softcap, segment.temperature, causal, between
+    )
 
 
 def _read(segment: Segment, asked: Queries) -> tuple[torch.Tensor, torch.Tensor]:
     """One segment by the fastest backend that serves it; as `Segments.attend` gives it."""
-    query, rows = asked.query, asked.rows
-    # Of another type only where one of both was computed under autocast.
-    parts = [(k.to(query.dtype), v.to(query.dtype)) for k, v in segment.layers[asked.layer]]
+    query, rows, near = asked.query, asked.rows, asked.sliding_window
+    parts = segment.layers[asked.layer]
+    if parts[0][0].dtype != query.dtype:
+        # Where one of both was computed under autocast.
+        parts = [(key.to(query.dtype), value.to(query.dtype)) for key, value in parts]
     groups, keys = len(parts[0][0]), sum(key.shape[2] for key, _ in parts)
     readers = segment.readers(len(query)) // groups
-    seen = asked.sliding_window
-    if keys == 0 or (seen is not None and rows.lowest - segment.last >= seen):
+    if keys == 0 or (near is not None and rows.lowest - segment.last >= near):
         shape = groups * readers, query.shape[1]
         exact = torch.promote_types(query.dtype, torch.float32)
         output = query.new_zeros(*shape, parts[0][1].shape[-1])
@@ -436,56 +407,58 @@ def _read(segment: Segment, asked: Queries) -> tuple[torch.Tensor, torch.Tensor]
     causal = mask is None and segment.seen == "causal"
     if len(parts) > 1 and (causal or mask is not None):
         parts = [(torch.cat([k for k, _ in parts], 2), torch.cat([v for _, v in parts], 2))]
-    step = readers
-    if mask is not None:
-        step = max(1, MAX_MASK // (keys * query.shape[1] * groups))
-
-    def answered(part: Part, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+    # Parts are read where they stand: joining them would copy every key, every time.
+    made = []
+    for part in parts:
         request = Request(
-            of_tokens[:, :, at : at + step],
-            *part,
-            asked.scale,
-            temperature=segment.temperature,
-            softcap=asked.softcap,
-            causal=causal,
-            mask=None if mask is None else mask[..., at : at + step, :],
+            of_tokens, *part, asked.scale, segment.temperature, asked.softcap, causal, mask
         )
-        return attend(request)
-
-    made = [answered(parts[0], at) for at in range(0, readers, step)]
-    output = torch.cat([one[0] for one in made], dim=2) if len(made) > 1 else made[0][0]
-    lse = torch.cat([one[1] for one in made], dim=2) if len(made) > 1 else made[0][1]
-    if len(parts) > 1:
-        # Several places are read where they stand: joining them would copy every key, every time.
-        each = [(output, lse), *(answered(part, 0) for part in parts[1:])]
-        lses = torch.stack([one[1] for one in each])
+        made.append(attend(request) if mask is None else _in_steps(request))
+    output, lse = made[0]
+    if len(made) > 1:
+        lses = torch.stack([one[1] for one in made])
         lse = lses.logsumexp(dim=0)
         shares = torch.exp(lses - lse).unsqueeze(-1)
-        mixed = sum(one[0] * share for one, share in zip(each, shares, strict=True))
+        mixed = sum(one[0] * share for one, share in zip(made, shares, strict=True))
         output = torch.as_tensor(mixed).to(query.dtype)
     return output.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+
+
+def _in_steps(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """A request with a mask, so many rows at a time that what is as large stays within bounds."""
+    groups, heads, rows, _ = request.query.shape
+    step = max(1, MAX_MASK // (request.key.shape[2] * heads * groups))
+    if step >= rows:
+        return attend(request)
+    made = [
+        attend(replace(request, query=query, mask=mask))
+        for query, mask in zip(
+            request.query.split(step, dim=2), request.mask.split(step, dim=2), strict=True
+        )
+    ]
+    return torch.cat([one[0] for one in made], dim=2), torch.cat([one[1] for one in made], dim=2)
 
 
 def _mask(
     segment: Segment, asked: Queries, groups: int, readers: int, keys: int
 ) -> torch.Tensor | None:
     """Bool (groups, 1, readers, keys): what each token sees; None where no kernel needs a mask."""
-    rows, near = asked.rows, _within(segment, asked)
-    if near and not isinstance(segment.seen, torch.Tensor):
-        return None
-    known = (id(segment), None if near else asked.sliding_window)
-    if known in rows.masks:
-        return rows.masks[known]
+    rows, seen, near = asked.rows, segment.seen, asked.sliding_window
+    if rows.within(segment, near):
+        near = None
+        if not isinstance(seen, torch.Tensor):
+            return None
+    if (segment, near) in rows.masks:
+        return rows.masks[segment, near]
     index = torch.arange(keys)
     mask = torch.ones(groups, readers, keys, dtype=torch.bool)
-    if isinstance(segment.seen, torch.Tensor):
-        mask = index < segment.seen.view(groups, readers, 1)
-    elif segment.seen == "causal":
+    if isinstance(seen, torch.Tensor):
+        mask = index < seen.view(groups, readers, 1)
+    elif seen == "causal":
         mask = (index <= torch.arange(readers).unsqueeze(-1)).expand(groups, -1, -1)
-    if asked.sliding_window is not None and not near:
+    if near is not None:
         at = rows.positions if segment.tokens is None else rows.positions[segment.tokens]
-        of_keys = segment.first + index if segment.positions is None else segment.positions.cpu()
-        distance = at.view(groups, readers, 1) - of_keys.view(-1, 1, keys)
-        mask = mask & (distance < asked.sliding_window)
-    rows.masks[known] = mask.unsqueeze(1).to(asked.query.device)
-    return rows.masks[known]
+        of_keys = segment.first + index if segment.positions is None else segment.positions
+        mask = mask & (at.view(groups, readers, 1) - of_keys.view(-1, 1, keys) < near)
+    rows.masks[segment, near] = mask.unsqueeze(1).to(asked.query.device)
+    return rows.masks[segment, near]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
-from rag_windows.attention.segments import Part, Reading, Role, Rows, Segment, Segments
+from rag_windows.attention.layout import Parts, texts
+from rag_windows.attention.native.kernel import Part
+from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments
 from rag_windows.batching.rows import Row
-from rag_windows.kv import Window
+from rag_windows.kv import Window, follows, side_by_side
 
 FIRST_ROOM = 64
 """Tokens for which there is room before the KV caches of a batch grow for the first time."""
@@ -229,42 +232,44 @@ class Plan:
                 tokens=torch.cat([self._places[row] for row in rows]),
                 positions=positions,
                 temperature=temperature,
-                layers=stretch,
+                layers=Parts(stretch.parts),
             )
         )
 
 
+@dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Tokens of some windows as the parts of one segment.
+    """Tokens of some windows, which a segment reads.
 
-    Args:
+    Attributes:
         windows: at least one.
         first: of the tokens of each.
         end: behind the last of them; None for the windows' end.
     """
 
-    __slots__ = ("_made", "_place", "_windows")
-
-    def __init__(self, windows: Sequence[Window], first: int = 0, end: int | None = None) -> None:
-        self._windows = tuple(windows)
-        self._place = slice(first, end)
-        self._made: dict[int, list[Part]] = {}
+    windows: Sequence[Window]
+    first: int = 0
+    end: int | None = None
 
     @property
     def positions(self) -> torch.Tensor:
         """(tokens,) int64, on the CPU."""
-        return torch.cat([torch.arange(w.start, w.end)[self._place] for w in self._windows])
+        place = slice(self.first, self.end)
+        return torch.cat([torch.arange(w.start, w.end)[place] for w in self.windows])
 
-    def __getitem__(self, layer: int) -> list[Part]:
-        if layer not in self._made:
-            self._made[layer] = [
-                (
-                    window.keys[layer][:, self._place].unsqueeze(0),
-                    window.values[layer][:, self._place].unsqueeze(0),
-                )
-                for window in self._windows
-            ]
-        return self._made[layer]
+    def parts(self, layer: int) -> list[Part]:
+        """Of a layer; windows that stand side by side in memory are one."""
+        place = slice(self.first, self.end)
+        runs: list[list[Part]] = []
+        for window in self.windows:
+            part = window.keys[layer][:, place], window.values[layer][:, place]
+            if runs and all(map(follows, runs[-1][-1], part)):
+                runs[-1].append(part)
+            else:
+                runs.append([part])
+        keys = [side_by_side([key for key, _ in run]) for run in runs]
+        values = [side_by_side([value for _, value in run]) for run in runs]
+        return [(k.unsqueeze(0), v.unsqueeze(0)) for k, v in zip(keys, values, strict=True)]
 
 
 class BatchLayout:
@@ -295,62 +300,42 @@ class BatchLayout:
         own: list[Segment] = []
         if old:
             lengths = torch.tensor(caches.lengths[:old])
+            starts = positions[:old] - lengths + 1
             self._old = Segment(
-                first=int((positions[:old] - lengths).min()) + 1,
+                first=int(starts.min()),
                 last=int(positions[:old].max()),
                 tokens=torch.arange(old),
-                positions=(positions[:old] - lengths + 1).unsqueeze(-1)
-                + torch.arange(int(lengths.max())),
+                positions=starts.unsqueeze(-1) + torch.arange(int(lengths.max())),
                 seen=lengths,
-                newest=True,
             )
             own.append(self._old)
-        self._fresh: list[tuple[Segment, int, int, int]] = []
-        first = old
-        for length, run in groupby(plan.lengths[old:]):
-            groups = sum(1 for _ in run)
-            place = slice(first, first + groups * length)
-            at = positions[place].view(groups, length)
-            segment = Segment(
-                first=int(at.min()),
-                last=int(at.max()),
-                tokens=torch.arange(place.start, place.stop),
-                positions=at,
-                seen="causal",
-            )
-            self._fresh.append((segment, place.start, groups, length))
-            own.append(segment)
-            first = place.stop
+        self._new = texts(plan.lengths[old:], positions, old)
+        own += [one.segment for one in self._new]
         made = [Segments("query", own, tokens), *plan.shared]
-        self._reading = Reading(Rows.at(positions), made, plan.slope, plan.shift, plan.query_bias)
+        self._reading = Reading(Rows(positions), made, plan.slope, plan.shift, plan.query_bias)
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
     ) -> Reading:
         """Write the fed tokens into their rows' KV caches, and say what they read."""
         old, device = self._plan.old, key.device
-        key, value = key[0], value[0]
-        keys, values = self._caches.room(layer, key, value)
+        keys, values = self._caches.room(layer, key[0], value[0])
         if old:
             if device not in self._where:
                 ends = torch.tensor(self._caches.lengths[:old], device=device) - 1
                 self._where[device] = torch.arange(old, device=device), ends
             index, ends = self._where[device]
-            keys[index, :, ends] = key[:, :old].transpose(0, 1)
-            values[index, :, ends] = value[:, :old].transpose(0, 1)
+            keys[index, :, ends] = key[0, :, :old].transpose(0, 1)
+            values[index, :, ends] = value[0, :, :old].transpose(0, 1)
             longest = max(self._caches.lengths[:old])
             self._old.layers = {layer: [(keys[:old, :, :longest], values[:old, :, :longest])]}
         row = old
-        for segment, first, groups, length in self._fresh:
-            place = slice(first, first + groups * length)
-            own = tuple(
-                tensor[:, place].unflatten(1, (groups, length)).transpose(0, 1)
-                for tensor in (key, value)
+        for one in self._new:
+            place = slice(row, row + one.groups)
+            keys[place, :, : one.length], values[place, :, : one.length] = one.take(
+                layer, key, value
             )
-            keys[row : row + groups, :, :length] = own[0]
-            values[row : row + groups, :, :length] = own[1]
-            segment.layers = {layer: [(own[0], own[1])]}
-            row += groups
+            row += one.groups
         return self._reading
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:

@@ -53,7 +53,7 @@ class RecomputeLayout:
         self._rows = rows
         self._segment = Segment(first=0, last=int(rows[-1]), seen=rows + 1)
         whole = Segments("query", [self._segment], len(rows))
-        self._reading = Reading(Rows.at(rows), [whole])
+        self._reading = Reading(Rows(rows), [whole])
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor

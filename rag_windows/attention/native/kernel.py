@@ -1,22 +1,42 @@
-"""The C kernel for attention on CPUs: what it is asked, how it is called, when it serves."""
+"""The C kernel for attention on CPUs: how it is built, what it is asked, when it serves."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
-from array import array
-from collections.abc import Sequence
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch.profiler import record_function
 
-from rag_windows.attention.backends import reference
-from rag_windows.attention.backends.request import Request, names
-from rag_windows.attention.native.building import ELEMENTS, kernel
+from rag_windows.attention.backends import KERNEL, Request, names, reference
 from rag_windows.errors import RagWindowsError
+from rag_windows.threads import Lock
+
+logger = logging.getLogger(__name__)
+
+Part = tuple[torch.Tensor, torch.Tensor]
+"""Keys (groups, kv heads, keys, head dim) and values (groups, kv heads, keys, value dim)."""
+
+VARIABLE = "RAG_WINDOWS_CPU_KERNEL"
+"""Environment variable that switches the kernel off, with the value "0"."""
+
+NAME = "rag_windows::attend"
+"""What a profiler shows it as."""
+
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The number of each dtype in the source."""
 
 CHUNK = 256
 """Keys that it reads at a time."""
@@ -27,153 +47,333 @@ STEP = 16
 MAX_DIM = 512
 """Of either: what a thread's stack has room for."""
 
-MAX_STEP = 2**26
+MAX_STRIDE = 2**26
 """Elements from one key to the next: it counts the bytes between 16 keys in 32 bits."""
+
+MOST_ROWS = 16
+"""Tokens times query heads of a kv head, where the kernel is made for few; with more, PyTorch's is
+as fast or faster."""
+
+LEAST_KEYS = 1024
+"""Below, what a call costs by itself outweighs what the kernel saves."""
+
+LEAST_TOKENS = 128
+"""The same, of texts that see themselves alone: tokens of all."""
+
+_SHARES = 2
+"""Tasks a thread is given at least, where the keys suffice: threads do not end at once."""
+
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+_LSE_TOLERANCE = 1e-4
+
+_SOURCE = Path(__file__).with_name("attend.c")
+_COMPILERS = ("cc", "gcc", "clang")
+_FLAGS = ("-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC")
+_SECONDS = 60
+_OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*$", re.MULTILINE)
+_MAPS = Path("/proc/self/maps")
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """Tokens that read the same keys: one question of a call.
+class Kernel:
+    """The kernel for one dtype and head size.
 
     Attributes:
-        segments: keys (kv heads, n, head dim) and values (kv heads, n, value dim), n >= 1 for each
-            of them; together they are one segment of the attention. At least one.
-        tokens: places in the query.
+        run: ``rag_windows_attend`` of ``attend.c``.
+        many: whether this processor has what makes it fast for many rows, too.
+    """
+
+    run: Callable[..., None]
+    many: bool
+
+
+_lock = Lock()
+_built: dict[tuple[torch.dtype, int, int], Kernel | None] = {}
+
+
+def kernel(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
+    """The kernel for one dtype, head dim and value dim, built by the first call; for any thread.
+
+    Returns:
+        None where it is switched off (`VARIABLE`), is not made for such sizes, can't be built on
+        this machine, or answers otherwise than the reference.
+    """
+    if os.environ.get(VARIABLE) == "0":
+        return None
+    asked = dtype, dim, value_dim
+    if asked not in _built:
+        with _lock:
+            if asked not in _built:
+                _built[asked] = _checked(*asked)
+    return _built[asked]
+
+
+def _checked(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
+    sizes = min(dim, value_dim), max(dim, value_dim)
+    if (
+        dtype not in ELEMENTS
+        or sizes[0] <= 0
+        or sizes[1] > MAX_DIM
+        or dim % STEP
+        or value_dim % STEP
+    ):
+        return None
+    try:
+        made = _compiled(dtype, dim, value_dim)
+    except (OSError, subprocess.SubprocessError, AttributeError, ValueError) as error:
+        # A ValueError is a CC that is no command line, or an error in unknown letters.
+        said = getattr(error, "stderr", None) or error
+        logger.info("The CPU kernel for %s is left out: %s", dtype, said)
+        return None
+    if made is None:
+        logger.info("The CPU kernel is left out: no C compiler, or no OpenMP that PyTorch uses.")
+    elif not _agrees(made, dtype, dim, value_dim):
+        logger.warning("The CPU kernel for %s differs from the reference.", dtype)
+        return None
+    return made
+
+
+def _compiled(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
+    """Compile in a folder that only this user can read and that is gone afterwards.
+
+    Nothing stays that another process could have written. It takes about a second.
+    """
+    compiler, openmp = _compiler(), _openmp()
+    if compiler is None or openmp is None:
+        return None
+    sizes = [f"-DELEMENT={ELEMENTS[dtype]}", f"-DDIM={dim}", f"-DVALUE_DIM={value_dim}"]
+    with tempfile.TemporaryDirectory(prefix="rag-windows-") as folder:
+        made, library = Path(folder, "attend.o"), Path(folder, "attend.so")
+        _run([*compiler, *_FLAGS, "-fopenmp", *sizes, "-c", str(_SOURCE), "-o", str(made)])
+        # Linked by its file, so that the kernel's threads are PyTorch's own, not a second set.
+        _run([*compiler, "-shared", str(made), openmp, "-lm", "-o", str(library)])
+        loaded = ctypes.CDLL(str(library))
+    entry: Any = loaded.rag_windows_attend
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    entry.restype = None
+    entry.argtypes = [
+        *(pointer, pointer, number),
+        *(pointer, pointer, number),
+        *(pointer, number, number, number, number),
+        *(pointer, pointer, pointer, number, ctypes.c_int),
+    ]
+    return Kernel(entry, bool(ctypes.c_int.in_dll(loaded, "rag_windows_many").value))
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(  # noqa: S603 - the user's own compiler, on a file of this package
+        command, check=True, capture_output=True, text=True, timeout=_SECONDS
+    )
+
+
+def _compiler() -> list[str] | None:
+    """``CC`` where it is set, as for any build; else the first that is found."""
+    named = shlex.split(os.environ.get("CC", ""))
+    if named:
+        return named
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    return None if found is None else [found]
+
+
+def _openmp() -> str | None:
+    """The file of the OpenMP runtime that this process has loaded; None if that can't be told."""
+    if not _MAPS.exists():
+        return None
+    found = set(_OPENMP.findall(_MAPS.read_text(encoding="utf-8", errors="replace")))
+    torchs = [path for path in found if "torch" in path]
+    return min(torchs or found, default=None)
+
+
+def _agrees(made: Kernel, dtype: torch.dtype, dim: int, value_dim: int) -> bool:
+    """Ask small questions: a row of each kv head, more than a tile of rows, a text of its own."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, keys, softcap, causal in (
+        (1, 700, None, False),
+        (1, 700, 3.0, False),
+        (50, 700, None, False),
+        (50, 700, 3.0, False),
+        (300, 300, None, True),
+    ):
+        sizes = (6, rows, dim), (2, keys, dim), (2, keys, value_dim)
+        query, key, value = (torch.randn(1, *size, generator=generator).to(dtype) for size in sizes)
+        temperature = 1.0 if causal else 0.7
+        expected = reference(Request(query, key, value, dim**-0.5, temperature, softcap, causal))
+        item = Item(
+            [(key, value)], torch.arange(rows), dim**-0.5, softcap, temperature, causal=causal
+        )
+        output, lse = call(Items([item], made), query[0].transpose(0, 1))
+        wanted, wanted_lse = (tensor[0].transpose(0, 1) for tensor in expected)
+        if not (
+            torch.allclose(output.float(), wanted.float(), atol=_TOLERANCE[dtype])
+            and torch.allclose(lse, wanted_lse, atol=_LSE_TOLERANCE)
+        ):
+            return False
+    return True
+
+
+@dataclass(slots=True)
+class Item:
+    """Groups of tokens; each group reads keys of its own.
+
+    Attributes:
+        parts: what the groups read, at least one key in each; one group's lie in all of them.
+        tokens: (groups * M,) int64 on the CPU: places in the query, group after group.
         scale: multiplies the logits.
         softcap: caps them, or None.
         temperature: divides them, after the soft cap.
-        causal: the i-th of the tokens sees the first i + 1 keys alone.
+        causal: the i-th token of a group sees the first i + 1 keys alone.
+        between: (groups,) int64 each, on the CPU: of the one part, from which key to which each
+            group reads; None for all.
     """
 
-    segments: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    tokens: Sequence[int]
+    parts: Sequence[Part]
+    tokens: torch.Tensor
     scale: float
     softcap: float | None
     temperature: float
     causal: bool = False
+    between: tuple[torch.Tensor, torch.Tensor] | None = None
 
-
-def sizes_fit(dim: int, value_dim: int) -> bool:
-    """Whether the kernel can be made for a head dim and a value dim."""
-    return 0 < dim <= MAX_DIM and 0 < value_dim <= MAX_DIM and dim % STEP == value_dim % STEP == 0
+    @property
+    def groups(self) -> int:
+        """How many these are."""
+        return len(self.parts[0][0])
 
 
 class Items:
     """Items as the kernel takes them; made once, asked as often as there are queries.
 
     Attributes:
-        count: their number.
-        table: (items, 6) int64: its first segment, their number, their chunks, its first
-            result, their number, whether it is causal.
+        made: the kernel of their dtype and sizes.
+        table: (groups of all, 6) int64: each one's first segment, their number, their chunks, its
+            first result, their number, whether it is causal.
         segments: (segments, 7) int64: addresses, keys and strides.
-        settings: (items, 3) float: scale, soft cap (0 for none) and 1 / temperature.
+        settings: (groups of all, 3) float: scale, soft cap (0 for none) and 1 / temperature.
         order: (results,) int64, the token of each result.
-        kv_heads: of the keys.
-        value_dim: of the values.
-        shares: into which an item may be cut.
+        addresses: of table, settings, segments and order.
+        shape: dtype, kv heads, head dim and value dim.
+        shares: into which a group's keys may be cut.
 
     Args:
         items: at least one. Their tensors are kept, since the tables hold their addresses.
+        made: the kernel; by default that of the first keys.
 
     Raises:
-        RagWindowsError: they do not fit each other or the kernel, which trusts the tables.
+        RagWindowsError: they do not fit each other or the kernel, which trusts the tables, or
+            there is none.
     """
 
     __slots__ = (
-        "_dim",
-        "_dtype",
         "_kept",
-        "_last_token",
-        "count",
-        "kv_heads",
+        "_tokens",
+        "addresses",
+        "made",
         "order",
         "segments",
         "settings",
+        "shape",
         "shares",
         "table",
-        "value_dim",
     )
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: Sequence[Item], made: Kernel | None = None) -> None:
         _check(items)
-        self._kept = [segment for item in items for segment in item.segments]
-        chunks = [sum(-(-key.shape[1] // CHUNK) for key, _ in item.segments) for item in items]
-        segments = [len(item.segments) for item in items]
-        results = [len(item.tokens) for item in items]
-        ends = zip(accumulate(segments), accumulate(results), strict=True)
-        causal = [int(item.causal) for item in items]
-        rows = zip(ends, segments, chunks, results, causal, strict=True)
-        # Plain arrays: making a tensor of a few numbers takes as long as reading hundreds of keys.
-        self.table = array("q")
-        for (last, end), count, length, tokens, masked in rows:
-            self.table.extend((last - count, count, length, end - tokens, tokens, masked))
-        self.segments = array("q")
-        for key, value in self._kept:
-            addresses = key.data_ptr(), value.data_ptr()
-            strides = *key.stride()[:2], *value.stride()[:2]
-            self.segments.extend((*addresses, key.shape[1], *strides))
-        self.settings = array("f")
-        for one in items:
-            self.settings.extend((one.scale, one.softcap or 0.0, 1.0 / one.temperature))
-        self.order = array("q", [token for item in items for token in item.tokens])
-        self.count = len(items)
+        self._kept = [part for item in items for part in item.parts]
         key, value = self._kept[0]
-        self.kv_heads, _, self._dim = key.shape
-        self._dtype = key.dtype
-        self._last_token = max(max(item.tokens) for item in items)
-        self.value_dim = value.shape[2]
+        self.shape = key.dtype, key.shape[1], key.shape[3], value.shape[3]
+        if made is None:
+            made = kernel(key.dtype, key.shape[3], value.shape[3])
+        if made is None:
+            raise RagWindowsError("There is no CPU kernel for this; ask `available` first.")
+        self.made = made
+        tables, segments, settings = [], [], []
+        first = result = 0
+        for item in items:
+            groups, parts, readers = item.groups, len(item.parts), len(item.tokens) // item.groups
+            rows = np.empty((groups, parts, 7), dtype=np.int64)
+            for place, part in enumerate(item.parts):
+                _fill(rows[:, place], part, item.between)
+            segments.append(rows.reshape(-1, 7))
+            table = np.empty((groups, 6), dtype=np.int64)
+            index = np.arange(groups)
+            table[:, 0] = first + index * parts
+            table[:, 1] = parts
+            table[:, 2] = ((rows[:, :, 2] + CHUNK - 1) // CHUNK).sum(axis=1)
+            table[:, 3] = result + index * readers
+            table[:, 4:] = readers, item.causal
+            tables.append(table)
+            one = item.scale, item.softcap or 0.0, 1.0 / item.temperature
+            settings.append(np.full((groups, 3), one, dtype=np.float32))
+            first += groups * parts
+            result += len(item.tokens)
+        self.table, self.segments = np.concatenate(tables), np.concatenate(segments)
+        self.settings = np.concatenate(settings)
+        self.order = np.concatenate([item.tokens.numpy() for item in items])
+        arrays = self.table, self.settings, self.segments, self.order
+        self.addresses = [array.ctypes.data for array in arrays]
+        self._tokens = int(self.order.max()) + 1
         # What a text gives itself may not depend on how many stand beside it.
-        self.shares = 1 if any(causal) else max(chunks)
+        self.shares = 1 if any(item.causal for item in items) else int(self.table[:, 2].max())
 
     def fit(self, query: torch.Tensor) -> bool:
         """Whether the kernel can read such a query (tokens, heads, head dim) for these."""
         tokens, heads, dim = query.shape
+        dtype, kv_heads, key_dim, _ = self.shape
         return (
-            query.dtype == self._dtype
+            query.dtype == dtype
             and query.device.type == "cpu"
             and query.stride(2) == 1
-            and dim == self._dim
-            and tokens > self._last_token
-            and heads % self.kv_heads == 0
+            and dim == key_dim
+            and tokens >= self._tokens
+            and heads % kv_heads == 0
             and heads > 0
         )
 
 
+def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    """Write a part's addresses, keys and strides into (groups, 7) rows of the segments' table."""
+    first, keys = np.int64(0), np.int64(part[0].shape[2])
+    if between is not None:
+        first = between[0].numpy()
+        keys = between[1].numpy() - first
+    for column, tensor in enumerate(part):
+        group, head, token, _ = tensor.stride()
+        offsets = np.arange(len(tensor)) * group + first * token
+        rows[:, column] = tensor.data_ptr() + offsets * tensor.element_size()
+        rows[:, 3 + 2 * column : 5 + 2 * column] = head, token
+    rows[:, 2] = keys
+
+
 def _check(items: Sequence[Item]) -> None:
-    if not (items and items[0].segments):
+    if not (items and items[0].parts):
         raise RagWindowsError("The CPU kernel needs an item, and keys in it.")
-    first, values = items[0].segments[0]
-    kv_heads, _, dim = first.shape
-    value_dim = values.shape[-1]
-    if first.dtype not in ELEMENTS or not sizes_fit(dim, value_dim):
-        raise RagWindowsError(
-            f"There is no CPU kernel for {first.dtype}, head dim {dim} and value dim {value_dim}."
-        )
+    like, like_value = items[0].parts[0]
+    _, kv_heads, _, dim = like.shape
     for item in items:
-        if not (item.segments and len(item.tokens) > 0 and min(item.tokens) >= 0):
+        if not (item.parts and len(item.tokens) > 0 and int(item.tokens.min()) >= 0):
             raise RagWindowsError("The CPU kernel needs tokens and keys in each item.")
-        for key, value in item.segments:
-            length = key.shape[1]
+        for key, value in item.parts:
+            groups, _, length, _ = key.shape
             if not (
                 length > 0
-                and key.shape == (kv_heads, length, dim)
-                and value.shape == (kv_heads, length, value_dim)
-                and key.dtype == value.dtype == first.dtype
-                and key.stride(2) == value.stride(2) == 1
-                and key.stride(1) <= MAX_STEP
+                and len(item.tokens) % groups == 0
+                and key.shape == (item.groups, kv_heads, length, dim)
+                and value.shape == (item.groups, kv_heads, length, like_value.shape[3])
+                and key.dtype == value.dtype == like.dtype
+                and key.stride(3) == value.stride(3) == 1
+                and key.stride(2) <= MAX_STRIDE
                 and key.device.type == value.device.type == "cpu"
             ):
                 raise RagWindowsError(
                     "The CPU kernel reads keys and values on the CPU, of one dtype and one size, "
                     "dense in their last dimension and near each other, at least one of each."
                 )
-
-
-NAME = "rag_windows::attend"
-"""What a profiler shows it as."""
-
-_SHARES = 2
-"""Tasks a thread is given at least, where the keys suffice: threads do not end at once."""
+        if item.between is not None:
+            first, end = item.between
+            inside = bool((first >= 0).all() and (first < end).all() and (end <= length).all())
+            sized = len(first) == len(end) == item.groups and len(item.parts) == 1
+            if not (sized and inside):
+                raise RagWindowsError("Each group reads at least one of the keys of one part.")
 
 
 def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,37 +388,33 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
         result for each token of each item, in their order.
 
     Raises:
-        RagWindowsError: there is no kernel (`rag_windows.attention.native.kernel` says when),
-            or the items do not fit the query.
+        RagWindowsError: the items do not fit the query.
     """
     if not items.fit(query):
         raise RagWindowsError(
             "The CPU kernel takes a query of the items' dtype and head dim, with all their tokens."
         )
-    _, heads, dim = query.shape
-    value_dim = items.value_dim
-    made = kernel(query.dtype, dim, value_dim)
-    if made is None:
-        raise RagWindowsError("There is no CPU kernel for this; ask `serves` first.")
-    results, threads = len(items.order), torch.get_num_threads()
-    tasks = items.count * items.kv_heads
-    splits = min(-(-threads * _SHARES // tasks), items.shares)
+    heads = query.shape[1]
+    _, kv_heads, _, value_dim = items.shape
+    results, groups, threads = len(items.order), len(items.table), torch.get_num_threads()
+    splits = min(-(-threads * _SHARES // (groups * kv_heads)), items.shares)
     output = query.new_empty(results, heads, value_dim)
     lse = query.new_empty(results, heads, dtype=torch.float32)
     work = query.new_empty(results * heads * splits * (value_dim + 2), dtype=torch.float32)
+    table, settings, segments, order = items.addresses
     with record_function(NAME):
-        made.run(
-            items.table.buffer_info()[0],
-            items.settings.buffer_info()[0],
-            items.count,
-            items.segments.buffer_info()[0],
-            items.order.buffer_info()[0],
+        items.made.run(
+            table,
+            settings,
+            groups,
+            segments,
+            order,
             results,
             query.data_ptr(),
             query.stride(0),
             query.stride(1),
-            items.kv_heads,
-            heads // items.kv_heads,
+            kv_heads,
+            heads // kv_heads,
             output.data_ptr(),
             lse.data_ptr(),
             work.data_ptr(),
@@ -228,131 +424,56 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return output, lse
 
 
-logger = logging.getLogger(__name__)
-
-MOST_ROWS = 16
-"""Tokens times query heads of a kv head, where the kernel is made for few; with more, PyTorch's is
-as fast or faster."""
-
-LEAST_KEYS = 1024
-"""Below, what a call costs by itself outweighs what the kernel saves."""
-
-LEAST_TOKENS = 128
-"""The same, of texts that see themselves alone: tokens of all."""
-
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-_LSE_TOLERANCE = 1e-4
-
-
 def active() -> bool:
     """Whether it is asked in this thread or task."""
-    return "native" in names("cpu")
-
-
-def reads(dtype: torch.dtype, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernel reads such keys (kv heads, keys, head dim) and values."""
-    return (
-        key.device.type == "cpu"
-        and dtype == key.dtype == value.dtype
-        and key.stride(-1) == value.stride(-1) == 1
-        and key.shape[1] > 0
-        and available(dtype, key.shape[-1], value.shape[-1])
-    )
+    return KERNEL in names("cpu")
 
 
 def available(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
-    """Whether there is a kernel of these sizes, and agrees with the reference."""
-    return (
-        dtype in ELEMENTS
-        and sizes_fit(dim, value_dim)
-        and kernel(dtype, dim, value_dim) is not None
-        and _agrees(dtype, dim, value_dim)
-    )
+    """Whether there is a kernel of these sizes."""
+    return kernel(dtype, dim, value_dim) is not None
+
+
+def takes(query: torch.Tensor, parts: Sequence[Part], rows: int, *, causal: bool) -> bool:
+    """Whether the kernel answers for a segment.
+
+    Args:
+        query: (tokens, heads, head dim).
+        parts: of the segment.
+        rows: tokens of a group times query heads of a kv head.
+        causal: whether the i-th token of a group sees the first i + 1 keys alone.
+    """
+    dtype = query.dtype
+    for key, value in parts:
+        if not (
+            key.device.type == "cpu"
+            and dtype == key.dtype == value.dtype
+            and key.stride(3) == value.stride(3) == 1
+            and 0 not in key.shape
+        ):
+            return False
+    tensors = query, *(tensor for part in parts for tensor in part)
+    if query.stride(2) != 1 or (
+        torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    ):
+        return False
+    made = kernel(dtype, parts[0][0].shape[3], parts[0][1].shape[3])
+    if made is None:
+        return False
+    return made.many or (not causal and rows <= MOST_ROWS)
+
+
+def pays(items: Sequence[Item]) -> bool:
+    """Whether a call is worth what it costs by itself, or several groups share it."""
+    if not items:
+        return False
+    if all(one.causal for one in items):
+        return sum(len(one.tokens) for one in items) >= LEAST_TOKENS
+    groups = sum(one.groups for one in items)
+    return groups > 1 or sum(key.shape[2] for key, _ in items[0].parts) >= LEAST_KEYS
 
 
 def most_rows(dtype: torch.dtype, dim: int, value_dim: int) -> float:
     """Tokens times query heads of a kv head for which it is the fastest; ``inf`` for any number."""
     made = kernel(dtype, dim, value_dim)
     return math.inf if made is not None and made.many else MOST_ROWS
-
-
-def takes(
-    query: torch.Tensor,
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    rows: int,
-    *,
-    causal: bool,
-) -> bool:
-    """Whether the kernel answers for a segment, and rightly on this machine.
-
-    Args:
-        query: (tokens, heads, head dim).
-        parts: keys (groups, kv heads, keys, head dim) and values of the segment.
-        rows: tokens of a group times query heads of a kv head.
-        causal: whether the i-th token of a group sees the first i + 1 keys alone.
-    """
-    key, value = parts[0]
-    if not all(len(k) > 0 and reads(query.dtype, k[0], v[0]) for k, v in parts):
-        return False
-    most = most_rows(query.dtype, key.shape[-1], value.shape[-1])
-    return (
-        rows <= most
-        and (not causal or most == math.inf)
-        and query.stride(-1) == 1
-        and not (torch.is_grad_enabled() and _differentiated(query, key, value))
-    )
-
-
-def pays(items: Sequence[Item]) -> bool:
-    """Whether a call is worth what it costs by itself, or several items share it."""
-    if not items:
-        return False
-    if all(one.causal for one in items):
-        return sum(len(one.tokens) for one in items) >= LEAST_TOKENS
-    return len(items) > 1 or sum(k.shape[1] for k, _ in items[0].segments) >= LEAST_KEYS
-
-
-def _differentiated(*tensors: torch.Tensor) -> bool:
-    """Whether gradients are asked for, which the kernel does not give."""
-    return any(tensor.requires_grad for tensor in tensors)
-
-
-@cache
-def _agrees(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
-    """Ask the kernel small questions and compare with the reference.
-
-    Where it answers otherwise it is left out: a backend may never change what comes out.
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator).to(dtype)
-
-    questions = []
-    # A row of each kv head, then more than one tile of rows, then a text that sees itself.
-    for rows, keys, softcap, causal in (
-        (1, 700, None, False),
-        (1, 700, 3.0, False),
-        (50, 700, None, False),
-        (50, 700, 3.0, False),
-        (300, 300, None, True),
-    ):
-        query, key, value = (
-            draw(1, 6, rows, dim),
-            draw(1, 2, keys, dim),
-            draw(1, 2, keys, value_dim),
-        )
-        heat = 1.0 if causal else 0.7
-        request = Request(query, key, value, dim**-0.5, heat, softcap, causal)
-        item = Item([(key[0], value[0])], range(rows), dim**-0.5, softcap, heat, causal)
-        output, lse = call(Items([item]), query[0].transpose(0, 1))
-        own = output.transpose(0, 1).unsqueeze(0), lse.transpose(0, 1).unsqueeze(0)
-        questions.append((own, reference.attend(request)))
-    for (output, lse), (expected, expected_lse) in questions:
-        if not (
-            torch.allclose(output.float(), expected.float(), atol=_TOLERANCE[dtype])
-            and torch.allclose(lse, expected_lse, atol=_LSE_TOLERANCE)
-        ):
-            logger.warning("The CPU kernel for %s differs from the reference.", dtype)
-            return False
-    return True

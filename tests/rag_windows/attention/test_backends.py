@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-
 import pytest
 import torch
 from torch import Tensor
 
-from rag_windows.attention.backends import (
-    Request,
-    attend,
-    cpu,
-    cuda,
-    reference,
-)
+from rag_windows.attention import backends
+from rag_windows.attention.backends import Backend, Request
 
-Attend = Callable[[Request], tuple[Tensor, Tensor]]
-BACKENDS: dict[str, tuple[ModuleType, str]] = {
-    "reference": (reference, "cpu"),
-    "cpu": (cpu, "cpu"),
-    "reference on cuda": (reference, "cuda"),
-    "cuda": (cuda, "cuda"),
-}
-MARKS = {
-    "reference on cuda": pytest.mark.gpu,
-    "cuda": pytest.mark.gpu,
-}
-NAMES = [pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS]
+NAMES = [
+    "reference",
+    "cpu",
+    pytest.param("reference on cuda", marks=pytest.mark.gpu),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Output: rounding to the dtype. The lse is float32 whatever the inputs, but fused kernels use a
 # short exp for half inputs; lse rounded to bf16 would be off by 1e-2 and more.
@@ -48,10 +34,10 @@ SHAPES = {
 }
 
 
-def backend(name: str) -> tuple[Attend, Callable[[Request], bool], str]:
-    """Function, what it serves, and its device."""
-    module, device = BACKENDS[name]
-    return module.attend, getattr(module, "serves", lambda _: True), device
+def backend(name: str) -> tuple[Backend, str]:
+    """A backend and its device."""
+    kind, _, on = name.partition(" on ")
+    return backends.BACKENDS[kind], on or ("cuda" if kind == "cuda" else "cpu")
 
 
 def tensors(
@@ -91,12 +77,12 @@ def exact(request: Request) -> tuple[Tensor, Tensor]:
 
 def check(name: str, request: Request) -> None:
     """The backend agrees, or leaves the request to the reference for a reason that we know of."""
-    function, serves, device = backend(name)
-    if not serves(request):
+    one, device = backend(name)
+    if not one.serves(request):
         odd_values = request.key.shape[-1] != request.value.shape[-1]
         assert device == "cuda" or request.softcap is not None or odd_values
         return
-    output, lse = function(request)
+    output, lse = one.attend(request)
     expected, expected_lse = exact(request)
     dtype = request.query.dtype
     tolerance, lse_tolerance = OUTPUT_TOLERANCE[dtype], LSE_TOLERANCE[dtype]
@@ -113,7 +99,7 @@ def check(name: str, request: Request) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
 def test_all_keys(name: str, dtype: torch.dtype, shape: str, temperature: float) -> None:
-    *_, device = backend(name)
+    _, device = backend(name)
     query, key, value = tensors(SHAPES[shape], dtype, device)
     check(name, Request(query, key, value, 0.3, temperature=temperature))
 
@@ -123,7 +109,7 @@ def test_all_keys(name: str, dtype: torch.dtype, shape: str, temperature: float)
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("rows", [2, 70, 600])
 def test_causal(name: str, dtype: torch.dtype, softcap: float | None, rows: int) -> None:
-    *_, device = backend(name)
+    _, device = backend(name)
     query, key, value = tensors((1, 4, 2, rows, rows, 16), dtype, device)
     check(name, Request(query, key, value, 0.3, softcap=softcap, causal=True))
 
@@ -134,7 +120,7 @@ def test_causal(name: str, dtype: torch.dtype, softcap: float | None, rows: int)
 @pytest.mark.parametrize("keys", [11, 1500])
 def test_masked(name: str, dtype: torch.dtype, softcap: float | None, keys: int) -> None:
     """Rows that see all, some, the last few, one, and no key at all."""
-    *_, device = backend(name)
+    _, device = backend(name)
     query, key, value = tensors((2, 4, 2, 5, keys, 16), dtype, device)
     mask = torch.rand(5, keys, generator=torch.Generator().manual_seed(1)) < 0.5
     mask[0] = True
@@ -149,7 +135,7 @@ def test_masked(name: str, dtype: torch.dtype, softcap: float | None, keys: int)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_of_another_size(name: str) -> None:
-    *_, device = backend(name)
+    _, device = backend(name)
     query, key, value = tensors((1, 4, 2, 5, 30, 16), torch.float32, device, value_dim=24)
     check(name, Request(query, key, value, 0.3))
 
@@ -157,13 +143,13 @@ def test_values_of_another_size(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [40.0, 3000.0])
 def test_large_logits_stay_finite(name: str, size: float) -> None:
-    *_, device = backend(name)
+    _, device = backend(name)
     dtype = torch.float16 if name == "cuda" else torch.float32
     query, key, value = tensors((1, 4, 2, 5, 40, 16), dtype, device)
     request = Request(query, key, value, size, temperature=0.5)
-    function, serves, _ = backend(name)
-    assert serves(request)
-    output, lse = function(request)
+    one, _ = backend(name)
+    assert one.serves(request)
+    output, lse = one.attend(request)
     expected, expected_lse = exact(request)
     assert bool(torch.isfinite(output).all())
     assert bool(torch.isfinite(lse).all())
@@ -179,7 +165,7 @@ def test_attend_on_an_empty_segment(softcap: float | None, keys: int) -> None:
     """No key at all, or none that a row may see: zero output and lse -inf, never NaN."""
     query, key, value = tensors((1, 4, 2, 3, keys, 16), torch.float32, "cpu")
     mask = None if keys == 0 else torch.zeros(3, keys, dtype=torch.bool)
-    output, lse = attend(Request(query, key, value, 0.3, softcap=softcap, mask=mask))
+    output, lse = backends.attend(Request(query, key, value, 0.3, softcap=softcap, mask=mask))
     assert torch.equal(output, torch.zeros_like(query))
     assert torch.equal(lse, torch.full((1, 4, 3), -torch.inf))
 
@@ -188,15 +174,15 @@ def test_attend_on_an_empty_segment(softcap: float | None, keys: int) -> None:
 def test_reference_in_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     query, key, value = tensors((2, 4, 2, 33, 33, 16), torch.float32, "cpu")
     request = Request(query, key, value, 0.3, causal=True)
-    whole = reference.attend(request)
-    monkeypatch.setattr(reference, "SCORE_BYTES", chunk)
-    for part, full in zip(reference.attend(request), whole, strict=True):
+    whole = backends.reference(request)
+    monkeypatch.setattr(backends, "SCORE_BYTES", chunk)
+    for part, full in zip(backends.reference(request), whole, strict=True):
         torch.testing.assert_close(part, full, atol=1e-6, rtol=1e-6)
 
 
 def test_reference_keeps_float64() -> None:
     query, key, value = tensors((1, 4, 2, 3, 20, 16), torch.float64, "cpu")
     request = Request(query, key, value, 0.3, temperature=0.7, softcap=2.0)
-    for got, expected in zip(reference.attend(request), exact(request), strict=True):
+    for got, expected in zip(backends.reference(request), exact(request), strict=True):
         assert got.dtype == torch.float64
         torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)

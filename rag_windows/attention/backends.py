@@ -1,0 +1,245 @@
+"""Attention over one segment with its log-sum-exp: one contract, and what answers it where."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+Answer = tuple[torch.Tensor, torch.Tensor]
+"""Output (batch, heads, rows, value dim) in the query's dtype, zero where a row sees no key; and
+lse (batch, heads, rows), fp32 (fp64 for fp64 inputs), ``-inf`` there."""
+
+SCORE_BYTES = 256 * 2**20
+"""Scores of one chunk of rows of the reference take at most this many bytes."""
+
+CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+CUDA_MAX_DIM = 256
+
+
+@dataclass(slots=True)
+class Request:
+    """Attention of some rows over one segment.
+
+    Attributes:
+        query: (batch, heads, rows, head dim).
+        key: (batch, kv heads, keys, head dim); heads is a multiple of kv heads.
+        value: (batch, kv heads, keys, value dim).
+        scale: multiplies the logits.
+        temperature: divides them, after the soft cap.
+        softcap: ``tanh(logits / softcap) * softcap``, or None.
+        causal: row i sees keys 0..i; only where rows == keys, and without ``mask``.
+        mask: bool, (rows, keys) or (batch, 1, rows, keys), True where a row sees a key; or None.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    temperature: float = 1.0
+    softcap: float | None = None
+    causal: bool = False
+    mask: torch.Tensor | None = None
+
+    def visible(self, start: int, stop: int) -> torch.Tensor | None:
+        """What rows start..stop see: (rows, keys) or (batch, 1, 1, rows, keys); None for all."""
+        if self.mask is not None:
+            part = self.mask[..., start:stop, :]
+            return part if part.dim() == 2 else part.unsqueeze(2)
+        if not self.causal:
+            return None
+        keys = torch.arange(self.key.shape[2], device=self.key.device)
+        return keys <= torch.arange(start, stop, device=self.key.device).unsqueeze(-1)
+
+
+def reference(request: Request) -> Answer:
+    """Explicit scores in fp32 (fp64 for fp64), on any device: the specification of the others."""
+    query, key, value = request.query, request.key, request.value
+    batch, heads, rows, _ = query.shape
+    kv_heads, n_keys = key.shape[1], key.shape[2]
+    exact = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
+    wide_key, wide_value = key.to(exact).unsqueeze(2), value.to(exact).unsqueeze(2)
+    step = max(1, SCORE_BYTES // (4 * batch * heads * max(n_keys, 1)))
+    outputs, lses = [], []
+    for start in range(0, rows, step):
+        part = grouped[:, :, :, start : start + step].to(exact)
+        scores = part @ wide_key.transpose(-1, -2) * request.scale
+        if request.softcap is not None:
+            scores = torch.tanh(scores / request.softcap) * request.softcap
+        scores = scores / request.temperature
+        visible = request.visible(start, min(start + step, rows))
+        if visible is not None:
+            scores = scores.masked_fill(~visible, -torch.inf)
+        lse = torch.logsumexp(scores, dim=-1)
+        weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+        outputs.append((weights @ wide_value).to(query.dtype))
+        lses.append(lse)
+    return torch.cat(outputs, dim=3).flatten(1, 2), torch.cat(lses, dim=3).flatten(1, 2)
+
+
+def _everything(_: Request) -> bool:
+    return True
+
+
+def _cpu_serves(request: Request) -> bool:
+    return (
+        request.softcap is None
+        and request.key.shape[-1] == request.value.shape[-1]
+        and request.query.dtype in CPU_DTYPES
+        and request.key.shape[2] > 0
+    )
+
+
+def _cpu(request: Request) -> Answer:
+    """PyTorch's fused CPU attention."""
+    query, groups = request.query, request.query.shape[1] // request.key.shape[1]
+    if groups == 1 or request.causal or request.mask is not None:
+        return _cpu_fused(request, query)
+    # The kernel reads keys once for each head that it is given; as rows, heads share one reading.
+    batch, heads, rows, dim = query.shape
+    folded = query.reshape(batch, heads // groups, groups * rows, dim)
+    output, lse = _cpu_fused(request, folded)
+    return output.reshape(batch, heads, rows, dim), lse.reshape(batch, heads, rows)
+
+
+def _cpu_fused(request: Request, query: torch.Tensor) -> Answer:
+    bias, mask = None, request.mask
+    if mask is not None:
+        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    # A matrix product with one bf16 vector takes twice the time of one with two columns.
+    twice = query.dtype == torch.bfloat16 and query.shape[2] == 1
+    twice = twice and mask is None and not request.causal
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query.expand(-1, -1, 2, -1) if twice else query,
+        request.key,
+        request.value,
+        0.0,
+        request.causal,
+        attn_mask=bias,
+        scale=request.scale / request.temperature,
+    )
+    if mask is not None:
+        # The kernel reports 0 instead of -inf for a row that sees nothing.
+        lse = lse.masked_fill(~mask.any(dim=-1), -torch.inf)
+    return (output[:, :, :1], lse[:, :, :1]) if twice else (output, lse)
+
+
+def _cuda_serves(request: Request) -> bool:
+    dim = request.key.shape[-1]
+    return (
+        request.softcap is None
+        and request.mask is None
+        and request.query.dtype in (torch.float16, torch.bfloat16)
+        and dim == request.value.shape[-1]
+        and dim <= CUDA_MAX_DIM
+        and dim % 8 == 0
+        and request.key.shape[2] > 0
+        and _cuda_agrees(request.query.device.index or 0)
+    )
+
+
+def _cuda(request: Request) -> Answer:
+    """PyTorch's fused CUDA attention."""
+    groups = request.query.shape[1] // request.key.shape[1]
+    key, value = request.key, request.value
+    if groups > 1:
+        key = key.repeat_interleave(groups, dim=1)
+        value = value.repeat_interleave(groups, dim=1)
+    scale = request.scale / request.temperature
+    result = torch.ops.aten._scaled_dot_product_flash_attention(
+        request.query, key, value, 0.0, request.causal, False, scale=scale
+    )
+    # Some kernels pad the rows of lse to a multiple of their tile.
+    return result[0], result[1][:, :, : request.query.shape[2]]
+
+
+@cache
+def _cuda_agrees(device: int) -> bool:
+    """Whether the kernel answers as the reference does on this device; if not, it is left out."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, 2, n, 64, generator=generator) for n in (5, 33, 33)]
+    query, key, value = (t.to(f"cuda:{device}", torch.float16) for t in tensors)
+    request = Request(query, key, value, scale=0.125)
+    try:
+        answer = _cuda(request)
+    except RuntimeError as error:
+        logger.warning("The fused CUDA attention is left out on cuda:%d: %s", device, error)
+        return False
+    pairs = zip(answer, reference(request), strict=True)
+    right = all(torch.allclose(one.float(), other.float(), atol=5e-3) for one, other in pairs)
+    if not right:
+        logger.warning("The fused CUDA attention differs from the reference on cuda:%d.", device)
+    return right
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Something that attends.
+
+    Attributes:
+        serves: whether it answers a request, and rightly, on its device.
+        attend: answers it.
+    """
+
+    serves: Callable[[Request], bool]
+    attend: Callable[[Request], Answer]
+
+
+BACKENDS: Mapping[str, Backend] = MappingProxyType(
+    {
+        "reference": Backend(_everything, reference),
+        "cpu": Backend(_cpu_serves, _cpu),
+        "cuda": Backend(_cuda_serves, _cuda),
+    }
+)
+
+KERNEL = "native"
+"""The C kernel, which is asked for several segments at once; see `attention.native.kernel`."""
+
+ORDER: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": (KERNEL, "cpu"), "cuda": ("cuda",)})
+"""For each type of device, the backends that are asked before the reference, fastest first."""
+
+_FORCED: ContextVar[tuple[str, ...] | None] = ContextVar("rag_windows_backend", default=None)
+
+
+def names(device: str) -> tuple[str, ...]:
+    """Backends that are asked on a type of device, before the reference."""
+    forced = _FORCED.get()
+    return ORDER.get(device, ()) if forced is None else forced
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Use one backend, and the reference for what it does not serve, in this thread or task.
+
+    Args:
+        name: of `BACKENDS`, or `KERNEL`.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    if name not in (*BACKENDS, KERNEL):
+        raise KeyError(name)
+    token = _FORCED.set((name,))
+    try:
+        yield
+    finally:
+        _FORCED.reset(token)
+
+
+def attend(request: Request) -> Answer:
+    """Answer with the fastest backend that serves the request."""
+    for name in names(request.query.device.type):
+        backend = BACKENDS.get(name)
+        if backend is not None and backend.serves(request):
+            return backend.attend(request)
+    return reference(request)

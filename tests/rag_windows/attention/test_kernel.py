@@ -1,0 +1,757 @@
+"""The compiled kernel: its numbers, what it refuses, when it serves, what stands in its way."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import mmap
+import shlex
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rag_windows import RagWindowsError
+from rag_windows.attention import backends, segments
+from rag_windows.attention.native import kernel as native
+
+Kind = tuple[torch.dtype, int, int]
+"""Dtype, head dim and value dim: each is compiled once a process."""
+
+SMALL: tuple[Kind, ...] = tuple(
+    (dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16, torch.float16)
+)
+# Sizes of several vectors, with and without a remainder, and beyond 128, where tiles are smaller.
+KINDS: tuple[Kind, ...] = (
+    *SMALL,
+    (torch.float32, 48, 80),
+    (torch.bfloat16, 144, 80),
+    (torch.float16, 32, 64),
+)
+# Rounding to the dtype; many rows in bf16 have weights in bf16, too. The lse is float32.
+OUTPUT_TOLERANCE = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
+LSE_TOLERANCE = 1e-5
+
+Layout = Literal["dense", "tokens first", "within others"]
+LAYOUTS: tuple[Layout, ...] = ("dense", "tokens first", "within others")
+Pair = tuple[Tensor, Tensor]
+
+EACH = pytest.mark.parametrize("kind", SMALL, ids=str)
+# As few, and as many.
+ROWS = pytest.mark.parametrize("rows", [3, 40])
+
+
+@pytest.fixture
+def compiled() -> None:
+    if not native.available(*SMALL[0]):
+        pytest.skip("needs a C compiler, and PyTorch with OpenMP")
+
+
+@pytest.fixture(autouse=True)
+def restored_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def draw(dtype: torch.dtype, *size: int, seed: int = 0) -> Tensor:
+    """Normal numbers, the same whatever was drawn before."""
+    generator = torch.Generator().manual_seed(seed + sum(size))
+    return torch.randn(*size, generator=generator).to(dtype)
+
+
+def pair(kind: Kind, heads: int, keys: int, seed: int = 0) -> Pair:
+    """Keys and values."""
+    dtype, dim, value_dim = kind
+    key = draw(dtype, heads, keys, dim, seed=seed)
+    return key, draw(dtype, heads, keys, value_dim, seed=seed + 1)
+
+
+def laid(tensor: Tensor, layout: Layout) -> Tensor:
+    """The same (heads, tokens, dim) numbers, in memory in one of the ways that windows are.
+
+    What stands around them is NaN: nobody may read it.
+    """
+    heads, tokens, dim = tensor.shape
+    if layout == "dense":
+        return tensor.contiguous()
+    if layout == "tokens first":
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    whole = tensor.new_full((heads + 1, tokens + 5, dim + 3), torch.nan)
+    part = whole[1:, 2:-3, 1:-2]
+    part.copy_(tensor)
+    return part
+
+
+def before_a_wall(tensor: Tensor) -> Tensor:
+    """The same numbers, right before a page of memory that stops who reads it."""
+    size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    wall = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + size
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(wall), mmap.PAGESIZE, 0):
+        raise OSError("no page could be closed")
+    made = torch.frombuffer(
+        memory, dtype=tensor.dtype, count=tensor.numel(), offset=size - tensor.nbytes
+    )
+    return made.view(tensor.shape).copy_(tensor)
+
+
+def item(
+    parts: Sequence[Pair],
+    tokens: Sequence[int] = (0,),
+    scale: float = 0.3,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    causal: bool = False,
+) -> native.Item:
+    """One group, with what most of them have."""
+    whole = [(key.unsqueeze(0), value.unsqueeze(0)) for key, value in parts]
+    places = torch.tensor(list(tokens), dtype=torch.int64)
+    return native.Item(whole, places, scale, softcap, temperature, causal)
+
+
+def call(items: Sequence[native.Item], query: Tensor) -> Pair:
+    return native.call(native.Items(items), query)
+
+
+def exact(items: Sequence[native.Item], query: Tensor) -> Pair:
+    """Output (results, heads, value dim) and lse (results, heads) in float64."""
+    outputs, lses = [], []
+    for one in items:
+        key = torch.cat([key[0] for key, _ in one.parts], dim=1).double()
+        value = torch.cat([value[0] for _, value in one.parts], dim=1).double()
+        rows = query[one.tokens].double().unflatten(1, (key.shape[0], -1))
+        logits = torch.einsum("thgd,hnd->thgn", rows, key) * one.scale
+        if one.softcap is not None:
+            logits = one.softcap * torch.tanh(logits / one.softcap)
+        logits = logits / one.temperature
+        if one.causal:
+            seen = torch.ones(len(one.tokens), key.shape[1], dtype=torch.bool).tril()
+            logits = logits.masked_fill(~seen[:, None, None], -torch.inf)
+        outputs.append((logits.softmax(-1) @ value.unsqueeze(0)).flatten(1, 2))
+        lses.append(logits.logsumexp(-1).flatten(1, 2))
+    return torch.cat(outputs), torch.cat(lses)
+
+
+def by_reference(one: native.Item, query: Tensor) -> Pair:
+    rows = query[one.tokens].transpose(0, 1).unsqueeze(0)
+    request = backends.Request(rows, *one.parts[0], one.scale, one.temperature, one.softcap)
+    output, lse = backends.reference(request)
+    return output[0].transpose(0, 1), lse[0].transpose(0, 1)
+
+
+def compare(items: Sequence[native.Item], query: Tensor) -> None:
+    output, lse = call(items, query)
+    expected, expected_lse = exact(items, query)
+    tolerance = OUTPUT_TOLERANCE[query.dtype]
+    assert output.dtype == query.dtype
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Numbers of one item."""
+
+    lengths: list[int]
+    tokens: int
+    layouts: tuple[Layout, Layout]
+    softcap: float | None
+    temperature: float
+    causal: bool
+
+
+ASKED = st.builds(
+    Asked,
+    lengths=st.lists(st.integers(1, 700), min_size=1, max_size=4),
+    tokens=st.integers(1, 24),
+    layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
+    softcap=st.sampled_from([None, 2.0, 30.0]),
+    temperature=st.sampled_from([1.0, 0.5, 1.3]),
+    causal=st.booleans(),
+)
+
+
+@pytest.mark.usefixtures("compiled")
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(KINDS),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 8)),
+    width=st.integers(1, 4),
+    asked=st.lists(ASKED, min_size=1, max_size=3),
+    threads=st.sampled_from([1, 2, 5]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_items(
+    kind: Kind, heads: tuple[int, int], width: int, asked: list[Asked], threads: int, seed: int
+) -> None:
+    """Few rows and more than a tile of them, over parts of any length, anywhere in memory."""
+    torch.set_num_threads(threads)
+    dtype, dim, _ = kind
+    query = draw(dtype, width, heads[0] * heads[1], dim, seed=seed)
+    items = []
+    for number, one in enumerate(asked):
+        parts = []
+        for index, length in enumerate(one.lengths):
+            key, value = pair(kind, heads[0], length, seed + 10 * number + index)
+            parts.append((laid(key, one.layouts[0]), laid(value, one.layouts[1])))
+        tokens = [(seed + 3 * place) % width for place in range(one.tokens)]
+        items.append(item(parts, tokens, dim**-0.5, one.softcap, one.temperature, one.causal))
+    compare(items, query)
+
+
+# A remainder of a block of rows, and both sides of what is served as many, and of a tile.
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 17, 33, 63, 65, 127, 129, 300])
+def test_rows(kind: Kind, rows: int) -> None:
+    dtype, dim, _ = kind
+    parts = [pair(kind, 1, 300), pair(kind, 1, 33, seed=5)]
+    compare([item(parts, range(rows), dim**-0.5, temperature=0.7)], draw(dtype, rows, 1, dim))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("length", [1, 2, 16, 33, 130, 257, 520])
+def test_a_text_that_sees_itself(kind: Kind, length: int) -> None:
+    """In one part, and cut; beside a text that does not see it."""
+    dtype, dim, _ = kind
+    query = draw(dtype, length + 7, 3, dim)
+    key, value = pair(kind, 1, length)
+    cut = max(1, length // 3)
+    parts = [(key[:, :cut], value[:, :cut]), (key[:, cut:], value[:, cut:])]
+    items = [
+        item([(key, value)], range(7, 7 + length), dim**-0.5, causal=True),
+        item([pair(kind, 1, 7, seed=1)], range(7), dim**-0.5, 5.0, causal=True),
+        item(parts[: length // cut], range(length), dim**-0.5, causal=True),
+    ]
+    compare(items, query)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_nothing_behind_the_last_number_is_read(kind: Kind, rows: int) -> None:
+    """The process would end. Both sides of a vector, of what is laid out at once, of a chunk."""
+    dtype, dim, _ = kind
+    query = before_a_wall(draw(dtype, rows, 1, dim))
+    for keys in (1, 15, 17, 33, 63, 65, native.CHUNK, native.CHUNK + 1, 2 * native.CHUNK + 1):
+        key, value = map(before_a_wall, pair(kind, 1, keys))
+        compare([item([(key, value)], range(rows), dim**-0.5)], query)
+
+
+@pytest.mark.usefixtures("compiled")
+@EACH
+def test_groups_and_a_query_that_is_a_view(kind: Kind) -> None:
+    """As the model's: heads before tokens, in a tensor that holds more."""
+    dtype, dim, _ = kind
+    whole = torch.full((6, 9, 3 * dim), torch.nan, dtype=dtype)
+    whole[:, 2:5, dim : 2 * dim] = draw(dtype, 6, 3, dim)
+    query = whole[:, 2:5, dim : 2 * dim].transpose(0, 1)
+    key, value = draw(dtype, 3, 2, 100, dim), draw(dtype, 3, 2, 100, dim, seed=1)
+    first, end = torch.tensor([0, 7, 99]), torch.tensor([100, 60, 100])
+    order = torch.tensor([2, 0, 1])
+    asked = native.Item([(key, value)], order, 0.3, None, 0.8, between=(first, end))
+    one_by_one = [
+        item([(key[g, :, a:b], value[g, :, a:b])], [token], temperature=0.8)
+        for g, (a, b, token) in enumerate(zip(first, end, order.tolist(), strict=True))
+    ]
+    compare(one_by_one, query)
+    for mine, wanted in zip(call([asked], query), call(one_by_one, query), strict=True):
+        assert torch.equal(mine, wanted)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_items_are_asked_again_and_keep_what_they_point_at() -> None:
+    query = draw(torch.float32, 1, 2, 16)
+    items = native.Items([item([pair(SMALL[0], 2, 5000)])])
+    expected = exact([item([pair(SMALL[0], 2, 5000)])], query)[1]
+    # What would have been freed is taken again.
+    others = [torch.full((2, 5000, 16), torch.nan) for _ in range(4)]
+    first, again = native.call(items, query), native.call(items, query)
+    torch.testing.assert_close(first[1].double(), expected, atol=1e-5, rtol=0)
+    assert torch.equal(first[0], again[0])
+    assert len(others) == 4
+
+
+@pytest.mark.usefixtures("compiled")
+@EACH
+def test_many_callers_at_once(kind: Kind) -> None:
+    """Each of them with threads of its own."""
+    dtype, dim, _ = kind
+    query = draw(dtype, 30, 4, dim)
+    shared = native.Items([item([pair(kind, 2, 900)], range(30))])
+    own = [native.Items([item([pair(kind, 2, 400 + n, seed=n)], [n])]) for n in range(8)]
+    gate = threading.Barrier(8)
+
+    def work(number: int) -> list[Tensor]:
+        # A thread takes the number of the process with its first question about it.
+        torch.get_num_threads()
+        torch.set_num_threads(1 + number % 3)
+        gate.wait(timeout=30)
+        both = shared, own[number]
+        return [part for _ in range(20) for one in both for part in native.call(one, query)]
+
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(work, range(8)))
+    for number, parts in enumerate(together):
+        torch.set_num_threads(1 + number % 3)
+        alone = [part for one in (shared, own[number]) for part in native.call(one, query)]
+        assert all(torch.equal(part, alone[i % 4]) for i, part in enumerate(parts))
+
+
+@pytest.mark.usefixtures("compiled")
+@EACH
+@ROWS
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_large_logits(kind: Kind, rows: int, sign: float) -> None:
+    """About 10,000 and above, of one sign or of both; capped, nearly all of them at the cap."""
+    dtype, dim, _ = kind
+    key, value = pair(kind, 2, 600)
+    query = draw(dtype, rows, 4, dim)
+    for keys, asking in ((key, query), (sign * key.abs(), query.abs())):
+        one = item([(keys, value)], range(rows), 2000.0)
+        output, lse = call([one], asking)
+        _, expected = exact([one], asking)
+        assert bool((expected.abs() > 10000).any())
+        assert bool(torch.isfinite(output).all())
+        torch.testing.assert_close(lse.double(), expected, rtol=2e-6, atol=1e-2)
+    compare([item([(key, value)], range(rows), sign * 2000.0, 5.0, 0.5)], query)
+
+
+@pytest.mark.usefixtures("compiled")
+@EACH
+@ROWS
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("where", ["key", "value"])
+def test_nan_stays_where_it_is_read(
+    kind: Kind, rows: int, softcap: float | None, where: str
+) -> None:
+    """In the rows of its kv head and its item; of a value, in its dimension."""
+    dtype, dim, _ = kind
+    query = draw(dtype, rows, 4, dim)
+    for place in (0, 299, 300, 599):
+        key, value = pair(kind, 2, 600)
+        (key if where == "key" else value)[1, place, 3] = torch.nan
+        other = item([pair(kind, 2, 400, seed=1)], range(rows), 0.3, softcap)
+        output, lse = call([item([(key, value)], range(rows), 0.3, softcap), other], query)
+        expected = torch.zeros_like(output, dtype=torch.bool)
+        expected[:rows, 2:, slice(None) if where == "key" else 3] = True
+        assert torch.equal(output.isnan(), expected)
+        assert torch.equal(lse.isnan(), expected.all(-1))
+
+
+@pytest.mark.usefixtures("compiled")
+@EACH
+@ROWS
+def test_nan_of_a_text_is_seen_from_its_place_on(kind: Kind, rows: int) -> None:
+    dtype, dim, _ = kind
+    key, value = pair(kind, 2, rows)
+    key[1, rows // 2, 3] = torch.nan
+    _, lse = call([item([(key, value)], range(rows), causal=True)], draw(dtype, rows, 4, dim))
+    expected = torch.zeros_like(lse, dtype=torch.bool)
+    expected[rows // 2 :, 2:] = True
+    assert torch.equal(lse.isnan(), expected)
+
+
+@pytest.mark.usefixtures("compiled")
+@EACH
+@ROWS
+@pytest.mark.parametrize("case", ["infinite values", "some hidden", "a chunk", "all hidden"])
+def test_infinities_are_as_in_the_reference(kind: Kind, rows: int, case: str) -> None:
+    """Values of both signs give NaN; keys of logit -inf weigh nothing, and all of them zero."""
+    dtype, dim, _ = kind
+    key, value = pair(kind, 2, 600)
+    query = draw(dtype, rows, 4, dim)
+    query[..., 0] = 1.0
+    if case == "infinite values":
+        value[0, [17, 290], 3] = torch.inf
+        value[1, 5, 0], value[1, 280, 0] = torch.inf, -torch.inf
+    else:
+        end = {"some hidden": 5, "a chunk": 256, "all hidden": 600}[case]
+        key[:, :end, 0] = -torch.inf
+    one = item([(key, value)], range(rows), 0.1)
+    output, lse = call([one], query)
+    expected, expected_lse = by_reference(one, query)
+    assert bool(expected.isnan().any()) == (case == "infinite values")
+    tolerance = OUTPUT_TOLERANCE[dtype]
+    torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance, equal_nan=True)
+    torch.testing.assert_close(lse, expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
+    key[0, 300, 0] = torch.inf
+    assert bool(call([one], query)[0][:, :2].isnan().all())
+
+
+@pytest.mark.usefixtures("compiled")
+@EACH
+@ROWS
+@pytest.mark.parametrize(("size", "keys"), [(0.0, 700), (1e4, 700), (-1e4, 700), (0.5, 1)])
+def test_equal_logits(kind: Kind, rows: int, size: float, keys: int) -> None:
+    """The mean of the values; the lse is the logit and the logarithm of the number of keys."""
+    dtype, dim, _ = kind
+    value = pair(kind, 2, keys)[1]
+    one = item([(torch.ones_like(value), value)], range(rows), size / dim)
+    output, lse = call([one], torch.ones(rows, 4, dim, dtype=dtype))
+    tolerance = 0.0 if keys == 1 else OUTPUT_TOLERANCE[dtype]
+    mean = value.double().mean(1).repeat_interleave(2, 0).expand(rows, -1, -1)
+    torch.testing.assert_close(output.double(), mean, atol=tolerance, rtol=tolerance)
+    expected = torch.full_like(lse, size) + math.log(keys)
+    torch.testing.assert_close(lse, expected, atol=LSE_TOLERANCE, rtol=2e-7)
+
+
+@pytest.mark.usefixtures("compiled")
+@ROWS
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00001, 0x7FFFFFFF, -1, -0x400000 + 0xFF])
+def test_every_nan_is_one(rows: int, bits: int) -> None:
+    key, value = pair(SMALL[0], 1, 40)
+    key.view(torch.int32)[0, 7, 2] = bits
+    output, lse = call([item([(key, value)], range(rows))], draw(torch.float32, rows, 1, 16))
+    assert bool(output.isnan().all())
+    assert bool(lse.isnan().all())
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", SMALL[1:], ids=str)
+def test_values_as_large_as_the_dtype_holds(kind: Kind) -> None:
+    dtype, dim, _ = kind
+    key, value = pair(kind, 1, 300)
+    largest = torch.finfo(dtype).max
+    output, _ = call([item([(key, torch.full_like(value, largest))])], draw(dtype, 1, 1, dim))
+    # The sum may be one rounding above the largest number.
+    assert bool((output >= 0.99 * largest).all())
+    assert not bool(output.isnan().any())
+
+
+def sized(keys: int = 20, heads: int = 2, dim: int = 16, value_dim: int = 16) -> Pair:
+    return pair((torch.float32, dim, value_dim), heads, keys)
+
+
+GOOD = sized()
+UNFIT: dict[str, list[Pair]] = {
+    "no part": [],
+    "no key": [sized(0)],
+    "no key behind some": [GOOD, sized(0)],
+    "other kv heads": [GOOD, sized(heads=3)],
+    "fewer kv heads of values": [(GOOD[0], GOOD[1][:1])],
+    "other head dim": [GOOD, sized(dim=32)],
+    "other value dim": [GOOD, sized(value_dim=32)],
+    "fewer values": [(GOOD[0], GOOD[1][:, :-1])],
+    "more values": [(GOOD[0][:, :-1], GOOD[1])],
+    "head dim of no vectors": [sized(dim=24)],
+    "value dim of no vectors": [sized(value_dim=8)],
+    "too large a head dim": [sized(dim=native.MAX_DIM + 16)],
+    "too large a value dim": [sized(value_dim=native.MAX_DIM + 16)],
+    "values of another dtype": [(GOOD[0], GOOD[1].bfloat16())],
+    "a later dtype": [GOOD, (GOOD[0].half(), GOOD[1].half())],
+    "doubles": [(GOOD[0].double(), GOOD[1].double())],
+    "keys across": [(GOOD[0].mT.contiguous().mT, GOOD[1])],
+    "values across": [GOOD, (GOOD[0], GOOD[1].mT.contiguous().mT)],
+    "elsewhere": [(GOOD[0].to("meta"), GOOD[1].to("meta"))],
+}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("what", UNFIT)
+def test_keys_that_do_not_fit(what: str) -> None:
+    """Nothing that would be read out of bounds is ever asked."""
+    with pytest.raises(RagWindowsError, match="CPU kernel"):
+        native.Items([item(UNFIT[what])])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_items_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts the bytes between 16 keys in 32 bits."""
+    assert 15 * native.MAX_STRIDE * 2 < 2**31
+    monkeypatch.setattr(native, "MAX_STRIDE", 200)
+    native.Items([item([(draw(torch.float32, 2, 20, 200)[..., :16], GOOD[1])])])
+    for items in (
+        [],
+        [item([GOOD]), item([GOOD], [])],
+        [item([GOOD]), item([GOOD], [0, -1])],
+        [item([GOOD]), item([sized(dim=32)])],
+        [item([GOOD]), item([])],
+        [item([(draw(torch.float32, 2, 20, 201)[..., :16], GOOD[1])])],
+    ):
+        with pytest.raises(RagWindowsError, match="CPU kernel"):
+            native.Items(items)
+    for first, end in (([0], [21]), ([-1], [3]), ([3], [3]), ([0, 0], [1, 1])):
+        one = item([GOOD])
+        one.between = torch.tensor(first), torch.tensor(end)
+        with pytest.raises(RagWindowsError, match="at least one of the keys"):
+            native.Items([one])
+
+
+QUERIES: dict[str, Tensor] = {
+    "other dtype": draw(torch.bfloat16, 3, 4, 16),
+    "larger head dim": draw(torch.float32, 3, 4, 32),
+    "smaller head dim": draw(torch.float32, 3, 4, 16)[..., :8],
+    "too few tokens": draw(torch.float32, 2, 4, 16),
+    "heads in no groups": draw(torch.float32, 3, 5, 16),
+    "fewer heads than the keys": draw(torch.float32, 3, 1, 16),
+    "no heads": draw(torch.float32, 3, 0, 16),
+    "across": draw(torch.float32, 3, 16, 4).mT,
+    "elsewhere": draw(torch.float32, 3, 4, 16).to("meta"),
+}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("what", QUERIES)
+def test_a_query_that_does_not_fit(what: str) -> None:
+    made = native.Items([item([GOOD]), item([GOOD], [0, 2])])
+    assert made.fit(draw(torch.float32, 3, 4, 16))
+    with pytest.raises(RagWindowsError, match="takes a query"):
+        native.call(made, QUERIES[what])
+
+
+def long_part(dtype: torch.dtype = torch.float32, keys: int = native.LEAST_KEYS) -> native.Part:
+    return draw(dtype, 1, 2, keys, 16), draw(dtype, 1, 2, keys, 16, seed=1)
+
+
+def asking(tokens: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A query of 8 heads."""
+    return draw(dtype, tokens, 8, 16, seed=2)
+
+
+def takes(query: Tensor, *parts: native.Part, causal: bool = False) -> bool:
+    return native.takes(query, parts, len(query) * 4, causal=causal)
+
+
+def attend(query: Tensor, part: native.Part) -> Pair:
+    whole = segments.Segments("context", [segments.Segment(0, 0, layers={0: [part]})], len(query))
+    rows = segments.Rows(torch.zeros(len(query), dtype=torch.int64))
+    return whole.attend(segments.Queries(0, query, rows, 0.25, None, None))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_it_takes() -> None:
+    key, value = good = long_part()
+    assert takes(asking(), good)
+    assert takes(asking(), good, good)
+    assert not takes(asking(), (key[..., :8], value))
+    assert not takes(asking(dtype=torch.float64), long_part(torch.float64))
+    assert not takes(asking(), (key.half(), value))
+    assert not takes(asking(), (key, value.half()))
+    assert not takes(asking().half(), good)
+    assert not takes(asking().mT.contiguous().mT, good)
+    assert not takes(asking(), (key.mT.contiguous().mT, value))
+    for tensor in (key, asking()):
+        tensor.requires_grad_()
+    assert not takes(asking(), (key, value))
+    with torch.no_grad():
+        assert takes(asking(), (key, value))
+    attend(asking(), (key, value))[0].sum().backward()
+    assert key.grad is not None
+
+
+def test_rows_where_the_processor_has_products_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for many in (True, False):
+        made = native.Kernel(lambda *_: None, many)
+        monkeypatch.setattr(native, "kernel", lambda *_, made=made: made)
+        assert takes(asking(native.MOST_ROWS // 4), long_part())
+        assert takes(asking(native.MOST_ROWS // 4 + 1), long_part()) == many
+        assert takes(asking(2), long_part(), causal=True) == many
+    monkeypatch.setattr(native, "kernel", lambda *_: None)
+    assert not takes(asking(), long_part())
+
+
+def test_what_a_call_is_worth() -> None:
+    def of(keys: int, tokens: int = 1, causal: bool = False) -> native.Item:
+        return native.Item([long_part(keys=keys)], torch.arange(tokens), 1.0, None, 1.0, causal)
+
+    assert not native.pays([])
+    assert native.pays([of(native.LEAST_KEYS)])
+    assert not native.pays([of(native.LEAST_KEYS - 1)])
+    assert native.pays([of(3), of(4)])
+    few = native.LEAST_TOKENS // 2
+    assert native.pays([of(few, few, True), of(few, few, True)])
+    assert not native.pays([of(few - 1, few - 1, True), of(few, few, True)])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = native.call
+
+    def recorded(items: native.Items, query: Tensor) -> Pair:
+        calls.append(len(query))
+        return real(items, query)
+
+    monkeypatch.setattr(native, "call", recorded)
+    answer = attend(asking(), long_part())
+    with backends.forced("cpu"):
+        expected = attend(asking(), long_part())
+    with backends.forced("native"):
+        attend(asking(), long_part(keys=5))  # what it does not take is the reference's
+    assert calls == [4]
+    for part, wanted in zip(answer, expected, strict=True):
+        torch.testing.assert_close(part, wanted, atol=5e-6, rtol=1e-6)
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nothing is compiled yet, and no compiler is named; where temporary files are made."""
+    monkeypatch.setattr(native, "_built", {})
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    made = tmp_path / "temporary files"
+    made.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(made))
+    return made
+
+
+def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.INFO) -> None:
+    """PyTorch answers, however often it is asked, and the log has the reason once."""
+    with caplog.at_level(logging.INFO, logger=native.__name__):
+        assert not any(native.available(*SMALL[0]) for _ in range(3))
+        answer = attend(asking(), long_part())
+    with backends.forced("cpu"):
+        assert all(map(torch.equal, answer, attend(asking(), long_part())))
+    (record,) = [record for record in caplog.records if record.name == native.__name__]
+    assert record.levelno == level
+    assert what in record.getMessage()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("fault", ["output", "lse", "softcap", "many rows", "causal", "NaN"])
+def test_a_kernel_that_errs_is_left_out(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    real = native.call
+
+    def bad(items: native.Items, query: Tensor) -> Pair:
+        output, lse = real(items, query)
+        if fault == "NaN":
+            output[-1, -1, -1] = torch.nan
+        wrong = {
+            "softcap": items.settings[0, 1] != 0,
+            "many rows": len(query) == 50,
+            "causal": bool(items.table[0, 5]),
+        }.get(fault, fault == "output")
+        return output + 0.01 * float(wrong), lse + 0.001 * (fault == "lse")
+
+    monkeypatch.setattr(native, "call", bad)
+    left_out(caplog, "differs from the reference", logging.WARNING)
+
+
+COMPILERS: dict[str, tuple[str, str]] = {
+    "refuses": ("import sys; sys.exit('no such processor')", "no such processor"),
+    "odd letters": ("import sys; sys.stderr.buffer.write(b'\\xff\\xfe'); sys.exit(1)", "left out"),
+    "makes nothing": ("", "left out"),
+    "rubbish": ("import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w').write('x')", "left out"),
+    "hangs": ("import time; time.sleep(100)", "timed out"),
+}
+
+
+def named(folder: Path, code: str, *arguments: str) -> str:
+    """A command line, as in CC, of a compiler that does this."""
+    script = folder / "our compiler.py"
+    script.write_text(code, encoding="utf-8")
+    return shlex.join([sys.executable, "-S", str(script), *arguments])
+
+
+@pytest.mark.parametrize("how", COMPILERS)
+def test_a_compiler_that_fails(
+    how: str,
+    anew: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    code, said = COMPILERS[how]
+    monkeypatch.setattr(native, "_openmp", lambda: "libgomp.so")
+    monkeypatch.setattr(native, "_SECONDS", 0.5 if how == "hangs" else 60)
+    monkeypatch.setenv("CC", named(tmp_path, code))
+    left_out(caplog, said)
+    assert list(anew.iterdir()) == []
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("what", ["/no/such/compiler", "cc 'unclosed", "no compiler", "no OpenMP"])
+def test_what_is_not_there(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "_openmp", lambda: None if what == "no OpenMP" else "libgomp.so")
+    if what == "no compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    elif what != "no OpenMP":
+        monkeypatch.setenv("CC", what)
+    left_out(caplog, what if what.startswith("no ") and "OpenMP" in what else "left out")
+
+
+MAPS = """\
+55d0-55d1 r--p 00000000 08:01 1  /usr/bin/python3
+7f00-7f01 r-xp 00000000 08:01 2  /usr/lib/libgomp.so.1.0.0
+7f02-7f03 r--p 00000000 08:01 3  /home/a user/torch/lib/libgomp-a34b.so.1
+7f04-7f05 r-xp 00000000 08:01 4  /usr/lib/libompare.so
+7f06-7f07 rw-p 00000000 00:00 0  [heap]
+"""
+
+
+@pytest.mark.parametrize(
+    ("maps", "expected"),
+    [
+        (MAPS, "/home/a user/torch/lib/libgomp-a34b.so.1"),
+        (MAPS.replace("torch", "other"), "/home/a user/other/lib/libgomp-a34b.so.1"),
+        (MAPS.replace("libgomp", "libiomp5"), "/home/a user/torch/lib/libiomp5-a34b.so.1"),
+        (MAPS.replace("libgomp", "libm"), None),
+        (None, None),
+    ],
+)
+def test_which_openmp(
+    maps: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own where several are loaded; a whole path, whatever stands in it."""
+    path = tmp_path / "maps"
+    if maps is not None:
+        path.write_text(maps, encoding="utf-8")
+    monkeypatch.setattr(native, "_MAPS", path)
+    assert native._openmp() == expected
+
+
+# Each call of the compiler goes on to the real one; the last argument is the file of what it saw.
+PASSED_ON = """
+import os, subprocess, sys
+*real, seen = sys.argv[1].split("|")
+made = sys.argv[sys.argv.index("-o") + 1]
+with open(seen, "a") as file:
+    print(oct(os.stat(os.path.dirname(made)).st_mode & 0o777), made, file=file)
+sys.exit(subprocess.call([*real, *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_named_compiler_with_arguments(
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It works in a folder that nobody else may enter and that is gone before the kernel runs.
+
+    Threads that ask at once have it compiled once.
+    """
+    seen = tmp_path / "seen"
+    real = native._compiler()
+    assert real is not None
+    monkeypatch.setenv("CC", named(tmp_path, PASSED_ON, "|".join([*real, str(seen)])))
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: native.kernel(*SMALL[0]), range(4)))
+    assert made[0] is not None
+    assert made == made[:1] * 4
+    lines = seen.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"0o700 {anew}/") for line in lines)
+    assert list(anew.iterdir()) == []
+    compare([item([pair(SMALL[0], 2, 500)], [1, 0])], draw(torch.float32, 2, 4, 16))
+    monkeypatch.setenv(native.VARIABLE, "0")
+    assert not native.available(*SMALL[0])
+    with pytest.raises(RagWindowsError, match="no CPU kernel"):
+        native.Items([item([GOOD])])
