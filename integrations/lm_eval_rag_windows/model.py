@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,29 +12,27 @@ from typing import Any
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
+from lm_eval.models.utils_hf import stop_sequences_criteria
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from lm_eval_rag_windows.prompts import (
-    ChatContext,
-    ChatWriter,
-    Cut,
-    Cutter,
-    Examples,
-    Ids,
-    Prompts,
-    check_count,
-)
-from lm_eval_rag_windows.scoring import Counts, Wish, answer, score
+from lm_eval_rag_windows.prompts import ChatContext, ChatWriter, Cut, Cutter, Examples, Ids, Prompts
 from rag_windows import Method, PassageCache, Profile, WindowedLM, __version__
 from rag_windows.errors import InputError, LimitError, MethodError, ModelError, PromptError
 from rag_windows.integration import (
     Boundary,
-    Likelihood,
+    EncodedContext,
     ModelSource,
     describe,
+    likelihoods,
     method_of,
     position_limit,
+    whole_number,
 )
 
 UNKNOWN_LENGTH = 2048
@@ -138,9 +137,10 @@ class RagWindowsLM(TemplateLM):
                 "over several accelerators."
             )
         # Before gigabytes are loaded.
-        check_count("max_window_tokens", max_window_tokens)
-        check_count("max_length", max_length)
-        check_count("max_gen_toks", max_gen_toks)
+        whole_number("max_gen_toks", max_gen_toks)
+        for name, value in (("max_window_tokens", max_window_tokens), ("max_length", max_length)):
+            if value is not None:
+                whole_number(name, value)
         self._examples = Examples(
             delimiter=_unescaped(fewshot_delimiter),
             shots=num_fewshot,
@@ -174,16 +174,18 @@ class RagWindowsLM(TemplateLM):
             self._template_kwargs["enable_thinking"] = enable_thinking
         self._max_length = max_length or position_limit(self.lm.model.config) or UNKNOWN_LENGTH
         self._window = max_window_tokens or max(1, self._max_length // 2)
-        self._boundary = Boundary(self.tokenizer)
-        read_by = self._boundary
+        boundary = Boundary(self.tokenizer)
         if parse_special_tokens:
-            read_by = Boundary(self.tokenizer, tuple(self._boundary.controls.by_content))
+            boundary = Boundary(self.tokenizer, tuple(boundary.controls.by_content))
         bos = str(self.tokenizer.decode([self.prefix_token_id]))
-        self._cutter = Cutter(self.tokenizer, read_by, add_bos_token=add_bos_token, bos=bos)
+        self._cutter = Cutter(self.tokenizer, boundary, add_bos_token=add_bos_token, bos=bos)
         self.prompts = Prompts(
-            self.lm, self._examples, read_by, self._cutter, self._max_length, self._window
+            self.lm, self._examples, boundary, self._cutter, self._max_length, self._window
         )
-        self._counts = Counts()
+        # How many requests had so many windows; sets of prefix and windows, and what they cost.
+        # Requests without any prompt, as for perplexity, are left out.
+        self._by_windows: Counter[int] = Counter()
+        self._counts = {"contexts": 0, "windows_encoded": 0, "windows_reused": 0}
         self._writer: ChatWriter | None = None
 
     # What the harness asks about
@@ -230,7 +232,10 @@ class RagWindowsLM(TemplateLM):
                 "max_window_tokens": self._window,
                 "windows_split": self.prompts.split,
                 "prompts_truncated": self.prompts.truncated,
-                **self._counts.described(),
+                "requests_by_windows": {
+                    str(n): self._by_windows[n] for n in sorted(self._by_windows)
+                },
+                **self._counts,
             },
         }
 
@@ -247,7 +252,7 @@ class RagWindowsLM(TemplateLM):
                 "prefix= is for prompts without a chat template; give --system_instruction instead."
             )
         if self._writer is None:
-            self._writer = ChatWriter(self.tokenizer, self._boundary, self._template_kwargs)
+            self._writer = ChatWriter(self.tokenizer, self._template_kwargs)
             self.prompts.wrote_chats = True
         return self._writer.write(chat_history, answered=not add_generation_prompt)
 
@@ -276,26 +281,29 @@ class RagWindowsLM(TemplateLM):
             with _named(request) as name:
                 context, continuation = request.args[:2]
                 asked.append(self._pair(context, continuation, request.doc, name))
+        found: dict[int, Pair] = {}
         with _bar(len(asked), "Running loglikelihood requests", disable_tqdm) as bar:
-
-            def told(index: int, found: Likelihood) -> None:
-                self.cache_hook.add_partial("loglikelihood", requests[index].args, _pair(found))
+            for index, pair in self._scored(asked):
+                found[index] = pair
+                self.cache_hook.add_partial("loglikelihood", requests[index].args, pair)
                 bar.update()
-
-            return [_pair(one) for one in score(self.lm, asked, told, self._counts)]
+        return [found[index] for index in range(len(asked))]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Any], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[Pair]:
         """The same for token ids, without windows: (anything, prompt, continuation) each."""
-        asked: list[tuple[Cut, Ids]] = []
+        asked = []
         for _, context, continuation in requests:
             cut = Cut((), (), tuple(context))
             fitted = self.prompts.fit(cut, len(continuation) - 1, "A request")
             asked.append((fitted, tuple(continuation)))
         with _bar(len(asked), "Reading text", disable_tqdm) as bar:
-            found = score(self.lm, asked, lambda *_: bar.update())
-        return [_pair(one) for one in found]
+            found = {}
+            for index, pair in self._scored(asked, counted=False):
+                found[index] = pair
+                bar.update()
+        return [found[index] for index in range(len(asked))]
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -314,37 +322,87 @@ class RagWindowsLM(TemplateLM):
                 parts.append((None, *make_disjoint_window(stretch)))
                 owners.append(index)
         sums = [0.0] * len(requests)
-        for owner, (logprob, _) in zip(
-            owners, self._loglikelihood_tokens(parts, disable_tqdm), strict=True
-        ):
+        found = self._loglikelihood_tokens(parts, disable_tqdm)
+        for owner, (logprob, _) in zip(owners, found, strict=True):
             sums[owner] += logprob
         for request, total in zip(requests, sums, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return sums
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Free answers, each cut before the first of its stop strings.
+        """Free answers, one after the other, each cut before the first of its stop strings.
 
         Raises:
             InputError: a request that can't be read; the message names task and document.
         """
-        end = str(self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False))
-        asked = []
+        asked, wishes = [], []
         for request in requests:
             with _named(request) as name:
                 context, wished = request.args[:2]
-                wish = Wish.of(wished, self._max_gen_toks, end)
+                wish = self._wish(wished)
                 cut = self.prompts.cut(context, request.doc)
                 if not cut.question:
                     raise InputError("the prompt has no tokens.")
-                asked.append((self.prompts.fit(cut, wish.tokens, name), wish))
+                asked.append(self.prompts.fit(cut, wish["max_new_tokens"], name))
+                wishes.append(wish)
+        found: dict[int, str] = {}
         with _bar(len(asked), "Running generate_until requests", disable_tqdm) as bar:
+            for context, group in self._together(asked):
+                for index in group:
+                    found[index] = self._answer(context, asked[index].question, wishes[index])
+                    args = requests[index].args
+                    self.cache_hook.add_partial("generate_until", args, found[index])
+                    bar.update()
+        return [found[index] for index in range(len(asked))]
 
-            def told(index: int, text: str) -> None:
-                self.cache_hook.add_partial("generate_until", requests[index].args, text)
-                bar.update()
+    def _wish(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """A task's generation arguments as those of `generate_ids`, and ``until``."""
+        end = str(self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False))
+        options = dict(normalize_gen_kwargs(dict(asked), self._max_gen_toks))
+        until = handle_stop_sequences(options.pop("until", None), eos=end)
+        options["max_new_tokens"] = int(options.pop("max_gen_toks"))
+        if not options.get("do_sample"):
+            options.pop("temperature", None)
+        return {**options, "until": [string for string in until if string]}
 
-            return answer(self.lm, asked, told, self._counts, self._think_end)
+    def _answer(self, context: EncodedContext, question: Ids, wish: Mapping[str, Any]) -> str:
+        options = dict(wish)
+        until = options.pop("until")
+        begins = len(context.prefix_ids) + len(question)
+        criteria = stop_sequences_criteria(self.tokenizer, list(until), begins, 1)
+        ids = self.lm.generate_ids(context, question, stopping_criteria=criteria, **options)
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return str(postprocess_generated_text(text, list(until), self._think_end))
+
+    def _scored(
+        self, asked: Sequence[tuple[Cut, Ids]], *, counted: bool = True
+    ) -> Iterator[tuple[int, Pair]]:
+        """Index and result of each prompt with what follows it, as they come."""
+        for context, group in self._together([cut for cut, _ in asked], counted=counted):
+            pairs = [(asked[index][0].question, asked[index][1]) for index in group]
+            for index, one in zip(group, likelihoods(self.lm, context, pairs), strict=True):
+                yield index, (one.logprob, one.greedy)
+
+    def _together(
+        self, cuts: Sequence[Cut], *, counted: bool = True
+    ) -> Iterator[tuple[EncodedContext, list[int]]]:
+        """Each different set of prefix and windows, encoded, with the requests that read it.
+
+        They come sorted, so that sets which begin alike follow each other while their windows are
+        still in the cache.
+        """
+        groups: dict[tuple[Ids, tuple[Ids, ...]], list[int]] = {}
+        for index, cut in enumerate(cuts):
+            groups.setdefault((cut.prefix, cut.windows), []).append(index)
+        for prefix, windows in sorted(groups):
+            group = groups[prefix, windows]
+            context = self.lm.encode_ids(prefix, windows)
+            if counted:
+                self._by_windows[len(windows)] += len(group)
+                self._counts["contexts"] += 1
+                self._counts["windows_encoded"] += context.encoded_windows
+                self._counts["windows_reused"] += context.cached_windows
+            yield context, group
 
     def _pair(self, context: str, continuation: str, doc: Any, name: str) -> tuple[Cut, Ids]:
         """A prompt and what follows it; without a prompt, the model's first token stands for it."""
@@ -356,10 +414,6 @@ class RagWindowsLM(TemplateLM):
         if not ids:
             raise InputError("there is no token to score in the continuation.")
         return self.prompts.fit(cut, len(ids) - 1, name), ids
-
-
-def _pair(found: Likelihood) -> Pair:
-    return found.logprob, found.greedy
 
 
 def _bar(total: int, text: str, disable: bool) -> Any:
@@ -389,16 +443,11 @@ def _unescaped(text: Any) -> str:
 def _method(
     name: Any, numbers: Mapping[str, Any], link_tokens: Any, link_choose: Any
 ) -> Method | None:
-    """The method with those of its parameters that were given; None if nothing was said of it.
-
-    Raises:
-        InputError: an unknown method, a name that is no parameter, or a number out of range.
-    """
+    """The method with those of its parameters that were given; None if nothing was said of it."""
     if name is None and not numbers and link_tokens is None:
         return None
-    method = method_of(name or "ape")
     try:
-        return method_of(method, numbers, link_tokens=link_tokens, link_choose=link_choose)
+        return method_of(name or "ape", numbers, link_tokens=link_tokens, link_choose=link_choose)
     except MethodError as error:
         raise MethodError(
             f"{error} What stands in model_args is an option of rag-windows or a parameter of the "
@@ -407,19 +456,12 @@ def _method(
 
 
 def _cache(cache: bool, folder: str | None, memory: Any) -> PassageCache | None:
-    """The passage cache of a run: in memory, or also in a folder.
-
-    Raises:
-        InputError: a folder, but no cache.
-        CacheError: the folder can't be used.
-    """
-    if not cache:
-        if folder is not None:
-            raise InputError("cache=false and cache_dir can't both be given; leave one out.")
-        return None
+    """The passage cache of a run: in memory, or also in a folder."""
+    if not cache and folder is not None:
+        raise InputError("cache=false and cache_dir can't both be given; leave one out.")
     if folder is not None:
         return PassageCache.default(folder, memory=memory)
-    return PassageCache(memory=memory)
+    return PassageCache(memory=memory) if cache else None
 
 
 def _load(
@@ -433,12 +475,7 @@ def _load(
     device_map: Any,
     **arguments: Any,
 ) -> WindowedLM:
-    """The model on its device; what is loaded already only gets the cache and the method.
-
-    Raises:
-        InputError: options that do not go together, or a device that is not there.
-        ModelError: the model can't be found, loaded or read in windows.
-    """
+    """The model on its device; what is loaded already only gets the cache and the method."""
     if isinstance(pretrained, WindowedLM):
         if tokenizer is not None or method is not None or profile is not None:
             raise InputError(
@@ -446,15 +483,15 @@ def _load(
                 "model_args, or give the plain model as pretrained."
             )
         return pretrained if cache is None else pretrained.with_cache(cache)
-    used: dict[str, Any] = {
-        "method": method,
-        "profile": None if profile is None else Profile.load(profile),
-        "cache": cache,
-    }
-    if not isinstance(pretrained, str):
-        return ModelSource(pretrained, tokenizer=tokenizer, **used).lm()
-    if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-        _log.warning("PyTorch sees no CUDA device; %s becomes cpu.", device)
-        device = "cpu"
-    place = device if device_map is None else device_map
-    return ModelSource(pretrained, tokenizer=tokenizer, device_map=place, **used, **arguments).lm()
+    own = None if profile is None else Profile.load(profile)
+    if isinstance(pretrained, str):
+        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+            _log.warning("PyTorch sees no CUDA device; %s becomes cpu.", device)
+            device = "cpu"
+        arguments["device_map"] = device if device_map is None else device_map
+    else:
+        arguments = {}
+    source = ModelSource(
+        pretrained, tokenizer=tokenizer, method=method, profile=own, cache=cache, **arguments
+    )
+    return source.lm()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,9 +25,8 @@ from rag_windows.integration import (
     ChatTemplate,
     Conversation,
     Piece,
-    check_room,
     leading_ids,
-    window_starts,
+    whole_number,
 )
 
 Ids = tuple[int, ...]
@@ -77,79 +76,56 @@ def find_borders(
         shots: how many examples there are; None if that is not known.
         doc: the document that the question was made of.
     """
-    ends = list(_ends(text, delimiter))
+    found = (match.span() for match in re.finditer(re.escape(delimiter), text))
+    ends = [end for begin, end in found if text[:begin].strip() and text[end:].strip()]
     if not ends or shots == 0:
         return Borders()
-    if shots is not None and (counted := _counted(ends, shots)) is not None:
-        return counted
+    if shots is not None:
+        each, more = divmod(len(ends) + 1, shots + 1)
+        if each and more <= 1:
+            start = ends[0] if more else 0
+            return Borders(start, tuple(ends[more + each - 1 :: each][:shots]))
     values = [value for value in _strings(doc) if len(value.strip()) >= LEAST_VALUE]
-    own = 0
-    while ends and _belongs(text, ends[-1], delimiter, values):
+    own = len(ends)
+    while ends and _in_values(text, ends[-1] - len(delimiter), ends[-1], values):
         ends.pop()
-        own += 1
     if not ends:
         return Borders()
     lines = [line.strip() for line in text[ends[-1] :].splitlines() if line.strip()]
-    parts = [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-    closing = [i for i, part in enumerate(parts) if _has_line(part, lines[-1])]
+    parts = [text[a:b] for a, b in itertools.pairwise([0, *ends])]
+    closing = [
+        number
+        for number, part in enumerate(parts)
+        if any(line.strip().startswith(lines[-1]) for line in part.splitlines())
+    ]
     if not closing:
         return Borders(0, tuple(ends))
-    own += len(parts) - closing[-1]
-    sizes = [b - a for a, b in zip([-1, *closing], closing, strict=False)]
-    usual = Counter(sizes[1:]).most_common(1)[0][0] if len(sizes) > 1 else own
+    own -= closing[-1]
+    sizes = [b - a for a, b in itertools.pairwise([-1, *closing])]
+    usual = sizes[1] if len(sizes) > 1 else own
     alike = set(sizes[1:]) <= {usual}
     described = alike and sizes[0] == usual + 1
-    if len(lines) == 1:
+    regular = len(sizes) > 1 and alike and usual == own and sizes[0] - described == usual
+    if len(lines) == 1 and not regular:
         # All of the question, which an example may begin with by chance.
-        regular = alike and usual == own and sizes[0] - described == usual
-        if len(sizes) == 1 or not regular:
-            return Borders(0, tuple(ends))
+        return Borders(0, tuple(ends))
     return Borders(ends[0] if described else 0, tuple(ends[i] for i in closing))
 
 
-def _ends(text: str, delimiter: str) -> Iterator[int]:
-    """Ends of the delimiters that have something on both sides."""
-    at = text.find(delimiter) if delimiter else -1
-    while at >= 0:
-        end = at + len(delimiter)
-        if text[:at].strip() and text[end:].strip():
-            yield end
-        at = text.find(delimiter, end)
-
-
-def _counted(ends: Sequence[int], shots: int) -> Borders | None:
-    """Examples of equally many parts, if that is what the number of parts says."""
-    each, more = divmod(len(ends) + 1, shots + 1)
-    if each == 0 or more > 1:
-        return None
-    start = ends[0] if more else 0
-    return Borders(start, tuple(ends[more + each * (i + 1) - 1] for i in range(shots)))
-
-
-def _belongs(text: str, end: int, delimiter: str, values: Sequence[str]) -> bool:
+def _in_values(text: str, start: int, end: int, values: Sequence[str]) -> bool:
     """Whether a delimiter lies in one of the values, or right behind one."""
-    start = end - len(delimiter)
     around = text[max(0, start - NEIGHBOURHOOD) : end + NEIGHBOURHOOD].strip()
     before = text[:start].rstrip()
     return any(around in value or before.endswith(value.strip()) for value in values)
 
 
-def _has_line(part: str, cue: str) -> bool:
-    return any(line.strip().startswith(cue) for line in part.splitlines())
-
-
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _strings(entry)
-    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        for entry in value:
+    elif isinstance(value, Mapping | list | tuple):
+        for entry in value.values() if isinstance(value, Mapping) else value:
             yield from _strings(entry)
 
-
-# Prompts of chat templates
 
 _MARK = "\ue000\ue001\ue002"
 """Private-use characters, which survive a template's trimming; no text of a user meets them."""
@@ -178,23 +154,17 @@ class ChatContext(str):
 class ChatWriter:
     """Writes conversations with examples by a tokenizer's chat template.
 
-    Args:
-        tokenizer: with a chat template.
-        boundary: of the tokenizer.
-        kwargs: further variables of the template.
-
     Raises:
         PromptError: there is no template, or an argument in ``kwargs`` that is set here.
     """
 
-    def __init__(self, tokenizer: Any, boundary: Boundary, kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise PromptError(
                 "This model has no chat template: leave --apply_chat_template out, or use a model "
                 "that has one."
             )
         self._template = ChatTemplate(tokenizer, kwargs)
-        self._controls = boundary.controls
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}]
         try:
             text = str(
@@ -217,8 +187,7 @@ class ChatWriter:
         Raises:
             PromptError: the template refuses the conversation, or can't be followed.
         """
-        ends_with_answer = bool(history) and history[-1].get("role") == "assistant"
-        if answered and not ends_with_answer:
+        if answered and (not history or history[-1].get("role") != "assistant"):
             raise PromptError(
                 "Without a generation prompt, the last message must be the assistant's: how its "
                 "answer begins."
@@ -229,15 +198,12 @@ class ChatWriter:
         context.pieces = tuple(pieces)
         said = [("system", conversation.system), *((t.role, t.content) for t in conversation.turns)]
         roles = [role for role, text in said if text]
-        spans, at = [], 0
-        for piece in pieces:
-            if not piece.trusted:
-                spans.append((at, at + len(piece.text)))
-            at += len(piece.text)
+        lengths = itertools.accumulate((len(piece.text) for piece in pieces), initial=0)
+        ends = itertools.pairwise(lengths)
+        spans = [span for span, piece in zip(ends, pieces, strict=True) if not piece.trusted]
         if len(spans) == len(roles):
-            asked = [span for span, role in zip(spans, roles, strict=True) if role == "user"]
-            if len(asked) == 1:
-                context.content = asked[0]
+            if roles.count("user") == 1:
+                context.content = spans[roles.index("user")]
             else:
                 context.borders = self._borders(context, roles, spans)
         return context
@@ -247,23 +213,19 @@ class ChatWriter:
     ) -> Borders:
         """Examples end behind what the template writes behind an assistant's message."""
         ends, header = [], ""
-        for index in range(len(roles) - 1):
-            if (roles[index], roles[index + 1]) == ("assistant", "user"):
-                between = text[spans[index][1] : spans[index + 1][0]]
+        for (role, (_, end)), (then, (begin, _)) in itertools.pairwise(
+            zip(roles, spans, strict=True)
+        ):
+            if (role, then) == ("assistant", "user"):
+                between = text[end:begin]
                 closing = common_length(between, self._behind_answers)
-                for found in self._controls.spelled.finditer(between):
-                    if found.start() < closing < found.end():
-                        closing = found.start()  # no control token is cut
                 header = header or between[closing:]
-                ends.append(spans[index][1] + closing)
+                ends.append(end + closing)
         if not ends:
             return Borders()
         start = spans[roles.index("user")][0]
         # The first example begins with the same header as the others, where there is one.
         return Borders(start - len(header) if text[:start].endswith(header) else start, tuple(ends))
-
-
-# Token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,22 +264,19 @@ class Cutter:
         else:
             bos_id = tokenizer.bos_token_id if add_bos_token else None
             self._leading = () if bos_id is None else (bos_id,)
-        # The same examples come back in many prompts, and a question's choices ask for one cut.
-        self._encode = lru_cache(maxsize=4096)(self._encode_new)
+        # A question's choices ask for one cut.
         self.cut = lru_cache(maxsize=8)(self._cut)
 
     def ids(self, pieces: Sequence[Piece]) -> Ids:
         """A prompt's ids, leading ones included."""
-        return (*self._before(pieces), *self._encode_new(tuple(pieces), "start"))
+        written = bool(pieces and pieces[0].trusted and self._bos)
+        begun = written and pieces[0].text.startswith(self._bos)
+        ids = self._boundary.encode_pieces(pieces, "start")
+        return (*(() if begun else self._leading), *ids)
 
     def text(self, text: str, *, leading: bool = True) -> Ids:
         """Ids of a text as a prompt, with or without leading ones."""
-        pieces = (Piece(text),)
-        return self.ids(pieces) if leading else self._encode_new(pieces, "start")
-
-    def _before(self, pieces: Sequence[Piece]) -> Ids:
-        written = bool(pieces) and pieces[0].trusted and bool(self._bos)
-        return () if written and pieces[0].text.startswith(self._bos) else self._leading
+        return self.ids([Piece(text)]) if leading else tuple(self._boundary.encode(text))
 
     def _cut(self, pieces: tuple[Piece, ...], ends: tuple[int, ...]) -> Cut:
         """Cut a prompt; a token that reaches over an end goes to the later part as a whole.
@@ -326,13 +285,16 @@ class Cutter:
             pieces: the prompt.
             ends: character offsets: of the prefix, then of each window; ascending.
         """
-        whole = self.ids(pieces)
-        parts = self._parts(pieces, ends)
-        if [token for part in parts for token in part] != list(whole):
-            parts = self._out_of(whole, pieces, ends)
-        prefix, *windows = parts[:-1]
-        question = parts[-1]
-        windows = [ids for ids in windows if ids]
+        whole, cuts = self.ids(pieces), [0]
+        for end in ends:
+            rest = self._boundary.encode_pieces(clipped(pieces, end), "text" if end else "start")
+            at = len(whole) - len(rest)
+            if whole[at:] != tuple(rest):
+                at = common_length(self.ids(clipped(pieces, 0, end)), whole)
+            cuts.append(max(cuts[-1], at))
+        parts = [whole[a:b] for a, b in itertools.pairwise([*cuts, len(whole)])]
+        prefix, question = parts[0], parts[-1]
+        windows = [ids for ids in parts[1:-1] if ids]
         # There has to be a token that something is predicted from.
         if not question and windows:
             question = windows.pop()
@@ -340,70 +302,23 @@ class Cutter:
             prefix, question = (), prefix
         return Cut(prefix, tuple(windows), question)
 
-    def _parts(self, pieces: Sequence[Piece], ends: Sequence[int]) -> list[Ids]:
-        """Each part for itself, but in sight of the next one's first character.
 
-        Mostly that is what a tokenizer makes of the whole. Many write two line breaks as one token
-        at the end of a text, and as two before a letter; hence the character.
-        """
-        texts = list(_between(pieces, ends))
-        parts: list[Ids] = []
-        for number, part in enumerate(texts):
-            at = "text" if number and ends[number - 1] else "start"
-            ids = self._encode(tuple(part), at)
-            follower = next((piece for later in texts[number + 1 :] for piece in later), None)
-            if part and follower is not None:
-                first = (Piece(follower.text[0], follower.trusted),)
-                seen, alone = self._encode((*part, *first), at), self._encode(first, "text")
-                ids = seen[: -len(alone)] if alone and seen[-len(alone) :] == alone else ids
-            parts.append((*self._before(pieces), *ids) if number == 0 else ids)
-        return parts
-
-    def _out_of(self, whole: Ids, pieces: Sequence[Piece], ends: Sequence[int]) -> list[Ids]:
-        """The whole, cut where the ids of its beginning, or of its rest, agree with it."""
-        cuts = [0]
-        for end in ends:
-            beginning, rest = _between(pieces, [end])
-            before = (*self._before(pieces), *self._encode(tuple(beginning), "start"))
-            at = common_length(before, whole)
-            if at < len(before):
-                behind = self._encode(tuple(rest), "text" if end else "start")
-                if behind and whole[-len(behind) :] == behind:
-                    at = len(whole) - len(behind)
-            cuts.append(max(cuts[-1], at))
-        cuts.append(len(whole))
-        return [whole[a:b] for a, b in itertools.pairwise(cuts)]
-
-    def _encode_new(self, pieces: tuple[Piece, ...], at: Any) -> Ids:
-        return tuple(self._boundary.encode_pieces(pieces, at))
-
-
-def _between(pieces: Sequence[Piece], ends: Sequence[int]) -> Iterator[list[Piece]]:
-    """The pieces of each part, the last one being what follows all ends."""
-    start = 0
-    length = sum(len(piece.text) for piece in pieces)
-    for end in (*ends, length):
-        yield list(_clipped(pieces, start, end))
-        start = end
-
-
-def _clipped(pieces: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:
+def clipped(pieces: Sequence[Piece], start: int, end: int | None = None) -> list[Piece]:
     """What of the pieces lies between two character offsets."""
-    at = 0
+    kept, at = [], 0
     for piece in pieces:
-        text = piece.text[max(0, start - at) : max(0, end - at)]
+        length = len(piece.text) if end is None else max(0, end - at)
+        text = piece.text[max(0, start - at) : length]
         at += len(piece.text)
         if text:
-            yield Piece(text, piece.trusted)
+            kept.append(Piece(text, piece.trusted))
+    return kept
 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """How far two sequences agree from their beginning."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
-# Requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,9 +343,13 @@ class Examples:
     before: str = ""
 
     def __post_init__(self) -> None:
-        check_count("num_fewshot", self.shots, 0)
-        check_count("examples_per_window", self.each)
-        check_count("windows", self.windows)
+        for name, value, least in (
+            ("num_fewshot", self.shots, 0),
+            ("examples_per_window", self.each, 1),
+            ("windows", self.windows, 1),
+        ):
+            if value is not None:
+                whole_number(name, value, least)
         if self.each is not None and self.windows is not None:
             raise InputError(
                 "examples_per_window and windows can't both be given; leave one of them out."
@@ -452,31 +371,12 @@ class Examples:
         return [examples[count * (i + 1) // windows - 1] for i in range(windows)]
 
 
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is neither None nor a whole number.
-
-    Raises:
-        InputError: naming it.
-    """
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if value is not None and not whole:
-        raise InputError(f"{name} must be a whole number from {least} on, got {value!r}.")
-
-
 class Prompts:
     """Takes a run's prompts apart, and makes them fit the model's positions.
 
     A window that is longer than it may be becomes several. What is too long then, loses tokens from
     its left end, as with the harness's own models: the question where there are windows, the whole
     prompt where there are none or they are read one after the other. Each time a warning is logged.
-
-    Args:
-        lm: the model, with a tokenizer.
-        examples: how examples are found.
-        boundary: turns texts into ids.
-        cutter: of the tokenizer.
-        max_length: positions that may be used.
-        max_window_tokens: tokens that a window may hold.
 
     Attributes:
         wrote_chats: whether prompts come from a chat template; set by whoever applies one.
@@ -495,7 +395,7 @@ class Prompts:
     ) -> None:
         self._method = lm.method
         self._examples = examples
-        self._spelled = boundary.controls.spelled
+        self._boundary = boundary
         self._cutter = cutter
         self._limit = max_length
         self._window = max_window_tokens
@@ -505,16 +405,12 @@ class Prompts:
         self.truncated = 0
 
     def cut(self, context: str, doc: Any = None) -> Cut:
-        """Token ids of a prompt without a continuation.
-
-        Args:
-            context: the prompt.
-            doc: the document that its question was made of.
+        """Token ids of a prompt without a continuation; ``doc`` is what its question was made of.
 
         Raises:
             PromptError: text that can't be encoded safely.
         """
-        return self._cutter.cut(*self._read(context, doc))
+        return self._cutter.cut(*self._read(context, doc, len(context)))
 
     def pair(self, context: str, continuation: str, doc: Any = None) -> tuple[Cut, Ids]:
         """Token ids of a prompt and of what follows it.
@@ -539,25 +435,18 @@ class Prompts:
             LimitError: there is no way; the message names the request.
         """
         windows: list[Ids] = []
-        one_after_another = not self._method.windowed or self._method.alignment == "in order"
+        in_order = not self._method.windowed or self._method.alignment == "in order"
         for ids in cut.windows:
-            size = len(ids) if one_after_another else self._window
+            size = len(ids) if in_order else self._window
             parts = [ids[i : i + size] for i in range(0, len(ids), size)]
             self.split += len(parts) > 1
             windows += parts
-        used = sum(map(len, windows)) if one_after_another else max(map(len, windows), default=0)
+        used = sum(map(len, windows)) if in_order else max(map(len, windows), default=0)
         over = len(cut.prefix) + used + len(cut.question) + more - self._limit
-        cut = Cut(cut.prefix, tuple(windows), cut.question)
-        if over > 0:
-            cut = self._truncated(cut, over, more, name)
-        self._check_refinement(cut, name)
-        return cut
-
-    def _truncated(self, cut: Cut, over: int, more: int, name: str) -> Cut:
-        whole = not cut.windows or not self._method.windowed
-        ids = cut.question
-        if whole:
-            ids = (*cut.prefix, *(i for window in cut.windows for i in window), *cut.question)
+        if over <= 0:
+            return Cut(cut.prefix, tuple(windows), cut.question)
+        whole = not windows or not self._method.windowed
+        ids = tuple(itertools.chain(cut.prefix, *windows, cut.question)) if whole else cut.question
         if over >= len(ids):
             raise LimitError(
                 f"{name} does not fit the {self._limit} positions that may be used: {over} tokens "
@@ -573,38 +462,17 @@ class Prompts:
             over,
             "the prompt" if whole else "its question",
         )
-        return Cut((), (), ids[over:]) if whole else Cut(cut.prefix, cut.windows, ids[over:])
+        return Cut((), (), ids[over:]) if whole else Cut(cut.prefix, tuple(windows), ids[over:])
 
-    def _check_refinement(self, cut: Cut, name: str) -> None:
-        """Refuse windows whose further passes would stand beyond the model's positions."""
-        refinement = self._method.refinement
-        if refinement is None or not cut.windows:
-            return
-        prefix, lengths = len(cut.prefix), [len(ids) for ids in cut.windows]
-        starts = window_starts(self._method.alignment, prefix, lengths)
-        if not self._method.windowed:
-            starts, lengths = [prefix], [sum(lengths)]
-        check_room(
-            refinement,
-            starts,
-            lengths,
-            self._limit,
-            lambda index: f"Window {index} of {name}",
-            "set max_window_tokens={} or less",
-        )
-
-    def _read(
-        self, context: str, doc: Any, kept: int | None = None
-    ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
+    def _read(self, context: str, doc: Any, kept: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
         """The prompt's pieces, up to ``kept`` characters, and the ends of prefix and windows."""
         pieces, borders = self._pieces(context, doc)
-        length = len(context) if kept is None else kept
         ends = [borders.start, *self._examples.window_ends(borders.ends)]
         if self._examples.before and not isinstance(context, ChatContext):
             before = self._examples.before + self._examples.delimiter
-            pieces, length = (Piece(before), *pieces), length + len(before)
+            pieces, kept = (Piece(before), *pieces), kept + len(before)
             ends = [end + len(before) for end in ends]
-        return tuple(_clipped(pieces, 0, length)), tuple(min(end, length) for end in ends)
+        return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in ends)
 
     def _pieces(self, context: str, doc: Any) -> tuple[tuple[Piece, ...], Borders]:
         delimiter, shots = self._examples.delimiter, self._examples.shots
@@ -615,7 +483,7 @@ class Prompts:
             found = find_borders(context[start:end], delimiter, shots=shots, doc=doc)
             ends = tuple(start + end for end in found.ends)
             return context.pieces, Borders(start + found.start if ends else 0, ends)
-        if self.wrote_chats and self._spelled.search(context):
+        if self.wrote_chats and self._boundary.spelled(context):
             # The task made a plain string of it, so which texts are the template's is lost.
             if not self._told:
                 self._told = True

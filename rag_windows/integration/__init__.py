@@ -16,7 +16,8 @@ adapters for LangChain, LlamaIndex and lm-evaluation-harness are built on it. By
 - prompts that hold documents as text: `warn_without_windows`;
 - token ids, for those who cut prompts themselves: `ChatTemplate` writes a `Conversation` in
   `Piece`s, a `Boundary` turns these into ids, `likelihoods` scores ids behind what
-  `WindowedLM.encode_ids` gave; `leading_ids`, `window_starts`, `check_room`;
+  `WindowedLM.encode_ids` gave; `leading_ids`;
+- numbers of users: `whole_number`;
 - for the terminal: `one_line`.
 """
 
@@ -43,7 +44,7 @@ from rag_windows.integration.frameworks import (
     warn_without_windows,
 )
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
-from rag_windows.methods import describe, window_starts
+from rag_windows.methods import describe
 from rag_windows.methods.steps import Choose, LinkTokens
 from rag_windows.model import WindowedLM
 from rag_windows.passage import passage_of
@@ -58,8 +59,7 @@ from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from rag_windows.prompt.visible_text import one_line
 from rag_windows.request import PassageLike
 from rag_windows.results import carried
-from rag_windows.sampling import MODEL_INPUTS, sampling_options
-from rag_windows.steps.refinement import check_room
+from rag_windows.sampling import MODEL_INPUTS, sampling_options, whole_number
 
 __all__ = [
     "AnswerReader",
@@ -87,7 +87,6 @@ __all__ = [
     "answer_record",
     "call_entry",
     "carried",
-    "check_room",
     "check_schema",
     "describe",
     "folder_state",
@@ -105,7 +104,7 @@ __all__ = [
     "sampling_options",
     "schemas_available",
     "warn_without_windows",
-    "window_starts",
+    "whole_number",
 ]
 
 

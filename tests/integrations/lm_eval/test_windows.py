@@ -156,7 +156,7 @@ def test_answers_end_before_a_stop_string(monkeypatch: pytest.MonkeyPatch) -> No
 def test_options_that_can_not_be_used() -> None:
     with pytest.raises(InputError, match="sacle"):
         ours("llama3", method="ape", sacle=0.8)
-    with pytest.raises(InputError, match="max_length must be a whole number"):
+    with pytest.raises(InputError, match="max_length must be at least 1"):
         ours("llama3", method="ape", max_length=0)
     with pytest.raises(ModelLoadError, match="trust_remote_code"):
         type(ours("llama3"))("tiny-reader", trust_remote_code=True, device="cpu")
