@@ -62,8 +62,11 @@ def with_form(
     if len(given) > 1:
         raise InputError("json_schema and grammar both give the answer its form; give one of them.")
     (name, form), *_ = given.items()
-    source = _of_schema(form) if name == "json_schema" else _of_lark(form)
-    progress = _Progress(_matcher(source, tokenizer, vocabulary, ends, name))
+    source = _source(form, name)
+    known = _vocabulary(tokenizer, vocabulary, ends)
+    matcher: LLMatcher = _llguidance().LLMatcher(known, source)
+    _refuse(matcher.get_error(), name)
+    progress = _Progress(matcher)
     rest["logits_processor"] = [*(rest.get("logits_processor") or []), _Allowed(progress)]
     rest["stopping_criteria"] = [*(rest.get("stopping_criteria") or []), _Complete(progress)]
     return rest
@@ -87,8 +90,11 @@ def call_grammar(calls: Sequence[tuple[str, Mapping[str, Any]]], begun: str) -> 
         rules.append(f"call{index}: %json {json.dumps(_laid_out(schema))}")
     brackets = " ".join(f'/[ \\n]?/ "{bracket}"' for bracket in _closing(begun))
     lark = f"start: ({' | '.join(ways)}) {brackets}\n" + "\n".join(rules)
-    matcher = _llguidance().LLMatcher
-    return None if _wrong(matcher.validate_grammar(matcher.grammar_from_lark(lark))) else lark
+    try:
+        _source(lark, "grammar")
+    except InputError:
+        return None
+    return lark
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -98,8 +104,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         MissingExtraError: llguidance is not installed.
         InputError: they can't; the message says why.
     """
-    matcher = _llguidance().LLMatcher
-    _refuse(matcher.validate_grammar(_of_schema(schema)), "json_schema")
+    _source(schema, "json_schema")
 
 
 class _Progress:
@@ -123,10 +128,9 @@ class _Progress:
             self._rows.append((self._fresh.deep_copy(), []))
         matcher, taken = self._rows[row]
         wanted: list[int] = ids[0 if self._prompt is None else len(self._prompt) :].tolist()
-        same = next(
-            (i for i, (a, b) in enumerate(zip(taken, wanted, strict=False)) if a != b),
-            min(len(taken), len(wanted)),
-        )
+        pairs = zip(taken, wanted, strict=False)
+        shorter = min(len(taken), len(wanted))
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
         if same < len(taken):
             matcher.rollback(len(taken) - same)
         good = same + matcher.try_consume_tokens(wanted[same:])
@@ -186,25 +190,23 @@ def _llguidance() -> Any:
     return llguidance
 
 
-def _of_schema(schema: object) -> str:
-    if not isinstance(schema, Mapping):
+def _source(form: object, name: str) -> str:
+    """The form as llguidance takes it."""
+    matcher = _llguidance().LLMatcher
+    if name == "json_schema" and isinstance(form, Mapping):
+        try:
+            source = matcher.grammar_from_json_schema(json.dumps(_laid_out(form)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"json_schema is no JSON: {error}") from error
+    elif name == "grammar" and isinstance(form, str):
+        source = matcher.grammar_from_lark(form)
+    else:
         raise InputError(
-            f"json_schema must be a JSON schema as a mapping, not {type(schema).__name__}; for a "
-            "pydantic class give its model_json_schema()."
+            f"{name} is a {type(form).__name__}: json_schema must be a JSON schema as a mapping (of "
+            "a pydantic class its model_json_schema()), grammar a text in llguidance's Lark."
         )
-    try:
-        text = json.dumps(_laid_out(schema))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"json_schema is no JSON: {error}") from error
-    return str(_llguidance().LLMatcher.grammar_from_json_schema(text))
-
-
-def _of_lark(grammar: object) -> str:
-    if not isinstance(grammar, str):
-        raise InputError(
-            f"grammar must be a text in llguidance's Lark, not {type(grammar).__name__}."
-        )
-    return str(_llguidance().LLMatcher.grammar_from_lark(grammar))
+    _refuse(matcher.validate_grammar(source), name)
+    return str(source)
 
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,47 +226,33 @@ def _closed(schema: Any) -> Any:
     return [_closed(value) for value in schema] if isinstance(schema, list | tuple) else schema
 
 
-def _matcher(
-    source: str, tokenizer: Any, vocabulary: int, ends: frozenset[int], name: str
-) -> LLMatcher:
-    matcher_class = _llguidance().LLMatcher
-    _refuse(matcher_class.validate_grammar(source), name)
+def _vocabulary(tokenizer: Any, size: int, ends: frozenset[int]) -> LLTokenizer:
+    from llguidance.hf import from_tokenizer
+
     with _making:
         known = _tokenizers.setdefault(tokenizer, {})
-        key = vocabulary, ends
-        if key not in known:
-            from llguidance.hf import from_tokenizer
-
+        if (size, ends) not in known:
             try:
-                known[key] = from_tokenizer(
-                    tokenizer, n_vocab=vocabulary, eos_token=[*ends] or None
-                )
+                known[size, ends] = from_tokenizer(tokenizer, size, [*ends] or None)
             except ValueError as error:
                 raise InputError(
-                    f"This model's tokenizer can't be held to a {name}: {error}. Use a model with "
-                    "a tokenizer of the tokenizers library (a fast one), or leave it out."
+                    f"Answers of this model can't be given a form: {error}. Use a model with a "
+                    "tokenizer of the tokenizers library (a fast one)."
                 ) from error
-    matcher: LLMatcher = matcher_class(known[key], source)
-    _refuse(matcher.get_error(), name)
-    return matcher
+        return known[size, ends]
 
 
 def _closing(begun: str) -> str:
     """The brackets that close those of a text that are open, outside of strings."""
-    pairs = {"{": "}", "[": "]"}
-    opened: list[str] = []
+    opened = ""
     for character in re.sub(r'"(?:[^"\\]|\\.)*"', "", begun):
-        if character in pairs:
-            opened.append(pairs[character])
-        elif opened and character == opened[-1]:
-            opened.pop()
-    return "".join(reversed(opened))
-
-
-def _wrong(error: str) -> bool:
-    return bool(error) and not error.startswith("WARNING")
+        if character in "{[":
+            opened = "}]"["{[".index(character)] + opened
+        else:
+            opened = opened.removeprefix(character)
+    return opened
 
 
 def _refuse(error: str, name: str) -> None:
-    if _wrong(error):
+    if error and not error.startswith("WARNING"):
         raise InputError(f"Answers can't be held to this {name}: {error.strip()}")

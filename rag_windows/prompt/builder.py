@@ -32,128 +32,6 @@ HEADERS: Mapping[str, HeaderFunction] = {
 """``number`` and ``number+title`` make a window depend on the passage's place among the others."""
 
 
-def header_function(header: Header) -> HeaderFunction:
-    """The function of a header's name, or the function itself.
-
-    Raises:
-        PromptError: the name is unknown.
-    """
-    if callable(header):
-        return header
-    if header not in HEADERS:
-        raise PromptError(
-            f"Unknown header {header!r}; use one of {', '.join(HEADERS)}, or a function of "
-            "(passage, number) that returns the header line."
-        )
-    return HEADERS[header]
-
-
-_PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
-_SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]")
-_SPACE = re.compile(r"\s+")
-
-_FULL = 0.85
-"""A part that uses this share of its room is long enough; searching on costs more than it gains."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Characters ``start`` to ``end`` of the text, and the ids of the window they make."""
-
-    start: int
-    end: int
-    ids: tuple[int, ...]
-
-
-class TooLittleRoomError(ValueError):
-    """The smallest window is larger than the limit; ``size`` is its number of tokens."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"the smallest window has {size} tokens")
-        self.size = size
-
-
-def split(text: str, encode: Callable[[str], Sequence[int]], limit: int, size: int) -> list[Part]:
-    """Cut a text into parts whose windows hold at most ``limit`` tokens.
-
-    Parts follow each other without a gap or an overlap. A cut falls behind the last paragraph that
-    ends in the second half of what fits, else behind the last such sentence, else behind the last
-    white space, else between any two characters. Each part is encoded a few times at its own size,
-    so the work grows with the length of the text and not with its square.
-
-    Args:
-        text: the whole text.
-        encode: part of the text -> ids of the whole window, header included.
-        limit: greatest number of tokens in a window.
-        size: number of tokens of the window that the whole text would make.
-
-    Raises:
-        TooLittleRoomError: a window with one character does not fit, or what stands around the text
-            leaves less than an eighth of the window for it.
-    """
-    around = len(encode(""))
-    room = limit - around
-    if room < max(1, limit // 8):
-        raise TooLittleRoomError(around)
-    guess = max(1, int(len(text) * room / max(1, size - around)))
-    parts: list[Part] = []
-    start = 0
-    while start < len(text):
-        length, ids = _longest(text, start, guess, encode, limit, around)
-        guess = max(1, length)
-        if start + length < len(text):
-            shorter = _boundary(text[start : start + length])
-            if shorter < length:
-                shorter_ids = encode(text[start : start + shorter])
-                # Fewer characters rarely make more tokens, but they can.
-                if len(shorter_ids) <= limit:
-                    length, ids = shorter, shorter_ids
-        parts.append(Part(start, start + length, tuple(ids)))
-        start += length
-    return parts
-
-
-def _longest(
-    text: str,
-    start: int,
-    guess: int,
-    encode: Callable[[str], Sequence[int]],
-    limit: int,
-    around: int,
-) -> tuple[int, Sequence[int]]:
-    """About the greatest number of characters from ``start`` that fit, and their ids."""
-    rest, room = len(text) - start, limit - around
-    fits, too_long = 0, rest + 1
-    fitting: Sequence[int] = ()
-    length = min(guess, rest)
-    while fits + 1 < too_long:
-        ids = encode(text[start : start + length])
-        used = len(ids) - around
-        if used <= room:
-            fits, fitting = length, ids
-            if length == rest or used >= _FULL * room:
-                break
-        else:
-            too_long = length
-            if length == 1:
-                raise TooLittleRoomError(len(ids))
-        # As many characters as these suggest, and a little less: one too many costs another try.
-        share = 0.98 if used <= room else 0.95
-        length = min(int(length * share * room / used), length * 4, rest) if used > 0 else rest
-        if not fits < length < too_long:
-            length = (fits + too_long) // 2
-    return fits, fitting
-
-
-def _boundary(fitting: str) -> int:
-    half = len(fitting) // 2
-    for pattern in (_PARAGRAPH, _SENTENCE, _SPACE):
-        ends = [match.end() for match in pattern.finditer(fitting, half)]
-        if ends:
-            return ends[-1]
-    return len(fitting)
-
-
 @dataclass(frozen=True, slots=True)
 class PromptParts:
     """A prompt in token ids: the prefix, the windows in the order of their passages, the query."""
@@ -189,7 +67,12 @@ class Prompt:
         template_kwargs: Mapping[str, Any] | None = None,
         text_tokens: Collection[str] = (),
     ) -> None:
-        self._header = header_function(header)
+        if not callable(header) and header not in HEADERS:
+            raise PromptError(
+                f"Unknown header {header!r}; use one of {', '.join(HEADERS)}, or a function of "
+                "(passage, number) that returns the header line."
+            )
+        self._header = header if callable(header) else HEADERS[header]
         self._boundary = Boundary(tokenizer, text_tokens)
         self._layout: ChatTemplate | BaseLayout = (
             ChatTemplate(tokenizer, template_kwargs or {})
@@ -205,7 +88,7 @@ class Prompt:
     def without_header(self) -> Prompt:
         """The same with windows that hold nothing but their text."""
         other = copy.copy(self)
-        other._header = header_function("none")
+        other._header = HEADERS["none"]
         return other
 
     def encode_text(self, text: str, *, continuation: bool = False) -> list[int]:
@@ -247,8 +130,7 @@ class Prompt:
         if max_window_tokens is not None and max_window_tokens < 1:
             raise LimitError(f"max_window_tokens must be at least 1, not {max_window_tokens}.")
         conversation = Conversation.of(query, prefix)
-        in_text = self._layout.begins_in_text or bool(conversation.system)
-        at: At = "text" if in_text else "start"
+        at: At = "text" if self._layout.begins_in_text or conversation.system else "start"
         windows: list[WindowTokens] = []
         notes: list[Note] = []
         first: dict[tuple[str, str], int] = {}
@@ -294,7 +176,13 @@ class Prompt:
             PromptError: the question is blank, or as in `build`.
         """
         conversation = Conversation.of(query, prefix)
-        _check_question(conversation)
+        last = next((turn for turn in reversed(conversation.turns) if turn.role != "system"), None)
+        # A tool may well have given nothing back.
+        if last is not None and last.role == "user" and not last.content.strip():
+            raise PromptError(
+                "The question is blank: it holds no text but white space. Ask something; in a "
+                "conversation the last message is the question."
+            )
         self._check_tools(conversation.tools)
         before, after = self._layout.cut(conversation, slot=windows)
         leading = tuple(self._layout.leading)
@@ -307,8 +195,7 @@ class Prompt:
         """A template writes tools itself, so their text must hold no control token."""
         for tool, name in zip(tools, tool_names(tools), strict=True):
             for text in strings(tool):
-                found = self._boundary.spelled(text)
-                if found:
+                if found := self._boundary.spelled(text):
                     raise PromptError(
                         f"The definition of tool {name!r} holds the control token {found!r}; "
                         "take it out of its description and parameters."
@@ -338,24 +225,110 @@ class Prompt:
             return [WindowTokens(tuple(ids), index, 0, 1, 0, len(passage.text))]
         try:
             parts = split(passage.text, encode, limit, len(ids))
-        except TooLittleRoomError as error:
+        except LimitError as error:
             raise LimitError(
                 f"{name} has {len(ids)} tokens and can't be cut into windows of "
-                f"max_window_tokens={limit}: a window's header and blank line, or one character "
-                f"with them, make {error.size} tokens, and an eighth of a window must be left for "
-                "text. Raise max_window_tokens, shorten the title, or use header='none'."
+                f"max_window_tokens={limit}: {error}"
             ) from error
         return [
-            WindowTokens(part.ids, index, number, len(parts), part.start, part.end)
-            for number, part in enumerate(parts)
+            WindowTokens(tuple(part), index, number, len(parts), start, end)
+            for number, (start, end, part) in enumerate(parts)
         ]
 
 
-def _check_question(conversation: Conversation) -> None:
-    """Refuse a user's last message that asks nothing; a tool may well have given nothing back."""
-    last = next((turn for turn in reversed(conversation.turns) if turn.role != "system"), None)
-    if last is not None and last.role == "user" and not last.content.strip():
-        raise PromptError(
-            "The question is blank: it holds no text but white space. Ask something; in a "
-            "conversation the last message is the question."
-        )
+_BOUNDARIES = [
+    re.compile(pattern)
+    for pattern in (r"\n[^\S\n]*\n\s*", r"[.!?…][\"'”’)\]]*\s+|[。！？]", r"\s+")
+]
+"""Ends of paragraphs, of sentences, and white space."""
+
+_FULL = 0.85
+"""A part that uses this share of its room is long enough; searching on costs more than it gains."""
+
+Encode = Callable[[str], list[int]]
+"""Part of a passage -> ids of the whole window, header included."""
+
+
+def split(text: str, encode: Encode, limit: int, size: int) -> list[tuple[int, int, list[int]]]:
+    """Cut a text into parts whose windows hold at most ``limit`` tokens.
+
+    Parts follow each other without a gap or an overlap. A cut falls behind the last paragraph that
+    ends in the second half of what fits, else behind the last such sentence, else behind the last
+    white space, else between any two characters. Each part is encoded a few times at its own size,
+    so the work grows with the length of the text and not with its square.
+
+    Args:
+        text: the whole text.
+        encode: makes windows of its parts.
+        limit: greatest number of tokens in a window.
+        size: number of tokens of the window that the whole text would make.
+
+    Returns:
+        First character, the one behind the last, and ids, for each part.
+
+    Raises:
+        LimitError: a window with one character does not fit, or what stands around the text leaves
+            less than an eighth of the window for it.
+    """
+    around = len(encode(""))
+    room = limit - around
+    if room < max(1, limit // 8):
+        raise _too_little_room(around)
+    length = max(1, int(len(text) * room / max(1, size - around)))
+    parts: list[tuple[int, int, list[int]]] = []
+    start = 0
+    while start < len(text):
+        length, ids = _longest(text[start : start + 4 * length], length, encode, room, around)
+        end = start + length
+        if end < len(text):
+            shorter = _boundary(text[start:end])
+            shorter_ids = encode(text[start : start + shorter])
+            # Fewer characters rarely make more tokens, but they can.
+            if len(shorter_ids) <= limit:
+                end, ids = start + shorter, shorter_ids
+        parts.append((start, end, ids))
+        start = end
+    return parts
+
+
+def _longest(
+    text: str, length: int, encode: Encode, room: int, around: int
+) -> tuple[int, list[int]]:
+    """About the greatest number of characters that fit, and their ids; ``length`` is a guess."""
+    fits, too_long = 0, len(text) + 1
+    fitting: list[int] = []
+    length = min(length, len(text))
+    while fits + 1 < too_long:
+        ids = encode(text[:length])
+        used = len(ids) - around
+        if used <= room:
+            fits, fitting = length, ids
+            if length == len(text) or used >= _FULL * room:
+                break
+        elif length == 1:
+            raise _too_little_room(len(ids))
+        else:
+            too_long = length
+        # As many characters as these suggest, and a little less: one too many costs another try.
+        share = 0.98 if used <= room else 0.95
+        length = min(int(length * share * room / max(1, used)), len(text))
+        if not fits < length < too_long:
+            length = (fits + too_long) // 2
+    return fits, fitting
+
+
+def _boundary(fitting: str) -> int:
+    half = len(fitting) // 2
+    for pattern in _BOUNDARIES:
+        ends = [match.end() for match in pattern.finditer(fitting, half)]
+        if ends:
+            return ends[-1]
+    return len(fitting)
+
+
+def _too_little_room(size: int) -> LimitError:
+    return LimitError(
+        f"a window's header and blank line, or one character with them, make {size} tokens, and an "
+        "eighth of a window must be left for text. Raise max_window_tokens, shorten the title, or "
+        "use header='none'."
+    )

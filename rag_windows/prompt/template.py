@@ -16,9 +16,6 @@ from rag_windows.errors import PromptError
 from rag_windows.prompt.conversation import Conversation, Message, ToolCall, strings, tool_names
 from rag_windows.prompt.tokenizing import Piece
 
-_NONCE = 16
-"""Characters in which the placeholders of one conversation differ from all others'."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Said:
@@ -27,14 +24,16 @@ class _Said:
     Attributes:
         text: that stands in the place of its placeholder.
         message: index of the message that it belongs to.
+        role: of that message.
         encoded: whether a template may write it as a JSON string.
         optional: whether a template may leave it out, as what an assistant says beside its calls.
     """
 
     text: str
     message: int
-    encoded: bool
-    optional: bool
+    role: str
+    encoded: bool = False
+    optional: bool = False
 
 
 class Filling:
@@ -42,8 +41,6 @@ class Filling:
 
     Attributes:
         roles: of the messages.
-        continued: whether the answer goes on with the last one.
-        tools: definitions of tools, for the template.
         slot: the placeholder of the passages; None without passages.
         said: placeholder -> text: contents, and strings of tool calls; empty ones have none.
         marks: matches any placeholder, as a group.
@@ -61,8 +58,6 @@ class Filling:
         turns = [Message("system", system)] if system is not None else []
         turns += conversation.turns
         self.roles = [turn.role for turn in turns]
-        self.continued = conversation.continued
-        self.tools = conversation.tools
         self.said: dict[str, _Said] = {}
         self._nonce = _nonce()
         given = [folded, *(turn.content for turn in turns)]
@@ -71,57 +66,46 @@ class Filling:
             self._nonce = _nonce()
         self.marks = re.compile(f"({self._nonce}[\ue100-\uf0ff]{{2}})")
         self.slot = self._mark(0) if slot else None
-        first_user = next((i for i, role in enumerate(self.roles) if role == "user"), None)
-        self._messages: list[dict[str, Any]] = []
+        first_user = self.roles.index("user") if "user" in self.roles else None
+        messages = []
         for number, turn in enumerate(turns):
             before = ""
             if number == first_user:
-                before = self._put(folded, number) + (self.slot or "")
-            told = turn.role == "tool"
-            own = self._put(turn.content, number, encoded=told, optional=bool(turn.calls))
-            message: dict[str, Any] = {"role": turn.role, "content": before + own}
-            if turn.calls:
-                message["tool_calls"] = [self._call(call, number) for call in turn.calls]
-            if turn.call_id is not None:
-                message["tool_call_id"] = turn.call_id
-            if turn.name is not None:
-                message["name"] = turn.name
-            self._messages.append(message)
+                before = self._put(_Said(folded, number, turn.role)) + (self.slot or "")
+            tool, optional = turn.role == "tool", bool(turn.calls)
+            own = self._put(_Said(turn.content, number, turn.role, tool, optional))
+            calls = [self._call(call, number) for call in turn.calls] or None
+            identity = {"tool_call_id": turn.call_id, "name": turn.name, "tool_calls": calls}
+            known = {key: value for key, value in identity.items() if value is not None}
+            messages.append({"role": turn.role, "content": before + own, **known})
+        self._messages = json.dumps(messages, ensure_ascii=False)
 
     def messages(self, real: Collection[str] = ()) -> list[dict[str, Any]]:
         """A copy of the messages, with the true texts in place of some placeholders."""
 
         def text(match: re.Match[str]) -> str:
-            return self.said[match[0]].text if match[0] in real else match[0]
+            return json.dumps(self.said[match[0]].text)[1:-1] if match[0] in real else match[0]
 
-        def copied(value: Any) -> Any:
-            if isinstance(value, str):
-                return self.marks.sub(text, value)
-            if isinstance(value, dict):
-                return {copied(key): copied(entry) for key, entry in value.items()}
-            return [copied(entry) for entry in value] if isinstance(value, list) else value
-
-        return [copied(message) for message in self._messages]
+        filled: list[dict[str, Any]] = json.loads(self.marks.sub(text, self._messages))
+        return filled
 
     def _mark(self, index: int) -> str:
         """A placeholder: private-use characters survive trimming."""
         high, low = divmod(index, 4096)
         return f"{self._nonce}{chr(0xE100 + high)}{chr(0xE100 + low)}"
 
-    def _put(
-        self, text: str, message: int, *, encoded: bool = False, optional: bool = False
-    ) -> str:
+    def _put(self, said: _Said) -> str:
         """The placeholder of a text, or nothing for none."""
-        if not text:
+        if not said.text:
             return ""
         mark = self._mark(len(self.said) + 1)
-        self.said[mark] = _Said(text, message, encoded, optional)
+        self.said[mark] = said
         return mark
 
     def _call(self, call: ToolCall, message: int) -> dict[str, Any]:
         def put(value: Any) -> Any:
             if isinstance(value, str):
-                return self._put(value, message, encoded=True)
+                return self._put(_Said(value, message, "assistant", encoded=True))
             if isinstance(value, Mapping):
                 return {put(key): put(entry) for key, entry in value.items()}
             return [put(entry) for entry in value] if isinstance(value, list) else value
@@ -132,7 +116,8 @@ class Filling:
 
 
 def _nonce() -> str:
-    return "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(_NONCE))
+    """Characters in which the placeholders of one conversation differ from all others'."""
+    return "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(16))
 
 
 class BaseLayout:
@@ -149,7 +134,13 @@ class BaseLayout:
     begins_in_text = False
 
     def __init__(self, tokenizer: Any) -> None:
-        self.leading = _leading(tokenizer)
+        bare, full = (
+            list(tokenizer.encode("a", add_special_tokens=False)),
+            list(tokenizer.encode("a")),
+        )
+        starts = range(len(full) - len(bare) + 1)
+        found = next((i for i in starts if full[i : i + len(bare)] == bare), 0)
+        self.leading: tuple[int, ...] = tuple(full[:found])
 
     def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
         """What stands before the passages, and after them; all of it after, without passages.
@@ -162,8 +153,9 @@ class BaseLayout:
                 "This model has no chat template, so it can't be shown tools or their answers. Use "
                 "a model with one, or set tokenizer.chat_template."
             )
+        forms = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer: {}\n\n"}
         system = [Piece(f"{conversation.system}\n\n")] if conversation.system else []
-        turns = [Piece(_written(turn)) for turn in conversation.turns]
+        turns = [Piece(forms[turn.role].format(turn.content)) for turn in conversation.turns]
         if conversation.plain:
             turns[-1:] = [Piece(conversation.turns[-1].content)]
         elif conversation.continued:
@@ -176,40 +168,16 @@ class BaseLayout:
         return (system, turns) if slot else ([], system + turns)
 
 
-def _written(turn: Message) -> str:
-    if turn.role == "system":
-        return f"{turn.content}\n\n"
-    return f"Question: {turn.content}\n" if turn.role == "user" else f"Answer: {turn.content}\n\n"
-
-
-def _leading(tokenizer: Any) -> tuple[int, ...]:
-    bare = list(tokenizer.encode("a", add_special_tokens=False))
-    full = list(tokenizer.encode("a"))
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return tuple(full[:start])
-    return ()
-
-
 _RESERVED = frozenset(
-    {
-        "conversation",
-        "messages",
-        "tools",
-        "documents",
-        "tokenize",
-        "add_generation_prompt",
-        "continue_final_message",
-        "return_dict",
-        "return_tensors",
-        "return_assistant_tokens_mask",
-        "sanitize_control_tokens",
-        "padding",
-        "truncation",
-        "max_length",
-        "tokenizer_kwargs",
-    }
+    "conversation messages tools documents tokenize add_generation_prompt continue_final_message "
+    "return_dict return_tensors return_assistant_tokens_mask sanitize_control_tokens padding "
+    "truncation max_length tokenizer_kwargs".split()
 )
+"""Arguments of ``apply_chat_template`` that are no variables of a template."""
+
+
+_CLOCK_TICKS = 3
+"""How often a template is rendered anew that shows the time."""
 
 
 class ChatTemplate:
@@ -250,11 +218,7 @@ class ChatTemplate:
         self._kwargs = dict(kwargs)
 
     def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
-        """What stands before the passages, and after them.
-
-        Args:
-            conversation: instruction and turns.
-            slot: whether there are passages; without, everything comes in the second list.
+        """What stands before the passages, and after them; all of it after, without passages.
 
         Raises:
             PromptError: the template refuses the conversation, or treats a message in a way that
@@ -268,33 +232,37 @@ class ChatTemplate:
             )
         system = conversation.system
         try:
-            filling = Filling(conversation, system=system or None, folded="", slot=slot)
-            before, after = self._cut(filling)
+            before, after = self._cut(conversation, slot, system=system or None)
         except _RefusedError as refusal:
             if not system or not conversation.asked:
                 raise
             try:
-                folded = f"{system}\n\n"
-                filling = Filling(conversation, system=None, folded=folded, slot=slot)
-                before, after = self._cut(filling)
+                before, after = self._cut(conversation, slot, folded=f"{system}\n\n")
             except _RefusedError:
                 raise refusal from None
         opening = [Piece(conversation.opening, trusted=True)] if conversation.opening else []
         return before, after + opening
 
-    def _cut(self, filling: Filling, attempts: int = 3) -> tuple[list[Piece], list[Piece]]:
-        skeleton = self._render(filling)
-        written = filling.marks.split(skeleton)
+    def _cut(
+        self, conversation: Conversation, slot: bool, system: str | None = None, folded: str = ""
+    ) -> tuple[list[Piece], list[Piece]]:
+        filling = Filling(conversation, system=system, folded=folded, slot=slot)
+        texts = {mark: said.text for mark, said in filling.said.items()}
+        for _ in range(_CLOCK_TICKS):
+            skeleton = self._render(conversation, filling)
+            full = self._render(conversation, filling, texts)
+            written = filling.marks.split(skeleton)
+            exact = full == "".join(texts.get(part, part) for part in written)
+            if exact or self._render(conversation, filling) == skeleton:
+                break  # elsewhere it shows the time, and that moved on
         for mark, said in filling.said.items():
             if mark not in written and not said.optional:
-                role = filling.roles[said.message]
-                kind = _RefusedError if role == "system" else PromptError
+                kind = _RefusedError if said.role == "system" else PromptError
                 raise kind(
-                    f"The chat template leaves out message {said.message} (role {role!r}). Shorten "
-                    "the conversation to what the template shows, or use another template."
+                    f"The chat template leaves out message {said.message} (role {said.role!r}). "
+                    "Shorten the conversation to what the template shows, or use another template."
                 )
-        hidden = [name for name in tool_names(filling.tools) if name not in skeleton]
-        if hidden:
+        if hidden := [name for name in tool_names(conversation.tools) if name not in skeleton]:
             raise PromptError(
                 f"The chat template does not show the tools {hidden} to the model. Leave the tools "
                 "out, or use a model whose template supports them."
@@ -304,14 +272,12 @@ class ChatTemplate:
                 f"The chat template writes the first user message {slots} times; passages can "
                 "stand in one place only. Use another template."
             )
-        texts = {mark: said.text for mark, said in filling.said.items()}
-        full = self._render(filling, texts)
-        if full != "".join(texts.get(part, part) for part in written):
-            if attempts > 1 and self._render(filling) != skeleton:
-                return self._cut(filling, attempts - 1)  # it shows the time, and that moved on
-            texts = {mark: self._as_written(filling, skeleton, mark) for mark in texts}
+        if not exact:
+            for mark, said in filling.said.items():
+                rendered = self._render(conversation, filling, {mark})
+                texts[mark] = _as_written(said, skeleton, mark, rendered)
             if full != "".join(texts.get(part, part) for part in written):
-                raise _altered("the messages", "")
+                raise _altered("the messages")
         pieces = [
             Piece(texts.get(part, part), trusted=part not in texts) for part in written if part
         ]
@@ -320,43 +286,17 @@ class ChatTemplate:
         at = next(i for i, piece in enumerate(pieces) if piece.text == filling.slot)
         return pieces[:at], pieces[at + 1 :]
 
-    def _as_written(self, filling: Filling, skeleton: str, mark: str) -> str:
-        """What the template makes of one text, the others being placeholders."""
-        said = filling.said[mark]
-        text, role = said.text, filling.roles[said.message]
-        rendered = self._render(filling, {mark})
-        if rendered == skeleton.replace(mark, text):
-            return text
-        before, _, after = skeleton.partition(mark)
-        kept = rendered[len(before) : len(rendered) - len(after)]
-        shown = kept.strip()
-        if (
-            mark not in after
-            and len(rendered) >= len(before) + len(after)
-            and before + kept + after == rendered
-            and (
-                shown.casefold() == text.strip().casefold()
-                or (role == "assistant" and text.strip().endswith(shown))
-                or (said.encoded and kept == json.dumps(text, ensure_ascii=False)[1:-1])
-            )
-        ):
-            return kept
-        raise _altered(f"message {said.message}", f" (role {role!r})")
-
-    def _render(self, filling: Filling, real: Collection[str] = ()) -> str:
+    def _render(
+        self, conversation: Conversation, filling: Filling, real: Collection[str] = ()
+    ) -> str:
         variables = dict(self._kwargs)
-        if filling.tools:
-            variables["tools"] = deepcopy(list(filling.tools))
-        ending = "continue_final_message" if filling.continued else "add_generation_prompt"
+        if conversation.tools:
+            variables["tools"] = deepcopy(list(conversation.tools))
+        ending = "continue_final_message" if conversation.continued else "add_generation_prompt"
+        variables[ending] = True
+        messages = filling.messages(real)
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    filling.messages(real),
-                    tokenize=False,
-                    **{ending: True},
-                    **variables,
-                )
-            )
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             # transformers shows the whole prompt where a template leaves the last message out.
             told = str(error).partition("Final message to continue:")[0].rstrip(". ")
@@ -365,15 +305,37 @@ class ChatTemplate:
                 f"{told}. Bring the messages into the form it asks for; most want user and "
                 "assistant in turn, beginning with the user."
             ) from error
+        return str(rendered)
+
+
+def _as_written(said: _Said, skeleton: str, mark: str, rendered: str) -> str:
+    """What the template makes of one text, the others being placeholders."""
+    if rendered == skeleton.replace(mark, said.text):
+        return said.text
+    before, _, after = skeleton.partition(mark)
+    kept = rendered[len(before) : len(rendered) - len(after)]
+    text, shown = said.text.strip(), kept.strip()
+    if (
+        mark not in after
+        and len(rendered) >= len(before) + len(after)
+        and before + kept + after == rendered
+        and (
+            shown.casefold() == text.casefold()
+            or (said.role == "assistant" and text.endswith(shown))
+            or (said.encoded and kept == json.dumps(said.text, ensure_ascii=False)[1:-1])
+        )
+    ):
+        return kept
+    raise _altered(f"message {said.message} (role {said.role!r})")
 
 
 class _RefusedError(PromptError):
     """The template raised, or left the system message out: worth a try without that message."""
 
 
-def _altered(what: str, detail: str) -> PromptError:
+def _altered(what: str) -> PromptError:
     return PromptError(
-        f"The chat template changes {what}{detail}, or its own text because of it, in a way that "
-        "can't be followed safely. Use a template that writes messages as they are, or take the "
-        "markup that it looks for out of the message."
+        f"The chat template changes {what}, or its own text because of it, in a way that can't be "
+        "followed safely. Use a template that writes messages as they are, or take the markup that "
+        "it looks for out of the message."
     )

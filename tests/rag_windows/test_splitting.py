@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rag_windows.prompt.builder import TooLittleRoomError, split
+from rag_windows.prompt.builder import split
 
 
 def _words(text: str) -> list[int]:
@@ -15,7 +15,7 @@ def _words(text: str) -> list[int]:
 
 
 def _cut(text: str, limit: int) -> list[str]:
-    return [text[p.start : p.end] for p in split(text, _words, limit, len(_words(text)))]
+    return [text[a:b] for a, b, _ in split(text, _words, limit, len(_words(text)))]
 
 
 def test_paragraphs_before_sentences_before_spaces_before_characters() -> None:
@@ -44,11 +44,11 @@ def test_parts_cover_any_text_and_fit(seed: int) -> None:
 
     limit = draw.randint(9, 60)
     parts = split(text, uneven, limit, len(uneven(text)))
-    assert "".join(text[p.start : p.end] for p in parts) == text
-    for part in parts:
-        assert part.ids == tuple(uneven(text[part.start : part.end]))
-        assert len(part.ids) <= limit
-        assert part.end > part.start
+    assert "".join(text[a:b] for a, b, _ in parts) == text
+    for start, end, ids in parts:
+        assert ids == uneven(text[start:end])
+        assert len(ids) <= limit
+        assert end > start
 
 
 def test_a_boundary_that_would_make_the_part_too_long_is_not_taken() -> None:
@@ -57,8 +57,8 @@ def test_a_boundary_that_would_make_the_part_too_long_is_not_taken() -> None:
 
     text = "word " * 20
     parts = split(text, encode, 10, len(encode(text)))
-    assert "".join(text[p.start : p.end] for p in parts) == text
-    assert max(len(p.ids) for p in parts) <= 10
+    assert "".join(text[a:b] for a, b, _ in parts) == text
+    assert max(len(ids) for *_, ids in parts) <= 10
 
 
 def test_work_grows_with_the_text_and_not_with_its_square() -> None:
@@ -76,15 +76,3 @@ def test_work_grows_with_the_text_and_not_with_its_square() -> None:
         work[size] = read
     assert work[400_000] < 9 * work[50_000]
     assert work[400_000] < 4 * 400_000
-
-
-def test_too_little_room_is_said_with_the_size() -> None:
-    with pytest.raises(TooLittleRoomError) as caught:
-        split("text", lambda part: [0] * (10 + len(part)), 10, 14)
-    assert caught.value.size == 10
-    with pytest.raises(TooLittleRoomError) as caught:
-        split("text" * 99, lambda part: [0] * (60 + len(part)), 64, 456)
-    assert caught.value.size == 60
-    with pytest.raises(TooLittleRoomError) as caught:
-        split("東", lambda part: [0] * (1 + 4 * len(part)), 4, 5)
-    assert caught.value.size == 5
