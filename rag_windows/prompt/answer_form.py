@@ -202,8 +202,8 @@ def _source(form: object, name: str) -> str:
         source = matcher.grammar_from_lark(form)
     else:
         raise InputError(
-            f"{name} is a {type(form).__name__}: json_schema must be a JSON schema as a mapping (of "
-            "a pydantic class its model_json_schema()), grammar a text in llguidance's Lark."
+            f"{name} is a {type(form).__name__}: json_schema must be a JSON schema as a mapping "
+            "(of a pydantic class its model_json_schema()), grammar a text in llguidance's Lark."
         )
     _refuse(matcher.validate_grammar(source), name)
     return str(source)
