@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -115,9 +114,3 @@ class Curriculum:
         if due and self.level < len(self.levels) - 1:
             self.level += 1
             self.steps_here = 0
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Curriculum:
-        """The curriculum whose fields were saved as JSON."""
-        accuracy = {int(k): float(v) for k, v in state["accuracy"].items()}
-        return cls(str(state["name"]), int(state["level"]), int(state["steps_here"]), accuracy)

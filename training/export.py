@@ -17,13 +17,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from training.tokens import save_tokenizer
-
 MAX_BYTES = 12_000_000
 
 
 def export(model: Path, out: Path) -> int:
-    """Exports the model folder `model` to `out`; returns the size of the weights in bytes.
+    """Exports the model folder `model` to `out`; returns the bytes of the weights.
 
     Raises:
         ValueError: the weights are larger than `MAX_BYTES`, or out of fp16's range.
@@ -37,26 +35,23 @@ def export(model: Path, out: Path) -> int:
     }
     if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
         raise ValueError("a weight is beyond fp16's range; export in another format")
-    config = reader.config.to_dict()
+    size = sum(tensor.nbytes for tensor in weights.values())
+    if size > MAX_BYTES:
+        raise ValueError(f"the weights have {size} bytes, more than {MAX_BYTES}")
+    reader.generation_config.do_sample = False
+    config = {**reader.config.to_dict(), "dtype": "float32", "architectures": ["LlamaForCausalLM"]}
     config.pop("_name_or_path", None)
-    config.update(dtype="float32", architectures=["LlamaForCausalLM"])
-    generation = reader.generation_config
-    generation.do_sample = False
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as temporary:
         fresh = Path(temporary) / out.name
-        save_tokenizer(AutoTokenizer.from_pretrained(model), fresh)
+        AutoTokenizer.from_pretrained(model).save_pretrained(fresh)
+        reader.generation_config.save_pretrained(fresh)
         save_file(weights, fresh / "model.safetensors", metadata={"format": "pt"})
-        (fresh / "model.safetensors").chmod(0o644)
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
-        generation.save_pretrained(fresh)
         for kept in ("README.md", "curve.png"):
             if (out / kept).exists():
                 shutil.copy(out / kept, fresh / kept)
-        size = (fresh / "model.safetensors").stat().st_size
-        if size > MAX_BYTES:
-            raise ValueError(f"the weights have {size} bytes, more than {MAX_BYTES}")
         if out.exists():
             out.rename(Path(temporary) / "old")
         fresh.rename(out)

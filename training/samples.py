@@ -7,21 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from training.phrasing import (
-    BRIDGES,
-    FORMS,
-    NOT_STATED,
-    ask,
-    draw_pair,
-    draw_question,
-    later_name,
-    state,
-)
 from training.world import (
     COMMON,
     KINDS,
     LABELS,
     MADE_UP,
+    NOT_STATED,
     SYSTEM_PROMPTS,
     Entity,
     Kind,
@@ -135,12 +126,11 @@ class Context:
             for n, relation in enumerate(relations):
                 form, name = forms[relation], None
                 if n and rng.random() < recipe.pronouns:
-                    text = FORMS[entity.kind.name, relation].statements[form]
-                    name = later_name(rng, entity, text)
+                    name = entity.later_name(rng, entity.kind.relations[relation].statements[form])
                 person = entity.kind.noun is None
                 if n and name is None and person and rng.random() < recipe.surnames:
                     name = entity.second
-                sentences.append(state(entity, relation, form, name))
+                sentences.append(entity.state(relation, form, name))
             texts.append((entity.name, " ".join(sentences)))
         return tuple(texts)
 
@@ -152,11 +142,14 @@ def draw_context(rng: np.random.Generator, recipe: Recipe, split: Split) -> Cont
         entities = _draw_linked(rng, recipe, split)
     else:
         kinds, count = _kinds(rng, recipe), _facts(rng, recipe)
-        for name in dict.fromkeys(kind.name for kind in kinds):
-            same = sum(kind.name == name for kind in kinds)
-            entities += _draw_kind(rng, recipe, split, kind_named(name), same, count)
+        for kind in dict.fromkeys(kind.name for kind in kinds):
+            same = sum(other.name == kind for other in kinds)
+            entities += _draw_kind(rng, recipe, split, kind_named(kind), same, count)
     shuffled = [entities[i] for i in rng.permutation(len(entities))]
-    forms = [{r: draw_pair(rng, e.kind, r, split)[0] for r in e.facts} for e in shuffled]
+    forms = [
+        {name: one.kind.relations[name].draw_pair(rng, split)[0] for name in one.facts}
+        for one in shuffled
+    ]
     return Context(shuffled, forms)
 
 
@@ -192,13 +185,26 @@ def _draw_kind(
     )
 
 
+# In the order in which the shipped models' sequences were drawn.
+LINKS = [
+    (kind, name)
+    for kind in (*KINDS[1:], KINDS[0])
+    for name, relation in kind.relations.items()
+    if relation.bridge
+]
+"""Kinds with the relation that names an entity of another kind."""
+
+
+def _target(kind: Kind, relation: str) -> Kind:
+    """The kind whose names are the relation's values."""
+    values = kind.relations[relation].values
+    return kind_named(values.kind) if isinstance(values, NamesOf) else kind
+
+
 def _draw_linked(rng: np.random.Generator, recipe: Recipe, split: Split) -> list[Entity]:
     """Half of the entities, rounded up, and others that name them by one relation."""
-    links = list(BRIDGES)
-    kind_name, relation = links[int(rng.integers(len(links)))]
-    kind = kind_named(kind_name)
-    values = kind.relations[relation]
-    target = kind_named(values.kind if isinstance(values, NamesOf) else kind_name)
+    kind, relation = LINKS[int(rng.integers(len(LINKS)))]
+    target = _target(kind, relation)
     reached = (recipe.entities + 1) // 2
     facts = max(2, _facts(rng, recipe))
     targets = _draw_kind(rng, recipe, split, target, reached, facts)
@@ -251,11 +257,11 @@ def _stated(
 ) -> Turn:
     """A question that passage `e` answers; `follow`: by a pronoun where the form allows one."""
     entity = context.entities[e]
-    form = draw_question(rng, entity.kind, relation, context.forms[e][relation], split)
-    text = FORMS[entity.kind.name, relation].questions[form]
-    name = later_name(rng, entity, text) if follow else None
+    asked = entity.kind.relations[relation]
+    form = asked.draw_question(rng, context.forms[e][relation], split)
+    name = entity.later_name(rng, asked.questions[form]) if follow else None
     return Turn(
-        ask(entity, relation, form, name),
+        entity.ask(relation, form, name),
         entity.facts[relation],
         e,
         "follow-up" if name else "single",
@@ -268,24 +274,23 @@ def _unstated(rng: np.random.Generator, context: Context, split: Split) -> Turn 
     """A question without an answer: an absent relation of an entity, or an absent entity."""
     entities = context.entities
     e = int(rng.integers(len(entities)))
-    entity = entities[e]
-    stated = {r for other in entities if other.kind is entity.kind for r in other.facts}
+    entity, passage = entities[e], e
     if rng.random() < 0.5:
+        stated = {r for other in entities if other.kind is entity.kind for r in other.facts}
         absent = [r for r in entity.kind.relations if r not in entity.facts]
         tempting = [r for r in absent if r in stated]
         pool = tempting if tempting and rng.random() < 0.7 else absent
         if not pool:
             return None
-        relation, passage = pool[int(rng.integers(len(pool)))], e
+        relation = pool[int(rng.integers(len(pool)))]
     else:
         first, second = draw_name(rng, entity.kind, split)
         if any({first, second} & {o.first, o.second} for o in entities if o.kind is entity.kind):
             return None
         relation = list(entity.facts)[int(rng.integers(len(entity.facts)))]
-        entity, passage = Entity(entity.kind, first, second, {}), -1
-    form = draw_pair(rng, entity.kind, relation, split)[1]
-    where = passage if passage >= 0 else None
-    return Turn(ask(entity, relation, form), NOT_STATED, where, "not stated", 0.0)
+        entity, passage = Entity(entity.kind, first, second, {}), None
+    form = entity.kind.relations[relation].draw_pair(rng, split)[1]
+    return Turn(entity.ask(relation, form), NOT_STATED, passage, "not stated", 0.0)
 
 
 def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | None:
@@ -295,45 +300,32 @@ def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | Non
     Alra Ashden born? Arava". So the second step is one that single questions teach; with the value
     right behind the name, training never found it.
     """
-    links = [
-        (e, r)
-        for e, entity in enumerate(context.entities)
-        for r in entity.facts
-        if (entity.kind.name, r) in BRIDGES
-    ]
+    links = [(one, r) for one in context.entities for r in one.facts if (one.kind, r) in LINKS]
     if not links:
         return None
-    e, relation = links[int(rng.integers(len(links)))]
-    source = context.entities[e]
-    name = source.facts[relation]
-    values = source.kind.relations[relation]
-    target = kind_named(values.kind if isinstance(values, NamesOf) else source.kind.name)
-    reached = [i for i, entity in enumerate(context.entities) if entity.name == name]
-    described = BRIDGES[source.kind.name, relation].format(n=source.name)
-    if not reached:
+    source, relation = links[int(rng.integers(len(links)))]
+    name, bridge = source.facts[relation], source.kind.relations[relation].bridge
+    described = str(bridge).format(n=source.name)
+    reached = next((i for i, one in enumerate(context.entities) if one.name == name), None)
+    if reached is None:
+        target = _target(source.kind, relation)
         wanted = list(target.relations)[int(rng.integers(len(target.relations)))]
-        form = draw_pair(rng, target, wanted, split)[1]
-        first, second = name.split(" ")
-        stranger = Entity(target, first, second, {})
-        question = ask(stranger, wanted, form, described)
-        steps = f"{name}. {ask(stranger, wanted, form)}"
-        answer = f"{steps} {NOT_STATED}"
-        return Turn(question, answer, None, "open hop", 0.0, source.name, name, steps)
-    entity = context.entities[reached[0]]
-    wanted = list(entity.facts)[int(rng.integers(len(entity.facts)))]
-    statement = context.forms[reached[0]][wanted]
-    form = draw_question(rng, entity.kind, wanted, statement, split)
-    steps = f"{name}. {ask(entity, wanted, form)}"
-    return Turn(
-        ask(entity, wanted, form, described),
-        f"{steps} {entity.facts[wanted]}",
-        None,
-        "two-hop",
-        _blind(context, entity, wanted),
-        source.name,
-        name,
-        steps,
-    )
+        form = target.relations[wanted].draw_pair(rng, split)[1]
+        entity, answer, task, blind = (
+            Entity(target, *name.split(" "), {}),
+            NOT_STATED,
+            "open hop",
+            0.0,
+        )
+    else:
+        entity, task = context.entities[reached], "two-hop"
+        wanted = list(entity.facts)[int(rng.integers(len(entity.facts)))]
+        statement = context.forms[reached][wanted]
+        form = entity.kind.relations[wanted].draw_question(rng, statement, split)
+        answer, blind = entity.facts[wanted], _blind(context, entity, wanted)
+    steps = f"{name}. {entity.ask(wanted, form)}"
+    question = entity.ask(wanted, form, described)
+    return Turn(question, f"{steps} {answer}", None, task, blind, source.name, name, steps)
 
 
 FILLERS = 12

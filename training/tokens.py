@@ -11,18 +11,17 @@ and answers. It is tokenized part by part, exactly as a prompt is cut into windo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from training.phrasing import NOT_STATED, all_forms
 from training.samples import Sample
-from training.world import COMMON, KINDS, LABELS, MADE_UP, SYSTEM_PROMPTS, NamesOf
+from training.world import COMMON, KINDS, LABELS, MADE_UP, NOT_STATED, SYSTEM_PROMPTS, NamesOf
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
@@ -44,21 +43,17 @@ CHAT_TEMPLATE = (
 def words() -> list[str]:
     """Every word that should be one token, sorted, without duplicates."""
     found: set[str] = {*COMMON, *MADE_UP, *LABELS}
+    texts = [*SYSTEM_PROMPTS, NOT_STATED]
     for kind in KINDS:
         found.update(kind.firsts, kind.seconds)
-        for values in kind.relations.values():
-            if not isinstance(values, NamesOf):
-                found.update(word for value in values for word in value.split(" "))
-    for text in [*all_forms(), *SYSTEM_PROMPTS, NOT_STATED]:
+        texts.append(kind.noun or "")
+        for one in kind.relations.values():
+            texts += [*one.statements, *one.questions, one.bridge or ""]
+            if not isinstance(one.values, NamesOf):
+                found.update(word for value in one.values for word in value.split(" "))
+    for text in texts:
         found.update(re.findall(r"[A-Za-z]+", text.replace("{n}", "").replace("{v}", "")))
     return sorted(found)
-
-
-def _lines(repeat: int) -> Iterable[str]:
-    for word in words():
-        # Twice as many of the spaced form: where the vocabulary ends, this is what must be in.
-        yield from [f"{word} {word} {word}\n"] * repeat
-    yield from ["a.\n\n", "a, b? c's d! (e) - f: g\n", "1 2 3 4 5 6 7 8 9 0\n"] * repeat
 
 
 def train_tokenizer(size: int = VOCABULARY_SIZE) -> PreTrainedTokenizerFast:
@@ -73,7 +68,10 @@ def train_tokenizer(size: int = VOCABULARY_SIZE) -> PreTrainedTokenizerFast:
         special_tokens=list(CONTROL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(_lines(4), trainer)
+    # Twice as many of the spaced form: where the vocabulary ends, this is what must be in.
+    lines = [f"{word} {word} {word}\n" for word in words()]
+    lines += ["a.\n\n", "a, b? c's d! (e) - f: g\n", "1 2 3 4 5 6 7 8 9 0\n"]
+    tokenizer.train_from_iterator(lines * 4, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BEGIN,
@@ -95,12 +93,6 @@ def space_twins(tokenizer: PreTrainedTokenizerFast) -> list[tuple[int, int]]:
         for token, i in vocabulary.items()
         if token not in CONTROL and "Ġ" + token in vocabulary
     )
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(str(folder))
 
 
 ANSWER, REST, NAME = 1, 2, 3
@@ -127,18 +119,18 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
-        ids = {t: int(tokenizer.convert_tokens_to_ids(t)) for t in tokenizer.all_special_tokens}
-        self.begin, self.end = ids["<|begin|>"], ids["<|end|>"]
-        self.system, self.user = ids["<|system|>"], ids["<|user|>"]
-        self.assistant, self.pad = ids["<|assistant|>"], ids["<|pad|>"]
+        ids = tokenizer.convert_tokens_to_ids(list(CONTROL))
+        self.pad, self.begin, self.end, self.system, self.user, self.assistant = ids
 
     def text(self, text: str) -> list[int]:
         """The ids of plain text; never a control token."""
         encoding = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         return list(encoding.ids)
 
-    def name_marks(self, ids: Sequence[int], name: str) -> list[int]:
+    def name_marks(self, ids: Sequence[int], name: str | None) -> list[int]:
         """`NAME` wherever the second word of the full name follows the first, else 0."""
+        if name is None:
+            return [0] * len(ids)
         first, second = name.split(" ")
         before = {self.text(first)[0], self.text(" " + first)[0]}
         after = self.text(" " + second)[0]
@@ -150,38 +142,32 @@ class Encoder:
         head = [self.begin]
         if sample.system is not None:
             head += [self.system, *self.text(sample.system), self.end]
-        parts = [[*head, self.user, *self.text(sample.before)]]
+        head += [self.user, *self.text(sample.before)]
+        parts = [(head, [0] * len(head))]
         for title, text in sample.passages:
-            parts.append(self.text(f"{title}\n{text}\n\n" if title else f"{text}\n\n"))
-        marked = [(parts[0], [0] * len(parts[0]))]
-        for ids, (title, _) in zip(parts[1:], sample.passages, strict=True):
-            if title is None:
-                marked.append((ids, [0] * len(ids)))
-                continue
-            names = self.name_marks(ids, title)
+            ids = self.text(f"{title}\n{text}\n\n" if title else f"{text}\n\n")
             # The title itself comes out of nowhere.
-            names[: len(self.text(title))] = [0] * len(self.text(title))
-            marked.append((ids, names))
+            known = len(self.text(title or ""))
+            parts.append((ids, [0] * known + self.name_marks(ids, title)[known:]))
         ids, loss = [], []
         for n, turn in enumerate(sample.turns):
             question = [self.user] if n else []
             question += [*self.text(turn.question), self.end, self.assistant]
             answer = [*self.text(turn.answer), self.end]
-            ids += question + answer
-            loss += self.name_marks(question, turn.name) if turn.name else [0] * len(question)
             marks = [ANSWER] + [REST] * (len(answer) - 1)
             if turn.steps:
                 marks[len(self.text(turn.steps))] = ANSWER
-            loss += marks
-        return [*marked, (ids, loss)]
+            ids += question + answer
+            loss += self.name_marks(question, turn.name) + marks
+        return [*parts, (ids, loss)]
 
     def batch(self, samples: Sequence[Sample], rng: np.random.Generator, jitter: float) -> Batch:
         """Encodes samples; with chance `jitter` each gets gaps in its positions between parts."""
-        rows, marks, places = [], [], []
+        rows = []
         for sample in samples:
             row: list[int] = []
-            mark: list[int] = []
-            place: list[int] = []
+            marks: list[int] = []
+            places: list[int] = []
             parts = self.parts(sample)
             shifted = rng.random() < jitter
             position = 0
@@ -190,17 +176,12 @@ class Encoder:
                     last = n == len(parts) - 1
                     position += int(rng.integers(0, QUERY_GAP if last else PASSAGE_GAP))
                 row += ids
-                mark += loss
-                place += range(position, position + len(ids))
+                marks += loss
+                places += range(position, position + len(ids))
                 position += len(ids)
-            rows.append(row)
-            marks.append(mark)
-            places.append(place)
-        shape = (len(rows), max(map(len, rows)))
-        ids_, loss_ = torch.full(shape, self.pad), torch.zeros(shape, dtype=torch.int64)
-        positions = torch.zeros(shape, dtype=torch.int64)
-        for i, (row, mark, place) in enumerate(zip(rows, marks, places, strict=True)):
-            ids_[i, : len(row)] = torch.tensor(row)
-            loss_[i, : len(mark)] = torch.tensor(mark)
-            positions[i, : len(place)] = torch.tensor(place)
-        return Batch(ids_, positions, loss_)
+            rows.append((row, places, marks))
+        padded = [
+            pad_sequence([torch.tensor(one) for one in column], True, fill)
+            for column, fill in zip(zip(*rows, strict=True), (self.pad, 0, 0), strict=True)
+        ]
+        return Batch(*padded)

@@ -25,15 +25,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from pydantic import TypeAdapter
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from training.curriculum import CURRICULA, Curriculum
-from training.model import BLOCK_ATTENTION, freeze, new_reader, start_from
+from training.model import BLOCK_ATTENTION, new_reader, start_from
 from training.samples import draw_sample
-from training.tokens import ANSWER, Batch, Encoder, save_tokenizer, train_tokenizer
+from training.tokens import ANSWER, Batch, Encoder, train_tokenizer
 
 log = logging.getLogger("training")
 
@@ -41,13 +42,15 @@ WEIGHTS = (0.0, 1.0, 0.7, 0.3)
 """Loss weight of each mark of `Batch.loss`: none, answer, rest of the answer, name."""
 WARM_UP, DECAY_FROM = 100, 0.5
 """Steps of warm-up, and the share of all steps behind which the learning rate falls."""
+MUON_RATE, ADAM_RATE = 0.02, 2e-3
+"""Learning rates after warm-up, before the final decrease."""
 SAVE_EVERY_S = 120.0
 CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is made of; rates are those after warm-up, before the final decrease."""
+    """What a run is made of."""
 
     out: Path
     steps: int = 1800
@@ -57,8 +60,6 @@ class Settings:
     width: int = 128
     layers: int = 4
     inner: int = 384
-    muon_rate: float = 0.02
-    adam_rate: float = 2e-3
     curriculum: str = "reader"
     weights: Path | None = None
 
@@ -109,58 +110,40 @@ class Trainer:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         self.rank = dist.get_rank() if dist.is_initialized() else 0
-        model = new_reader(
-            tokenizer,
-            settings.seed,
-            width=settings.width,
-            layers=settings.layers,
-            inner=settings.inner,
-        )
+        sizes = {"width": settings.width, "layers": settings.layers, "inner": settings.inner}
+        model = new_reader(tokenizer, settings.seed, **sizes)
         if settings.weights is not None:
             start_from(model, settings.weights)
         self.model = model.to(settings.device)
         if settings.device == "cpu":
             self.model.set_attn_implementation(BLOCK_ATTENTION)
-        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-        self.trained = [p for _, p in named]
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
         # Muon for the matrices, AdamW for embeddings, biases and norms.
-        matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n]
-        rest = [p for n, p in named if p.ndim != 2 or "embed" in n]
-        muon_rate, adam_rate = settings.muon_rate, settings.adam_rate
-        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
-            (
-                torch.optim.Muon(
-                    matrices,
-                    lr=muon_rate,
-                    momentum=0.95,
-                    weight_decay=0.01,
-                    adjust_lr_fn="original",
-                ),
-                muon_rate,
-            ),
-            (
-                torch.optim.AdamW(rest, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
-                adam_rate,
-            ),
-        ]
+        table = self.model.get_input_embeddings().weight
+        matrices = [p for p in self.trained if p.ndim == 2 and p is not table]
+        rest = [p for p in self.trained if p.ndim != 2 or p is table]
+        muon = torch.optim.Muon(
+            matrices, lr=MUON_RATE, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"
+        )
+        adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizers: dict[torch.optim.Optimizer, float] = {muon: MUON_RATE, adam: ADAM_RATE}
         self.curriculum = Curriculum(settings.curriculum)
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
+        self.clock = time.monotonic()
         self.stopped = False
 
     def draw(self, level: int, rng: np.random.Generator) -> Batch:
         """A batch of one level with about `tokens` tokens."""
         recipe = self.curriculum.levels[level].recipe
-        samples = [draw_sample(rng, recipe)]
-        length = sum(len(ids) for ids, _ in self.encoder.parts(samples[0]))
-        for _ in range(self.settings.tokens // length - 1):
-            samples.append(draw_sample(rng, recipe))
+        first = draw_sample(rng, recipe)
+        count = self.settings.tokens // sum(len(ids) for ids, _ in self.encoder.parts(first))
+        samples = [first, *(draw_sample(rng, recipe) for _ in range(count - 1))]
         batch = self.encoder.batch(samples, rng, recipe.jitter)
         device = self.settings.device
         return Batch(batch.ids.to(device), batch.positions.to(device), batch.loss.to(device))
 
     def train_step(self) -> float:
         """One batch (in each process); returns its loss. Sets `elapsed` and `stopped` for all."""
-        begun = time.monotonic()
         settings = self.settings
         # Fresh generators for each step: a resumed run draws what an unbroken one would have drawn.
         level = self.curriculum.draw(np.random.default_rng([settings.seed, self.step]))
@@ -169,23 +152,24 @@ class Trainer:
         # Warm-up, constant, then a line down to 2%.
         tail = (1 - self.step / settings.steps) / (1 - DECAY_FROM)
         factor = min(1.0, (self.step + 1) / WARM_UP, max(0.02, tail))
-        for optimizer, rate in self.optimizers:
+        for optimizer, rate in self.optimizers.items():
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
         with torch.autocast(settings.device, torch.bfloat16):
             loss, accuracy = answer_loss(self.model, batch)
         loss.backward()
-        numbers = [float(loss.detach()), accuracy, float(self.stopped)]
+        before, self.clock = self.clock, time.monotonic()
+        numbers = [float(loss.detach()), accuracy, float(self.stopped), self.clock - before]
         numbers = average(self.trained, numbers)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
-        for optimizer, _ in self.optimizers:
+        for optimizer in self.optimizers:
             optimizer.step()
         self.curriculum.note(level, numbers[1])
         self.step += 1
         size = dist.get_world_size() if dist.is_initialized() else 1
         self.tokens += batch.ids.numel() * size
-        self.elapsed += average([], [time.monotonic() - begun])[0]
+        self.elapsed += numbers[3]
         self.stopped = numbers[2] > 0
         return numbers[0]
 
@@ -225,7 +209,7 @@ class Trainer:
             return
         out = self.settings.out
         tensors = {f"model.{n}": p.detach().contiguous() for n, p in self.model.named_parameters()}
-        for number, (optimizer, _) in enumerate(self.optimizers):
+        for number, optimizer in enumerate(self.optimizers):
             for index, values in optimizer.state_dict()["state"].items():
                 for name, tensor in values.items():
                     tensors[f"{number}.{index}.{name}"] = tensor.contiguous()
@@ -241,15 +225,15 @@ class Trainer:
             os.fsync(file.fileno())
         fresh.replace(out / CHECKPOINT)
         self.model.save_pretrained(out / "model")
-        save_tokenizer(self.tokenizer, out / "model")
+        self.tokenizer.save_pretrained(out / "model")
 
     def resume(self) -> bool:
         """Goes on from the checkpoint in `out`, if there is one."""
         path = self.settings.out / CHECKPOINT
         if not path.exists():
             return False
-        with safe_open(path, framework="pt", device=self.settings.device) as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        tensors = load_file(path, device=self.settings.device)
+        with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["facts"])
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -258,13 +242,11 @@ class Trainer:
         for key, tensor in tensors.items():
             number, index, name = key.split(".", 2)
             states[int(number)].setdefault(int(index), {})[name] = tensor
-        for (optimizer, _), state in zip(self.optimizers, states, strict=True):
+        for optimizer, state in zip(self.optimizers, states, strict=True):
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state, "param_groups": groups})
-        freeze(self.model)
-        self.step, self.tokens = int(facts["step"]), int(facts["tokens"])
-        self.elapsed = float(facts["elapsed"])
-        self.curriculum = Curriculum.from_state(facts["curriculum"])
+        self.step, self.tokens, self.elapsed = facts["step"], facts["tokens"], facts["elapsed"]
+        self.curriculum = TypeAdapter(Curriculum).validate_python(facts["curriculum"])
         return True
 
 
