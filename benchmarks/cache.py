@@ -129,9 +129,9 @@ def catalogue(windows: int, seed: int) -> tuple[list[int], Numbers]:
     """
     rng = np.random.default_rng(seed)
     tokens = np.clip(rng.lognormal(np.log(220), 0.6, windows), 24, 1024).astype(np.int64)
-    return (tokens * 131_072).tolist(), (0.002 + 1e-4 * tokens) * np.exp(
-        rng.normal(0, 0.3, windows)
-    )
+    costs: Numbers = np.exp(rng.normal(0, 0.3, windows), dtype=np.float64)
+    costs *= 0.002 + 1e-4 * tokens
+    return (tokens * 131_072).tolist(), costs
 
 
 def zipf(windows: int, exponent: float, requests: int, warm_up: int, seed: int) -> Trace:

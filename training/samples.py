@@ -274,7 +274,8 @@ def _unstated(rng: np.random.Generator, context: Context, split: Split) -> Turn 
     """A question without an answer: an absent relation of an entity, or an absent entity."""
     entities = context.entities
     e = int(rng.integers(len(entities)))
-    entity, passage = entities[e], e
+    entity = entities[e]
+    passage: int | None = e
     if rng.random() < 0.5:
         stated = {r for other in entities if other.kind is entity.kind for r in other.facts}
         absent = [r for r in entity.kind.relations if r not in entity.facts]
@@ -311,12 +312,9 @@ def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | Non
         target = _target(source.kind, relation)
         wanted = list(target.relations)[int(rng.integers(len(target.relations)))]
         form = target.relations[wanted].draw_pair(rng, split)[1]
-        entity, answer, task, blind = (
-            Entity(target, *name.split(" "), {}),
-            NOT_STATED,
-            "open hop",
-            0.0,
-        )
+        first, second = name.split(" ")
+        entity, answer = Entity(target, first, second, {}), NOT_STATED
+        task, blind = "open hop", 0.0
     else:
         entity, task = context.entities[reached], "two-hop"
         wanted = list(entity.facts)[int(rng.integers(len(entity.facts)))]

@@ -48,7 +48,8 @@ def test_the_shipped_models_curricula_are_drawn_again(
     tmp_path: Path, name: str, drawn: str, encoded: str
 ) -> None:
     """Texts and batches of all levels, as they were when the models were trained."""
-    found, tasks = hashlib.sha256(), set()
+    found = hashlib.sha256()
+    tasks: set[str] = set()
     for number, level in enumerate(CURRICULA[name]):
         rng = np.random.default_rng([0, number])
         for _ in range(20):
