@@ -22,9 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from transformers import (
-    StoppingCriteria,
-)
+from transformers import StoppingCriteria
 
 from rag_windows.batching.scheduler import Scheduled
 from rag_windows.errors import (
@@ -43,13 +41,10 @@ T = TypeVar("T")
 
 
 class Watch(StoppingCriteria):
-    """Ends one generation early: when it is cancelled, or after a time.
+    """Ends one generation early: when it is cancelled, or so many seconds from now.
 
     Hand ``options(...)`` to `WindowedLM.generate` or ``stream``, and call `check` on what they
     gave: a text that was cut off by time is an error, not an answer.
-
-    Args:
-        timeout: seconds from now, or None.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
@@ -85,12 +80,7 @@ class Watch(StoppingCriteria):
         return {**options, "on_encoded": on_encoded, "stopping_criteria": criteria}
 
     def check(self) -> None:
-        """Raise if the generation was stopped by this watch.
-
-        Raises:
-            GenerationTimeoutError: it took too long.
-            CancelledGenerationError: it was cancelled.
-        """
+        """Raise if the generation was stopped by this watch."""
         if not self._stopped:
             return
         if self._cancelled.is_set():
@@ -128,6 +118,10 @@ class Call:
 
 
 C = TypeVar("C", bound=Call)
+
+Prepare = Callable[[], C]
+Read = Callable[[C, Generation], T]
+ReadChunk = Callable[[C, Chunk], Iterable[T]]
 
 
 class Calls:
@@ -184,31 +178,25 @@ class Calls:
         """Whether no more than one call is under way."""
         return self._count <= 1
 
-    def answer(
-        self,
-        prepare: Callable[[], C],
-        read: Callable[[C, Generation], T],
-        *,
-        timeout: float | None = None,
-    ) -> T:
+    def answer(self, prepare: Prepare[C], read: Read[C, T], *, timeout: float | None = None) -> T:
         """Answer one call."""
-        watch = Watch(timeout)
+        return self._answered(prepare, read, Watch(timeout))
+
+    def _answered(self, prepare: Prepare[C], read: Read[C, T], watch: Watch) -> T:
         with self.entered():
             call = prepare()
+            options = watch.options(call.options)
             if self.max_rows == 1:
-                generation = _alone(call, watch)
+                generation = call.lm.generate(call.query, call.passages, **options)
             else:
+                asked = {"query": call.query, "passages": call.passages, **options}
                 scheduler = call.lm.shared_scheduler(max_rows=self.max_rows)
-                generation = scheduler.answer(_request(call, watch), lone=self.lone)
+                generation = scheduler.answer(asked, lone=self.lone)
             watch.check()
             return read(call, generation)
 
     def answer_all(
-        self,
-        prepares: Sequence[Callable[[], C]],
-        read: Callable[[C, Generation], T],
-        *,
-        timeout: float | None = None,
+        self, prepares: Sequence[Prepare[C]], read: Read[C, T], *, timeout: float | None = None
     ) -> list[T]:
         """Answer several calls, together."""
         if len(prepares) < 2 or self.max_rows == 1:
@@ -229,11 +217,7 @@ class Calls:
                 watch.cancel()
 
     def stream(
-        self,
-        prepare: Callable[[], C],
-        read: Callable[[C, Chunk], Iterable[T]],
-        *,
-        timeout: float | None = None,
+        self, prepare: Prepare[C], read: ReadChunk[C, T], *, timeout: float | None = None
     ) -> Generator[T, None, None]:
         """Answer one call by itself, piece by piece; it is checked before a piece is asked for."""
         watch = Watch(timeout)
@@ -249,20 +233,10 @@ class Calls:
         return pieces()
 
     async def answer_async(
-        self,
-        prepare: Callable[[], C],
-        read: Callable[[C, Generation], T],
-        *,
-        timeout: float | None = None,
+        self, prepare: Prepare[C], read: Read[C, T], *, timeout: float | None = None
     ) -> T:
         """`answer` beside an event loop."""
         watch, context = Watch(timeout), contextvars.copy_context()
-
-        def by_itself() -> T:
-            call = prepare()
-            generation = _alone(call, watch)
-            watch.check()
-            return read(call, generation)
 
         def asked() -> tuple[C, Scheduled]:
             call = prepare()
@@ -271,7 +245,8 @@ class Calls:
         with self.entered():
             try:
                 if self.max_rows == 1:
-                    return await self._in_thread(context, by_itself)
+                    answered = partial(self._answered, prepare, read, watch)
+                    return await self._in_thread(context, answered)
                 await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
                 call, scheduled = await self._in_thread(context, asked)
                 generation = await asyncio.wrap_future(scheduled)
@@ -281,11 +256,7 @@ class Calls:
                 watch.cancel()
 
     async def stream_async(
-        self,
-        prepare: Callable[[], C],
-        read: Callable[[C, Chunk], Iterable[T]],
-        *,
-        timeout: float | None = None,
+        self, prepare: Prepare[C], read: ReadChunk[C, T], *, timeout: float | None = None
     ) -> AsyncGenerator[T, None]:
         """`stream` beside an event loop; together with other calls, and without a thread for each.
 
@@ -347,8 +318,10 @@ class Calls:
     def _submit(
         self, call: Call, watch: Watch, on_text: Callable[[str], None] | None = None
     ) -> Scheduled:
+        options = watch.options(call.options)
+        asked = {"query": call.query, "passages": call.passages, **options}
         scheduler = call.lm.shared_scheduler(max_rows=self.max_rows)
-        scheduled = scheduler.submit(_request(call, watch), on_text=on_text, lone=self.lone)
+        scheduled = scheduler.submit(asked, on_text=on_text, lone=self.lone)
         watch.stops(scheduled.cancel)
         return scheduled
 
@@ -362,11 +335,3 @@ class Calls:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="rag-windows")
             return self._executor
-
-
-def _request(call: Call, watch: Watch) -> dict[str, Any]:
-    return {"query": call.query, "passages": call.passages, **watch.options(call.options)}
-
-
-def _alone(call: Call, watch: Watch) -> Generation:
-    return call.lm.generate(call.query, call.passages, **watch.options(call.options))

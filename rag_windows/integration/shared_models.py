@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import (
-    Callable,
-    Hashable,
-    Mapping,
-    Sequence,
-    Set,
-)
-from concurrent.futures import Future
+from collections.abc import Hashable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import loading
-from rag_windows.calibration.profile import Profile
-from rag_windows.errors import (
-    InputError,
-    ModelLoadError,
-    ToolsUnsupportedError,
-)
+from rag_windows.calibration import Profile
+from rag_windows.errors import InputError, ModelLoadError, ToolsUnsupportedError
 from rag_windows.model import WindowedLM
 from rag_windows.prompt.tools import ToolFormat
-from rag_windows.threads import Lock, in_children
-
-T = TypeVar("T")
+from rag_windows.threads import Lock
 
 
 class _Same:
@@ -73,9 +55,9 @@ def as_key(value: Any) -> Hashable:
 
 
 def folder_state(model: str | Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of each file of a local model; empty for a Hub name.
+    """Name, size and time of each file of a local model, which is another one when saved again.
 
-    A model that is saved again in the same folder is another model.
+    Empty for a Hub name.
     """
     folder = loading.embedded_path(str(model)) if model in loading.EMBEDDED else Path(model)
     paths = folder.iterdir() if folder.is_dir() else [folder]
@@ -83,65 +65,12 @@ def folder_state(model: str | Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted((path.name, stat.st_size, stat.st_mtime_ns) for path, stat in files))
 
 
-class _Shelf(Generic[T]):
-    """Values by key, held weakly; one thread makes a value, others wait for it."""
-
-    def __init__(self) -> None:
-        self._values: WeakValueDictionary[Hashable, T] = WeakValueDictionary()
-        self.after_fork()
-        in_children(self)
-
-    def after_fork(self) -> None:
-        """What others were making never arrives in a child."""
-        self._lock = threading.Lock()
-        self._flights: dict[Hashable, Future[T]] = {}
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        with self._lock:
-            value = self._values.get(key)
-            if value is not None:
-                return value
-            flight = self._flights.get(key)
-            waits = flight is not None
-            if flight is None:
-                flight = self._flights[key] = Future()
-        if waits:
-            return flight.result()
-        try:
-            value = make()
-        except BaseException as error:
-            self._land(key, flight, None)
-            flight.set_exception(error)
-            raise
-        self._land(key, flight, value)
-        flight.set_result(value)
-        return value
-
-    def _land(self, key: Hashable, flight: Future[T], value: T | None) -> None:
-        with self._lock:
-            if self._flights.get(key) is not flight:
-                return  # cleared on the way
-            del self._flights[key]
-            if value is not None:
-                self._values[key] = value
-
-    def clear(self) -> None:
-        with self._lock:
-            self._values.clear()
-            self._flights.clear()
-
-
-class _Weights:
-    """A loaded model with its tokenizer."""
-
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-
-
-_weights: _Shelf[_Weights] = _Shelf()
-_models: _Shelf[WindowedLM] = _Shelf()
-_holders: WeakKeyDictionary[WindowedLM, _Weights] = WeakKeyDictionary()
+_lock = Lock()
+_models: WeakValueDictionary[Hashable, WindowedLM] = WeakValueDictionary()
+_weights: WeakValueDictionary[Hashable, PreTrainedModel] = WeakValueDictionary()
+_tokenizers: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase | None] = (
+    WeakKeyDictionary()
+)
 
 _NOT_OF_WEIGHTS = (
     "method",
@@ -162,7 +91,7 @@ def load_shared(model: str | Path | PreTrainedModel, **arguments: Any) -> Window
     Calls that differ only in how the model is used (method, header, window size, template
     variables, passage cache) share its weights. Nothing is kept alive: when the last user of a
     model lets go of it, it is freed, and a later call loads it again. Threads that ask at once
-    wait for one load; if it fails, all of them get its error and the next call tries again.
+    wait for one load; if it fails, the next one tries again.
 
     Args:
         model: as in `WindowedLM.from_pretrained`.
@@ -177,27 +106,27 @@ def load_shared(model: str | Path | PreTrainedModel, **arguments: Any) -> Window
     if arguments.get("profile") is not None:
         # By what it holds: the file may be another by the next call.
         arguments["profile"] = Profile.of(arguments["profile"])
-    if isinstance(model, PreTrainedModel):
-        key = as_key([model, arguments])
-        return _models.get(key, lambda: WindowedLM.from_pretrained(model, **arguments))
-    if not isinstance(model, str | Path):
+    if not isinstance(model, str | Path | PreTrainedModel):
         return WindowedLM.from_pretrained(model, **arguments)  # which says what is wrong
     used = {name: arguments[name] for name in _NOT_OF_WEIGHTS if name in arguments}
     load = {name: value for name, value in arguments.items() if name not in used}
-    weights_key = as_key([str(model), load, folder_state(model)])
-
-    def load_weights() -> _Weights:
-        options = {"tokenizer": None, "dtype": "auto", "device_map": None, **load}
-        return _Weights(*loading.resolve(model, **options))
-
-    def make() -> WindowedLM:
-        weights = _weights.get(weights_key, load_weights)
-        revision = load.get("revision")
-        lm = WindowedLM(weights.model, weights.tokenizer, revision=revision, **used)
-        _holders[lm] = weights
+    named = not isinstance(model, PreTrainedModel)
+    loaded = as_key([str(model), load, folder_state(model)] if named else [model, load])
+    key = (loaded, as_key(used))
+    with _lock:
+        lm = _models.get(key)
+        if lm is None and not named:
+            lm = _models[key] = WindowedLM.from_pretrained(model, **arguments)
+        if lm is None:
+            weights = _weights.get(loaded)
+            if weights is None:
+                options = {"tokenizer": None, "dtype": "auto", "device_map": None, **load}
+                weights, tokenizer = loading.resolve(model, **options)
+                _weights[loaded], _tokenizers[weights] = weights, tokenizer
+            revision = load.get("revision")
+            lm = WindowedLM(weights, _tokenizers[weights], revision=revision, **used)
+            _models[key] = lm
         return lm
-
-    return _models.get(as_key([weights_key, used]), make)
 
 
 def clear() -> None:
@@ -259,12 +188,7 @@ class ModelSource:
         return str(model)
 
     def lm(self) -> WindowedLM:
-        """The model, loaded if it is not yet; threads that ask at once wait for one load.
-
-        Raises:
-            ModelLoadError: not found, or can't be loaded.
-            UnsupportedModelError: its attention can't be split into windows.
-        """
+        """The model, loaded if it is not yet; see `load_shared`."""
         with self._lock:
             if self._lm is None:
                 if self.model is None:

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from rag_windows import InputError, ModelLoadError, loading
-from rag_windows.integration import shared_models
-from rag_windows.integration.shared_models import as_key, folder_state, load_shared
+from rag_windows.integration import folder_state, load_shared, shared_models
 from tests.rag_windows import small
 
 
@@ -146,31 +145,13 @@ def test_loaded_models_are_told_apart_by_identity() -> None:
         load_shared(3)
 
 
-def test_keys_tell_values_apart() -> None:
-    class Config:
-        def __init__(self, bits: int) -> None:
-            self.bits = bits
-
-        def to_dict(self) -> dict[str, int]:
-            return {"bits": self.bits}
-
-    values: list[Any] = [
-        None,
-        0,
-        False,
-        0.0,
-        "0",
-        b"0",
-        Path("0"),
-        [0],
-        {"0": 0},
-        {0},
-        torch.float16,
-    ]
-    values += [torch.bfloat16, Config(4), Config(8), object(), object()]
-    assert len({as_key(value) for value in values}) == len(values)
-    assert as_key(Config(4)) == as_key(Config(4))
-    assert as_key({"a": [1, {"b": 2}]}) == as_key({"a": (1, {"b": 2})})
+def test_arguments_are_told_apart(folder: Path) -> None:
+    variables: list[Any] = [0, False, 0.0, "0", b"0", Path("0"), [0], {"0": 0}, {0}, object()]
+    variables += [torch.float16, torch.bfloat16, object()]
+    made = [load_shared(folder, template_kwargs={"a": value}) for value in variables]
+    assert len({id(one) for one in made}) == len(variables)
+    first = load_shared(folder, template_kwargs={"a": [1, {"b": 2}]})
+    assert load_shared(folder, template_kwargs={"a": (1, {"b": 2})}) is first
 
 
 def test_a_hub_name_has_no_files(tmp_path: Path) -> None:
