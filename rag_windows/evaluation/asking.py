@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rag_windows import Generation, Passage, PassageCache, WindowedLM
-from rag_windows.errors import (
-    InputError,
-    LimitError,
-    MissingExtraError,
-    ModelError,
-    RagWindowsError,
-)
+from rag_windows.errors import LimitError, MissingExtraError, ModelError, RagWindowsError
 from rag_windows.evaluation.record import ReadPassage, Record, Speed
 from rag_windows.evaluation.run import Arm, RunFolder, RunOptions
 from rag_windows.evaluation.task import Example, Task
@@ -26,6 +20,10 @@ Ranking = Callable[[Example], Sequence[Passage]]
 
 Progress = Callable[[int, int], None]
 """Told how many answers are there, and how many there will be."""
+
+
+def _silent(done: int, total: int) -> None:
+    """Progress that nobody is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +43,7 @@ class Answerer(Protocol):
         ...
 
     def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
-        """Answer some examples with one arm.
-
-        Raises:
-            RagWindowsError: of several, they are asked again one by one; of one, it is kept as the
-                example's error.
-        """
+        """Answer some examples; an error of one alone is kept as its record."""
         ...
 
 
@@ -59,6 +52,7 @@ class Generating:
     """Writes answers freely, with the likeliest token each time."""
 
     options: RunOptions
+    citations: bool = True
 
     batch = 1
 
@@ -67,55 +61,37 @@ class Generating:
         return [self._one(lm, arm, *one) for one in asked]
 
     def generate(
-        self,
-        lm: WindowedLM,
-        arm: Arm,
-        example: Example,
-        passages: Sequence[Passage],
-        *,
-        first_token: bool = False,
+        self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
     ) -> Generation:
-        """The answer over all of these passages; or its first token, to be timed."""
+        """The answer over all of these passages."""
         return lm.generate(
             list(example.messages),
             passages,
             prefix=self.options.prefix,
             method=arm.method,
-            max_new_tokens=1 if first_token else self.options.max_new_tokens,
-            citations=not first_token,
+            max_new_tokens=self.options.max_new_tokens,
+            citations=self.citations,
             seed=self.options.seed,
             do_sample=False,
             num_beams=1,
         )
 
     def fitting(
-        self,
-        lm: WindowedLM,
-        arm: Arm,
-        example: Example,
-        passages: Sequence[Passage],
-        *,
-        first_token: bool = False,
+        self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
     ) -> tuple[Generation, Sequence[Passage]]:
         """An answer over as many passages from the top as fit, and those passages.
 
         Methods that read passages side by side read all of them: to leave out those at the end
         would not help. A request that does not fit is refused before any work.
         """
-        for count in range(len(passages), -1, -1):
-            read = passages[:count]
-            try:
-                made = self.generate(lm, arm, example, read, first_token=first_token)
-            except LimitError as error:
-                if count == len(passages):
-                    refused = error
-                if not _in_order(arm):
-                    raise
-                continue
-            if count < len(passages) and not any(one.text.strip() for one in read):
-                break
-            return made, read
-        raise refused
+        try:
+            return self.generate(lm, arm, example, passages), passages
+        except LimitError:
+            shorter, method = passages[:-1], arm.method
+            in_order = method and (not method.windowed or method.alignment == "in order")
+            if not in_order or not any(one.text.strip() for one in shorter):
+                raise
+        return self.fitting(lm, arm, example, shorter)
 
     def _one(
         self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
@@ -124,11 +100,9 @@ class Generating:
         spans: list[list[tuple[int, int]]] = [[] for _ in read]
         for window in generation.windows:
             spans[window.passage].append((window.start, window.end))
-        masses: list[float | None] = [None] * len(read)
         # Where attention was not measured, citations are there all the same, and empty.
-        if generation.prefix_mass is not None:
-            for citation in generation.citations or ():
-                masses[citation.passage] = citation.mass
+        measured = generation.citations if generation.prefix_mass is not None else None
+        masses = {one.passage: one.mass for one in measured or ()}
         usage, timings = generation.usage, generation.timings
         record = Record(
             key=example.key,
@@ -136,8 +110,8 @@ class Generating:
             answer=generation.text,
             finish_reason=generation.finish_reason,
             passages=tuple(
-                ReadPassage.of(passage, mass, tuple(held))
-                for passage, mass, held in zip(read, masses, spans, strict=True)
+                ReadPassage.of(passage, masses.get(place), tuple(spans[place]))
+                for place, passage in enumerate(read)
             ),
             left_out=len(passages) - len(read),
             prefix_mass=generation.prefix_mass,
@@ -155,20 +129,9 @@ class Generating:
         return Answered(record, tuple(passage.text for passage in read))
 
 
-def _in_order(arm: Arm) -> bool:
-    method = arm.method
-    return method is not None and (not method.windowed or method.alignment == "in order")
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to.
-
-    Attributes:
-        answered: answers that were added.
-        kept: those that were there before.
-        failed: records of questions without an answer; they are asked again by the next run.
-    """
+    """How many answers a run added and found, and records of questions that have none."""
 
     answered: int
     kept: int
@@ -183,31 +146,16 @@ def run(
     folder: RunFolder,
     *,
     answerer: Answerer,
-    progress: Progress | None = None,
+    progress: Progress = _silent,
 ) -> Outcome:
     """Answer what the folder lacks, and keep each answer as it comes.
 
     All arms answer an example before the next one is asked, so an arm finds in the model's cache
-    what those before it encoded. An error of one question is kept as its record. What concerns the
-    whole run is raised, and all that was answered stays: a model or a package that can't be used, a
-    full disk, memory that does not suffice, an interruption.
-
-    Args:
-        lm: the model.
-        task: brings the examples.
-        arms: of the folder's manifest.
-        ranking: ranks the passages of an example; asked once for each that lacks an answer.
-        folder: begun by `RunFolder.begin`.
-        answerer: how they are answered.
-        progress: told how far it is.
-
-    Raises:
-        InputError: the folder is of other arms.
+    what those before it encoded. An error of one question is kept as its record, and asked again by
+    the next run. What concerns the whole run is raised, and all that was answered stays: a model or
+    a package that can't be used, a full disk, memory that does not suffice, an interruption.
     """
-    names = [arm.name for arm in folder.manifest.arms]
-    if [arm.name for arm in arms] != names:
-        raise InputError(f"{folder.path} is a run of {', '.join(names)}.")
-    rankings: dict[str, Sequence[Passage] | RagWindowsError] = {}
+    rankings: dict[str, Sequence[Passage]] = {}
 
     def lacks(arm: Arm, example: Example) -> bool:
         record = folder.records(arm.name).get(example.key)
@@ -215,14 +163,8 @@ def run(
 
     def ranked(example: Example) -> Sequence[Passage]:
         if example.key not in rankings:
-            try:
-                rankings[example.key] = ranking(example)
-            except RagWindowsError as error:
-                rankings[example.key] = error
-        found = rankings[example.key]
-        if isinstance(found, RagWindowsError):
-            raise found
-        return found
+            rankings[example.key] = ranking(example)
+        return rankings[example.key]
 
     def ask(arm: Arm, examples: Sequence[Example]) -> None:
         try:
@@ -241,16 +183,14 @@ def run(
 
     total = len(task.examples) * len(arms)
     kept = done = sum(not lacks(arm, one) for one in task.examples for arm in arms)
-    if progress is not None:
-        progress(done, total)
+    progress(done, total)
     for start in range(0, len(task.examples), answerer.batch):
         block = task.examples[start : start + answerer.batch]
         for arm in arms:
             if lacking := [one for one in block if lacks(arm, one)]:
                 ask(arm, lacking)
                 done += len(lacking)
-                if progress is not None:
-                    progress(done, total)
+                progress(done, total)
         rankings.clear()
     records = [folder.records(arm.name)[one.key] for arm in arms for one in task.examples]
     failed = tuple(one for one in records if one.error is not None)
@@ -266,40 +206,29 @@ def measure_speed(
     count: int,
     *,
     options: RunOptions,
+    progress: Progress = _silent,
     rounds: int = 3,
-    progress: Progress | None = None,
 ) -> tuple[str, ...]:
-    """Time the first token of some examples with every arm, and keep what is measured.
+    """Time the first token of so many examples, evenly spaced, with every arm, and keep it.
 
     Each example is asked with an empty cache once before anything is timed. Then come rounds of one
     cold and one warm call, in turns the one first or the other, so that a machine that slows down
-    is no advantage for either. What was measured in an earlier run is not measured again.
-
-    Args:
-        lm: the model; its own cache is neither read nor filled.
-        task: brings the examples, of which evenly spaced ones are taken.
-        arms: of the folder's manifest.
-        ranking: ranks the passages of an example.
-        folder: begun by `RunFolder.begin`.
-        count: how many examples; all of them if there are fewer.
-        options: of the run.
-        rounds: how often each is timed.
-        progress: told how far it is.
+    is no advantage for either. What was measured in an earlier run is not measured again. The
+    model's own cache is neither read nor filled.
 
     Returns:
         What could not be measured, and why.
     """
-    chosen = evenly(task.examples, count)
-    total, notes = len(chosen) * len(arms), []
-    asking = Generating(options)
+    chosen, notes = evenly(task.examples, count), list[str]()
+    asking = Generating(replace(options, max_new_tokens=1), citations=False)
 
     def timed(arm: Arm, example: Example, passages: Sequence[Passage]) -> Speed:
-        first, passages = asking.fitting(warm, arm, example, passages, first_token=True)
-        bare = asking.generate(cold, arm, example, (), first_token=True)
+        first, passages = asking.fitting(warm, arm, example, passages)
+        bare = asking.generate(cold, arm, example, ())
         seconds: dict[WindowedLM, list[float]] = {cold: [], warm: []}
         for number in range(rounds):
             for one in (cold, warm) if number % 2 == 0 else (warm, cold):
-                found = asking.generate(one, arm, example, passages, first_token=True)
+                found = asking.generate(one, arm, example, passages)
                 seconds[one].append(found.timings.ttft_s)
         tokens = first.usage.prompt_tokens - bare.usage.prompt_tokens
         return Speed(example.key, arm.name, tokens, tuple(seconds[cold]), tuple(seconds[warm]))
@@ -307,8 +236,7 @@ def measure_speed(
     with PassageCache(memory="4GiB") as cache:
         cold, warm = lm.with_cache(None), lm.with_cache(cache)
         for place, example in enumerate(chosen):
-            if progress is not None:
-                progress(place * len(arms), total)
+            progress(place, len(chosen))
             lacking = [arm for arm in arms if example.key not in folder.speeds(arm.name)]
             try:
                 passages = ranking(example) if lacking else ()
@@ -323,9 +251,9 @@ def measure_speed(
     return tuple(notes)
 
 
-def evenly(examples: Sequence[Example], count: int) -> list[Example]:
+def evenly(examples: Sequence[Example], count: int) -> Sequence[Example]:
     """So many examples at even distances, the first and the last one among them."""
     last = len(examples) - 1
     if count > last:
-        return list(examples)
+        return examples
     return [examples[number * last // max(1, count - 1)] for number in range(count)]

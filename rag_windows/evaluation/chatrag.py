@@ -1,47 +1,27 @@
-"""ChatRAG-Bench (Liu et al., 2024, arXiv:2401.10225): ten datasets, a file of records each.
+"""ChatRAG-Bench (Liu et al., NeurIPS 2024, arXiv:2401.10225): ten datasets, a file of records each.
 
 A record has ``messages`` with the user's question last, ``answers`` (or ``answer``), and ``ctxs``,
 the passages in the order of their rank. ConvFinQA also has ``exe_answer``, the result of the
-calculation. Several datasets name the right passage in ``ground_truth_ctx``.
+calculation.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+import numpy as np
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, field_validator
 
-from rag_windows.errors import DataError, InputError
-from rag_windows.evaluation.files import (
-    Place,
-    Source,
-    decoded,
-    read,
-    read_bytes,
-    shown,
-    write_whole,
-)
-from rag_windows.evaluation.metrics import (
-    REFUSING,
-    chatrag_metrics,
-    chatrag_scores,
-    one_line,
-    unanswerable,
-)
-from rag_windows.evaluation.record import Record
-from rag_windows.evaluation.task import Example, Reference, Score
+from rag_windows.errors import DataError
+from rag_windows.evaluation.files import read, shown, write_whole
+from rag_windows.evaluation.metrics import chatrag_f1
+from rag_windows.evaluation.record import Record, digest_of
+from rag_windows.evaluation.task import Array, Example, Reference, Score, mean_rows, ratio
 from rag_windows.passage import Passage
 
 Style = Literal["chatrag", "plain"]
@@ -74,25 +54,31 @@ DATASETS = (
 )
 """Names of the benchmark's datasets; DoQA is one in three domains."""
 
+REFUSING = frozenset({"quac", "doqa_cooking", "doqa_movies", "doqa_travel"})
+"""Datasets some of whose questions have no answer in their passages."""
 
-def check_style(style: str) -> None:
-    """Refuse an unknown style.
+SORRY = "Sorry. I cannot find the answer based on the context."
+"""What the benchmark expects where the passages hold no answer."""
 
-    Raises:
-        InputError: it is neither "chatrag" nor "plain".
-    """
-    if style not in get_args(Style):
-        raise InputError(f"Unknown style {style!r}; use one of {', '.join(get_args(Style))}.")
+_NEGATED = ("provide", "mention", "specify", "include", "contain", "indicate", "disclose")
+_PHRASES = (
+    *("cannot find", "can't find", "can not find", "could not find", "couldn't find"),
+    *("cannot answer", "can't answer", "couldnot answer", "couldn't answer"),
+    *("cannot be found", "cannot be determined", "cannot provide", "not able to", "unable to"),
+    *(f"does not {verb}" for verb in _NEGATED),
+    *(f"doesn't {verb}" for verb in _NEGATED),
+    *("not mentioned", "not explicitly mentioned", "not explicitly explain", "not provided"),
+    *("do not have", "don't have", "don't know", "no information", "there is no"),
+)
+
+
+# The wording.
 
 
 def worded(messages: Sequence[Message], dataset: str) -> tuple[Message, ...]:
     """The messages that the benchmark shows to a model, the dataset's wording among them.
 
     The roles' marks ("User: ") are the model's own template's.
-
-    Args:
-        messages: of a conversation; the last one is the user's.
-        dataset: a name in `DATASETS`.
     """
     last = [dict(one) for one in messages[-LAST_MESSAGES:]]
     order = last[::-1] if dataset in _SHORT else last
@@ -102,10 +88,7 @@ def worded(messages: Sequence[Message], dataset: str) -> tuple[Message, ...]:
 
 
 def united(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with those of one role in a row as one, a blank line between them.
-
-    Most templates take roles only in turn.
-    """
+    """Messages of one role in a row as one: most templates take roles only in turn."""
     made: list[Message] = []
     for one in messages:
         if made and made[-1]["role"] == one["role"]:
@@ -119,34 +102,12 @@ def titled(passage: Passage) -> Passage:
     """The passage with its title in its text, as the benchmark's scripts show it to a model."""
     if passage.title is None:
         return passage
-    return Passage(
-        f"title: {passage.title}, source: {passage.text}",
-        id=passage.id,
-        score=passage.score,
-        metadata={**passage.metadata, "title": passage.title},
-    )
+    text = f"title: {passage.title}, source: {passage.text}"
+    metadata = {**passage.metadata, "title": passage.title}
+    return replace(passage, text=text, title=None, metadata=metadata)
 
 
-def _words(text: str) -> str:
-    return " ".join(text.split())
-
-
-def name_of(text: str) -> str:
-    """An id for a text that has none."""
-    return hashlib.sha256(_words(text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, list) for one in value)
-
-
-def _text_of(value: Any) -> Any:
-    """A table (a list of rows) becomes lines with " | " between cells."""
-    if not _is_table(value):
-        return value
-    if any(isinstance(cell, dict | list) for cells in value for cell in cells):
-        raise ValueError("a cell of a table must be a text or a number")
-    return "\n".join(" | ".join("" if c is None else str(c) for c in cells) for cells in value)
+# The file.
 
 
 class _Message(BaseModel):
@@ -155,97 +116,45 @@ class _Message(BaseModel):
 
 
 class _Passage(BaseModel):
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    text: Annotated[str, BeforeValidator(_text_of)]
+    text: str
     id: str | int | None = None
     title: str | None = None
-    score: float | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare(cls, value: Any) -> Any:
-        return {"text": value} if isinstance(value, str) or _is_table(value) else value
-
-    @field_validator("score", mode="before")
-    @classmethod
-    def _number(cls, value: Any) -> Any:
-        # DPR writes them as strings.
-        return float(value) if isinstance(value, str) else value
-
-    def made(self) -> Passage:
-        name = name_of(self.text) if self.id is None or self.id == "" else str(self.id)
-        return Passage(self.text, name, self.title or None, self.score)
+    # DPR writes them as strings.
+    score: Annotated[
+        float | None, BeforeValidator(lambda one: float(one) if isinstance(one, str) else one)
+    ] = Field(None, allow_inf_nan=False)
 
 
 class _Row(BaseModel):
-    """A record; its passages are ``ctxs``, or where these are missing ``documents``/``document``.
-
-    Each is a text, a table, or an object with ``text`` and maybe ``title``, ``id`` and ``score``.
-    """
-
-    messages: Annotated[list[_Message], Field(min_length=1)]
-    answers: Annotated[list[str | int | float], Field(min_length=1)]
-    passages: Annotated[list[_Passage], Field(min_length=1)]
+    messages: list[_Message]
+    answers: Annotated[
+        list[str | int | float],
+        Field(min_length=1, validation_alias=AliasChoices("answers", "answer")),
+        BeforeValidator(lambda one: one if isinstance(one, list) else [one]),
+    ]
+    ctxs: Annotated[list[_Passage], Field(min_length=1)]
     exe_answer: str | int | float | None = None
-    ground_truth_ctx: Any = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        made = {name: value[name] for name in cls.model_fields if value.get(name) is not None}
-        if value.get("answers") is None and (answer := value.get("answer")) is not None:
-            made["answers"] = answer if isinstance(answer, list) else [answer]
-        for name in ("ctxs", "documents", "document"):
-            found = value.get(name)
-            if found is not None and found != []:
-                alone = name == "document" and (not isinstance(found, list) or _is_table(found))
-                made["passages"] = [found] if alone else found
-                break
-        else:
-            raise ValueError('it has no passages; give them as "ctxs", "documents" or "document"')
-        return made
 
     @field_validator("messages")
     @classmethod
     def _asked(cls, value: list[_Message]) -> list[_Message]:
-        if value[-1].role != "user":
-            raise ValueError("the last message is the assistant's; it must be a question")
+        if not value or value[-1].role != "user":
+            raise ValueError("the last message must be the user's question")
         return value
-
-
-def _gold(value: Any) -> tuple[Passage, ...]:
-    """The right passages as ``ground_truth_ctx`` names them; what is no known form is left out."""
-    found = []
-    for one in value if isinstance(value, list) else [value]:
-        text = one.get("ctx", one.get("text")) if isinstance(one, dict) else one
-        if isinstance(text, str) and text.strip():
-            title = one.get("title") if isinstance(one, dict) else None
-            found.append(Passage(text, name_of(text), title if isinstance(title, str) else None))
-    return tuple(found)
 
 
 @dataclass(frozen=True)
 class ChatRagTask:
-    """A dataset of ChatRAG-Bench, ready to be asked.
+    """One of `DATASETS`, ready to be asked.
 
-    Attributes:
-        dataset: its name, one of `DATASETS`.
-        examples: one a record, ``dataset/number`` as their keys. Records with the same first
-            message are one group. ``kinds`` tell "answerable" from "unanswerable" where a dataset
-            has both. ``details`` hold the whole ``conversation``, and for ConvFinQA ``exe_answer``.
-        style: "chatrag" for the benchmark's wording, or "plain".
-        settings: what the answers depend on.
-        right: the passages named as ``ground_truth_ctx``, by the examples' keys.
+    Examples are one a record, ``dataset/number`` as their keys. Records with the same first message
+    are one group. Kinds tell "answerable" from "unanswerable" where a dataset has both.
     """
 
     dataset: str
     examples: tuple[Example, ...]
     style: Style
     settings: Mapping[str, Any]
-    right: Mapping[str, tuple[Passage, ...]]
 
     pool = None
     max_new_tokens = MAX_NEW_TOKENS
@@ -261,153 +170,185 @@ class ChatRagTask:
         return INSTRUCTION if self.style == "chatrag" else None
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        """See `chatrag_metrics`."""
-        return chatrag_metrics(self.dataset)
+    def metrics(self) -> Sequence[str]:
+        """The main one first."""
+        return [one.name for one in chatrag_scores(self.dataset, [], [])]
 
     @classmethod
     def read(cls, path: str | Path, dataset: str, *, style: Style = "chatrag") -> ChatRagTask:
-        """Read a dataset's file.
+        """Read a dataset's file: a JSON list of records, or one record a line.
 
-        Args:
-            path: a JSON list of records, or one record a line.
-            dataset: one of `DATASETS`.
-            style: "chatrag": the benchmark's instruction, its wording for this dataset, the last
-                seven messages, and titles in the passages' text. "plain": messages as they are,
-                no instruction.
-
-        Raises:
-            DataError: an unknown dataset, or a file that can't be read; names file, record and
-                field.
-            InputError: an unknown style.
+        The style "chatrag" is the benchmark's instruction, its wording for this dataset, the last
+        seven messages, and titles in the passages' text; "plain" leaves messages as they are.
         """
-        check_style(style)
-        _check_dataset(dataset)
-        source = read(path)
-        examples, right = _read_records(source, dataset)
-        if style == "chatrag":
-            examples = [
-                replace(
-                    one,
-                    messages=worded(one.details["conversation"], dataset),
-                    passages=tuple(map(titled, one.passages or ())),
-                )
-                for one in examples
-            ]
-            right = {key: tuple(map(titled, found)) for key, found in right.items()}
+        if dataset not in DATASETS:
+            near = difflib.get_close_matches(dataset.lower(), DATASETS, n=1)
+            raise DataError(
+                f"{shown(dataset)} is no dataset of ChatRAG-Bench"
+                + (f"; did you mean {near[0]}?" if near else ".")
+                + f" It has {', '.join(DATASETS)}."
+            )
+        source, groups = read(path), dict[str, str]()
+        examples = []
+        for number, (place, row) in enumerate(source.records(_Row), start=1):
+            if dataset == "convfinqa" and row.exe_answer is None:
+                raise place.error('"exe_answer" is missing; it must be a number or a string.')
+            key = f"{dataset}/{number}"
+            group = groups.setdefault(row.messages[0].content, key)
+            examples.append(_example(row, dataset, style, key, group))
+        if not examples:
+            raise source.place.error("there is no record in it; fetch or write it again.")
         settings = {"dataset": dataset, "data": source.stamp, "style": style}
-        return cls(dataset, tuple(examples), style, settings, right)
-
-    def gold(self, example: Example) -> tuple[Passage, ...]:
-        """The passages that the record names as right; none where it names none."""
-        return self.right.get(example.key, ())
+        return cls(dataset, tuple(examples), style, settings)
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
         """Score one arm's records; see `chatrag_scores`."""
-        answers = ["" if one.error is not None else one.answer for one in records]
-        return chatrag_scores(self.dataset, examples, answers)
+        return chatrag_scores(self.dataset, examples, [one.answer for one in records])
 
 
-def _check_dataset(name: str) -> None:
-    """Refuse an unknown dataset, naming all of them, and the nearest."""
-    if name in DATASETS:
-        return
-    plain = name.lower().replace("-", "_")
-    domains = [one for one in DATASETS if one.startswith(f"{plain}_")]
-    near = domains or difflib.get_close_matches(plain, DATASETS, n=1)
-    raise DataError(
-        f"{shown(name)} is no dataset of ChatRAG-Bench"
-        + (f"; did you mean {' or '.join(sorted(near))}?" if near else ".")
-        + f" It has {', '.join(DATASETS)}."
-    )
-
-
-def _read_records(
-    source: Source, dataset: str
-) -> tuple[list[Example], dict[str, tuple[Passage, ...]]]:
-    """The examples of a file in plain wording, and the right passages that it names.
-
-    An example's references name the right passages as their evidence. A right passage is known by
-    its text; where the file shows none of them among any record's passages, it writes the two
-    differently, and no evidence is named, since nothing could be told from it.
-    """
-    examples: list[Example] = []
-    right: dict[str, tuple[Passage, ...]] = {}
-    groups: dict[str, str] = {}
-    comparable = False
-    for number, (place, row) in enumerate(source.records(_Row), start=1):
-        key = f"{dataset}/{number}"
-        example = _example(key, row, dataset, place)
-        right[key] = _gold(row.ground_truth_ctx)
-        ids = {_words(one.text): str(one.id) for one in reversed(example.passages or ())}
-        found = [ids.get(_words(one.text)) for one in right[key]]
-        comparable |= any(found)
-        names = dict.fromkeys(
-            name or str(one.id) for name, one in zip(found, right[key], strict=True)
-        )
-        examples.append(
-            replace(
-                example,
-                group=groups.setdefault(row.messages[0].content, key),
-                references=_with_evidence(example.references, names),
-            )
-        )
-    if not examples:
-        raise source.place.error("there is no record in it; fetch or write it again.")
-    if not comparable:
-        examples = [replace(e, references=_with_evidence(e.references, ())) for e in examples]
-    return examples, right
-
-
-def _with_evidence(references: Sequence[Reference], names: Iterable[str]) -> tuple[Reference, ...]:
-    return tuple(replace(one, evidence=tuple(names)) for one in references)
-
-
-def _example(key: str, row: _Row, dataset: str, place: Place) -> Example:
+def _example(row: _Row, dataset: str, style: Style, key: str, group: str) -> Example:
     conversation = [one.model_dump() for one in row.messages]
-    details: dict[str, Any] = {"conversation": conversation}
-    if dataset == "convfinqa":
-        if row.exe_answer is None:
-            raise place.error('"exe_answer" is missing; it must be a number or a string.')
-        details["exe_answer"] = row.exe_answer
-    example = Example(
+    passages = [
+        Passage(one.text, str(one.id or digest_of(one.text)), one.title or None, one.score)
+        for one in row.ctxs
+    ]
+    made = Example(
         key=key,
-        messages=united(conversation),
+        messages=worded(conversation, dataset) if style == "chatrag" else united(conversation),
         references=tuple(Reference(str(one)) for one in row.answers),
-        group=key,
-        passages=tuple(one.made() for one in row.passages),
-        details=details,
+        group=group,
+        passages=tuple(map(titled, passages) if style == "chatrag" else passages),
+        details={"conversation": conversation, "exe_answer": row.exe_answer},
     )
     if dataset not in REFUSING:
-        return example
-    return replace(example, kinds=("unanswerable" if unanswerable(example) else "answerable",))
+        return made
+    return replace(made, kinds=("unanswerable" if unanswerable(made) else "answerable",))
+
+
+# The scores.
+
+
+def chatrag_scores(
+    dataset: str,
+    examples: Sequence[Example],
+    answers: Sequence[str],
+    answerable: Collection[str] | None = None,
+) -> list[Score]:
+    """Score answers as ChatRAG-Bench's own script scores this dataset, one an example.
+
+    - ConvFinQA has "accuracy" alone: `holds_result`.
+    - All others have "f1". INSCIT's additional answer `SORRY` is no reference.
+    - QuAC and DoQA: `settled` answers are scored. "unanswerable_accuracy" is the share of questions
+      whose first reference is `SORRY` that are answered so, "answerable_accuracy" the share of the
+      others that are not, "mean_accuracy" the mean of both shares, and "answerable_f1" the F1 of
+      the answerable ones: those with the keys ``answerable``, or all.
+    """
+    pairs = list(zip(examples, map(one_line, answers), strict=True))
+    if dataset == "convfinqa":
+        right = [100.0 * holds_result(example, answer) for example, answer in pairs]
+        return [Score.mean("accuracy", right)]
+    if dataset in REFUSING:
+        pairs = [(example, settled(answer)) for example, answer in pairs]
+    f1 = []
+    for example, answer in pairs:
+        texts = [one.text for one in example.references]
+        f1.append(chatrag_f1(answer, [t for t in texts if dataset != "inscit" or t != SORRY]))
+    if dataset not in REFUSING:
+        return [Score.mean("f1", f1)]
+    listed = [answerable is None or one.key in answerable for one in examples]
+    without = [unanswerable(one) for one in examples]
+    sorry = [100.0 * refuses(answer) for _, answer in pairs]
+    parts = list(zip(f1, sorry, without, listed, strict=True))
+    refused = [sad if no else None for _, sad, no, _ in parts]
+    answered = [100.0 - sad if here and not no else None for _, sad, no, here in parts]
+    overlap = [one if here and not no else None for one, _, no, here in parts]
+    # It counts both shares the same, however many questions each has, so it is no mean of theirs.
+    both = np.concatenate([mean_rows(refused), mean_rows(answered)], axis=1)
+    return [
+        Score.mean("f1", f1),
+        Score.mean("answerable_f1", overlap),
+        Score.mean("unanswerable_accuracy", refused),
+        Score.mean("answerable_accuracy", answered),
+        Score.of_sums("mean_accuracy", both, _mean_of_ratios),
+    ]
+
+
+def _mean_of_ratios(sums: Array) -> Array:
+    return ratio(sums.reshape(*sums.shape[:-1], -1, 2)).mean(axis=-1)
+
+
+def one_line(answer: str) -> str:
+    """The answer as it stands in a predictions file of the benchmark, which has one a line."""
+    return answer.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
+
+
+def unanswerable(example: Example) -> bool:
+    """Whether the benchmark says that the passages hold no answer."""
+    return example.references[0].text == SORRY
+
+
+def settled(answer: str) -> str:
+    """`SORRY` if the answer holds a phrase of refusal, otherwise the answer in lower case."""
+    lowered = answer.lower()
+    return SORRY if any(phrase in lowered for phrase in _PHRASES) else lowered
+
+
+def refuses(answer: str) -> bool:
+    """Whether the answer counts as refusal: it is sorry and cannot find the answer."""
+    lowered = answer.lower()
+    return "sorry" in lowered and "cannot find the answer" in lowered
+
+
+def holds_result(example: Example, answer: str) -> bool:
+    """Whether an answer is right for ConvFinQA.
+
+    Readers answer at length, so it is enough that the answer contains the result or its formula
+    (the dataset's first answer) as text, once commas, dollar signs, "million", "billion" and single
+    words in parentheses are taken out of it. A result also counts rounded to three or two decimals;
+    times 100, in full and rounded to one or two decimals, if the question holds "percent"; without
+    ".0"; and without its minus if the answer speaks of a decrease.
+    """
+    question, result = example.conversation[-1]["content"], example.details["exe_answer"]
+    text = re.sub("[,$]|million|billion", "", answer)
+    text = " ".join(re.sub(r"\(\w+\)", "", text).split())
+    formula = example.references[0].text
+    wanted = (str(result), formula, *_written(result, "percent" in question, "decrease" in text))
+    return any(one.strip() and one in text for one in wanted)
+
+
+def _written(result: float | str, percent: bool, decrease: bool) -> Iterator[str]:
+    """Other ways to write a result that is a number."""
+    try:
+        number = float(result)
+    except (ValueError, OverflowError):
+        return
+    yield str(round(number, 3))
+    yield str(round(number, 2))
+    if percent:
+        yield str(number * 100)
+        yield str(round(number * 100, 1))
+        yield str(round(number * 100, 2))
+    if str(result).endswith(".0"):
+        yield str(int(number))
+    if decrease and number < 0:
+        yield str(-number if isinstance(result, str) else -result)
+
+
+# Files of predictions.
 
 
 def write_answers(path: str | Path, answers: Sequence[str]) -> None:
-    """Write predictions as the benchmark's own script reads them: a line an answer.
-
-    Args:
-        path: of the file.
-        answers: in the order of the records; line breaks in them become spaces.
-    """
+    """Write predictions as the benchmark's own script reads them: a line an answer, in order."""
     write_whole(path, "".join(f"{one_line(answer)}\n" for answer in answers))
 
 
 def read_answers(path: str | Path, count: int) -> tuple[str, ...]:
-    """Read answers, one for each record.
-
-    Args:
-        path: of the file.
-        count: how many there must be. The benchmark's script takes fewer and scores these alone.
-
-    Raises:
-        DataError: the file can't be read, or holds another number of lines.
-    """
-    place = Place(str(path))
-    text = decoded(read_bytes(path), place).replace("\r\n", "\n").replace("\r", "\n")
-    lines = text.removesuffix("\n").split("\n") if text else []
+    """Read as many answers as there are records; the benchmark's script would take fewer."""
+    source = read(path)
+    text = source.text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
+    lines = text.split("\n") if source.text else []
     if len(lines) != count:
-        raise place.error(
+        raise source.place.error(
             f"{len(lines)} line(s) for {count} record(s); it must hold one answer a line, "
             "an empty line for an empty answer."
         )
@@ -415,19 +356,10 @@ def read_answers(path: str | Path, count: int) -> tuple[str, ...]:
 
 
 def read_answerable(path: str | Path, examples: Sequence[Example]) -> frozenset[str]:
-    """Keys of the questions that a list names, for `chatrag_scores`.
+    """Keys of the questions that a JSON list names by their positions among the answerable ones.
 
     ChatRAG-Bench's scorer holds such a list for QuAC, ``quac_correct_retrieved_instance_idx_list``:
-    the answerable questions whose first five passages hold the right answer. It is not part of this
-    project; save it as JSON.
-
-    Args:
-        path: JSON, a list of numbers: each the position of a question among the answerable ones of
-            the dataset, from 0.
-        examples: the whole dataset, in the order of its file.
-
-    Raises:
-        DataError: the file can't be read, is no such list, or names a question that isn't there.
+    the answerable questions whose first five passages hold the right answer.
     """
     source = read(path)
     keys = [example.key for example in examples if not unanswerable(example)]
@@ -442,26 +374,12 @@ def read_answerable(path: str | Path, examples: Sequence[Example]) -> frozenset[
 
 
 def score_chatrag(
-    data: str | Path,
-    dataset: str,
-    predictions: str | Path,
-    answerable: str | Path | None = None,
+    data: Path, dataset: str, predictions: Path, answerable: Path | None = None
 ) -> dict[str, float]:
-    """The figures of ChatRAG-Bench's own script, of a finished file of predictions.
+    """The figures of ChatRAG-Bench's own script, by name, of a file of predictions.
 
-    Args:
-        data: the dataset's file.
-        dataset: its name in the benchmark, such as "doc2dial".
-        predictions: a line an answer, in the order of the data file.
-        answerable: see `read_answerable`; None to count all answerable questions.
-
-    Returns:
-        What `chatrag_scores` gives, by name, in percent; and "n", the number of records. A figure
-        that no record counts for is NaN.
-
-    Raises:
-        DataError: an unknown dataset, a file that can't be read, or files that do not belong
-            together.
+    ``answerable`` is the file of `read_answerable`. "n" is the number of records, and a figure that
+    no record counts for is NaN.
     """
     examples = ChatRagTask.read(data, dataset, style="plain").examples
     answers = read_answers(predictions, len(examples))

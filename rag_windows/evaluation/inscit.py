@@ -7,53 +7,35 @@ type and the passages that it rests on (none where nothing was found). Other fie
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
 import re
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from rag_windows.errors import InputError
 from rag_windows.evaluation.chatrag import (
     INSTRUCTION,
     MAX_NEW_TOKENS,
-    Message,
     Style,
-    check_style,
     titled,
     worded,
 )
-from rag_windows.evaluation.files import (
-    Place,
-    Source,
-    decoded,
-    parse,
-    read,
-    read_bytes,
-    shown,
-    validated,
-    write_whole,
-)
-from rag_windows.evaluation.metrics import INSCIT_METRICS, inscit_scores
+from rag_windows.evaluation.files import Source, read, shown, validated, write_whole
+from rag_windows.evaluation.metrics import bag_f1, bleu_score, chatrag_f1, spaced, squad_words
 from rag_windows.evaluation.record import Record
 from rag_windows.evaluation.task import Example, Reference, Score
 from rag_windows.passage import Passage
 
+INSCIT_PACKAGES = ("sacrebleu", "spacy")
+
 TITLES = " - "
 """Between a page's title and those of its sections."""
 
-_OFFICIAL = ("evidence_f1", "bleu", "response_f1", "chatrag_f1")
-"""In the order in which INSCIT's own script tells them."""
-
-_ROLES = ("user", "assistant")
-_HEADER = ("id", "text", "title")
-_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+_HEADERS = (["id", "text", "title"], ["id", "text"])
 
 
 class _Evidence(BaseModel):
@@ -76,10 +58,7 @@ class _Turn(BaseModel):
     @classmethod
     def _odd(cls, value: list[str]) -> list[str]:
         if len(value) % 2 == 0:
-            raise ValueError(
-                f"it has {len(value)} messages; user and agent take turns in it, and the user's "
-                "question is the last"
-            )
+            raise ValueError("user and agent take turns in it, and the user's question is the last")
         return value
 
 
@@ -91,16 +70,12 @@ class _Conversation(BaseModel):
 class InscitTask:
     """INSCIT, ready to be asked.
 
+    Examples are one a turn, ``conversation/turn`` as their keys, turns counted from 1. A turn's
+    kinds are the types of its labels: where two annotators chose differently, it counts in both.
+
     Attributes:
-        examples: one a turn, ``conversation/turn`` as their keys, turns counted from 1. A turn's
-            ``kinds`` are the types of its labels: where two annotators chose differently, it counts
-            in both. ``details`` hold ``conv_id``, ``turn``, ``context`` and, for a retriever, the
-            ``conversation`` without any instruction.
-        pool: what is searched: the passages of a file, or else those that the data file itself
-            names as evidence of any turn.
+        pool: what is searched: the passages of a file, or else those of ``passages``.
         evidence: how many passages count as the evidence of an answer.
-        style: "plain", or "chatrag" for the wording of ChatRAG-Bench.
-        settings: what the answers depend on.
         passages: every passage of evidence in the data file, by id.
     """
 
@@ -113,7 +88,7 @@ class InscitTask:
 
     name = "inscit"
     max_new_tokens = MAX_NEW_TOKENS
-    metrics = INSCIT_METRICS
+    metrics = ("response_f1", "bleu", "evidence_f1", "chatrag_f1")
 
     @property
     def prefix(self) -> str | None:
@@ -129,24 +104,11 @@ class InscitTask:
         style: Style = "plain",
         evidence: int = 1,
     ) -> InscitTask:
-        """Read INSCIT's data file.
+        """Read INSCIT's data file, and what is searched if that is not its own evidence.
 
-        Args:
-            path: ``dev.json`` or another in its format.
-            corpus: passages to search, see `read_corpus`; None for the evidence passages of the
-                data file itself.
-            style: "plain": messages as they are, no instruction. "chatrag": the benchmark's
-                instruction, its wording, the last seven messages, and titles in the passages' text;
-                so INSCIT stands in ChatRAG-Bench and in the APE paper.
-            evidence: how many passages count as the evidence of an answer, the most attended ones.
-
-        Raises:
-            DataError: a file can't be read; names file, conversation, turn and field.
-            InputError: an unknown style, or a negative number of passages.
+        The style "chatrag" is that of `ChatRagTask`: so INSCIT stands in ChatRAG-Bench and in the
+        APE paper.
         """
-        check_style(style)
-        if evidence < 0:
-            raise InputError(f"evidence={evidence} is no number of passages; use 0 or more.")
         source = read(path)
         examples, passages = _read_turns(source, style)
         pool, stamp = (tuple(passages.values()), None) if corpus is None else read_corpus(corpus)
@@ -168,10 +130,9 @@ class InscitTask:
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
         """Score one arm's records; the official figures over these examples."""
-        answers = ["" if one.error is not None else one.answer for one in records]
-        return inscit_scores(
-            examples, answers, [evidence_of(one, self.evidence) for one in records]
-        )
+        answers = [one.answer for one in records]
+        named = [evidence_of(one, self.evidence) for one in records]
+        return inscit_scores(examples, answers, named)
 
 
 def _read_turns(source: Source, style: Style) -> tuple[list[Example], dict[str, Passage]]:
@@ -180,48 +141,39 @@ def _read_turns(source: Source, style: Style) -> tuple[list[Example], dict[str, 
     passages: dict[str, Passage] = {}
     for name, conversation in source.json(dict[str, _Conversation]).items():
         for number, turn in enumerate(conversation.turns, start=1):
-            place = source.place.at(f"conversation {shown(name)}, turn {number}")
-            examples.append(_example(name, number, turn, style, passages, place))
+            for one in (one for label in turn.labels for one in label.evidence):
+                title = TITLES.join(one.passage_titles) or None
+                passage = Passage(one.passage_text, one.passage_id, title)
+                # Section titles may be written in several ways; the first one stays.
+                if passages.setdefault(one.passage_id, passage).text != passage.text:
+                    raise source.place.error(
+                        f"the id {shown(one.passage_id)} stands for two different texts."
+                    )
+            examples.append(_example(name, number, turn, style))
     if not examples:
         raise source.place.error("there is no turn in it; is this INSCIT's data file?")
     return examples, passages
 
 
-def _example(
-    name: str, number: int, turn: _Turn, style: Style, passages: dict[str, Passage], place: Place
-) -> Example:
-    conversation: list[Message] = [
-        {"role": _ROLES[index % 2], "content": text} for index, text in enumerate(turn.context)
-    ]
-    for one in (one for label in turn.labels for one in label.evidence):
-        title = TITLES.join(one.passage_titles) or None
-        passage = Passage(one.passage_text, one.passage_id, title)
-        # Section titles may be written in several ways; the first one stays.
-        if passages.setdefault(one.passage_id, passage).text != passage.text:
-            raise place.error(
-                f"the id {shown(one.passage_id)} stands for two different texts; "
-                "give each passage an id of its own."
-            )
+def _example(name: str, number: int, turn: _Turn, style: Style) -> Example:
+    roles = cycle(("user", "assistant"))
+    conversation = [{"role": next(roles), "content": text} for text in turn.context]
+    references = []
+    for label in turn.labels:
+        ids = dict.fromkeys(one.passage_id for one in label.evidence)
+        references.append(Reference(label.response, label.responseType, tuple(ids)))
     return Example(
         key=f"{name}/{number}",
         messages=worded(conversation, "inscit") if style == "chatrag" else tuple(conversation),
-        references=tuple(
-            Reference(
-                label.response,
-                label.responseType,
-                tuple(dict.fromkeys(one.passage_id for one in label.evidence)),
-            )
-            for label in turn.labels
-        ),
+        references=tuple(references),
         group=name,
         kinds=tuple(dict.fromkeys(label.responseType for label in turn.labels)),
-        details={
-            "conv_id": name,
-            "turn": number,
-            "context": turn.context,
-            "conversation": conversation,
-        },
+        details={"conversation": conversation, "turn": number},
     )
+
+
+def _context(example: Example) -> list[str]:
+    return [message["content"] for message in example.conversation]
 
 
 class _Named(BaseModel):
@@ -233,67 +185,83 @@ class _Named(BaseModel):
 
 
 def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
-    """Read a file of passages to search.
+    """Passages to search, in the order of the file, and what a manifest keeps of it.
 
     Either every line is a JSON object ``{"id": ..., "text": ..., "title": ...}``, the title being
     optional; or every line has an id, a text and optionally a title with a tab between them, fields
     quoted as in CSV or not, where lines ``id, text, title`` are headers (INSCIT's own script writes
     several). " [SEP] " between titles becomes " - ", so that a passage reads alike from here and
-    from INSCIT's data file. The file may be compressed by gzip.
-
-    Returns:
-        Passages in the order of the file, and its name and digest for a manifest.
-
-    Raises:
-        DataError: the file is missing, unreadable, empty, cut off (if compressed), not UTF-8; a
-            line is of neither form; or an id stands twice. File and line are named.
+    from INSCIT's data file.
     """
-    source = _unpacked(path)
+    source = read(path)
     found: dict[str, Passage] = {}
-    lines: dict[str, int] = {}
-    for number, line in enumerate(source.text.split("\n"), start=1):
-        place = source.place.at(f"line {number}")
-        line = line.rstrip("\r")
-        if not line.strip():
-            continue
-        if line.lstrip()[:1] == "{":
-            one = validated(_Named, parse(line, place), place)
+    for place, line in source.lines():
+        if line.lstrip().startswith("{"):
+            one = validated(_Named, line, place)
             passage = Passage(one.text, one.id, one.title)
         else:
-            columns = line.split("\t")
-            if not 2 <= len(columns) <= 3:
-                raise place.error(
-                    f"{len(columns)} column(s); a line is a JSON object, or id, text and title "
-                    "with a tab between them."
-                )
-            name, text, title = (_unquoted(one) for one in (*columns, "")[:3])
-            if (name, text, title) in (_HEADER, (*_HEADER[:2], "")):
+            columns = [_unquoted(column) for column in line.split("\t")]
+            if columns in _HEADERS:
                 continue
-            passage = Passage(text, name, TITLES.join(re.split(r"\s*\[SEP\]\s*", title)) or None)
+            if not 2 <= len(columns) <= 3:
+                raise place.error("a line is a JSON object, or id, text and title with tabs.")
+            title = TITLES.join(re.split(r"\s*\[SEP\]\s*", "".join(columns[2:])))
+            passage = Passage(columns[1], columns[0], title or None)
         name = str(passage.id)
         if not name or name in found:
-            problem = f"{shown(name)} stands in line {lines[name]} already" if name else "is empty"
-            raise place.error(f"the id {problem}; give each passage an id of its own.")
-        found[name], lines[name] = passage, number
+            raise place.error(f"the id {shown(name)} is empty or stands twice; change it.")
+        found[name] = passage
     if not found:
         raise source.place.error("there is no passage in it; fetch or write it again.")
     return tuple(found.values()), source.stamp
 
 
-def _unpacked(path: str | Path) -> Source:
-    data, place = read_bytes(path), Place(str(path))
-    digest = hashlib.sha256(data).hexdigest()
-    if data.startswith(b"\x1f\x8b"):
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise place.error(f"the compressed file is damaged or cut off ({error}).") from error
-    return Source(place, digest, decoded(data, place))
-
-
 def _unquoted(text: str) -> str:
-    quoted = _QUOTED.fullmatch(text)
+    quoted = re.fullmatch(r'"((?:[^"]|"")*)"', text)
     return quoted[1].replace('""', '"') if quoted else text
+
+
+# Scores.
+
+
+def inscit_scores(
+    examples: Sequence[Example], answers: Sequence[str], evidence: Sequence[Collection[str]]
+) -> list[Score]:
+    """Score answers and the passages that they rest on, as INSCIT's own script does.
+
+    F1 and BLEU compare with all answers that annotators gave. Response types have no part in it.
+
+    - response_f1: words of spaCy's English rules, normalised as in SQuAD; best of the references.
+    - bleu: SacreBLEU of all answers together; see `bleu_score`.
+    - evidence_f1: of sets of passage ids; best of the references; 0 for an empty prediction, also
+      where the reference names no passage.
+    - chatrag_f1: words as ChatRAG-Bench counts them, of the answer as it was written.
+    """
+    plain, right, response, found, overlap = [], [], [], [], []
+    for example, answer, named in zip(examples, answers, map(set, evidence), strict=True):
+        texts = [one.text for one in example.references]
+        plain.append(_plain(answer))
+        right.append([_plain(text) for text in texts])
+        words = squad_words(spaced(plain[-1]))
+        pairs = [(words, squad_words(spaced(text))) for text in right[-1]]
+        response.append(100 * max(bag_f1(*pair, both_empty=1.0) for pair in pairs))
+        sets = [set(one.evidence) for one in example.references] if named else []
+        shares = (200 * len(named & one) / (len(named) + len(one)) for one in sets)
+        found.append(max(shares, default=0.0))
+        overlap.append(chatrag_f1(answer, texts))
+    return [
+        Score.mean("response_f1", response),
+        bleu_score(plain, right),
+        Score.mean("evidence_f1", found),
+        Score.mean("chatrag_f1", overlap),
+    ]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+# Files of predictions.
 
 
 class _Predicted(BaseModel):
@@ -313,18 +281,11 @@ class _Prediction(BaseModel):
 
 
 def evidence_of(record: Record, count: int = 1) -> tuple[str, ...]:
-    """Ids of the passages that an answer is taken to rest on.
+    """Ids of so many passages at most that an answer is taken to rest on.
 
-    Args:
-        record: of the answer; none of its passages count where it holds an error.
-        count: how many, at most.
-
-    Returns:
-        Those that got most attention, and behind them, where attention was not measured, the best
-        retrieved. Passages without an id can't be named.
+    Those that got most attention, and behind them, where attention was not measured, the best
+    retrieved. Passages without an id can't be named.
     """
-    if record.error is not None:
-        return ()
     # The sort is stable: equal ones stay in the order of the ranking.
     ranked = sorted(record.passages, key=lambda one: 1.0 if one.mass is None else -one.mass)
     return tuple(dict.fromkeys(one.id for one in ranked if one.id is not None))[:count]
@@ -333,27 +294,18 @@ def evidence_of(record: Record, count: int = 1) -> tuple[str, ...]:
 def write_predictions(
     path: str | Path, examples: Sequence[Example], records: Mapping[str, Record], evidence: int = 1
 ) -> None:
-    """Write one arm's answers in INSCIT's format, which its official script scores.
+    """Write one arm's answers, by the examples' keys, as its official script reads them.
 
     The script finds a prediction by ``conv_id``, ``turn_id`` and ``context``, and stops where a
     turn has none; an error is written as an empty answer.
-
-    Args:
-        path: of the file.
-        examples: of an `InscitTask`.
-        records: by the examples' keys; examples without one are left out.
-        evidence: how many passages count as the evidence of an answer, see `evidence_of`.
-
-    Raises:
-        DataError: the file can't be written.
     """
     rows = [
         {
-            "conv_id": example.details["conv_id"],
+            "conv_id": example.group,
             "turn_id": example.details["turn"],
-            "context": list(example.details["context"]),
+            "context": _context(example),
             "output": {
-                "response": "" if record.error is not None else record.answer,
+                "response": record.answer,
                 "evidence": [{"passage_id": name} for name in evidence_of(record, evidence)],
             },
         }
@@ -366,83 +318,41 @@ def write_predictions(
 def read_predictions(
     path: str | Path, examples: Sequence[Example]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Read predictions for all examples.
-
-    Args:
-        path: of a file in INSCIT's format.
-        examples: of an `InscitTask`.
-
-    Returns:
-        Answers with the ids of their evidence, in the order of the examples.
-
-    Raises:
-        DataError: the file can't be read; a field is missing or wrong; a turn is missing, unknown
-            or predicted twice; or its context is not the data file's. File, record and field are
-            named.
-    """
+    """Answers with the ids of their evidence, in the order of the examples; one for each."""
     source = read(path)
-    turns = {(one.details["conv_id"], one.details["turn"]): one for one in examples}
-    found: dict[str, tuple[str, tuple[str, ...]]] = {}
-    listed = source.json(list[Any])
-    for number, value in enumerate(listed, start=1):
-        place = source.place.at(f"record {number}")
-        row = validated(_Prediction, value, place)
-        example = turns.get((row.conv_id, row.turn_id))
-        told = f"turn {row.turn_id} of conversation {shown(row.conv_id)}"
-        if example is None:
-            raise place.error(f"{told} is not in the data file.")
-        if example.key in found:
-            raise place.error(f"{told} was predicted already; keep one.")
-        # The official script joins them before it compares.
-        if " ".join(row.context) != " ".join(example.details["context"]):
-            raise place.error(
-                f'"context" is not that of {told} in the data file; score predictions with the '
-                "data that they were made from."
+    listed = source.json(list[_Prediction])
+    rows = {f"{row.conv_id}/{row.turn_id}": row for row in listed}
+    found = []
+    for example in examples:
+        row = rows.get(example.key)
+        # The official script joins a context before it compares.
+        if row is None or " ".join(row.context) != " ".join(_context(example)):
+            raise source.place.error(
+                f"turn {shown(example.key)} is not predicted, or with another context; the score "
+                "needs every turn of the data file."
             )
-        evidence = tuple(one.passage_id for one in row.output.evidence)
-        found[example.key] = row.output.response, evidence
-    if missing := [one for one in examples if one.key not in found]:
-        names = [f"{shown(one.details['conv_id'])} turn {one.details['turn']}" for one in missing]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise source.place.error(
-            f"{len(missing)} of {len(examples)} turns are not predicted ({', '.join(names[:3])}"
-            f"{more}); the score needs every turn of the data file."
-        )
-    return [found[one.key] for one in examples]
+        found.append((row.output.response, tuple(one.passage_id for one in row.output.evidence)))
+    if len(listed) > len(examples):
+        raise source.place.error("a turn is predicted twice, or is not in the data file.")
+    return found
 
 
 def score_inscit(
-    data: str | Path, predictions: str | Path, *, by_type: bool = False
+    data: Path, predictions: Path, *, by_type: bool = False
 ) -> dict[str, dict[str, float]]:
-    """The figures of INSCIT's own script, and ChatRAG-Bench's F1, of a finished file.
+    """The figures of INSCIT's own script, and ChatRAG-Bench's F1, of a file of predictions.
 
-    Args:
-        data: INSCIT's data file.
-        predictions: in INSCIT's format; one for every turn of the data file.
-        by_type: whether the turns of each response type are scored by themselves, so that BLEU is
-            right for them too. A turn whose annotators chose different types counts in each of
-            them, with all its references.
-
-    Returns:
-        Response types in the order of the data file, or "" for all turns, with "evidence_f1",
-        "bleu", "response_f1" and "chatrag_f1" in percent, and "n", the number of turns. A figure
-        that no turn counts for is NaN.
-
-    Raises:
-        DataError: a file can't be read, or they do not belong together; names file and record.
-        MissingExtraError: sacrebleu or spaCy is not installed.
+    By response type in the order of the data file, or under "" for all turns; so that BLEU is right
+    for a type too. A turn whose annotators chose different types counts in each of them, with all
+    its references. "n" is the number of turns; a figure that no turn counts for is NaN.
     """
     examples = InscitTask.read(data).examples
     pairs = list(zip(examples, read_predictions(predictions, examples), strict=True))
-    kinds = dict.fromkeys(kind for one in examples for kind in one.kinds) if by_type else [""]
     made = {}
-    for kind in kinds:
-        some = [pair for pair in pairs if not by_type or kind in pair[0].kinds]
-        scored = inscit_scores(
-            [example for example, _ in some],
-            [answer for _, (answer, _) in some],
-            [names for _, (_, names) in some],
-        )
-        values = {one.name: one.value for one in scored}
-        made[kind] = {**{name: values[name] for name in _OFFICIAL}, "n": len(some)}
+    for kind in dict.fromkeys(kind for one in examples for kind in one.kinds) if by_type else [""]:
+        some = [(one, *said) for one, said in pairs if not by_type or kind in one.kinds]
+        values = {one.name: one.value for one in inscit_scores(*zip(*some, strict=True))}
+        # In the order in which INSCIT's own script tells them.
+        official = ("evidence_f1", "bleu", "response_f1", "chatrag_f1")
+        made[kind] = {**{name: values[name] for name in official}, "n": len(some)}
     return made

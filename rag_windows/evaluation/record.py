@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from rag_windows.evaluation.files import Place, validated
 from rag_windows.passage import Passage
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -31,16 +30,10 @@ def digest_of(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadPassage:
-    """A passage that an answer was written over.
+    """A passage that an answer was written over; ``text`` names a text of the run's passages.jsonl.
 
-    Attributes:
-        text: names the text in the run's passages.jsonl, which holds each text once.
-        id: of the passage, if it has one.
-        title: likewise.
-        score: the retriever's.
-        mass: attention weight, 0 to 1; None where it was not measured.
-        spans: what of the text each of its windows held, in characters, end exclusive; empty for a
-            passage that had no window of its own.
+    ``mass`` is its attention weight, 0 to 1, None where it was not measured; ``spans`` are what of
+    the text each of its windows held, in characters, end exclusive.
     """
 
     __pydantic_config__ = STRICT
@@ -54,10 +47,7 @@ class ReadPassage:
 
     @classmethod
     def of(
-        cls,
-        passage: Passage,
-        mass: float | None = None,
-        spans: tuple[tuple[int, int], ...] = (),
+        cls, passage: Passage, mass: float | None = None, spans: tuple[tuple[int, int], ...] = ()
     ) -> Self:
         """What is kept of a passage; its text has to be kept beside."""
         text = digest_of(passage.text)
@@ -66,33 +56,21 @@ class ReadPassage:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One question answered by one arm.
+    """One question, by its example's key, answered by one arm; passages are best first.
 
     Attributes:
-        key: of the example.
-        arm: of the run, such as "ape@20".
-        answer: the text; empty where ``error`` is set.
         finish_reason: "stop" or "length"; "chosen" where the answer is one of given choices.
-        passages: best first.
         left_out: passages from the end of the ranking that did not fit the model's positions.
-        prefix_mass: attention weight of the prefix; None where it was not measured.
-        query_mass: likewise of the question and the answer so far.
-        prompt_tokens: prefix, windows and query.
-        cached_tokens: those of them that were not computed anew.
-        completion_tokens: generated.
-        windows_encoded: windows computed for this answer.
-        windows_reused: windows found in the passage cache.
-        encode_s: seconds for prefix and windows.
-        ttft_s: seconds to the first token, encoding included.
-        total_s: seconds in all.
-        scores: log-probability of each choice in nats; empty without choices.
-        notes: what the engine told of blank, duplicate and overlong passages.
-        error: why there is no answer; None where there is one. Such a question is asked again when
-            the run goes on.
+        prefix_mass: attention weight, as ``query_mass``; None where it was not measured.
+        cached_tokens: those of the prompt's tokens that were not computed anew.
+        encode_s: seconds for prefix and windows; those to the first token include them.
+        scores: log-probability of each choice in nats.
+        error: why the answer is empty; such a question is asked again when the run goes on.
     """
 
     __pydantic_config__ = STRICT
 
+    kind: Literal["record"] = field(default="record", kw_only=True)
     key: str
     arm: str
     answer: str
@@ -116,18 +94,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds to the first token over the same passages, cold and warm, in alternating rounds.
-
-    Attributes:
-        key: of the example.
-        arm: of the run.
-        context_tokens: of the passages as they were read.
-        cold_s: one a round; nothing was cached.
-        warm_s: one a round; all that this arm can cache was cached in memory.
-    """
+    """Seconds to the first token in each round: cold, and with all cached that can be."""
 
     __pydantic_config__ = STRICT
 
+    kind: Literal["speed"] = field(default="speed", kw_only=True)
     key: str
     arm: str
     context_tokens: int
@@ -135,29 +106,13 @@ class Speed:
     warm_s: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
-    kind: Literal["record", "speed"]
+Line = Annotated[Record | Speed, Field(discriminator="kind")]
+"""Of a records.jsonl."""
 
 
 def line_of(value: Record | Speed) -> dict[str, Any]:
-    """A line of a records.jsonl."""
-    line = {"kind": type(value).__name__.lower(), **asdict(value)}
-    if scores := line.get("scores"):
-        line["scores"] = {key: None if one == -math.inf else one for key, one in scores.items()}
+    """What is written as a `Line`."""
+    line = asdict(value)
+    for name, score in line.get("scores", {}).items():
+        line["scores"][name] = None if score == -math.inf else score
     return line
-
-
-def read_line(line: Mapping[str, Any], place: Place) -> Record | Speed:
-    """What `line_of` wrote.
-
-    Raises:
-        DataError: an unknown kind or field, a field that is missing or holds something else.
-    """
-    kind = validated(_Kind, line, place).kind
-    rest = {name: value for name, value in line.items() if name != "kind"}
-    if kind == "record":
-        return validated(Record, rest, place)
-    return validated(Speed, rest, place)

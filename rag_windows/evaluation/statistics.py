@@ -31,13 +31,7 @@ _BATCH = 250
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 95% interval.
-
-    Attributes:
-        value: NaN where there is nothing to compute it from.
-        low: 2.5th percentile of the values of resampled data; NaN where there is no interval.
-        high: likewise the 97.5th.
-    """
+    """A figure with the ends of its 95% interval; NaN where there is none."""
 
     value: float
     low: float = math.nan
@@ -51,25 +45,19 @@ class Estimate:
 
 def group_sums(rows: Array, groups: Sequence[str]) -> Array:
     """(examples, ...) to (groups, ...): what the examples of each group add up to."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(groups))}
-    sums = np.zeros((len(numbers), *rows.shape[1:]))
-    np.add.at(sums, [numbers[name] for name in groups], rows)
+    names, numbers = np.unique(groups, return_inverse=True)
+    sums = np.zeros((len(names), *rows.shape[1:]))
+    np.add.at(sums, numbers, rows)
     return sums
 
 
-def bootstrap(sums: Array, formula: Formula) -> tuple[Array, Array | None]:
+def bootstrap(sums: Array, formula: Formula) -> tuple[Array, Array]:
     """A metric in several columns, such as arms, and its values for draws of whole groups.
 
-    Args:
-        sums: (groups, columns, k).
-        formula: (..., k) sums to (...) percent.
-
-    Returns:
-        Values, (columns,), and drawn values, (columns, draws), the same draws for all columns;
-        None for those where there are fewer than two groups.
+    ``sums`` are (groups, columns, k). Values are (columns,), drawn ones (columns, draws), with the
+    same draws for all columns; NaN where there are fewer than two groups.
     """
-    groups = len(sums)
-    flat = sums.reshape(groups, -1)
+    groups, flat = len(sums), sums.reshape(len(sums), -1)
 
     def statistic(places: npt.NDArray[np.intp], axis: int = -1) -> Array:
         drawn = np.moveaxis(places, axis, -1).reshape(-1, groups)
@@ -78,14 +66,14 @@ def bootstrap(sums: Array, formula: Formula) -> tuple[Array, Array | None]:
         values = formula((counts @ flat).reshape(len(drawn), *sums.shape[1:])).T
         return values if places.ndim > 1 else values[:, 0]
 
-    places = np.arange(groups)
+    values = formula(sums.sum(axis=0))
     if groups < 2:
-        return statistic(places), None
+        return values, np.full((len(values), 1), np.nan)
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         # Of columns without a value, whose intervals are not used.
         warnings.simplefilter("ignore")
         found = stats.bootstrap(
-            (places,),
+            (np.arange(groups),),
             statistic,
             n_resamples=RESAMPLES,
             batch=_BATCH,
@@ -93,15 +81,16 @@ def bootstrap(sums: Array, formula: Formula) -> tuple[Array, Array | None]:
             vectorized=True,
             rng=np.random.default_rng(SEED),
         )
-    return statistic(places), found.bootstrap_distribution
+    return values, found.bootstrap_distribution
 
 
-def estimate(value: float, drawn: Array | None) -> Estimate:
+def estimate(value: Any, drawn: Array) -> Estimate:
     """A value with the percentiles of its drawn values; those not finite are left out."""
-    value = _settled(value).item()
-    if drawn is None or math.isnan(value) or np.mean(~np.isfinite(drawn)) > MOST_LOST:
+    # Rounded, since equal answers differ in their last bits where sums come in another order.
+    value, finite = round(float(value), 10) + 0.0, drawn[np.isfinite(drawn)]
+    if math.isnan(value) or len(finite) < (1 - MOST_LOST) * len(drawn):
         return Estimate(value)
-    low, high = np.percentile(_settled(drawn[np.isfinite(drawn)]), (2.5, 97.5))
+    low, high = np.percentile(np.round(finite, 10) + 0.0, (2.5, 97.5))
     return Estimate(value, float(low), float(high))
 
 
@@ -111,13 +100,8 @@ def percent(values: Any, bases: Any) -> Array:
         return np.where(bases == 0, np.nan, 100 * values / bases)
 
 
-def _settled(values: Any) -> Array:
-    """Without the last bits, in which equal answers differ where sums come in another order."""
-    return np.asarray(np.round(values, 10) + 0.0)
-
-
-def p_values(sums: Array, base: int, formula: Formula) -> list[float]:
-    """Two-sided p values of every arm against one of them.
+def p_values(sums: Array, bases: Sequence[int], formula: Formula) -> list[tuple[float, float]]:
+    """Two-sided p values of arms against their bases: each alone, and after Holm's correction.
 
     If two methods were alike, their answers to a group's questions could as well have been
     exchanged. Exact where there are few ways to exchange; else some are drawn, and the observed one
@@ -125,54 +109,44 @@ def p_values(sums: Array, base: int, formula: Formula) -> list[float]:
 
     Args:
         sums: (groups, arms, k).
-        base: place of the arm compared with.
-        formula: (..., k) sums to (...) percent.
-
-    Returns:
-        One an arm: 1 for the base; NaN where an arm or the base has no value.
+        bases: places of the arms compared with; a base's own is no test.
+        formula: (..., k) sums to (...) percent; p is NaN where an arm or its base has no value.
     """
     groups, arms, size = sums.shape
-    values = formula(sums.sum(axis=0))
-    unknown = np.isnan(values - values[base])
-    if groups < 2:
-        return np.where(unknown, np.nan, 1.0).tolist()
-    change = (sums[:, [base]] - sums).reshape(groups, -1)
-    whole = sums.sum(axis=0)
+    whole, others = sums.sum(axis=0), np.array(bases)
+    unknown = np.isnan(formula(whole) - formula(whole[others])) | (others == np.arange(arms))
+    change = (sums[:, others] - sums).reshape(groups, -1)
 
     def apart(own: npt.NDArray[np.intp], _: Any, axis: int = -1) -> Array:
         # Places from 0 are an arm's own answers, and those behind them the base's.
         exchanged = np.moveaxis(own, axis, -1) >= groups
         moved = (exchanged @ change).reshape(*exchanged.shape[:-1], arms, size)
-        found = np.abs(formula(whole + moved) - formula(whole[base] - moved))
+        found = np.abs(formula(whole + moved) - formula(whole[others] - moved))
         # What can't be computed for an exchange counts against a difference.
         return np.where(unknown, 0.0, np.nan_to_num(np.round(found, 9), nan=np.finfo(float).max))
 
-    places = np.arange(groups)
-    tested = stats.permutation_test(
-        (places, places + groups),
-        apart,
-        permutation_type="samples",
-        alternative="greater",
-        n_resamples=PERMUTATIONS,
-        batch=_BATCH,
-        vectorized=True,
-        rng=np.random.default_rng(SEED),
-    )
-    return np.where(unknown, np.nan, tested.pvalue).tolist()
+    p, places = np.ones(arms), np.arange(groups)
+    if groups > 1:
+        p = stats.permutation_test(
+            (places, places + groups),
+            apart,
+            permutation_type="samples",
+            alternative="greater",
+            n_resamples=PERMUTATIONS,
+            batch=_BATCH,
+            vectorized=True,
+            rng=np.random.default_rng(SEED),
+        ).pvalue
+    alone = np.where(unknown, np.nan, p)
+    return list(zip(alone.tolist(), holm(alone), strict=True))
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """S. Holm's step-down correction (Scandinavian Journal of Statistics 1979).
+def holm(p: Array) -> list[float]:
+    """S. Holm's step-down correction (1979) of one family; NaN stays NaN and is no member.
 
-    Rejecting what stays below a level errs with at most that chance in the whole family. scipy has
-    corrections of the false discovery rate only.
-
-    Args:
-        p: of one family; NaN stays NaN and is no member.
+    scipy has corrections of the false discovery rate only.
     """
-    members = sorted((value, place) for place, value in enumerate(p) if not math.isnan(value))
-    corrected, highest = list(p), 0.0
-    for rank, (value, place) in enumerate(members):
-        highest = max(highest, min(1.0, value * (len(members) - rank)))
-        corrected[place] = highest
-    return corrected
+    order, corrected = np.argsort(p)[: np.isfinite(p).sum()], p.copy()
+    steps = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
+    corrected[order] = np.minimum(1.0, steps)
+    return corrected.tolist()

@@ -1,18 +1,21 @@
-"""What a run found: scores.json, from the records of its arms."""
+"""What a run found: scores.json, from the records of its arms. Figures are percent, times seconds.
+
+Where there is nothing to compute a figure from it is NaN, which is null in JSON.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import median
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from pydantic import TypeAdapter
 
-from rag_windows.evaluation.metrics import retrieval_scores
 from rag_windows.evaluation.record import Record, Speed
 from rag_windows.evaluation.run import Arm, RunFolder, base_of
 from rag_windows.evaluation.statistics import (
@@ -20,13 +23,12 @@ from rag_windows.evaluation.statistics import (
     bootstrap,
     estimate,
     group_sums,
-    holm,
     p_values,
     percent,
 )
-from rag_windows.evaluation.task import Array, Example, Score, Task, mean_rows, ratio
+from rag_windows.evaluation.task import Array, Example, Score, Task, ratio
 
-FORMAT, VERSION = "rag-windows evaluation summary", 1
+Mask = npt.NDArray[np.bool_]
 
 SHORTEST = 256
 """Tokens up to which all contexts share a bin; every further bin is twice as long."""
@@ -34,14 +36,10 @@ SHORTEST = 256
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """One arm beside the base on the same questions.
+    """One arm beside the base: points apart, and percent of the base's value.
 
-    Attributes:
-        base: name of the arm compared with.
-        difference: percentage points, this arm minus the base.
-        retention: percent of the base's value; NaN where that is 0.
-        p: of a two-sided test that both are alike; None where it was not tested.
-        p_holm: the same after Holm's correction for all arms of the run; None likewise.
+    ``p`` is of a two-sided test that both are alike, ``p_holm`` the same after Holm's correction
+    for all arms of the run; None where it was not tested.
     """
 
     base: str
@@ -53,14 +51,7 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One metric of one arm.
-
-    Attributes:
-        metric: such as "response_f1".
-        n: examples that it counts.
-        estimate: percent.
-        against: None for the base itself.
-    """
+    """One metric of one arm over the ``n`` examples that it counts; the base is against None."""
 
     metric: str
     n: int
@@ -70,12 +61,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The results on some of the examples.
+    """The results, not tested, on some of the examples.
 
-    Attributes:
-        label: a kind of example, or "found" and "missed": whether retrieval found evidence.
-        examples: how many.
-        results: one a metric, in their order; not tested.
+    They are those of one kind, or "found" and "missed": whether retrieval found evidence.
     """
 
     label: str
@@ -87,16 +75,8 @@ class Part:
 class Counters:
     """Sums over the compared questions of one arm.
 
-    Attributes:
-        windows_encoded: computed.
-        windows_reused: found in the passage cache.
-        prompt_tokens: read.
-        cached_tokens: those of them that were not computed anew.
-        completion_tokens: written.
-        left_out_passages: retrieved passages that did not fit.
-        left_out_questions: questions with such passages.
-        errors: questions without an answer; they count as wrong.
-        unfinished: answers that ended at the limit of their length.
+    Errors are questions without an answer, which count as wrong; unfinished answers ended at the
+    limit of their length.
     """
 
     windows_encoded: int
@@ -121,15 +101,9 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class SpeedBin:
-    """Median seconds to the first token for contexts of about the same length.
+    """Median seconds to the first token over contexts of more tokens than ``above``, up to others.
 
-    Attributes:
-        above: tokens; the contexts are longer,
-        up_to: and this long at most.
-        tokens: their median length.
-        n: contexts measured.
-        cold_s: nothing was cached; NaN where it was not measured.
-        warm_s: all that the arm can cache was in memory; NaN likewise.
+    Cold, nothing was cached; warm, all that the arm can cache was in memory.
     """
 
     above: int
@@ -142,23 +116,7 @@ class SpeedBin:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """All of one arm.
-
-    Attributes:
-        name: such as "ape@20".
-        label: the method, such as "ape".
-        top_k: passages at most; None for all that an example brings.
-        results: one a metric, in their order.
-        kinds: the same by kind of example.
-        retrieval: the same where retrieval found evidence and where it did not; empty where the
-            examples name no evidence.
-        counters: sums.
-        times: None where no question was answered.
-        speed: by length of the context; empty where it was not measured.
-        cold_s: median seconds to the first token over all contexts measured, nothing cached; NaN
-            where it was not measured.
-        warm_s: likewise with all in memory that the arm can cache.
-    """
+    """All of one arm; speed is empty where it was not measured, cold and warm are over all bins."""
 
     name: str
     label: str
@@ -183,7 +141,6 @@ class Retrieval:
     """How much of the evidence is among the passages.
 
     Attributes:
-        top_k: passages at most; None for all that an example brings.
         n: examples that name evidence and have answers of every arm.
         recall: percent of an example's evidence, averaged.
         hit: percent of examples with at least one passage of evidence.
@@ -197,16 +154,11 @@ class Retrieval:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run's results, on the examples that every arm has a record of.
+    """A run's results, on the examples that every arm has a record of: the compared ones.
 
     Attributes:
-        task: name.
-        metrics: names, the main one first.
-        examples: of the data.
-        compared: those with a record of every arm; all figures are of these.
         groups: that they come from, such as conversations; whole ones are resampled.
         missing: records that an unfinished run still lacks, by name of the arm.
-        arms: in the order of the run.
         retrieval: one a depth; empty where the examples name no evidence.
     """
 
@@ -220,21 +172,13 @@ class Summary:
     retrieval: tuple[Retrieval, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as a JSON object; NaN is null."""
-        made: dict[str, Any] = _plain({"format": FORMAT, "version": VERSION, **asdict(self)})
-        return made
+        """The summary as a JSON object."""
+        found = json.loads(TypeAdapter(Summary).dump_json(self))
+        return {"format": "rag-windows evaluation summary", "version": 1, **found}
 
     def dump(self) -> str:
         """The text of a scores.json."""
-        return json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return json.dumps(self.as_json(), indent=1) + "\n"
 
 
 def summarise(task: Task, folder: RunFolder) -> Summary:
@@ -254,56 +198,43 @@ def summarise_records(
     records: Mapping[str, Mapping[str, Record]],
     speeds: Mapping[str, Iterable[Speed]] | None = None,
 ) -> Summary:
-    """Summarise records, wherever they come from.
-
-    Args:
-        task: gives the examples and the scores.
-        arms: at least one.
-        records: of each arm by its name, then by the key of the example.
-        speeds: of each arm by its name; None where none were measured.
-    """
+    """Summarise the records and timings of arms by their names, wherever they come from."""
     by_arm = [records.get(arm.name, {}) for arm in arms]
     shared = [one for one in task.examples if all(one.key in found for found in by_arm)]
     answers = [[found[one.key] for one in shared] for found in by_arm]
     groups = [one.group for one in shared]
-    retrieved = _retrieved(arms, shared, answers)
-    kinds = {
-        kind: np.array([kind in one.kinds for one in shared])
-        for kind in dict.fromkeys(kind for one in shared for kind in one.kinds)
+    scored = [task.scores(shared, answered) for answered in answers] if shared else []
+
+    def parts(label: str, mask: Mask, tested: bool = False) -> list[Part]:
+        """Of each arm."""
+        found = [_results(one, arms, groups, mask, tested) for one in zip(*scored, strict=True)]
+        size = int(mask.sum())
+        return [Part(label, size, tuple(one[n] for one in found)) for n in range(len(arms))]
+
+    whole = parts("", np.ones(len(shared), dtype=np.bool_), tested=True)
+    names = dict.fromkeys(kind for one in shared for kind in one.kinds)
+    kinds = [parts(kind, np.array([kind in one.kinds for one in shared])) for kind in names]
+    recalls = _recalls(arms, shared, answers)
+    split = {
+        depth: (parts("found", recall > 0), parts("missed", recall == 0))
+        for depth, recall in recalls.items()
     }
-    masks = [np.ones(len(shared), dtype=np.bool_), *kinds.values()]
-    for _, hits in retrieved.values():
-        masks += [hits > 0, hits == 0]
-    figures: list[list[list[Result]]] = []
-    if shared:
-        scored = [{one.name: one for one in task.scores(shared, answered)} for answered in answers]
-        for metric in task.metrics:
-            figures.append(_results([one[metric] for one in scored], arms, groups, masks))
-
-    def parts(labels: Iterable[str], first: int, arm: int) -> tuple[Part, ...]:
-        return tuple(
-            Part(label, int(masks[place].sum()), tuple(one[place][arm] for one in figures))
-            for place, label in enumerate(labels, start=first)
-        )
-
-    first = {depth: 1 + len(kinds) + 2 * n for n, depth in enumerate(retrieved)}
     made = []
     for place, arm in enumerate(arms):
-        measured = _seconds((speeds or {}).get(arm.name, ()))
-        split = ("found", "missed") if arm.top_k in retrieved else ()
+        timed = _timed((speeds or {}).get(arm.name, ()))
         made.append(
             ArmSummary(
-                arm.name,
-                arm.label,
-                arm.top_k,
-                tuple(one[0][place] for one in figures),
-                parts(kinds, 1, place),
-                parts(split, first.get(arm.top_k, 0), place),
-                _counters(answers[place]),
-                _times(answers[place]),
-                _bins(measured),
-                float(measured["cold_s"].median()),
-                float(measured["warm_s"].median()),
+                name=arm.name,
+                label=arm.label,
+                top_k=arm.top_k,
+                results=whole[place].results,
+                kinds=tuple(one[place] for one in kinds),
+                retrieval=tuple(one[place] for one in split.get(arm.top_k, ())),
+                counters=_counters(answers[place]),
+                times=_times(answers[place]),
+                speed=_bins(timed),
+                cold_s=float(timed["cold_s"].median()),
+                warm_s=float(timed["warm_s"].median()),
             )
         )
     return Summary(
@@ -320,61 +251,44 @@ def summarise_records(
         retrieval=tuple(
             Retrieval(
                 depth,
-                int(np.isfinite(hits).sum()),
-                *(_mean(one, groups) for one in (recall, hits)),
+                int(np.isfinite(recall).sum()),
+                _mean(recall, groups),
+                _mean(np.where(recall > 0, 100.0, recall), groups),
             )
-            for depth, (recall, hits) in retrieved.items()
+            for depth, recall in recalls.items()
         ),
     )
 
 
 def _results(
-    scores: Sequence[Score], arms: Sequence[Arm], groups: Sequence[str], masks: Sequence[Any]
-) -> list[list[Result]]:
-    """One metric of all arms, by mask and arm; tested on the first mask, which holds all."""
-    rows = np.stack([one.rows for one in scores], axis=1)
-    formula, bases = scores[0].formula, [base_of(arms, place) for place in range(len(arms))]
-    # All parts in one bootstrap: they have the same draws, which take most of the time.
-    sums = [group_sums(np.where(mask[:, None, None], rows, 0.0), groups) for mask in masks]
-    values, drawn = bootstrap(np.concatenate(sums, axis=1), formula)
-    p = [math.nan] * len(arms)
-    for base in set(bases):
-        own = [place for place, one in enumerate(bases) if one == base != place]
-        for place, found in zip(
-            own, p_values(sums[0][:, [base, *own]], 0, formula)[1:], strict=True
-        ):
-            p[place] = found
-    corrected = holm(p)
-
-    def result(section: int, arm: int) -> Result:
-        column, base = section * len(arms) + arm, section * len(arms) + bases[arm]
+    scores: Sequence[Score], arms: Sequence[Arm], groups: Sequence[str], mask: Mask, tested: bool
+) -> list[Result]:
+    """One metric of each arm on some of the examples."""
+    rows = np.where(mask[:, None, None], np.stack([one.rows for one in scores], axis=1), 0.0)
+    sums, formula = group_sums(rows, groups), scores[0].formula
+    bases = [base_of(arms, place) for place in range(len(arms))]
+    values, drawn = bootstrap(sums, formula)
+    p = p_values(sums, bases, formula) if tested else None
+    made = []
+    for place, (score, base) in enumerate(zip(scores, bases, strict=True)):
+        # The dataset's own figure, to the last bit.
+        own = estimate(score.value if tested else values[place], drawn[place])
+        against = Against(
+            arms[base].name,
+            estimate(values[place] - values[base], drawn[place] - drawn[base]),
+            estimate(percent(values[place], values[base]), percent(drawn[place], drawn[base])),
+            *(() if p is None else p[place]),
+        )
         # An example that a metric does not count adds nothing at all.
-        n = int(rows[masks[section], arm].any(axis=1).sum())
-        own, other = values[column], values[base]
-        against = None
-        if column != base:
-            tested = (None, None) if section else (p[arm], corrected[arm])
-            apart = None if drawn is None else drawn[column] - drawn[base]
-            kept = None if drawn is None else percent(drawn[column], drawn[base])
-            against = Against(
-                arms[bases[arm]].name,
-                estimate(own - other, apart),
-                estimate(float(percent(own, other)), kept),
-                *tested,
-            )
-        found = estimate(own, None if drawn is None else drawn[column])
-        if section == 0:
-            # The dataset's own figure, to the last bit.
-            found = Estimate(scores[arm].value, found.low, found.high)
-        return Result(scores[arm].name, n, found, against)
-
-    return [[result(section, arm) for arm in range(len(arms))] for section in range(len(masks))]
+        n = int(rows[:, place].any(axis=1).sum())
+        made.append(Result(score.name, n, own, None if base == place else against))
+    return made
 
 
-def _retrieved(
+def _recalls(
     arms: Sequence[Arm], examples: Sequence[Example], answers: Sequence[Sequence[Record]]
-) -> dict[int | None, tuple[Array, Array]]:
-    """By depth, recall and hit of each example; NaN for one without evidence, or that nobody read.
+) -> dict[int | None, Array]:
+    """By depth, percent of each example's evidence; NaN for one without, or that nobody read.
 
     All arms of a depth got the same ranking, and one that could not hold all of it left out its
     end, so the longest list is the ranking.
@@ -382,39 +296,30 @@ def _retrieved(
     found = {}
     for depth in dict.fromkeys(arm.top_k for arm in arms):
         own = [one for arm, one in zip(arms, answers, strict=True) if arm.top_k == depth]
-        rankings: list[list[str | None]] = []
-        usable = []
-        for place, (example, *read) in enumerate(zip(examples, *own, strict=True)):
-            answered = [one.passages for one in read if one.error is None]
-            if example.evidence and answered:
-                rankings.append([one.id for one in max(answered, key=len)])
-                usable.append(place)
-        if usable:
-            deep = max(1, depth or max(map(len, rankings)))
-            scores = retrieval_scores([examples[place] for place in usable], rankings, (deep,))
-            both = np.full((2, len(examples)), np.nan)
-            both[:, usable] = [scores[0].values, scores[1].values]
-            found[depth] = (both[0], both[1])
+        recall = np.full(len(examples), np.nan)
+        for place, (example, *records) in enumerate(zip(examples, *own, strict=True)):
+            read = [one.passages for one in records if one.error is None]
+            if example.evidence and read:
+                ids = {one.id for one in max(read, key=len)}
+                recall[place] = 100 * len(ids & example.evidence) / len(example.evidence)
+        if np.isfinite(recall).any():
+            found[depth] = recall
     return found
 
 
 def _mean(values: Array, groups: Sequence[str]) -> Estimate:
-    rows = mean_rows([None if math.isnan(one) else one for one in values.tolist()])
+    counted = np.isfinite(values)
+    rows = np.stack([np.where(counted, values, 0.0), counted], axis=1)
     found, drawn = bootstrap(group_sums(rows, groups)[:, None], ratio)
-    return estimate(found[0], None if drawn is None else drawn[0])
+    return estimate(found[0], drawn[0])
 
 
 def _counters(records: Sequence[Record]) -> Counters:
-    def total(name: str) -> int:
-        return sum(getattr(one, name) for one in records)
-
+    summed = ("windows_encoded", "windows_reused", "prompt_tokens", "cached_tokens")
     return Counters(
-        windows_encoded=total("windows_encoded"),
-        windows_reused=total("windows_reused"),
-        prompt_tokens=total("prompt_tokens"),
-        cached_tokens=total("cached_tokens"),
-        completion_tokens=total("completion_tokens"),
-        left_out_passages=total("left_out"),
+        **{name: sum(getattr(one, name) for one in records) for name in summed},
+        completion_tokens=sum(one.completion_tokens for one in records),
+        left_out_passages=sum(one.left_out for one in records),
         left_out_questions=sum(one.left_out > 0 for one in records),
         errors=sum(one.error is not None for one in records),
         unfinished=sum(one.error is None and one.finish_reason == "length" for one in records),
@@ -423,29 +328,19 @@ def _counters(records: Sequence[Record]) -> Counters:
 
 def _times(records: Iterable[Record]) -> Times | None:
     answered = [(one.encode_s, one.ttft_s, one.total_s) for one in records if one.error is None]
-    return Times(*map(median, zip(*answered, strict=True))) if answered else None
+    return Times(*np.median(answered, axis=0).tolist()) if answered else None
 
 
-def _seconds(speeds: Iterable[Speed]) -> pd.DataFrame:
+def _timed(speeds: Iterable[Speed]) -> pd.DataFrame:
     """A row a context, with the medians of its rounds."""
-    rows = [
-        (one.context_tokens, *(median(times or (math.nan,)) for times in (one.cold_s, one.warm_s)))
-        for one in speeds
-    ]
+    rows = [(one.context_tokens, np.median(one.cold_s), np.median(one.warm_s)) for one in speeds]
     return pd.DataFrame(rows, columns=["tokens", "cold_s", "warm_s"], dtype=np.float64)
 
 
-def _bins(measured: pd.DataFrame) -> tuple[SpeedBin, ...]:
+def _bins(timed: pd.DataFrame) -> tuple[SpeedBin, ...]:
     """Contexts up to 256 tokens, up to 512, up to 1,024 and so on; empty bins are not there."""
-    up_to = 2 ** np.ceil(np.log2(measured["tokens"].clip(lower=SHORTEST)))
+    up_to = 2 ** np.ceil(np.log2(timed["tokens"].clip(lower=SHORTEST)))
     return tuple(
-        SpeedBin(
-            0 if end == SHORTEST else int(end) // 2,
-            int(end),
-            float(one["tokens"].median()),
-            len(one),
-            float(one["cold_s"].median()),
-            float(one["warm_s"].median()),
-        )
-        for end, one in measured.groupby(up_to)
+        SpeedBin(0 if end == SHORTEST else int(end) // 2, int(end), n=len(one), **one.median())
+        for end, one in timed.groupby(up_to)
     )

@@ -18,13 +18,7 @@ Formula = Callable[[Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One right answer.
-
-    Attributes:
-        text: the answer.
-        kind: the dataset's name for this sort of answer, such as INSCIT's "clarification".
-        evidence: ids of the passages that it rests on.
-    """
+    """One right answer, the dataset's name for its sort, and ids of the passages it rests on."""
 
     text: str
     kind: str | None = None
@@ -81,13 +75,11 @@ def ratio(sums: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
-    """One metric of one arm, as sums over the examples: so it can be had for any draw of them.
+    """One metric of one arm in percent, as sums over examples: it can be had for any draw of them.
 
     Attributes:
-        name: such as "response_f1".
-        value: percent, 0 to 100; NaN where no example counts.
-        values: percent for each example in order; None for one that this metric does not count, and
-            for all of them where the metric is no mean over examples, as BLEU is not.
+        value: NaN where no example counts.
+        values: one an example; None where the metric does not count it or is no mean over examples.
         rows: (examples, k), what is added up; zeros for an example that does not count.
         formula: (..., k) sums to (...) percent; NaN where there is nothing to divide by.
     """
@@ -124,38 +116,30 @@ class Task(Protocol):
     @property
     def name(self) -> str:
         """Such as "inscit" or "chatrag/doc2dial"; stands in the manifest and the report."""
-        ...
 
     @property
     def examples(self) -> Sequence[Example]:
         """In the order of the file, with different keys."""
-        ...
 
     @property
     def pool(self) -> Sequence[Passage] | None:
         """What a retriever searches; None where every example brings its passages."""
-        ...
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """What the answers depend on, for the manifest: digests of the files, options. JSON."""
-        ...
 
     @property
     def prefix(self) -> str | None:
         """The instruction before the passages, unless the user gives another."""
-        ...
 
     @property
     def max_new_tokens(self) -> int:
         """Length of an answer at most, unless the user gives another."""
-        ...
 
     @property
     def metrics(self) -> Sequence[str]:
         """Names of what `scores` gives, the main one first."""
-        ...
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
         """Score one arm's records, one an example in the same order; an error counts as ""."""
-        ...

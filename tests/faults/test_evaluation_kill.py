@@ -128,7 +128,7 @@ def check_after(evaluate: Evaluate, folder: Path, undisturbed: Found) -> None:
     assert lines(folder) == RECORDS, "nothing was asked twice"
     assert found(folder) == undisturbed
     run = RunFolder.open(folder)
-    assert run.notes == ()
+    assert not run.notes
     for arm in ARMS:
         for example in TASK.examples:
             read = run.records(arm.name)[example.key].passages

@@ -25,7 +25,8 @@ from rag_windows.errors import InputError, MethodError, RagWindowsError
 from rag_windows.evaluation.asking import measure_speed, run
 from rag_windows.evaluation.files import write_whole
 from rag_windows.evaluation.icl import IclTask
-from rag_windows.evaluation.metrics import INSCIT_PACKAGES, check_packages
+from rag_windows.evaluation.inscit import INSCIT_PACKAGES
+from rag_windows.evaluation.metrics import check_packages
 from rag_windows.evaluation.record import Record
 from rag_windows.evaluation.report import reported, write_report
 from rag_windows.evaluation.report.tables import terminal

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rag_windows import Passage, WindowedLM
-from rag_windows.evaluation.asking import Generating, Outcome, run
-from rag_windows.evaluation.record import Record
-from rag_windows.evaluation.run import Arm, Manifest, RunFolder, RunOptions, arms
+from rag_windows import METHODS, Passage, WindowedLM
+from rag_windows.evaluation import asking, record, run
 from rag_windows.evaluation.task import Example, Reference, Score
-from rag_windows.methods import resolve
 
 PETS = ("lion", "donkey", "bear", "hare", "goose", "otter", "wren")
 
@@ -29,19 +27,19 @@ class Invented:
     max_new_tokens: int = 4
     metrics: Sequence[str] = ("exact",)
 
-    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+    def scores(self, examples: Sequence[Example], records: Sequence[record.Record]) -> list[Score]:
         """Exact match."""
         pairs = zip(examples, records, strict=True)
         return [Score.mean("exact", [100.0 * (r.answer == e.references[0].text) for e, r in pairs])]
 
 
-def invented(conversations: int = 3, passages: int = 3) -> Invented:
-    """A task of ``n (n + 1) / 2`` questions."""
+def invented(conversations: int = 3) -> Invented:
+    """A task of ``n (n + 1) / 2`` questions with three passages each."""
     made: list[Example] = []
     for number in range(conversations):
         for turn in range(number + 1):
             asked = (number + turn) % len(PETS)
-            held = [(asked + step) % len(PETS) for step in range(passages)]
+            held = [(asked + step) % len(PETS) for step in range(3)]
             made.append(
                 Example(
                     key=f"c{number}-{turn}",
@@ -62,40 +60,36 @@ def given(example: Example) -> Sequence[Passage]:
     return example.passages or ()
 
 
-def arms_of(*names: str, depths: Sequence[int | None] = (None,)) -> tuple[Arm, ...]:
+def arms_of(*names: str, depths: Sequence[int | None] = (None,)) -> tuple[run.Arm, ...]:
     """Arms by the names of their methods."""
-    return arms([(name, resolve(name)) for name in names], depths)
+    return run.arms([(name, METHODS[name]()) for name in names], depths)
 
 
 def begin(
     path: Path,
     lm: WindowedLM,
     task: Invented,
-    compared: Sequence[Arm],
+    compared: Sequence[run.Arm],
     *,
     fresh: bool = False,
-    options: RunOptions | None = None,
+    options: run.RunOptions | None = None,
     retriever: Mapping[str, Any] | None = None,
-) -> RunFolder:
+) -> AbstractContextManager[run.RunFolder]:
     """A folder to run in."""
-    chosen = RunOptions.of(task) if options is None else options
-    manifest = Manifest.of(lm, task, compared, retriever or {"kind": "given"}, chosen)
-    return RunFolder.begin(path, manifest, fresh=fresh)
+    chosen = run.RunOptions.of(task) if options is None else options
+    manifest = run.Manifest.of(lm, task, compared, retriever or {"kind": "given"}, chosen)
+    return run.RunFolder.begin(path, manifest, fresh=fresh)
 
 
 def go(
-    path: Path,
-    lm: WindowedLM,
-    task: Invented,
-    compared: Sequence[Arm],
-    **options: Any,
-) -> Outcome:
+    path: Path, lm: WindowedLM, task: Invented, compared: Sequence[run.Arm], **options: Any
+) -> asking.Outcome:
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:
-        asked = {"answerer": Generating(RunOptions.of(task)), **options}
-        return run(lm, task, compared, given, folder, **asked)
+        asked = {"answerer": asking.Generating(run.RunOptions.of(task)), **options}
+        return asking.run(lm, task, compared, given, folder, **asked)
 
 
-def untimed(record: Record) -> Record:
+def untimed(found: record.Record) -> record.Record:
     """A record without what differs from run to run."""
-    return replace(record, encode_s=0.0, ttft_s=0.0, total_s=0.0)
+    return replace(found, encode_s=0.0, ttft_s=0.0, total_s=0.0)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rag_windows import (
+    APE,
+    DataError,
     InputError,
     MissingExtraError,
     ModelError,
@@ -17,10 +23,9 @@ from rag_windows import (
     RetrievalError,
     WindowedLM,
 )
-from rag_windows.evaluation.asking import Answered, Asked, Generating, run
-from rag_windows.evaluation.record import ReadPassage, Record, digest_of
+from rag_windows.evaluation import asking, machine
+from rag_windows.evaluation.record import ReadPassage, Record, Speed, digest_of
 from rag_windows.evaluation.run import Arm, RunFolder, RunOptions
-from rag_windows.evaluation.task import Example
 from tests.rag_windows import small
 from tests.rag_windows.evaluation.invented import (
     Invented,
@@ -34,21 +39,21 @@ from tests.rag_windows.evaluation.invented import (
 
 TASK = invented()
 ARMS = arms_of("sequential", "ape")
+OPTIONS = RunOptions.of(TASK)
+OTHER = WindowedLM.from_pretrained(small.model(1), tokenizer=small.tokenizer(), header="none")
 
 
 class Counting:
     """Generates, and notes what it was asked; fails or stops where it is told to."""
 
     def __init__(self, fail: str = "", stop_after: int = 10_000, batch: int = 1) -> None:
-        self._generating = Generating(RunOptions.of(TASK))
+        self._generating = asking.Generating(OPTIONS)
         self.batch = batch
         self.asked: list[tuple[str, str]] = []
-        self.calls = 0
         self._fail = fail
         self._stop_after = stop_after
 
-    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
-        self.calls += 1
+    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Any]) -> list[asking.Answered]:
         if len(self.asked) >= self._stop_after:
             raise KeyboardInterrupt
         if any(example.key == self._fail for example, _ in asked):
@@ -57,56 +62,39 @@ class Counting:
         return self._generating.answer(lm, arm, asked)
 
 
-def everything(task: Invented = TASK, compared: Sequence[Arm] = ARMS) -> list[tuple[str, str]]:
-    return [(one.key, arm.name) for one in task.examples for arm in compared]
+EVERYTHING = [(one.key, arm.name) for one in TASK.examples for arm in ARMS]
 
 
-def test_every_arm_answers_an_example_before_the_next(tmp_path: Path) -> None:
+def test_records_hold_what_generate_gave(tmp_path: Path) -> None:
     answerer, told = Counting(), []
     outcome = go(
-        tmp_path,
-        small.lm(),
-        TASK,
-        ARMS,
+        *(tmp_path, small.lm(), TASK, ARMS),
         answerer=answerer,
         progress=lambda done, total: told.append((done, total)),
     )
     assert (outcome.answered, outcome.kept, outcome.failed) == (12, 0, ())
-    assert answerer.asked == everything()
+    assert answerer.asked == EVERYTHING, "every arm answers an example before the next"
     assert told == [(done, 12) for done in range(13)]
-
-
-def test_records_hold_what_generate_gave(tmp_path: Path) -> None:
-    go(tmp_path, small.lm(), TASK, ARMS)
     folder, example = RunFolder.open(tmp_path), TASK.examples[3]
+    passages = given(example)
     for arm in ARMS:
-        given_back = small.lm().generate(
-            list(example.messages),
-            given(example),
-            prefix="Answer.",
-            method=arm.method,
-            max_new_tokens=4,
-            do_sample=False,
+        made = small.lm().generate(
+            *(list(example.messages), passages),
+            **{"prefix": "Answer.", "method": arm.method, "max_new_tokens": 4},
         )
         found = folder.records(arm.name)[example.key]
-        assert found.answer == given_back.text
-        assert found.finish_reason == given_back.finish_reason
-        assert found.prompt_tokens == given_back.usage.prompt_tokens
-        assert found.completion_tokens == given_back.usage.completion_tokens
+        assert (found.answer, found.finish_reason) == (made.text, made.finish_reason)
+        assert found.prompt_tokens == made.usage.prompt_tokens
         masses = [one.mass for one in found.passages]
-        assert masses == pytest.approx([one.mass for one in given_back.citations or ()])
+        assert masses == pytest.approx([one.mass for one in made.citations or ()])
         shares = [*masses, found.prefix_mass, found.query_mass]
         assert sum(one or 0.0 for one in shares) == pytest.approx(1, abs=1e-3)
         assert 0 < found.encode_s < found.ttft_s <= found.total_s
-        assert [(one.id, one.title) for one in found.passages] == [
-            (one.id, one.title) for one in given(example)
-        ]
-        assert [folder.texts[one.text] for one in found.passages] == [
-            one.text for one in given(example)
+        assert [(one.id, one.title, folder.texts[one.text]) for one in found.passages] == [
+            (one.id, one.title, one.text) for one in passages
         ]
     read = folder.records("ape")[example.key].passages
-    assert [one.spans for one in read] == [((0, len(one.text)),) for one in given(example)]
-    assert all(one.spans == () for one in folder.records("sequential")[example.key].passages)
+    assert [one.spans for one in read] == [((0, len(one.text)),) for one in passages]
 
 
 def test_a_long_passage_has_a_span_for_each_window(tmp_path: Path) -> None:
@@ -115,49 +103,50 @@ def test_a_long_passage_has_a_span_for_each_window(tmp_path: Path) -> None:
     go(tmp_path, small.lm(), Invented([example]), arms_of("pcw"))
     record = RunFolder.open(tmp_path).records("pcw")[example.key]
     first, blank, again = record.passages
-    assert first.spans[0][0] == 0
-    assert first.spans[-1][1] == len(long.text)
-    ends = [end for _, end in first.spans[:-1]]
-    assert ends == [start for start, _ in first.spans[1:]] != []
+    assert (first.spans[0][0], first.spans[-1][1]) == (0, len(long.text))
+    assert [end for _, end in first.spans[:-1]] == [start for start, _ in first.spans[1:]] != []
     assert blank.spans == again.spans == ()
-    assert first.score == 2.5
-    assert len(record.notes) == 3
+    assert (first.score, len(record.notes)) == (2.5, 3)
 
 
-def test_depths_take_the_top_of_the_ranking(tmp_path: Path) -> None:
-    asked: list[str] = []
+@pytest.mark.parametrize(
+    ("sizes", "read"), [((300, 300, 300, 300), 3), ((300, 900, 10), 1), ((440, 440, 140, 1), 2)]
+)
+def test_what_does_not_fit_in_order_is_left_out_and_counted(
+    tmp_path: Path, sizes: tuple[int, ...], read: int
+) -> None:
+    # One byte is one token in the small model, which has 1024 positions.
+    passages = tuple(Passage(chr(97 + n) * size, f"p{n}") for n, size in enumerate(sizes))
+    example = replace(TASK.examples[0], passages=passages)
+    go(tmp_path, small.lm(), Invented([example]), ARMS)
+    folder = RunFolder.open(tmp_path)
+    record = folder.records("sequential")[example.key]
+    assert [one.id for one in record.passages] == [f"p{n}" for n in range(read)]
+    assert (record.error, record.left_out) == (None, len(sizes) - read)
+    beside = folder.records("ape")[example.key]
+    assert (len(beside.passages), beside.left_out) == (len(sizes), 0)
 
-    def ranking(example: Example) -> Sequence[Passage]:
-        asked.append(example.key)
-        return given(example)
 
-    compared = arms_of("ape", depths=(1, 3, None))
-    with begin(tmp_path, small.lm(), TASK, compared) as folder:
-        run(small.lm(), TASK, compared, ranking, folder, answerer=Generating(RunOptions.of(TASK)))
-        counts = {arm.name: len(folder.records(arm.name)["c0-0"].passages) for arm in compared}
-    assert counts == {"ape@1": 1, "ape@3": 3, "ape": 3}
-    assert asked == [example.key for example in TASK.examples], "once an example"
+@pytest.mark.parametrize("sizes", [(2000,), (0, 2000)])
+def test_where_not_even_the_first_fits_it_is_an_error(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    example = replace(TASK.examples[0], passages=tuple(Passage("a" * size) for size in sizes))
+    (failed,) = go(tmp_path, small.lm(), Invented([example]), ARMS).failed
+    assert failed.arm == "sequential"
+    assert "1024 positions" in str(failed.error)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_an_interrupted_run_goes_on(tmp_path: Path, batch: int) -> None:
     undisturbed, stopped = tmp_path / "a", tmp_path / "b"
     go(undisturbed, small.lm(), TASK, ARMS, answerer=Counting(batch=batch))
-    first = Counting(stop_after=5, batch=batch)
+    first, second, third = Counting(stop_after=5, batch=batch), *(Counting(batch=batch),) * 2
     with pytest.raises(KeyboardInterrupt):
         go(stopped, small.lm(), TASK, ARMS, answerer=first)
-    second, told = Counting(batch=batch), []
-    outcome = go(
-        stopped,
-        small.lm(),
-        TASK,
-        ARMS,
-        answerer=second,
-        progress=lambda done, total: told.append(done),
-    )
-    assert sorted(first.asked + second.asked) == sorted(everything())
-    assert outcome.kept == len(first.asked) == told[0]
-    assert outcome.answered == len(second.asked)
+    outcome = go(stopped, small.lm(), TASK, ARMS, answerer=second)
+    assert sorted(first.asked + second.asked) == sorted(EVERYTHING)
+    assert (outcome.kept, outcome.answered) == (len(first.asked), len(second.asked))
     one, other = RunFolder.open(undisturbed), RunFolder.open(stopped)
     for arm in ARMS:
         expected = {key: untimed(found) for key, found in one.records(arm.name).items()}
@@ -170,32 +159,36 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_an_error_of_one_question_is_kept_and_asked_again(tmp_path: Path, batch: int) -> None:
     outcome = go(tmp_path, small.lm(), TASK, ARMS, answerer=Counting(fail="c1-1", batch=batch))
-    assert [(one.key, one.arm) for one in outcome.failed] == [
-        ("c1-1", "sequential"),
-        ("c1-1", "ape"),
-    ]
+    failed = [("c1-1", "sequential"), ("c1-1", "ape")]
+    assert [(one.key, one.arm) for one in outcome.failed] == failed
     assert outcome.answered == 10
     kept = RunFolder.open(tmp_path).records("ape")
-    assert kept["c1-1"].error == "c1-1 can't be asked."
-    assert all(kept[key].error is None for key in kept if key != "c1-1")
+    assert {key: one.error for key, one in kept.items() if one.error} == {
+        "c1-1": "c1-1 can't be asked."
+    }
     again = Counting(batch=batch)
     outcome = go(tmp_path, small.lm(), TASK, ARMS, answerer=again)
-    assert again.asked == [("c1-1", "sequential"), ("c1-1", "ape")]
+    assert again.asked == failed
     assert (outcome.answered, outcome.kept, outcome.failed) == (2, 10, ())
-    assert RunFolder.open(tmp_path).records("ape")["c1-1"].error is None
 
 
-def test_an_error_of_the_ranking_is_one_of_the_question(tmp_path: Path) -> None:
-    def ranking(example: Example) -> Sequence[Passage]:
-        if example.key == "c0-0":
+def test_rankings_are_asked_once_and_their_errors_are_the_questions(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def ranking(example: Any) -> Sequence[Passage]:
+        asked.append(example.key)
+        if example.key == "c2-2":
             raise RetrievalError("Nothing to search for.")
         return given(example)
 
-    with begin(tmp_path, small.lm(), TASK, ARMS) as folder:
-        outcome = run(
-            small.lm(), TASK, ARMS, ranking, folder, answerer=Generating(RunOptions.of(TASK))
-        )
-    assert [one.error for one in outcome.failed] == ["Nothing to search for."] * 2
+    compared = arms_of("ape", depths=(1, 3, None))
+    answerer = asking.Generating(OPTIONS)
+    with begin(tmp_path, small.lm(), TASK, compared) as folder:
+        outcome = asking.run(small.lm(), TASK, compared, ranking, folder, answerer=answerer)
+        counts = {arm.name: len(folder.records(arm.name)["c0-0"].passages) for arm in compared}
+    assert counts == {"ape@1": 1, "ape@3": 3, "ape": 3}
+    assert asked[:5] == [example.key for example in TASK.examples[:5]], "once an example"
+    assert [one.error for one in outcome.failed] == ["Nothing to search for."] * 3
 
 
 @pytest.mark.parametrize(
@@ -203,79 +196,274 @@ def test_an_error_of_the_ranking_is_one_of_the_question(tmp_path: Path) -> None:
 )
 def test_what_concerns_the_whole_run_stops_it(tmp_path: Path, error: BaseException) -> None:
     class Failing(Counting):
-        def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
+        def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Any]) -> list[asking.Answered]:
             if len(self.asked) == 3:
                 raise error
             return super().answer(lm, arm, asked)
 
     with pytest.raises(type(error)):
         go(tmp_path, small.lm(), TASK, ARMS, answerer=Failing())
-    folder = RunFolder.open(tmp_path)
-    assert sum(len(folder.records(arm.name)) for arm in ARMS) == 3
+    assert sum(len(RunFolder.open(tmp_path).records(arm.name)) for arm in ARMS) == 3
 
 
-def test_the_second_method_encodes_nothing_that_the_first_encoded(tmp_path: Path) -> None:
+def test_each_passage_is_encoded_once_in_the_whole_run(tmp_path: Path) -> None:
     lm = small.lm().with_cache(PassageCache(memory="64MB"))
     compared = arms_of("pcw", "ape", depths=(2, 3))
     go(tmp_path, lm, TASK, compared)
-    folder = RunFolder.open(tmp_path)
-    for example in TASK.examples:
-        both = [
-            (found.windows_encoded, found.windows_reused)
-            for arm in compared
-            for found in [folder.records(arm.name)[example.key]]
-        ]
-        assert sum(both[0]) == sum(both[1]) == 2
-        assert sum(both[2]) == sum(both[3]) == 3
-        assert both[1] == (0, 2)
-        assert both[3] == (0, 3)
-        assert both[2][0] <= 1
-    encoded = sum(found.windows_encoded for found in folder.records("pcw@2").values())
-    assert encoded > 0
+    kept = [RunFolder.open(tmp_path).records(arm.name) for arm in compared]
+    for key in kept[0]:
+        both = [(one[key].windows_encoded, one[key].windows_reused) for one in kept]
+        assert [sum(pair) for pair in both] == [2, 2, 3, 3]
+        assert (both[1], both[3]) == ((0, 2), (0, 3))
     different = {one.id for example in TASK.examples for one in given(example)}
-    total = sum(r.windows_encoded for arm in compared for r in folder.records(arm.name).values())
-    assert total == len(different), "each passage is encoded once in the whole run"
+    assert sum(one.windows_encoded for arm in kept for one in arm.values()) == len(different)
 
 
-def test_windows_are_counted_without_a_cache(tmp_path: Path) -> None:
-    go(tmp_path, small.lm(), TASK, ARMS)
-    folder = RunFolder.open(tmp_path)
-    assert {r.windows_encoded for r in folder.records("ape").values()} == {3}
-    assert {r.windows_encoded for r in folder.records("sequential").values()} == {1}
-    assert {r.windows_reused for arm in ARMS for r in folder.records(arm.name).values()} == {0}
+# Speed.
 
 
-def test_answers_may_come_from_elsewhere(tmp_path: Path) -> None:
-    class Choosing:
-        batch = 4
-
-        def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
-            return [
-                Answered(
-                    Record(
-                        example.key,
-                        arm.name,
-                        "lion",
-                        "chosen",
-                        (ReadPassage.of(passages[0], 0.5),),
-                        scores={"lion": -0.1},
-                    ),
-                    (passages[0].text,),
-                )
-                for example, passages in asked
-            ]
-
-    go(tmp_path, small.lm(), TASK, ARMS, answerer=Choosing())
-    folder = RunFolder.open(tmp_path)
-    found = folder.records("ape")["c2-1"]
-    assert (found.answer, found.finish_reason, found.scores) == ("lion", "chosen", {"lion": -0.1})
-    assert found.passages[0].text == digest_of(given(TASK.examples[4])[0].text)
-    assert folder.texts[found.passages[0].text] == given(TASK.examples[4])[0].text
+def test_examples_are_evenly_spaced() -> None:
+    for count, places in ((1, [0]), (2, [0, 5]), (3, [0, 2, 5]), (5, [0, 1, 2, 3, 5])):
+        assert asking.evenly(TASK.examples, count) == [TASK.examples[place] for place in places]
+    assert asking.evenly(TASK.examples, 99) == TASK.examples
 
 
-def test_a_folder_of_other_arms_is_refused(tmp_path: Path) -> None:
-    with (
-        begin(tmp_path, small.lm(), TASK, ARMS) as folder,
-        pytest.raises(InputError, match="is a run of sequential, ape"),
-    ):
-        run(small.lm(), TASK, ARMS[:1], given, folder, answerer=Generating(RunOptions.of(TASK)))
+def test_first_tokens_are_timed_cold_and_warm_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watched(PassageCache):
+        def clear(self) -> None:
+            seen.append((self.stats().misses, self.stats().hits))
+            super().clear()
+
+    monkeypatch.setattr(asking, "PassageCache", Watched)
+    compared, own = arms_of("ape", depths=(2,)), PassageCache(memory="64MB")
+    lm = small.lm().with_cache(own)
+
+    def measure(count: int, key: str = "") -> tuple[str, ...]:
+        def ranking(example: Any) -> Sequence[Passage]:
+            if example.key == key:
+                raise RetrievalError("Nothing to search for.")
+            return given(example)
+
+        arguments = (lm, TASK, compared, ranking)
+        with begin(tmp_path, lm, TASK, compared) as folder:
+            return asking.measure_speed(*arguments, folder, count, options=OPTIONS)
+
+    assert measure(2, "c0-0") == ("c0-0: not timed: Nothing to search for.",)
+    assert measure(2) == ()
+    # Two windows and the prefix are encoded once an example, and found in each of three rounds.
+    assert seen == [(0, 0), (3, 9), (3, 9), (3, 9)]
+    before = dict(RunFolder.open(tmp_path).speeds("ape@2"))
+    measure(3)
+    after = RunFolder.open(tmp_path).speeds("ape@2")
+    assert list(after) == ["c2-2", "c0-0", "c1-1"]
+    assert {key: after[key] for key in before} == before
+    for key, speed in after.items():
+        assert len(speed.cold_s) == len(speed.warm_s) == 3
+        # A byte is a token: header, text, and the line breaks around them.
+        texts = given(next(one for one in TASK.examples if one.key == key))[:2]
+        expected = sum(len(one.text) + len(one.title or "") + 3 for one in texts)
+        assert speed.context_tokens == expected
+    assert own.stats().misses == own.stats().hits == 0, "the model's own cache is left alone"
+
+
+# The folder.
+
+TEXT = "Kadan keeps a lion. \u2028 Grüße \x1b[31m"
+RECORD = Record(
+    *("c0-0", "ape", "a lion\u2028 \n"),
+    passages=(ReadPassage(digest_of(TEXT), "p1", None, 1.5, 0.25, ((0, 4), (4, 9))),),
+    left_out=2,
+    prefix_mass=0.5,
+    scores={"yes": -0.5, "no": float("-inf")},
+    notes=("one",),
+)
+SPEED = Speed("c0-0", "ape", 100, (0.5, 0.25), (0.125, 0.0625))
+
+
+def folder_at(path: Path, fresh: bool = False) -> Any:
+    return begin(path, small.lm(), TASK, ARMS, fresh=fresh)
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    with folder_at(tmp_path) as folder:
+        folder.add([RECORD], [TEXT, "other", TEXT])
+        folder.add([SPEED])
+        folder.add([Record("c1-0", "ape", "", error="no"), Record("c1-0", "ape", "yes")], [TEXT])
+    return tmp_path / "records.jsonl"
+
+
+def test_what_is_added_is_read_back(filled: Path) -> None:
+    found = RunFolder.open(filled.parent)
+    assert found.records("ape") == {"c0-0": RECORD, "c1-0": Record("c1-0", "ape", "yes")}
+    assert found.speeds("ape") == {"c0-0": SPEED}
+    assert found.records("sequential") == {} == found.speeds("sequential")
+    assert list(found.texts.values()) == [TEXT, "other"]
+    assert found.notes == []
+
+
+@pytest.mark.parametrize("cut", [1, 20, -3])
+def test_a_torn_last_line_is_dropped_and_told(filled: Path, cut: int) -> None:
+    whole = filled.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    filled.write_bytes(whole + lines[0][:cut])
+    reading = RunFolder.open(filled.parent)
+    assert len(reading.records("ape")) == 2
+    assert "has no end and was dropped" in reading.notes[0]
+    assert filled.read_bytes() != whole, "who only reads changes nothing"
+    with folder_at(filled.parent) as folder:
+        assert str(filled) in folder.notes[0]
+        folder.add([SPEED])
+    assert filled.read_bytes() == whole + lines[1]
+
+
+LINE = '{"kind": "record", "key": "k", "arm": "ape", "answer": ""'
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "line 2: Invalid JSON"),
+        ("[" * 100_000, "line 2: Invalid JSON: recursion limit"),
+        ('{"kind": "row"}', "line 2: Input tag 'row' found"),
+        ('{"kind": "record", "key": "k", "arm": "ape"}', "line 2, record, answer: Field required"),
+        (f'{LINE}, "hot": 1}}', "line 2, record, hot: Unexpected keyword argument"),
+        (f'{LINE}, "left_out": "x"}}', "line 2, record, left_out: Input should be a valid integer"),
+        (f'{LINE}, "passages": [{{}}]}}', "line 2, record, passages 1, text: Field required"),
+        (f"{LINE}}}".replace('"ape"', '"linked"'), "line 2: \"arm\" is 'linked'"),
+    ],
+)
+def test_a_bad_line_is_named(filled: Path, line: str, told: str) -> None:
+    first, *rest = filled.read_text().splitlines()
+    filled.write_text("\n".join([first, line, *rest]) + "\n")
+    with pytest.raises(DataError) as raised:
+        RunFolder.open(filled.parent)
+    assert str(raised.value).startswith(f"{filled}, {told}")
+
+
+def test_a_changed_passage_is_noticed(filled: Path) -> None:
+    path = filled.with_name("passages.jsonl")
+    path.write_text(path.read_text().replace("lion", "bear"))
+    with pytest.raises(DataError, match="line 1: the passage was changed"):
+        RunFolder.open(filled.parent)
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with folder_at(tmp_path):
+        with pytest.raises(InputError, match="Another process is writing"), folder_at(tmp_path):
+            pass
+        assert RunFolder.open(tmp_path).records("ape") == {}
+    with folder_at(tmp_path):
+        pass
+
+
+def test_a_full_disk_leaves_whole_lines(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, write = filled.read_bytes(), os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        if len(data) < 60:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[: len(data) // 2])
+
+    with folder_at(filled.parent) as folder:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", half)
+            with pytest.raises(DataError, match="No space left on device"):
+                folder.add([RECORD])
+        assert filled.read_bytes() == before
+        with pytest.raises(DataError, match="float32"):
+            folder.add([replace(SPEED, cold_s=(float("nan"),))])
+        folder.add([SPEED])
+    assert len(filled.read_bytes().splitlines()) == 5
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no manifest\.json"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "records.jsonl").write_text("mine")
+    with pytest.raises(DataError, match="but no manifest"), folder_at(tmp_path, fresh=True):
+        pass
+    assert (tmp_path / "records.jsonl").read_text() == "mine"
+
+
+def test_fresh_removes_what_is_ours_and_nothing_else(filled: Path) -> None:
+    for name in ("scores.json", "report.md", "predictions/ape.json", "notes.txt"):
+        (filled.parent / name).parent.mkdir(exist_ok=True)
+        (filled.parent / name).write_text("x")
+    with folder_at(filled.parent, fresh=True) as folder:
+        assert (folder.records("ape"), folder.texts) == ({}, {})
+        paths = [folder.predictions(name) for name in ("../../x", "a/b", "..", "a_b", "ape@20")]
+    assert {one.name for one in filled.parent.iterdir()} == {".lock", "manifest.json", "notes.txt"}
+    assert len(set(paths)) == 5
+    assert {path.parent for path in paths} == {filled.parent / "predictions"}
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"lm": OTHER}, ["model.sha256 is", "model.header is 'title' there and 'none' now"]),
+        ({"task": replace(TASK, settings={"seed": 2})}, ["task.seed is 1 there and 2 now"]),
+        ({"task": invented(2)}, ["examples.count is 6 there and 3 now"]),
+        (
+            {"compared": (ARMS[0], Arm("ape", APE(scale=0.7)))},
+            ["arms.ape.method.scale is 0.9 there and 0.7 now"],
+        ),
+        ({"compared": ARMS[:1]}, ["arms.ape.top_k is None there and not set now"]),
+        (
+            {"options": RunOptions("Say it.", 9, seed=3)},
+            ["prefix is 'Answer.' there and 'Say it.' now", "seed is 0 there and 3 now"],
+        ),
+    ],
+)
+def test_other_settings_are_refused(
+    tmp_path: Path, changed: dict[str, Any], told: list[str]
+) -> None:
+    plain: dict[str, Any] = {"lm": small.lm(), "task": TASK, "compared": ARMS}
+    with begin(tmp_path, **plain):
+        before = (tmp_path / "manifest.json").read_bytes()
+    with begin(tmp_path, **plain):
+        assert (tmp_path / "manifest.json").read_bytes() == before
+    with pytest.raises(InputError) as raised, begin(tmp_path, **{**plain, **changed}):
+        pass
+    assert all(one in str(raised.value) for one in told)
+    for fresh in (True, False):
+        with begin(tmp_path, **{**plain, **changed}, fresh=fresh):
+            pass
+
+
+def test_another_version_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = machine.surroundings()
+    with folder_at(tmp_path):
+        pass
+    later = {**now, "transformers": "9.9.9"}
+    monkeypatch.setattr("rag_windows.evaluation.run.surroundings", lambda: later)
+    with folder_at(tmp_path) as folder:
+        (note,) = folder.notes
+        assert note.endswith(f"earlier answers were made with transformers {now['transformers']}.")
+    with folder_at(tmp_path) as folder:
+        assert folder.notes == []
+    assert RunFolder.open(tmp_path).manifest.made_with == (now, later)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "told"),
+    [
+        ("format", "x", "format: Input should be 'rag-windows evaluation run'"),
+        ("settings", {"task": {}, "arms": {}}, "settings, task, name: Field required"),
+        ("settings", {"task": {"name": "x"}, "arms": {"a": 1}}, "settings, arms, a: Input should"),
+        ("keys", [1], "keys 1: Input should be a valid string"),
+    ],
+)
+def test_a_damaged_manifest_is_named(filled: Path, entry: str, value: object, told: str) -> None:
+    path = filled.with_name("manifest.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), entry: value}))
+    with pytest.raises(DataError) as raised:
+        RunFolder.open(filled.parent)
+    assert str(raised.value).startswith(f"{path}, {told}")

@@ -1,112 +1,155 @@
+"""Figures, intervals and tests of a small invented run: three methods at two depths."""
+
 from __future__ import annotations
 
+import itertools
 import math
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from rag_windows.evaluation.record import ReadPassage, digest_of
-from rag_windows.evaluation.run import Arm, Manifest, RunFolder, base_of
-from rag_windows.evaluation.summary import ArmSummary, Result, Summary, summarise, summarise_records
-from rag_windows.evaluation.task import Reference
-from tests.rag_windows.evaluation.summaries import (
-    ARMS,
-    HarbourTask,
-    records_of,
-    speeds_of,
+from rag_windows import Passage
+from rag_windows.evaluation import metrics, run, statistics, summary, task
+from rag_windows.evaluation.record import ReadPassage, Record, Speed
+
+ARMS = tuple(
+    run.Arm(label, None, top_k) for top_k in (2, 4) for label in ("sequential", "ape", "pcw")
 )
+KINDS = ("answer", "clarification")
 
-TASK = HarbourTask()
+
+class Harbour:
+    """Twelve talks of three questions; the last question of a talk names no evidence."""
+
+    name = "harbour"
+    pool: Sequence[Passage] | None = None
+    settings: Mapping[str, Any] = {}
+    prefix: str | None = None
+    max_new_tokens = 8
+    metrics: Sequence[str] = ("right", "length")
+
+    def __init__(self, talks: int = 12) -> None:
+        self.examples = [
+            task.Example(
+                key=f"{talk}/{turn}",
+                messages=({"role": "user", "content": f"Question {turn}?"},),
+                references=(task.Reference("yes", None, (f"p{talk}.{turn}",) if turn < 2 else ()),),
+                group=f"talk {talk}",
+                kinds=(KINDS[turn % 2],),
+            )
+            for talk in range(talks)
+            for turn in range(3)
+        ]
+
+    def scores(
+        self, examples: Sequence[task.Example], records: Sequence[Record]
+    ) -> list[task.Score]:
+        """A mean, and one that is computed from sums."""
+        right = [100.0 * (one.answer == "yes") for one in records]
+        lengths = np.array([(float(len(one.answer)), 4.0) for one in records])
+        return [
+            task.Score.mean("right", right),
+            task.Score.of_sums("length", lengths.reshape(-1, 2), task.ratio),
+        ]
+
+
+HARBOUR = Harbour()
+KEYS = [example.key for example in HARBOUR.examples]
+
+
+def records_of(data: Harbour = HARBOUR) -> dict[str, dict[str, Record]]:
+    """Sequential knows most; four passages hold the evidence of every even talk."""
+    found: dict[str, dict[str, Record]] = {}
+    chance = {"sequential": 0.9, "ape": 0.7, "pcw": 0.5}
+    for arm in ARMS:
+        rng = random.Random(arm.name)
+        found[arm.name] = {}
+        for example in data.examples:
+            talk, turn = map(int, example.key.split("/"))
+            ids = ["a", "b", f"p{talk}.{turn}" if talk % 2 == 0 else "c", "d"][: arm.top_k]
+            found[arm.name][example.key] = Record(
+                *(example.key, arm.name, "yes" if rng.random() < chance[arm.label] else "no"),
+                finish_reason="length" if turn == 1 else "stop",
+                passages=tuple(ReadPassage("digest", id=name) for name in ids),
+                prompt_tokens=100,
+                windows_encoded=3,
+                windows_reused=1,
+                encode_s=0.1,
+                ttft_s=0.25,
+                total_s=0.5,
+            )
+    return found
+
+
+def speeds_of(arm: str) -> list[Speed]:
+    return [
+        Speed(f"{place}/0", arm, tokens, (3.0, tokens / 100, tokens / 100), (0.1, 0.3, 0.2))
+        for place, tokens in enumerate((100, 256, 257, 2000))
+    ]
 
 
 @pytest.fixture(scope="module")
-def summary() -> Summary:
-    return summarise_records(TASK, ARMS, records_of(TASK), speeds_of())
+def made() -> summary.Summary:
+    speeds = {arm.name: speeds_of(arm.name) for arm in ARMS}
+    return summary.summarise_records(HARBOUR, ARMS, records_of(), speeds)
 
 
-def arm_of(summary: Summary, name: str) -> ArmSummary:
-    return next(one for one in summary.arms if one.name == name)
-
-
-def result(summary: Summary, name: str, metric: int = 0) -> Result:
-    return arm_of(summary, name).results[metric]
+def arm_of(found: summary.Summary, name: str) -> summary.ArmSummary:
+    return next(one for one in found.arms if one.name == name)
 
 
 def share(name: str, keys: list[str]) -> float:
-    found = records_of(TASK)[name]
+    found = records_of()[name]
     return float(100 * np.mean([found[key].answer == "yes" for key in keys]))
 
 
-KEYS = [example.key for example in TASK.examples]
-
-
-def test_the_frame(summary: Summary) -> None:
-    assert (summary.task, summary.metrics) == ("harbour", ("right", "length"))
-    assert (summary.examples, summary.compared, summary.groups) == (36, 36, 12)
-    assert set(summary.missing.values()) == {0}
-    assert [one.name for one in summary.arms] == [one.name for one in ARMS]
-
-
-def test_values_are_those_of_the_task(summary: Summary) -> None:
-    for arm in summary.arms:
-        right = arm.results[0]
-        assert right.n == 36
+def test_values_are_those_of_the_task(made: summary.Summary) -> None:
+    assert (made.examples, made.compared, made.groups) == (36, 36, 12)
+    for arm in made.arms:
+        right, length = arm.results
+        assert (right.metric, right.n, length.estimate.bounded) == ("right", 36, True)
         assert right.estimate.value == pytest.approx(share(arm.name, KEYS))
         assert right.estimate.low <= right.estimate.value <= right.estimate.high
+    assert "NaN" not in made.dump()
 
 
-def test_every_arm_is_compared_with_sequential_at_its_depth(summary: Summary) -> None:
-    assert result(summary, "sequential@2").against is None
-    assert result(summary, "sequential@4").against is None
+def test_every_arm_is_compared_with_sequential_at_its_depth(made: summary.Summary) -> None:
+    assert arm_of(made, "sequential@2").base is arm_of(made, "sequential@4").base is None
     own, base = share("pcw@4", KEYS), share("sequential@4", KEYS)
-    against = result(summary, "pcw@4").against
+    against = arm_of(made, "pcw@4").results[0].against
     assert against is not None
     assert against.base == "sequential@4"
     assert against.difference.value == pytest.approx(own - base)
     assert against.retention.value == pytest.approx(100 * own / base)
     assert against.difference.high < 0
-    assert against.p is not None
-    assert against.p_holm is not None
-    assert against.p < 0.05
-    assert against.p < against.p_holm
+    assert (against.p or 1) < 0.05
+    assert (against.p or 1) < (against.p_holm or 0)
+    arms = [run.Arm("ape", None, 5), *ARMS, run.Arm("pcw")]
+    assert [run.base_of(arms, place) for place in range(8)] == [0, 1, 1, 1, 4, 4, 4, 0]
 
 
-def test_a_metric_from_sums_has_intervals(summary: Summary) -> None:
-    length = result(summary, "ape@2", 1)
-    assert length.estimate.bounded
-    assert length.against is not None
-    assert length.against.p is not None
-
-
-def test_results_by_kind(summary: Summary) -> None:
-    answers = [key for key in KEYS if not key.endswith("/1")]
-    kind, other = arm_of(summary, "ape@4").kinds
-    assert (kind.label, kind.examples, other.label, other.examples) == (
-        "answer",
-        24,
-        "clarification",
-        12,
+def test_results_by_kind_and_by_retrieval(made: summary.Summary) -> None:
+    answer, other = arm_of(made, "ape@4").kinds
+    assert (answer.label, answer.examples, other.label, other.examples) == (
+        *("answer", 24),
+        *("clarification", 12),
     )
-    right = kind.results[0]
-    assert right.n == 24
-    assert right.estimate.value == pytest.approx(share("ape@4", answers))
+    keys = [key for key in KEYS if not key.endswith("/1")]
+    right = answer.results[0]
+    assert (right.n, right.estimate.value) == (24, pytest.approx(share("ape@4", keys)))
     assert right.against is not None
-    kept = 100 * share("ape@4", answers) / share("sequential@4", answers)
-    assert right.against.retention.value == pytest.approx(kept)
-    assert right.against.p is None
-
-
-def test_retrieval_beside_quality(summary: Summary) -> None:
-    shallow, deep = summary.retrieval
-    # Evidence stands third, or second where the ranking is turned round: with two passages it is
-    # never read, and with four in every even talk.
+    kept = 100 * share("ape@4", keys) / share("sequential@4", keys)
+    assert (right.against.retention.value, right.against.p) == (pytest.approx(kept), None)
+    shallow, deep = made.retrieval
+    # Evidence stands third, in every even talk.
     assert (shallow.top_k, shallow.n, shallow.hit.value) == (2, 24, 0)
     assert (deep.top_k, deep.n, deep.hit.value, deep.recall.value) == (4, 24, 50, 50)
-    assert deep.hit.bounded
-    found, missed = arm_of(summary, "ape@4").retrieval
+    found, missed = arm_of(made, "ape@4").retrieval
     assert (found.label, found.examples, missed.label, missed.examples) == (
         "found",
         12,
@@ -115,148 +158,183 @@ def test_retrieval_beside_quality(summary: Summary) -> None:
     )
     even = [k for k in KEYS if int(k.split("/")[0]) % 2 == 0 and not k.endswith("/2")]
     assert found.results[0].estimate.value == pytest.approx(share("ape@4", even))
-    nothing, all_of_them = arm_of(summary, "ape@2").retrieval
-    assert (nothing.examples, all_of_them.examples) == (0, 24)
-    assert math.isnan(nothing.results[0].estimate.value)
+    nothing, _ = arm_of(made, "ape@2").retrieval
+    assert (nothing.examples, math.isnan(nothing.results[0].estimate.value)) == (0, True)
 
 
-def test_what_an_arm_left_out_is_no_fault_of_the_retriever() -> None:
-    records = records_of(TASK)
-    for name in ("sequential@4", "pcw@4"):
-        for key, one in records[name].items():
-            records[name][key] = replace(one, passages=one.passages[:1], left_out=3)
-    made = summarise_records(TASK, ARMS, records)
-    assert made.retrieval[1].hit.value == 50
-    assert arm_of(made, "pcw@4").counters.left_out_passages == 3 * 36
-    assert arm_of(made, "pcw@4").counters.left_out_questions == 36
-    assert arm_of(made, "ape@4").counters.left_out_passages == 0
-
-
-def test_counters_times_and_speed(summary: Summary) -> None:
-    arm = arm_of(summary, "pcw@2")
+def test_counters_times_and_speed(made: summary.Summary) -> None:
+    arm = arm_of(made, "pcw@2")
     found = arm.counters
-    assert (found.windows_encoded, found.windows_reused) == (3 * 36, 36)
-    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (3600, 1440, 72)
+    assert (found.windows_encoded, found.windows_reused, found.prompt_tokens) == (108, 36, 3600)
     assert (found.errors, found.unfinished) == (0, 12)
-    assert arm.times is not None
-    assert (arm.times.encode_s, arm.times.ttft_s, arm.times.total_s) == (0.1, 0.25, 0.5)
+    assert arm.times == summary.Times(0.1, 0.25, 0.5)
     bins = [(one.above, one.up_to, one.n, one.tokens) for one in arm.speed]
     assert bins == [(0, 256, 2, 178), (256, 512, 1, 257), (1024, 2048, 1, 2000)]
     # The rounds' medians: 1, 2.56, 2.57 and 20 seconds.
     assert [one.cold_s for one in arm.speed] == pytest.approx([1.78, 2.57, 20])
-    assert arm.cold_s == pytest.approx(2.565)
-    assert arm.warm_s == arm.speed[0].warm_s == pytest.approx(0.2)
+    assert (arm.cold_s, arm.warm_s) == pytest.approx((2.565, 0.2))
 
 
 def test_an_unfinished_run_is_compared_on_what_all_arms_have() -> None:
-    records = records_of(TASK)
+    records = records_of()
     for key in KEYS[30:]:
         del records["pcw@4"][key]
     del records["ape@2"]["0/0"]
-    made = summarise_records(TASK, ARMS, records)
+    made = summary.summarise_records(HARBOUR, ARMS, records)
     assert made.missing == {one.name: {"pcw@4": 6, "ape@2": 1}.get(one.name, 0) for one in ARMS}
     assert (made.examples, made.compared, made.groups) == (36, 29, 10)
-    right = result(made, "sequential@2")
-    assert right.n == 29
-    assert right.estimate.value == pytest.approx(share("sequential@2", KEYS[1:30]))
-    assert arm_of(made, "sequential@2").counters.windows_encoded == 3 * 29
-    assert made.arms[0].speed == ()
-    assert math.isnan(made.arms[0].cold_s)
+    right = arm_of(made, "sequential@2").results[0]
+    assert (right.n, right.estimate.value) == (
+        29,
+        pytest.approx(share("sequential@2", KEYS[1:30])),
+    )
+    assert (made.arms[0].speed, math.isnan(made.arms[0].cold_s)) == ((), True)
+    nothing = summary.summarise_records(HARBOUR, ARMS, {})
+    assert (nothing.compared, nothing.retrieval, nothing.arms[0].results) == (0, (), ())
+    assert nothing.arms[0].times is None
 
 
-def test_nothing_answered_yet() -> None:
-    made = summarise_records(TASK, ARMS, {})
-    assert (made.compared, made.groups, made.retrieval) == (0, 0, ())
-    first = made.arms[0]
-    assert [first.results, first.kinds, first.retrieval] == [()] * 3
-    assert made.arms[0].times is None
-    assert made.missing["ape@2"] == 36
-
-
-def test_errors_count_as_wrong_and_tell_nothing_of_retrieval() -> None:
-    records = records_of(TASK)
+def test_errors_count_as_wrong_and_what_was_left_out_is_no_fault_of_the_retriever() -> None:
+    records = records_of()
     for arm in ARMS:
-        broken = replace(records[arm.name]["0/0"], answer="", error="no", passages=())
-        records[arm.name]["0/0"] = broken
+        one = records[arm.name]["0/0"]
+        records[arm.name]["0/0"] = replace(one, answer="", error="no", passages=())
     one = records["ape@2"]["1/0"]
     records["ape@2"]["1/0"] = replace(one, answer="", error="no", passages=(), total_s=99.0)
-    made = summarise_records(TASK, ARMS, records)
-    assert made.compared == 36
-    assert arm_of(made, "ape@2").counters.errors == 2
+    for name in ("sequential@4", "pcw@4"):
+        for key, one in records[name].items():
+            records[name][key] = replace(one, passages=one.passages[:1], left_out=3)
+    made = summary.summarise_records(HARBOUR, ARMS, records)
     # No arm could read the first question; another arm of that depth could read the other one.
     assert [found.n for found in made.retrieval] == [23, 23]
+    assert made.retrieval[1].hit.value == pytest.approx(100 * 11 / 23)
+    assert arm_of(made, "ape@2").counters.errors == 2
     assert arm_of(made, "ape@2").times == arm_of(made, "pcw@2").times
+    counters = arm_of(made, "pcw@4").counters
+    assert (counters.left_out_passages, counters.left_out_questions) == (3 * 36, 36)
 
 
 def test_one_conversation_has_values_and_no_intervals() -> None:
-    task = HarbourTask(talks=1)
-    made = summarise_records(task, ARMS, records_of(task))
-    right = result(made, "ape@4")
+    data = Harbour(talks=1)
+    made = summary.summarise_records(data, ARMS, records_of(data))
+    right = arm_of(made, "ape@4").results[0]
     assert not right.estimate.bounded
     assert right.against is not None
-    assert right.against.p == 1
-    assert not right.against.retention.bounded
+    assert (right.against.p, right.against.retention.bounded) == (1, False)
 
 
-def test_a_task_without_kinds_and_evidence() -> None:
-    task = HarbourTask(talks=4)
-    task.examples = [
-        replace(one, kinds=(), references=(Reference("yes"),)) for one in task.examples
-    ]
-    made = summarise_records(task, ARMS, records_of(task))
-    assert made.retrieval == ()
-    for arm in made.arms:
-        assert arm.kinds == ()
-        assert arm.retrieval == ()
-        assert arm.results[0].estimate.bounded
+# Intervals and tests.
 
 
-def test_passages_without_names_tell_nothing() -> None:
-    records = records_of(TASK)
-    for found in records.values():
-        for key, one in found.items():
-            found[key] = replace(one, passages=(ReadPassage("digest"),))
-    made = summarise_records(TASK, ARMS, records)
-    assert [one.hit.value for one in made.retrieval] == [0, 0]
+def means(*arms: task.Array) -> task.Array:
+    """(groups, arms, 2) of one value a group, or of groups' mean values."""
+    values = np.stack([arm.reshape(len(arm), -1).sum(axis=1) for arm in arms], axis=1)
+    return np.stack([values, np.full_like(values, arms[0][0].size)], axis=2)
 
 
-def test_bases() -> None:
-    arms = [
-        Arm("ape", top_k=5),
-        Arm("sequential", top_k=20),
-        Arm("ape", top_k=20),
-        Arm("pcw"),
-    ]
-    assert [base_of(arms, place) for place in range(4)] == [0, 1, 1, 0]
+def of(sums: task.Array, arm: int = 0) -> statistics.Estimate:
+    values, drawn = statistics.bootstrap(sums, task.ratio)
+    return statistics.estimate(values[arm], drawn[arm])
 
 
-def manifest(arms: dict[str, Any]) -> Manifest:
-    return Manifest(
-        settings={"task": {"name": TASK.name}, "arms": arms}, made_with=({},), keys=tuple(KEYS)
-    )
+def kept(sums: task.Array) -> statistics.Estimate:
+    """The second arm in percent of the first."""
+    values, drawn = statistics.bootstrap(sums, task.ratio)
+    shares = statistics.percent(drawn[1], drawn[0])
+    return statistics.estimate(statistics.percent(values[1], values[0]), shares)
 
 
-def test_arms_of_a_manifest() -> None:
-    first, second = manifest({"deep@2+ape@20": {"top_k": 20}, "pcw": {"top_k": None}}).arms
-    assert (first.name, first.label, first.top_k) == ("deep@2+ape@20", "deep@2+ape", 20)
-    assert (second.name, second.label, second.top_k) == ("pcw", "pcw", None)
+def p_of(sums: task.Array, formula: task.Formula = task.ratio) -> list[float]:
+    """Of all arms but the first, against the first."""
+    return [p for p, _ in statistics.p_values(sums, [0] * sums.shape[1], formula)][1:]
 
 
-def test_a_folder_of_a_run(tmp_path: Path) -> None:
-    records, speeds = records_of(TASK), speeds_of()
-    known = manifest({one.name: {"method": {}, "top_k": one.top_k} for one in ARMS})
-    with RunFolder.begin(tmp_path, known) as folder:
-        read = (ReadPassage(digest_of("A quay."), id="p0.0"),)
-        for arm in ARMS:
-            found = records[arm.name]
-            for key in KEYS:
-                found[key] = replace(found[key], passages=read)
-            folder.add([found[key] for key in KEYS[:-1]], ["A quay."])
-            folder.add(speeds[arm.name])
-    made = summarise(TASK, RunFolder.open(tmp_path))
-    assert (made.examples, made.compared) == (len(KEYS), len(KEYS) - 1)
-    assert set(made.missing.values()) == {1}
-    assert [len(arm.speed) for arm in made.arms] == [3] * 6
-    kept = {name: {key: found[key] for key in KEYS[:-1]} for name, found in records.items()}
-    assert made.dump() == summarise_records(TASK, ARMS, kept, speeds).dump()
-    assert "NaN" not in made.dump()
+def test_intervals_hold_the_truth_about_as_often_as_they_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng = np.random.default_rng(7)
+    runs, inside, alone = 200, 0, 0
+    for _ in range(runs):
+        # Each group has a level of its own, so that its four values go together.
+        values = 50 + 10 * rng.normal(size=(40, 1)) + 5 * rng.normal(size=(40, 4))
+        found, ungrouped = of(means(values)), of(means(values.reshape(-1, 1)))
+        inside += found.low <= 50 <= found.high
+        alone += ungrouped.low <= 50 <= ungrouped.high
+    assert 0.89 <= inside / runs <= 0.99
+    # What the groups are for: single values drawn apart would promise too much.
+    assert alone / runs < 0.8
+
+
+def test_draws_are_shared_so_that_differences_are_paired() -> None:
+    base = 100 * np.random.default_rng(1).random((60, 3))
+    values, drawn = statistics.bootstrap(means(base, base + 2), task.ratio)
+    gain = statistics.estimate(values[1] - values[0], drawn[1] - drawn[0])
+    assert (gain.value, gain.low, gain.high) == pytest.approx((2, 2, 2))
+    same, quarter = kept(means(base, base)), kept(means(base, base / 4))
+    assert (same.value, same.low, same.high) == (100, 100, 100)
+    assert (quarter.value, quarter.low, quarter.high) == pytest.approx((25, 25, 25))
+
+
+def test_where_there_is_no_interval() -> None:
+    base = np.zeros((20, 1))
+    assert math.isnan(kept(means(base, base + 3)).value)
+    base[0] = 100
+    # Many draws have no base.
+    found = kept(means(base, base + 3))
+    assert (found.value, found.bounded) == (pytest.approx(160), False)
+    assert not of(means(np.array([[30.0, 50.0]]))).bounded
+    assert of(np.array([[[300.0, 3.0]], [[0.0, 1.0]]])).value == 75, "groups count by their size"
+
+
+@pytest.mark.parametrize("kind", ["mean", "bleu"])
+def test_few_groups_are_exchanged_in_every_way(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    formula = task.ratio if kind == "mean" else metrics.bleu
+    if kind == "mean":
+        # Whole numbers, so that many exchanges differ exactly as much as the data do.
+        sums = means(*rng.integers(0, 4, (2, 7)).astype(np.float64))
+    else:
+        right = np.sort(rng.integers(0, 9, (7, 2, 4)), axis=-1)[..., ::-1]
+        total = np.array([20, 18, 16, 14]) + rng.integers(0, 4, (7, 2, 1))
+        lengths = rng.integers(18, 26, (7, 2, 2))
+        sums = np.concatenate([right, total, lengths], axis=-1).astype(np.float64)
+    own, base = sums[:, 1], sums[:, 0]
+    observed = abs(formula(own.sum(axis=0)) - formula(base.sum(axis=0)))
+    as_far = 0
+    for exchanged in itertools.product((False, True), repeat=7):
+        mask = np.array(exchanged)[:, None]
+        first, second = np.where(mask, base, own), np.where(mask, own, base)
+        apart = abs(formula(first.sum(axis=0)) - formula(second.sum(axis=0)))
+        as_far += bool(apart >= observed - 1e-9)
+    assert p_of(sums, formula) == [as_far / 2**7]
+
+
+def test_p_is_uniform_where_there_is_no_difference() -> None:
+    rng = np.random.default_rng(6)
+    # 300 arms that differ from the base by chance alone, in groups of different sizes.
+    spread = rng.random((40, 1)) * 10
+    base = 50 + spread * rng.normal(size=(40, 1))
+    p = np.array(p_of(means(base, *(base + spread * rng.normal(size=(40, 300))).T)))
+    assert stats.kstest(p, "uniform").pvalue > 0.01
+    assert 0.02 <= np.mean(p <= 0.05) <= 0.085
+
+
+def test_p_where_it_is_known() -> None:
+    rng = np.random.default_rng(8)
+    base, same = rng.random(60), np.arange(5.0)
+    assert p_of(means(base, base + 0.2 + 0.01 * rng.random(60))) == [1 / 10_000], "never 0"
+    assert p_of(means(same, same, same[::-1])) == [1.0, 1.0]
+    assert p_of(means(np.array([1.0]), np.array([90.0]))) == [1.0]
+    # Eight answers that all gained; in two groups they say no more than two answers would.
+    assert p_of(means(np.zeros(8), np.ones(8))) == [2 / 2**8]
+    assert p_of(np.array([[[0.0, 4.0], [4.0, 4.0]]] * 2)) == [0.5]
+    unknown = means(np.ones(4), np.ones(4))
+    unknown[:, 1] = 0
+    assert np.isnan(p_of(unknown)).all()
+
+
+def test_holm() -> None:
+    found = statistics.holm(np.array([math.nan, 0.01, 0.04, 0.03, 0.005]))
+    assert found == pytest.approx([math.nan, 0.03, 0.06, 0.06, 0.02], nan_ok=True)
+    assert statistics.holm(np.array([0.6, 0.9])) == [1.0, 1.0]

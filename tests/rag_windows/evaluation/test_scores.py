@@ -1,0 +1,395 @@
+"""Scores equal those of the datasets' own scripts: by hand, and by their arithmetic once more."""
+
+from __future__ import annotations
+
+import math
+import random
+import string
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import sacrebleu
+import spacy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rag_windows import MissingExtraError
+from rag_windows.evaluation import chatrag, inscit, metrics
+from rag_windows.evaluation.task import Example, Reference, Score
+from tests.rag_windows.evaluation import literal
+
+NLP = spacy.blank("en")
+TEXTS = st.text("abcnthe' .,?-()“é", max_size=25)
+LETTERS = st.text("aAnNtThHeE .,'-_“”é\u00a0\u2028\n", max_size=30) | st.text(max_size=30)
+IDS = st.lists(st.sampled_from("pqrs"), max_size=3)
+WORDS = st.lists(st.sampled_from("one two three four the".split()), max_size=8)
+SORRY = chatrag.SORRY
+
+
+def example(
+    *texts: str,
+    key: str = "talk/1",
+    evidence: Sequence[Sequence[str]] | None = None,
+    question: str = "Which one?",
+    result: Any = None,
+) -> Example:
+    ids = evidence if evidence is not None else [()] * len(texts)
+    references = tuple(Reference(text, None, tuple(n)) for text, n in zip(texts, ids, strict=True))
+    messages = ({"role": "user", "content": question},)
+    return Example(key, messages, references, key, details={"exe_answer": result})
+
+
+def values(scores: Sequence[Score]) -> dict[str, float]:
+    return {one.name: one.value for one in scores}
+
+
+def of_inscit(answer: str, *references: str) -> dict[str, float]:
+    return values(inscit.inscit_scores([example(*references)], [answer], [()]))
+
+
+def of_chatrag(dataset: str, answer: str, *references: str) -> dict[str, float]:
+    return values(chatrag.chatrag_scores(dataset, [example(*references)], [answer]))
+
+
+# Words, and how much two texts have in common.
+
+
+@pytest.mark.parametrize(
+    ("text", "squad", "parlai"),
+    [
+        ("The cat sat on a mat.", ["cat", "sat", "on", "mat"], ["cat", "sat", "on", "mat"]),
+        ("don't", ["dont"], ["don", "t"]),
+        ("well-known A/B", ["wellknown", "ab"], ["well", "known", "b"]),
+        ("An ‘a’ in “the”", ["‘", "’", "in", "“", "”"], ["‘", "’", "in", "“", "”"]),
+        ("?! ...", [], []),
+        ("ÜBER\u00a0Ñ anthem", ["über", "ñ", "anthem"], ["über", "ñ", "anthem"]),
+        ("3,000.50", ["300050"], ["3", "000", "50"]),
+    ],
+)
+def test_words(text: str, squad: list[str], parlai: list[str]) -> None:
+    assert metrics.squad_words(text) == squad
+    assert metrics.chatrag_words(text) == parlai
+
+
+def test_both_take_out_the_32_ascii_marks_and_no_others() -> None:
+    assert set(literal.PUNCTUATION) == set(string.punctuation)
+    for letter in map(chr, range(33, 0x3000)):
+        if letter.isspace():
+            continue
+        taken = letter in string.punctuation
+        kept = [f"x{letter.lower()}y"]
+        assert metrics.squad_words(f"x{letter}y") == (["xy"] if taken else kept)
+        assert metrics.chatrag_words(f"x{letter}y") == (["x", "y"] if taken else kept)
+
+
+@given(LETTERS)
+def test_words_agree_with_the_literal_ones(text: str) -> None:
+    assert metrics.chatrag_words(text) == literal.chatrag_words(text)
+
+
+@given(WORDS, WORDS, st.randoms(use_true_random=False))
+def test_f1_is_symmetric_bounded_and_blind_to_order(
+    one: list[str], other: list[str], chance: random.Random
+) -> None:
+    found = metrics.bag_f1(one, other)
+    assert 0 <= found <= 1
+    assert (found == 1) == (sorted(one) == sorted(other) and bool(one))
+    assert found == metrics.bag_f1(other, chance.sample(one, len(one)))
+    assert found == pytest.approx(literal.f1(one, other, 0.0))
+    squad = metrics.bag_f1(one, other, both_empty=1.0)
+    assert squad == pytest.approx(literal.f1(one, other, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("it's 5km, isn't it?", "it 's 5 km , is n't it ?"),
+        ("(e.g. at 5 a.m.)", "( e.g. at 5 a.m. )"),
+        ("", ""),
+        ("naïve “words”", "naïve “ words ”"),
+        ("x \ud83d y", "x \ufffd y"),
+        (f"it's {'(-' * 500_000} isn't", f"it 's {'(-' * 500_000} is n't"),
+    ],
+    ids=str.__len__,
+)
+def test_words_stand_apart_in_no_quadratic_time(text: str, words: str) -> None:
+    assert metrics.spaced(text) == words
+
+
+def test_answers_that_are_right_to_the_word() -> None:
+    cases = [
+        # answer, references, letter by letter, exact, contained
+        ("positive", ["positive"], 1, 1, 1),
+        ("Positive", ["positive"], 0, 1, 1),
+        ("It is the red boat.", ["red boat"], 0, 0, 1),
+        ("It is a red, small boat.", ["red boat"], 0, 0, 0),
+        ("48213", ["4821"], 0, 0, 0),
+        ("boat", ["red boat", "boat"], 1, 1, 1),
+        ("", [""], 1, 1, 0),
+        ("What?!", ["?!"], 0, 0, 1),
+        ("What?", ["?!"], 0, 0, 0),
+        ("boat", [], 0, 0, 0),
+    ]
+    asked = [example(*references) for _, references, *_ in cases]
+    said = [answer for answer, *_ in cases]
+    for place, measure in enumerate((metrics.accuracy, metrics.exact_match, metrics.contained)):
+        score = measure(asked, said)
+        assert score.values == tuple(100 * case[2 + place] for case in cases)
+        assert score.value == pytest.approx(10 * sum(case[2 + place] for case in cases))
+
+
+# INSCIT.
+
+
+def test_response_f1_by_hand() -> None:
+    # The rules make "do n't" of "don't"; without marks that is "do nt". Two of three and of four.
+    assert of_inscit("Don't go!", "do  NT know why")["response_f1"] == pytest.approx(400 / 7)
+    # ChatRAG-Bench sees "don t go" and "do nt know why".
+    assert of_inscit("Don't go!", "do  NT know why")["chatrag_f1"] == 0
+    assert of_inscit("Don't go!", "Don: T-go")["chatrag_f1"] == 100
+    found = of_inscit("red boats sail", "green", "the red boats", "red")
+    assert found["response_f1"] == found["chatrag_f1"] == pytest.approx(80)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "response", "overlap"),
+    [
+        ("", "word", 0, 0),
+        ("", "?!", 100, 0),
+        ("the", "a", 100, 0),
+        ("word", "?!", 0, 0),
+        ("", " ", 100, None),
+        ("x \ud83d", "x", 200 / 3, 200 / 3),
+    ],
+)
+def test_sides_without_words(
+    answer: str, reference: str, response: float, overlap: float | None
+) -> None:
+    scores = inscit.inscit_scores([example(reference)], [answer], [()])
+    assert scores[0].values == pytest.approx((response,))
+    assert scores[3].values == ((None,) if overlap is None else pytest.approx((overlap,)))
+
+
+@pytest.mark.parametrize(
+    ("predicted", "right", "f1"),
+    [
+        (["p", "q"], [["p"]], 200 / 3),
+        (["p", "p"], [["p"]], 100),
+        (["p", "q"], [["r"], ["q", "s", "p"], []], 80),
+        (["p"], [[]], 0),
+        ([], [[]], 0),
+    ],
+)
+def test_evidence_f1_by_hand(predicted: list[str], right: list[list[str]], f1: float) -> None:
+    asked = example(*["x"] * len(right), evidence=right)
+    found = values(inscit.inscit_scores([asked], ["x"], [predicted]))
+    assert found["evidence_f1"] == pytest.approx(f1)
+
+
+def test_bleu_by_hand() -> None:
+    # 5 words of 5, 3 pairs of 4, 2 of 3 threes, 1 of 2 fours; the nearest reference has 6 words.
+    answer, reference = "one two three four six", "one two three four five six"
+    expected = 100 * math.exp(1 - 6 / 5) * (5 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
+    assert of_inscit(answer.upper(), reference)["bleu"] == pytest.approx(expected)
+    # Nearer in length, and nothing else in common.
+    unpunished = expected / math.exp(1 - 6 / 5)
+    assert of_inscit(answer, reference, "a b c d e")["bleu"] == pytest.approx(unpunished)
+
+
+def test_bleu_is_that_of_the_corpus_with_its_two_streams_of_references() -> None:
+    words = "the of red boats, sail (home) don't 3.5 no-one . end".split()
+    chance = random.Random(5)
+
+    def text() -> str:
+        return " ".join(chance.choices(words, k=chance.randint(1, 12)))
+
+    answers = [text() for _ in range(60)]
+    texts = [[text() for _ in range(chance.choice((1, 2)))] for _ in answers]
+    streams = [[(pair * 2)[place] for pair in texts] for place in range(2)]
+    asked = [example(*pair) for pair in texts]
+    score = inscit.inscit_scores(asked, answers, [()] * 60)[1]
+    assert score.value == pytest.approx(sacrebleu.corpus_bleu(answers, streams).score, abs=1e-9)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(TEXTS, st.lists(st.tuples(TEXTS, IDS), min_size=1, max_size=3), IDS),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_scores_agree_with_the_literal_ones(
+    turns: list[tuple[str, list[tuple[str, list[str]]], list[str]]],
+) -> None:
+    examples = [
+        example(*(text for text, _ in labels), evidence=[ids for _, ids in labels])
+        for _, labels, _ in turns
+    ]
+    answers, named = [turn[0] for turn in turns], [turn[2] for turn in turns]
+    scores = inscit.inscit_scores(examples, answers, named)
+    for place, (answer, labels, ids) in enumerate(turns):
+        words = literal.inscit_words(" ".join(answer.split()), NLP)
+        right = [literal.inscit_words(" ".join(text.split()), NLP) for text, _ in labels]
+        response = max(literal.f1(words, one, 1.0) for one in right)
+        assert scores[0].values[place] == pytest.approx(100 * response)
+        found = literal.evidence_f1(ids, [names for _, names in labels])
+        assert scores[2].values[place] == pytest.approx(100 * found)
+        plain = literal.chatrag_words(answer)
+        overlap = [
+            literal.f1(plain, literal.chatrag_words(text), 0.0)
+            for text, _ in labels
+            if text.strip()
+        ]
+        expected = 100 * max(overlap) if overlap else None
+        assert scores[3].values[place] == pytest.approx(expected)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            *[st.lists(st.sampled_from("one two three four".split()), max_size=7).map(" ".join)] * 3
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_bleu_agrees_with_the_literal_one(turns: list[tuple[str, str, str]]) -> None:
+    expected = literal.bleu([turn[0] for turn in turns], [turn[1:] for turn in turns])
+    found = metrics.bleu_score([turn[0] for turn in turns], [turn[1:] for turn in turns])
+    assert found.value == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("package", ["sacrebleu", "spacy"])
+def test_a_missing_package_is_named_with_its_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    metrics._english.cache_clear()
+    with pytest.raises(MissingExtraError, match=rf'{package}; run: pip install "\.\[eval'):
+        inscit.inscit_scores([example("x")], ["x"], [[]])
+
+
+# ChatRAG-Bench.
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer", "references", "f1"),
+    [
+        # "well known red boat" against "red boat s": two of four and of three.
+        ("doc2dial", "A well-known red boat", ["The red boat's"], 400 / 7),
+        ("coqa", "red", ["", "green", "red boat"], 200 / 3),
+        ("qrecc", "red</s>", ["red"], 100),
+        ("qrecc", "  red  ", ["red"], 100),
+        ("qrecc", "", ["red"], 0),
+        ("qrecc", "a", ["red"], 0),
+        ("qrecc", "?", ["?"], 0),
+        # INSCIT's additional answer is no reference.
+        ("inscit", SORRY, ["red boat", SORRY], 0),
+        ("topiocqa", SORRY, ["red boat", SORRY], 100),
+        ("inscit", SORRY, [SORRY], math.nan),
+        ("sqa", "x", [" "], math.nan),
+        ("quac", "The text doesn't mention it", [SORRY], 100),
+    ],
+)
+def test_f1_by_hand(dataset: str, answer: str, references: list[str], f1: float) -> None:
+    found = of_chatrag(dataset, answer, *references)["f1"]
+    assert found == pytest.approx(f1, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "phrase",
+    """cannot find|can't find|not able to|unable to|does not provide|cannot provide|cannot answer
+    couldnot answer|can't answer|couldn't answer|cannot be found|cannot be determined|do not have
+    couldn't find|no information|does not mention|doesn't mention|not explicitly mentioned
+    not explicitly explain|can not find|could not find|does not specify|doesn't provide
+    doesn't specify|there is no|not mentioned|don't have|don't know|does not include
+    doesn't include|does not contain|doesn't contain|not provided|does not indicate
+    doesn't indicate|does not disclose|doesn't disclose""".replace("\n    ", "|").split("|"),
+)
+def test_each_phrase_of_the_benchmark_is_a_refusal(phrase: str) -> None:
+    assert chatrag.settled(f"Well, {phrase.upper()} that.") == SORRY
+    assert of_chatrag("quac", phrase, SORRY)["unanswerable_accuracy"] == 100
+
+
+@pytest.mark.parametrize("answer", ["It is red.", "cannot  find", "does not", "cant find", ""])
+def test_other_words_are_none(answer: str) -> None:
+    assert chatrag.settled(answer) == answer.lower()
+    assert of_chatrag("quac", answer, SORRY)["unanswerable_accuracy"] == 0
+
+
+def test_a_refusal_needs_both_parts() -> None:
+    assert chatrag.refuses("I am SORRY, but I cannot find the answer.")
+    assert not chatrag.refuses("Sorry.")
+    assert not chatrag.refuses("I cannot find the answer.")
+
+
+def test_accuracies_by_hand() -> None:
+    asked = [
+        example(SORRY, key="q0"),
+        example("red boat", key="q1"),
+        example(SORRY, "red", key="q2"),
+        example("green boat", key="q3"),
+        example("blue", SORRY, key="q4"),
+    ]
+    said = ["Unable to\nsay", "Red boat", "green", "There is no boat", "BLUE"]
+    scores = chatrag.chatrag_scores("quac", asked, said)
+    found = values(scores)
+    # q0 is refused and q2 is not; q1 and q4 are answered, q3 is not.
+    assert found["unanswerable_accuracy"] == 50
+    assert found["answerable_accuracy"] == pytest.approx(200 / 3)
+    assert found["mean_accuracy"] == pytest.approx((50 + 200 / 3) / 2)
+    # q0 and q1 and q4 are met; q2 and q3 (now a refusal) share no word with their references.
+    assert found["f1"] == pytest.approx(60)
+    assert found["answerable_f1"] == pytest.approx(200 / 3)
+    assert scores[2].values == (100, None, 0, None, None)
+    assert scores[3].values == (None, 100, None, 0, 100)
+    listed = values(chatrag.chatrag_scores("quac", asked, said, {"q3", "q4"}))
+    assert (listed["f1"], listed["unanswerable_accuracy"]) == (pytest.approx(60), 50)
+    assert (listed["answerable_accuracy"], listed["answerable_f1"]) == (50, 50)
+    one_sort = of_chatrag("doqa_movies", "red", "red")
+    assert one_sort["answerable_accuracy"] == 100
+    assert math.isnan(one_sort["unanswerable_accuracy"])
+    assert math.isnan(one_sort["mean_accuracy"])
+
+
+HOW_MUCH, PERCENT = "How much?", "By what percentage did it rise?"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "result", "right"),
+    [
+        (HOW_MUCH, "It is 25587.0 in all", 25587.0, True),
+        (HOW_MUCH, "$25,587 million", 25587.0, True),
+        (HOW_MUCH, "It is 60", 60, True),
+        (HOW_MUCH, "about 0.148", 0.14785, True),
+        (HOW_MUCH, "about 0.14", 0.14173, True),
+        (HOW_MUCH, "a decrease of 10.5 billion", -10.5, True),
+        (HOW_MUCH, "a decrease of 7.5", "-7.5", True),
+        (HOW_MUCH, "yes, it did", "yes", True),
+        (HOW_MUCH, "It is 80", "80.0", True),
+        (HOW_MUCH, "12 (2017) - 7 (2016)", 99.0, True),
+        (HOW_MUCH, "$12 million - $7   million", 99.0, True),
+        (HOW_MUCH, "", 5.0, False),
+        (HOW_MUCH, "about 0.1", 0.14173, False),
+        (HOW_MUCH, "It is 14.173", 0.14173, False),
+        (HOW_MUCH, "It fell by 10.5", -10.5, False),
+        (HOW_MUCH, "12 (in 2017) - 7", 99.0, False),
+        (HOW_MUCH, "12-7", 99.0, False),
+        (HOW_MUCH, "anything at all", " ", False),
+        (PERCENT, "14.785", 0.14785, True),
+        (PERCENT, "14.17%", 0.14173, True),
+        (PERCENT, "14.2", 0.14173, True),
+        ("By what share?", "14.2", 0.14173, False),
+        *((PERCENT, "a decrease", odd, False) for odd in (10**400, math.inf, "1e400", -(10**30))),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_convfinqa_finds_the_result_in_the_answer(
+    question: str, answer: str, result: float | str, right: bool
+) -> None:
+    asked = example("12 - 7", question=question, result=result)
+    assert chatrag.chatrag_scores("convfinqa", [asked], [answer])[0].values == (100 * right,)
