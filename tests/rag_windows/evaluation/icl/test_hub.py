@@ -95,5 +95,5 @@ def test_names_and_files_are_told_apart(tmp_path: Path) -> None:
         IclTask.open("mr", options=IclOptions(labels=["a", "b"]))
     with pytest.raises(InputError, match="wording='his' is none of pcw, structured-prompting"):
         IclTask.open("mr", options=IclOptions(wording="his"))  # type: ignore[arg-type] # refused
-    with pytest.raises(DataError, match=r"a.jsonl: there is no such file"):
+    with pytest.raises(DataError, match=r"a.jsonl: it can.t be read"):
         IclTask.open(str(tmp_path / "a.jsonl"))
