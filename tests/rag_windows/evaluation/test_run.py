@@ -78,9 +78,9 @@ def test_records_hold_what_generate_gave(tmp_path: Path) -> None:
     folder, example = RunFolder.open(tmp_path), TASK.examples[3]
     passages = given(example)
     for arm in ARMS:
+        asked = list(example.messages)
         made = small.lm().generate(
-            *(list(example.messages), passages),
-            **{"prefix": "Answer.", "method": arm.method, "max_new_tokens": 4},
+            asked, passages, prefix="Answer.", method=arm.method, max_new_tokens=4
         )
         found = folder.records(arm.name)[example.key]
         assert (found.answer, found.finish_reason) == (made.text, made.finish_reason)
