@@ -1,239 +1,392 @@
-"""In-context learning: classification and multiple choice, demonstrations in windows."""
+"""In-context learning: classification and multiple choice, demonstrations in windows.
+
+Classification tasks of papers on many demonstrations are known by name, in the wordings of their
+released code: "pcw" (https://arxiv.org/abs/2212.10947; it has no MR, which takes the form of SST-2
+here) and "structured-prompting" (https://arxiv.org/abs/2212.06713). Both judge SST-2 and SST-5 by
+the validation split.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from string import ascii_uppercase
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from rag_windows import Demonstration, Passage, WindowedLM
-from rag_windows.errors import InputError, LimitError
+from rag_windows.errors import InputError, LimitError, MissingExtraError, missing
 from rag_windows.evaluation.asking import Answered, Asked
-from rag_windows.evaluation.icl_data import (
-    NAMED,
-    Item,
-    Items,
-    Wording,
-    from_files,
-    from_hub,
-    worded,
-)
+from rag_windows.evaluation.files import Keys, Place, read, shown
 from rag_windows.evaluation.metrics import accuracy
 from rag_windows.evaluation.record import ReadPassage, Record
 from rag_windows.evaluation.run import Arm
 from rag_windows.evaluation.task import Array, Example, Reference, Score
 from rag_windows.icl import Template
-from rag_windows.icl.classifier import Shown, check_normalize, labels_for
-from rag_windows.icl.demonstrations import Labels, Normalize
+from rag_windows.icl.classifier import Shown, labels_for
+from rag_windows.icl.demonstrations import Normalize
 from rag_windows.icl.packing import Sizes
+from rag_windows.methods import Method
 
-ChoicesAs = Literal["text", "letters"]
-
-USUAL_WINDOWS = 8
-"""So many windows are filled where nobody says how many..."""
-USUAL_DEMONSTRATIONS = 8
-"""...if there are as many demonstrations for each: fewer windows otherwise."""
-
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_CHOICE = Template("{text}\nAnswer: {label}", separator="\n\n")
+USUAL = 8
+"""So many windows are filled where nobody says how many, if each gets so many demonstrations."""
 
 
-@dataclass(frozen=True, slots=True)
-class IclOptions:
-    """Options of an `IclTask`.
+class Named(NamedTuple):
+    """A data set of the Hugging Face Hub; demonstrations are of its split "train"."""
 
-    Attributes:
-        demonstrations: how many are shown by an arm that names no number of its own.
-        seeds: of the draw of demonstrations; every text is asked once for each.
-        windows: how many windows they are spread over, at most one a demonstration.
-        window_tokens: or how long a window is at most. None for both: a window for every eight
-            demonstrations, up to eight windows; more where eight don't hold them.
-        normalize: whether choices are compared by the "sum" or the "mean" of their tokens'
-            log-probabilities. None: the mean for the texts of multiple choice, else the sum.
-        calibrate_with: content-free texts whose label probabilities divide the others; see
-            `WindowedLM.classify`.
-        template: instead of the task's own.
-        labels: of a classification, instead of those that its demonstrations have.
-        wording: of a named task: "pcw" or "structured-prompting".
-        choices_as: whether multiple choice is answered by the "text" of a choice or by its letter,
-            with all choices in the question ("letters").
-        texts: how many are asked, drawn with the first seed; None for all.
+    hub: str
+    config: str | None
+    text: str
+    label: str
+    asked: str
+    classes: tuple[int | str, ...]
 
-    Raises:
-        InputError: an option that can't be used.
+
+_TREC = ("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM")
+_MR = "cornell-movie-review-data/rotten_tomatoes"
+NAMED = {
+    "sst2": Named("nyu-mll/glue", "sst2", "sentence", "label", "validation", (0, 1)),
+    "sst5": Named("SetFit/sst5", None, "text", "label", "validation", (0, 1, 2, 3, 4)),
+    # The original "trec" needs a loading script, which `datasets` no longer runs.
+    "trec": Named("SetFit/TREC-QC", None, "text", "label_coarse_original", "test", _TREC),
+    "mr": Named(_MR, None, "text", "label", "validation", (0, 1)),
+    "agnews": Named("fancyzhx/ag_news", None, "text", "label", "test", (0, 1, 2, 3)),
+}
+WORDINGS = {
+    "pcw": {
+        "sst2": ("Review: {text}\nSentiment: {label}", "negative positive"),
+        "sst5": ("Review: {text}\nSentiment: {label}", "terrible bad okay good great"),
+        "trec": (
+            "Question: {text}\nType: {label}",
+            "abbreviation entity description human location numeric",
+        ),
+        "mr": ("Review: {text}\nSentiment: {label}", "negative positive"),
+        "agnews": ("input: {text}\ntype: {label}", "world sports business technology"),
+    },
+    "structured-prompting": {
+        "sst2": ("Sentence: {text} Sentiment: {label}", "negative positive"),
+        "sst5": (
+            "Sentence: {text} Sentiment: {label}",
+            "terrible negative neutral positive great",
+        ),
+        "trec": (
+            "Question: {text} Type: {label}",
+            "Expression Entity Description Person Location Number",
+        ),
+        "mr": ("Review: {text} Sentiment: {label}", "Negative Positive"),
+        "agnews": ("Article: {text} Category: {label}", "World Sports Business Technology"),
+    },
+}
+"""By wording and task, the form of a demonstration and the words for the classes."""
+
+
+class Item(NamedTuple):
+    """One labelled text, or one question with choices; ``answer`` is the index of the right one."""
+
+    key: str
+    text: str
+    choices: tuple[str, ...]
+    answer: int
+    context: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The right choice."""
+        return self.choices[self.answer]
+
+
+_Filled = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+class _Line(BaseModel):
+    id: str | int | None = None
+    split: Literal["train", "test"] | None = None
+
+
+class _Text(_Line):
+    text: _Filled
+    label: _Filled | int
+
+
+class _Question(_Line):
+    question: _Filled
+    choices: Annotated[list[_Filled], Field(min_length=2)]
+    answer: str | int
+    context: str | None = None
+
+    @model_validator(mode="after")
+    def _indexed(self) -> _Question:
+        if len(set(self.choices)) < len(self.choices):
+            raise ValueError("two of the choices are the same")
+        if self.answer in self.choices:
+            self.answer = self.choices.index(str(self.answer))
+        if self.answer not in range(len(self.choices)):
+            raise ValueError(f'"answer" {shown(self.answer)} is no choice, nor the index of one')
+        return self
+
+
+class Data(NamedTuple):
+    """What may be shown and what is asked; labels, unless questions bring their own choices."""
+
+    demonstrations: list[Item]
+    test: list[Item]
+    labels: tuple[str, ...]
+    stamp: dict[str, Any]
+
+
+_Lines = list[tuple[Place, str, Any]]
+"""Lines of a file or of the Hub with their places and keys."""
+
+
+def from_files(
+    test: Path,
+    demonstrations: Path | None = None,
+    labels: Sequence[str] | None = None,
+    classes: Sequence[int | str] = (),
+) -> Data:
+    """Read a task from one file, whose lines name their split, or from two.
+
+    Lines are JSON: ``{"text", "label"}``, or ``{"question", "choices", "answer"}`` with an optional
+    "context", where the answer is the right choice or its index from 0. Without ``labels`` those of
+    the demonstrations count; ``classes`` are other names of the labels.
     """
-
-    demonstrations: int = 32
-    seeds: tuple[int, ...] = (0,)
-    windows: int | None = None
-    window_tokens: int | None = None
-    normalize: Normalize | None = None
-    calibrate_with: Sequence[str] = ()
-    template: Template | None = None
-    labels: Sequence[str] | None = None
-    wording: Wording = "pcw"
-    choices_as: ChoicesAs = "text"
-    texts: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.normalize is not None:
-            check_normalize(self.normalize)
-        if self.choices_as not in get_args(ChoicesAs):
-            raise InputError(f"choices_as={self.choices_as!r} must be 'text' or 'letters'.")
-        Sizes(self.windows, self.window_tokens)
-        for name, least in (("demonstrations", 0), ("windows", 1), ("texts", 1)):
-            given = getattr(self, name)
-            if given is not None and given < least:
-                raise InputError(f"{name} must be at least {least}, not {given}.")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise InputError(f"seeds must be different numbers, at least one, not {self.seeds}.")
-        if not all(one.strip() for one in self.calibrate_with):
-            raise InputError("calibrate_with must be a list of texts that are not blank.")
-
-    def sizes(self, shown: int) -> tuple[Sizes, ...]:
-        """Ways to fill windows with so many demonstrations, the wanted one first."""
-        if self.window_tokens is not None:
-            return (Sizes(window_tokens=self.window_tokens),)
-        if self.windows is not None:
-            return (Sizes(windows=max(1, min(self.windows, shown))),)
-        usual = min(USUAL_WINDOWS, shown // USUAL_DEMONSTRATIONS)
-        return Sizes(windows=max(1, usual)), Sizes()
+    asked, stamp = _lines(test)
+    if demonstrations is None:
+        train = [one for one in asked if one[2].split == "train"]
+        asked = [one for one in asked if one[2].split != "train"]
+        told = {"test": stamp}
+        wrong = [place for place, _, line in asked if train and line.split is None]
+    else:
+        train, second = _lines(demonstrations)
+        told = {"test": stamp, "demonstrations": second}
+        wrong = [place for place, _, line in asked if line.split == "train"]
+        wrong += [place for place, _, line in train if line.split == "test"]
+    if wrong:
+        raise wrong[0].error('its "split" is missing, or that of the other file; correct it.')
+    if not asked:
+        raise Place(str(test)).error('no line has "split": "test", so there is nothing to ask.')
+    if isinstance(asked[0][2], _Text):
+        return _labelled(train, asked, labels, classes, told)
+    if labels is not None:
+        raise InputError(f"{test} holds questions, which bring their own choices, not labels.")
+    both = (
+        [
+            Item(
+                key,
+                one.question,
+                tuple(one.choices),
+                one.answer,
+                (one.context or "").strip() or None,
+            )
+            for _, key, one in lines
+        ]
+        for lines in (train, asked)
+    )
+    return Data(*both, (), told)
 
 
+def _lines(path: Path) -> tuple[_Lines, dict[str, str]]:
+    source, keys = read(path), Keys()
+    # All lines of a file are of one kind, that of the first.
+    _, first = next(source.records(dict[str, Any]))
+    kind = _Question if {"question", "choices"} & set(first) else _Text
+    found = source.records(kind)
+    return [(place, keys.take(line.id, place), line) for place, line in found], source.stamp
+
+
+def from_hub(name: str, labels: Sequence[str]) -> Data:
+    """Download a named task, or take it from the cache of `datasets`; blank texts are left out."""
+    named, parts = NAMED[name], []
+    local = f"give local files: --task {name} --demos FILE --test FILE"
+    stamp: dict[str, Any] = {"hub": named.hub}
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        what = missing(f"The task {name!r} of the Hugging Face Hub", "datasets", "eval-hub")
+        raise MissingExtraError(f"{what}, or {local}.") from error
+    for part, split in (("demonstrations", "train"), ("test", named.asked)):
+        place = Place(f"{named.hub}, split {split}")
+        try:
+            rows = load_dataset(named.hub, named.config, split=split)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise place.error(
+                f"it can't be loaded ({reason}); without a network, {local}."
+            ) from error
+        digest, lines, blank = hashlib.sha256(), [], 0
+        for number, row in enumerate(rows, start=1):
+            text, label = row.get(named.text), row.get(named.label)
+            digest.update(json.dumps([text, label]).encode())
+            if isinstance(text, str) and not text.strip():
+                blank += 1
+                continue
+            at = place.at(f"row {number}")
+            if not isinstance(text, str) or label not in named.classes:
+                raise at.error(f"{shown(text)} with {shown(label)} is not what it was; {local}.")
+            lines.append((at, f"{split}/{number}", _Text(text=text.strip(), label=label)))
+        stamp[part] = {"split": split, "blank": blank, "sha256": digest.hexdigest()}
+        parts.append(lines)
+    return _labelled(*parts, labels, named.classes, stamp)
+
+
+def _labelled(
+    train: _Lines,
+    asked: _Lines,
+    labels: Sequence[str] | None,
+    classes: Sequence[int | str],
+    stamp: dict[str, Any],
+) -> Data:
+    names = dict(zip(classes, labels or (), strict=False))
+    known = tuple(labels or dict.fromkeys(str(line.label) for _, _, line in train or asked))
+    if len(known) < 2:
+        raise asked[0][0].error(f"all lines have the label {shown(known[0])}; two are needed.")
+    items: tuple[list[Item], list[Item]] = ([], [])
+    for lines, made in zip((train, asked), items, strict=True):
+        for place, key, line in lines:
+            label = names.get(line.label, str(line.label))
+            if label not in known:
+                raise place.error(
+                    f"{shown(label)} is none of the labels {list(known)}; correct it, or name all "
+                    "labels with --label."
+                )
+            made.append(Item(key, line.text, known, known.index(label)))
+    return Data(*items, known, stamp)
+
+
+@dataclass(frozen=True)
 class IclTask:
     """Texts to label, or questions with choices, behind demonstrations in windows.
 
     An arm's `top_k` is its number of demonstrations; 0 shows none, which is the blind baseline of
-    the model itself. The first n of an order that the seed draws make n demonstrations, so those of
-    a deeper arm begin with those of a shallower one. Examples bring no passages: `answerer` knows
-    the demonstrations.
-
-    Args:
-        name: stands in manifest and report.
-        items: the data.
-        template: how demonstrations and texts are written.
-        options: how they are asked.
-
-    Raises:
-        InputError: options that don't go with the data.
+    the model itself. Those of a deeper arm begin with those of a shallower one. Examples bring no
+    passages: `IclAnswerer` knows the demonstrations. The fields are the command's options, but for
+    ``texts``, its --limit: so many are asked, drawn with the first seed.
     """
 
-    pool: Sequence[Passage] | None = None
-    prefix: str | None = None
-    max_new_tokens = 1
+    name: str
+    data: Data
+    template: Template
+    by_letter: bool
+    normalize: Normalize
+    seeds: Sequence[int] = (0,)
+    windows: int | None = None
+    window_tokens: int | None = None
+    calibrate_with: Sequence[str] = ()
+    texts: int | None = None
 
-    def __init__(self, name: str, items: Items, template: Template, options: IclOptions) -> None:
-        self.name = name
-        self.items = items
-        self.template = template
-        self.options = options
-        self.by_letter = items.kind == "multiple choice" and options.choices_as == "letters"
-        self._orders: dict[int, list[Item]] = {}
-        long = next((one for one in items.test if len(one.choices) > len(_LETTERS)), None)
-        if self.by_letter and long is not None:
-            raise InputError(
-                f"The question {long.key!r} has {len(long.choices)} choices, more than there are "
-                "letters; use choices_as='text'."
-            )
+    pool: None = None
+    prefix: None = None
+    max_new_tokens: int = 1
 
     @classmethod
     def open(
         cls,
         task: str,
         *,
-        demonstrations: Path | None = None,
-        test: Path | None = None,
-        options: IclOptions | None = None,
+        demonstrations: str | None = None,
+        test: str | None = None,
+        template: str | None = None,
+        labels: Sequence[str] | None = None,
+        wording: str = "pcw",
+        normalize: Normalize | None = None,
+        choices_as: str = "text",
+        **options: Any,
     ) -> Self:
         """A task by its name, from the Hub or from local files, or by its file.
 
-        Args:
-            task: one of `NAMED`, or a file; see `from_files`.
-            demonstrations: a file of what may be shown, unless it stands in the other.
-            test: of a named task: a local file instead of the Hub.
-            options: how it is asked.
-
-        Raises:
-            DataError: naming file, line and field; or the Hub can't be reached.
-            InputError: neither a name nor a file, or options that don't go with it.
-            MissingExtraError: `datasets` is needed and not installed.
+        The arguments are the command's options; those not named here are fields of the class.
         """
-        options = options or IclOptions()
+        demos, asked = (None if one is None else Path(one) for one in (demonstrations, test))
         if task in NAMED:
-            words = worded(task, options.wording)
-            if options.labels is not None:
+            if labels is not None:
                 raise InputError(f"{task} has labels of its own; leave --label out.")
-            if test is not None:
-                items = from_files(test, demonstrations, name=task, words=words)
-            elif demonstrations is None:
-                items = from_hub(task, words)
-            else:
+            if asked is None and demos is not None:
                 raise InputError(f"The texts of {task} to ask are missing: give --test FILE.")
-            return cls(task, items, options.template or words.template, options)
-        path = Path(task)
-        if not path.suffix and not path.exists():
-            raise InputError(
-                f"--task {task!r} is neither a file nor one of {', '.join(sorted(NAMED))}."
-            )
-        if test is not None:
-            raise InputError("--test goes with a named task; name the file by --task alone.")
-        items = from_files(path, demonstrations, labels=options.labels)
-        default = _CHOICE if items.kind == "multiple choice" else Template()
-        return cls(path.stem, items, options.template or default, options)
+            written, names = WORDINGS[wording][task]
+            form = Template(written, separator="\n==\n" if wording == "pcw" else "\n")
+            if asked is None:
+                data = from_hub(task, names.split())
+            else:
+                data = from_files(asked, demos, names.split(), NAMED[task].classes)
+        else:
+            path = Path(task)
+            if asked is not None:
+                raise InputError("--test goes with a named task; name the file by --task alone.")
+            if not path.suffix and not path.exists():
+                known = ", ".join(sorted(NAMED))
+                raise InputError(f"--task {task!r} is neither a file nor one of {known}.")
+            data, task = from_files(path, demos, labels), path.stem
+            form = Template() if data.labels else Template("{text}\nAnswer: {label}", "", "\n\n")
+        by_letter = not data.labels and choices_as == "letters"
+        if by_letter and max(len(one.choices) for one in data.test) > len(ascii_uppercase):
+            raise InputError("A question has more choices than letters; use --choices text.")
+        usual: Normalize = "sum" if data.labels or by_letter else "mean"
+        form = form if template is None else Template(template)
+        made = cls(task, data, form, by_letter, normalize or usual, **options)
+        Sizes(made.windows, made.window_tokens)
+        return made
 
     @cached_property
     def examples(self) -> tuple[Example, ...]:
         """Each text once for each seed; all of one seed come first."""
-        several = len(self.options.seeds) > 1
+        several = len(self.seeds) > 1
         made = []
-        for seed in self.options.seeds:
+        for seed in self.seeds:
             for item in self.asked.values():
-                kinds = (item.label,) if self.items.labels else ()
-                made.append(
-                    Example(
-                        key=f"{item.key}/seed {seed}" if several else item.key,
-                        messages=({"role": "user", "content": self.text_of(item)},),
-                        references=(Reference(item.label),),
-                        group=item.key,
-                        kinds=(*kinds, f"demonstrations of seed {seed}") if several else kinds,
-                        passages=(),
-                        choices=item.choices,
-                        details={"seed": seed, "item": item.key},
-                    )
+                kinds = (item.label,) if self.data.labels else ()
+                example = Example(
+                    key=f"{item.key}/seed {seed}" if several else item.key,
+                    messages=({"role": "user", "content": self.text_of(item)},),
+                    references=(Reference(item.label),),
+                    group=item.key,
+                    kinds=(*kinds, f"demonstrations of seed {seed}") if several else kinds,
+                    passages=(),
+                    choices=item.choices,
+                    details={"seed": seed, "item": item.key},
                 )
+                made.append(example)
         return tuple(made)
+
+    @cached_property
+    def asked(self) -> Mapping[str, Item]:
+        """The items that are asked, by their keys."""
+        test = self.data.test
+        if self.texts is not None and self.texts < len(test):
+            drawn = random.Random(self.seeds[0]).sample(range(len(test)), self.texts)
+            test = [test[index] for index in sorted(drawn)]
+        return {one.key: one for one in test}
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Digests of the data, the template, labels, options, and what blind readers get."""
-        options = self.options
         return {
-            "data": dict(self.items.stamp),
-            "kind": self.items.kind,
-            "labels": list(self.items.labels),
-            "template": {
-                "demonstration": self.template.demonstration,
-                "query": self.template.query,
-                "separator": self.template.separator,
-            },
+            "data": self.data.stamp,
+            "kind": "classification" if self.data.labels else "multiple choice",
+            "labels": list(self.data.labels),
+            "template": asdict(self.template),
             "normalize": self.normalize,
-            "demonstrations": options.demonstrations,
-            "seeds": list(options.seeds),
+            # No command changes these two.
+            "demonstrations": 32,
             "balanced": True,
-            "windows": options.windows,
-            "window_tokens": options.window_tokens,
-            "calibrate_with": list(options.calibrate_with),
-            "choices_as": options.choices_as,
-            "texts": options.texts,
+            "seeds": list(self.seeds),
+            "windows": self.windows,
+            "window_tokens": self.window_tokens,
+            "calibrate_with": list(self.calibrate_with),
+            "choices_as": "letters" if self.by_letter else "text",
+            "texts": self.texts,
             "baselines": self.baselines,
         }
 
@@ -245,112 +398,69 @@ class IclTask:
         always says the label which most of them have.
         """
         examples = self.examples
-        chance = sum(1.0 / len(one.choices) for one in examples) / len(examples)
-        told = {"chance": round(100.0 * chance, 2)}
-        if all(one.choices == examples[0].choices for one in examples):
-            most = max(Counter(one.references[0].text for one in examples).values())
-            told["majority"] = round(100.0 * most / len(examples), 2)
-        return told
-
-    @property
-    def normalize(self) -> Normalize:
-        """As asked for, or what suits the task."""
-        by_text = self.items.kind == "multiple choice" and not self.by_letter
-        return self.options.normalize or ("mean" if by_text else "sum")
+        found = {"chance": sum(1.0 / len(one.choices) for one in examples) / len(examples)}
+        if len({one.choices for one in examples}) == 1:
+            counts = Counter(one.references[0].text for one in examples)
+            found["majority"] = max(counts.values()) / len(examples)
+        return {name: round(100.0 * value, 2) for name, value in found.items()}
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Accuracy; and macro F1 of a classification."""
-        return ("accuracy", "macro_f1") if self.items.labels else ("accuracy",)
+        return ("accuracy", "macro_f1") if self.data.labels else ("accuracy",)
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
         """Score one arm's records, one an example in the same order."""
         made = [accuracy(examples, [one.answer for one in records])]
-        if self.items.labels:
-            made.append(macro_f1(examples, records, self.items.labels))
+        if self.data.labels:
+            made.append(macro_f1(examples, records, self.data.labels))
         return made
 
-    def answerer(self, prefix: str | None = None, batch: int = 32) -> IclAnswerer:
-        """What answers this task's examples, so many in an encoding, behind a system prompt."""
-        return IclAnswerer(self, prefix or None, batch)
-
     def shown(self, count: int | None, seed: int) -> list[Demonstration]:
-        """The demonstrations of a seed, in order.
-
-        Args:
-            count: how many; None for the options' number.
-            seed: one of the options' seeds.
-
-        Raises:
-            InputError: there are fewer, or the number is negative.
-        """
-        count = self.options.demonstrations if count is None else count
-        there = len(self.items.demonstrations)
-        if not 0 <= count <= there:
+        """So many demonstrations of a seed, in order."""
+        there = self.data.demonstrations
+        if count is None or count > len(there):
             raise InputError(
-                f"{count} demonstrations are asked for, and {self.name} has {there}. "
-                + (
-                    "Ask for fewer, or give more."
-                    if there
-                    else 'Mark lines with "split": "train", or give --demos FILE.'
-                )
+                f"{count} demonstrations are asked for, and {self.name} has {len(there)}: ask for "
+                'fewer (--shots), mark lines with "split": "train", or give --demos FILE.'
             )
-        if seed not in self._orders:
-            balanced = bool(self.items.labels)
-            self._orders[seed] = drawn(self.items.demonstrations, seed, balanced=balanced)
-        return [
-            Demonstration(self.text_of(one), self.choices_of(one)[one.answer])
-            for one in self._orders[seed][:count]
-        ]
+        order = drawn(there, seed, balanced=bool(self.data.labels))[:count]
+        return [Demonstration(self.text_of(one), self.choices_of(one)[one.answer]) for one in order]
 
     def text_of(self, item: Item) -> str:
         """What stands for ``{text}`` in the template: of a question with its context."""
-        if self.items.kind == "classification":
+        if self.data.labels:
             return item.text
         lines = [] if item.context is None else [item.context]
         lines.append(f"Question: {item.text}")
         if self.by_letter:
-            lines += [
-                f"{letter}. {one}" for letter, one in zip(_LETTERS, item.choices, strict=False)
-            ]
+            pairs = zip(ascii_uppercase, item.choices, strict=False)
+            lines += [f"{letter}. {choice}" for letter, choice in pairs]
         return "\n".join(lines)
 
     def choices_of(self, item: Item) -> tuple[str, ...]:
         """What the model chooses from, in the order of the item's choices."""
-        return tuple(_LETTERS[: len(item.choices)]) if self.by_letter else item.choices
-
-    @cached_property
-    def asked(self) -> Mapping[str, Item]:
-        """The items that are asked, by their keys."""
-        test, most = self.items.test, self.options.texts
-        if most is not None and most < len(test):
-            rng = random.Random(self.options.seeds[0])
-            test = tuple(test[index] for index in sorted(rng.sample(range(len(test)), most)))
-        return {one.key: one for one in test}
+        return tuple(ascii_uppercase[: len(item.choices)]) if self.by_letter else item.choices
 
 
 def drawn(items: Sequence[Item], seed: int, *, balanced: bool) -> list[Item]:
     """All items in the order in which they are shown: the first n make n demonstrations.
 
-    Args:
-        items: in the order of the file.
-        seed: of a private generator; the same everywhere.
-        balanced: rounds of one item a label, in an order drawn anew for each round, until the
-            labels run out one by one. False: in any order.
+    Balanced ones come in rounds of one item a label, in an order drawn anew for each round, until
+    the labels run out one by one; else they come in any order.
     """
     rng = random.Random(seed)
-    order = rng.sample(range(len(items)), len(items))
+    order = rng.sample(items, len(items))
     if not balanced:
-        return [items[index] for index in order]
+        return order
     by_label: dict[str, list[Item]] = {}
-    for index in order:
-        by_label.setdefault(items[index].label, []).append(items[index])
-    # Not in the order of the draw, so that every label leads as often as another.
-    names = sorted(by_label)
+    for item in order:
+        by_label.setdefault(item.label, []).append(item)
     made: list[Item] = []
-    for number in range(max(map(len, by_label.values()), default=0)):
-        row = [by_label[name][number] for name in names if number < len(by_label[name])]
-        made += rng.sample(row, len(row))
+    # Not in the order of the draw, so that every label leads as often as another.
+    for row in zip_longest(*(by_label[label] for label in sorted(by_label))):
+        found = [item for item in row if item is not None]
+        made += rng.sample(found, len(found))
     return made
 
 
@@ -361,214 +471,92 @@ def macro_f1(
 
     An answer that is no label, as that of an error is, misses its own label and hits no other.
     """
-    index = {label: number for number, label in enumerate(labels)}
-    # Hits, false alarms and misses of each label.
-    rows = np.zeros((len(examples), 3, len(labels)))
-    for row, example, record in zip(rows, examples, records, strict=True):
-        right, chosen = index[example.references[0].text], index.get(record.answer)
-        if chosen == right:
-            row[0, right] = 1
-            continue
-        row[2, right] = 1
-        if chosen is not None:
-            row[1, chosen] = 1
-    return Score.of_sums("macro_f1", rows.reshape(len(examples), -1), _macro)
+    right = np.array([[one.references[0].text == label for label in labels] for one in examples])
+    chosen = np.array([[one.answer == label for label in labels] for one in records])
+    # For each label twice the hits, and how often it is right or chosen.
+    rows = np.concatenate([2.0 * (right & chosen), 1.0 * right + chosen], axis=1)
+    return Score.of_sums("macro_f1", rows, _macro)
 
 
 def _macro(sums: Array) -> Array:
-    """(..., 3 x labels) -> (...) percent."""
-    hits, alarms, misses = np.split(sums, 3, axis=-1)
-    whole = 2 * hits + alarms + misses
-    counted = whole > 0
-    each = np.divide(2 * hits, whole, out=np.zeros_like(whole), where=counted)
+    """(..., 2 x labels) -> (...) percent."""
+    hits, whole = np.split(sums, 2, axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(100.0 * each.sum(axis=-1) / counted.sum(axis=-1))
+        each = np.where(whole > 0, hits / whole, 0.0)
+        return np.asarray(100.0 * each.sum(axis=-1) / (whole > 0).sum(axis=-1))
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    """An arm's demonstrations in windows, ready for texts.
-
-    Attributes:
-        shown: judges texts.
-        left_out: demonstrations that did not fit.
-        passages: the windows, as a record keeps them.
-    """
-
-    shown: Shown
-    left_out: int
-    passages: tuple[ReadPassage, ...]
-
-
-class _Measured:
-    """A task in a model's tokens: how long its texts and choices are."""
-
-    def __init__(self, task: IclTask, lm: WindowedLM) -> None:
-        self.lm = lm
-        self._task = task
-        self._limit = lm.engine.position_limit
-        self._labels: dict[tuple[str, ...], Labels] = {}
-
-    def labels(self, item: Item) -> Labels:
-        """The item's choices.
-
-        Raises:
-            InputError: two of them are the same tokens.
-        """
-        choices = self._task.choices_of(item)
-        if choices not in self._labels:
-            self._labels[choices] = labels_for(self.lm.engine, self._task.template, choices)
-        return self._labels[choices]
-
-    def apart(self, item: Item) -> bool:
-        """Whether an item gets windows of its own size.
-
-        It does if it takes more than half of the model's positions, so that one overlong text makes
-        nobody else's windows short; or if its choices can't be used, which is told of it alone.
-        """
-        size = self._sizes[item.key]
-        return size is None or (self._limit is not None and size > self._limit // 2)
-
-    @cached_property
-    def usual(self) -> tuple[str, list[Labels]]:
-        """The longest text of those that share windows, and all their choices; "" for none."""
-        items = [one for one in self._task.asked.values() if not self.apart(one)]
-        longest = max(items, key=lambda one: self._sizes[one.key] or 0, default=None)
-        if longest is None:
-            return "", []
-        return self._task.text_of(longest), list({self.labels(one): None for one in items})
-
-    @cached_property
-    def _sizes(self) -> Mapping[str, int | None]:
-        """Tokens of each item's text; None where its choices can't be used."""
-        sizes: dict[str, int | None] = {}
-        for item in self._task.asked.values():
-            text = self._task.text_of(item)
-            try:
-                longest = max(map(len, self.labels(item).ids))
-            except InputError:
-                sizes[item.key] = None
-            else:
-                encoded = self.lm.tokenizer(text, add_special_tokens=False)
-                sizes[item.key] = len(encoded["input_ids"]) + longest
-        return sizes
-
-
-@dataclass(slots=True)
 class IclAnswerer:
-    """Answers an `IclTask`; windows don't depend on the batch, so it changes no answer.
-
-    Attributes:
-        task: whose examples are answered.
-        prefix: system prompt, or None.
-        batch: examples that share an encoding.
-    """
+    """Answers an `IclTask`, so many examples in an encoding, behind a system prompt or None."""
 
     task: IclTask
     prefix: str | None
     batch: int = 32
-    _ready: dict[tuple[str, int], _Ready] = field(default_factory=dict, init=False, repr=False)
-    _measured: _Measured | None = field(default=None, init=False, repr=False)
 
     def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
-        """Answer examples by one arm; the passages beside them count for nothing.
-
-        Raises:
-            InputError: choices that are the same tokens, or fewer demonstrations than asked for.
-            LimitError: a text or a demonstration that doesn't fit the model's positions.
-        """
-        if self._measured is None or self._measured.lm is not lm:
-            self._measured = _Measured(self.task, lm)
-            self._ready.clear()
-        groups: dict[tuple[int, str | None], list[Example]] = {}
+        """Answer examples by one arm; the passages beside them count for nothing."""
+        by_seed: dict[int, list[Example]] = {}
         for example, _ in asked:
-            item = self.task.asked[example.details["item"]]
-            own = item.key if self._measured.apart(item) else None
-            groups.setdefault((example.details["seed"], own), []).append(example)
-        made: dict[str, Answered] = {}
-        for (seed, own), examples in groups.items():
-            if own is not None:
-                item = self.task.asked[own]
-                choices = [self._measured.labels(item)]
-                ready = self._filled(lm, arm, seed, self.task.text_of(item), choices)
-            else:
-                if (arm.name, seed) not in self._ready:
-                    filled = self._filled(lm, arm, seed, *self._measured.usual)
-                    self._ready[arm.name, seed] = filled
-                ready = self._ready[arm.name, seed]
-            made |= self._judged(arm, ready, examples, self._measured)
-        return [made[example.key] for example, _ in asked]
+            by_seed.setdefault(example.details["seed"], []).append(example)
+        made = [self._judged(lm, arm, seed, one) for seed, one in by_seed.items()]
+        # Examples are in the order of their seeds.
+        return [answered for answers in made for answered in answers]
 
-    def _filled(
-        self, lm: WindowedLM, arm: Arm, seed: int, longest: str, choices: Sequence[Labels]
-    ) -> _Ready:
-        """As many demonstrations as the arm asks for and the model's positions allow.
-
-        They allow all of them, unless the arm's method reads one window after the other: then the
-        first ones.
-
-        Args:
-            lm: the model.
-            arm: says how many, and how they are read.
-            seed: of the draw.
-            longest: of the texts that will be judged.
-            choices: by which they will be.
-        """
-        task, method = self.task, arm.method
-        if method is None:
-            raise InputError(f"{arm.name} was read from a run's folder; it can't be asked.")
+    def _judged(
+        self, lm: WindowedLM, arm: Arm, seed: int, examples: Sequence[Example]
+    ) -> list[Answered]:
+        task = self.task
+        items = [task.asked[one.details["item"]] for one in examples]
+        texts = [task.text_of(item) for item in items]
+        each = [task.choices_of(item) for item in items]
+        labels = {one: labels_for(lm.engine, task.template, one) for one in dict.fromkeys(each)}
+        choices = [labels[one] for one in each]
         demonstrations = task.shown(arm.top_k, seed)
 
-        def shown(count: int) -> Shown:
+        def windows(count: int) -> Shown:
             def filled(sizes: Sizes) -> Shown:
                 return Shown.of(
                     lm.engine,
-                    [longest, *task.options.calibrate_with],
+                    [*texts, *task.calibrate_with],
                     demonstrations[:count],
                     choices,
                     form=task.template,
-                    method=method,
+                    method=cast(Method, arm.method),
                     prefix=self.prefix,
                     sizes=sizes,
                 )
 
-            *first, last = task.options.sizes(count)
-            for sizes in first:
-                # It asks for a number of windows, which may be too few.
-                with suppress(LimitError):
-                    return filled(sizes)
-            return filled(last)
+            if task.window_tokens is not None:
+                return filled(Sizes(window_tokens=task.window_tokens))
+            if task.windows is not None:
+                return filled(Sizes(windows=max(1, min(task.windows, count))))
+            # So many windows may be too few.
+            with suppress(LimitError):
+                return filled(Sizes(windows=max(1, min(USUAL, count // USUAL))))
+            return filled(Sizes())
 
         def too_many(count: int) -> bool:
-            return not shown(count).fits(longest, choices)
+            read = windows(count)
+            return not all(read.fits(text, choices) for text in texts)
 
         kept = len(demonstrations)
         if too_many(kept):
-            # Where not even the first one fits, the engine says so when it is asked.
+            # Windows side by side always fit; one after the other, the first ones are read. Where
+            # not even one of them fits, the engine says so.
             kept = max(1, bisect_left(range(kept), True, lo=1, key=too_many) - 1)
-        made = shown(kept)
-        windowed = made.method.windowed
+        read_in = windows(kept)
+        begun = time.perf_counter()
+        judged = read_in.judge(texts, choices, task.normalize, task.calibrate_with)
+        seconds, read = (time.perf_counter() - begun) / len(items), judged.read
         passages = tuple(
             ReadPassage.of(
-                Passage(text, id=f"window {number}"), spans=((0, len(text)),) if windowed else ()
+                Passage(text, f"window {number}"),
+                spans=((0, len(text)),) if read_in.method.windowed else (),
             )
-            for number, text in enumerate(made.windows, start=1)
+            for number, text in enumerate(read_in.windows, start=1)
         )
-        return _Ready(made, len(demonstrations) - kept, passages)
-
-    def _judged(
-        self, arm: Arm, ready: _Ready, examples: Sequence[Example], measured: _Measured
-    ) -> dict[str, Answered]:
-        task, items = self.task, [self.task.asked[one.details["item"]] for one in examples]
-        begun = time.perf_counter()
-        judged = ready.shown.judge(
-            [task.text_of(item) for item in items],
-            [measured.labels(item) for item in items],
-            task.normalize,
-            task.options.calibrate_with,
-        )
-        seconds = (time.perf_counter() - begun) / len(items)
-        read, made = judged.read, {}
+        made = []
         for number, (item, found) in enumerate(zip(items, judged.labels, strict=True)):
             # The first of a batch pays for what the others find.
             first = number == 0
@@ -577,8 +565,8 @@ class IclAnswerer:
                 arm=arm.name,
                 answer=item.choices[list(found.scores).index(found.label)],
                 finish_reason="chosen",
-                passages=ready.passages,
-                left_out=ready.left_out,
+                passages=passages,
+                left_out=len(demonstrations) - kept,
                 prompt_tokens=read.context_tokens + read.query_tokens[number],
                 cached_tokens=read.cached_tokens if first else read.context_tokens,
                 windows_encoded=read.encoded_windows if first else 0,
@@ -589,5 +577,5 @@ class IclAnswerer:
                 scores=dict(zip(item.choices, found.scores.values(), strict=True)),
                 notes=tuple(note.message for note in found.notes),
             )
-            made[record.key] = Answered(record, ready.shown.windows)
+            made.append(Answered(record, read_in.windows))
         return made

@@ -28,7 +28,7 @@ from rag_windows.evaluation.icl import IclTask
 from rag_windows.evaluation.inscit import INSCIT_PACKAGES
 from rag_windows.evaluation.metrics import check_packages
 from rag_windows.evaluation.record import Record
-from rag_windows.evaluation.report import reported, write_report
+from rag_windows.evaluation.report import ReportedRun, write_report
 from rag_windows.evaluation.report.tables import terminal
 from rag_windows.evaluation.retrieval import Ranker
 from rag_windows.evaluation.run import INDEX, SCORES, Arm, Manifest, RunFolder, RunOptions, arms
@@ -137,7 +137,7 @@ def evaluate(
     _check_target(out)
     if isinstance(task, IclTask):
         for arm in chosen:
-            task.shown(arm.top_k, task.options.seeds[0])
+            task.shown(arm.top_k, task.seeds[0])
     if missing := getattr(task, "unfound", 0):
         tell(
             f"Note: {missing} evidence passages are not in the corpus: no retriever can find them."
@@ -170,7 +170,7 @@ def evaluate(
                     for arm in chosen
                     if folder.records(arm.name)
                 }
-                one = reported(task, folder, summary, command=source.command)
+                one = ReportedRun(task, folder, summary, source.command)
                 report = write_report([one], path)
     files: dict[str, Any] = {
         "folder": str(path),
@@ -209,7 +209,7 @@ def report(folders: Sequence[Path], out: Path | None, data: Path | None, *, as_j
         source.check(task, folder.manifest)
         with progress("Scoring"):
             summary = summarise(task, folder)
-            runs.append(reported(task, folder, summary, command=source.command))
+            runs.append(ReportedRun(task, folder, summary, source.command))
         written: dict[str, Any] = {"folder": str(path), "scores": None}
         files = {**written, "predictions": {}, "report": []}
         told.append({**summary.as_json(), "files": files})

@@ -14,14 +14,13 @@ from rag_windows.errors import DataError
 from rag_windows.evaluation.asking import Answerer, Generating
 from rag_windows.evaluation.chatrag import ChatRagTask, write_answers
 from rag_windows.evaluation.files import read, write_whole
-from rag_windows.evaluation.icl import IclOptions, IclTask
+from rag_windows.evaluation.icl import IclAnswerer, IclTask
 from rag_windows.evaluation.inscit import InscitTask, write_predictions
-from rag_windows.evaluation.long import LongOptions, LongTask
+from rag_windows.evaluation.long import LongTask
 from rag_windows.evaluation.record import Record
 from rag_windows.evaluation.report.tables import cells
 from rag_windows.evaluation.run import SOURCE, Manifest, RunFolder, RunOptions
 from rag_windows.evaluation.task import Task
-from rag_windows.icl import Template
 
 
 class Source(BaseModel):
@@ -53,27 +52,12 @@ class Source(BaseModel):
         options = dict(self.options)
         if self.kind == "long":
             return LongTask.open(
-                _path(self.data),
-                haystack=_path(options.pop("haystack")),
-                options=LongOptions(
-                    tuple(options.pop("sizes")), tuple(options.pop("depths")), **options
-                ),
+                _path(self.data), haystack=_path(options.pop("haystack")), **options
             )
         if self.data is None:
             raise DataError("The run's data file is not known; name it with --data.")
         if self.kind == "icl":
-            template = options.pop("template")
-            return IclTask.open(
-                self.data,
-                demonstrations=_path(options.pop("demonstrations")),
-                test=_path(options.pop("test")),
-                options=IclOptions(
-                    seeds=tuple(options.pop("seeds")),
-                    template=None if template is None else Template(template),
-                    texts=self.limit,
-                    **options,
-                ),
-            )
+            return IclTask.open(self.data, texts=self.limit, **options)
         task: InscitTask | ChatRagTask
         if self.kind == "inscit":
             task = InscitTask.read(self.data, **options)
@@ -101,7 +85,7 @@ class Source(BaseModel):
     def answerer(self, task: Task, options: RunOptions) -> Answerer:
         """What answers the task."""
         if isinstance(task, IclTask):
-            return task.answerer(options.prefix)
+            return IclAnswerer(task, options.prefix)
         return Generating(options)
 
     def write_predictions(self, folder: RunFolder, task: Task, arm: str) -> Path:
@@ -145,7 +129,7 @@ def beside(task: Task, folder: RunFolder) -> Iterator[str]:
             if records := folder.records(arm.name):
                 examples = [one for one in task.examples if one.key in records]
                 found = task.scores(examples, [records[one.key] for one in examples])[0].values
-                yield f"Found by {arm.name}, in percent:\n\n{cells(examples, found).markdown()}"
+                yield f"Found by {arm.name}, in percent:\n\n{cells(examples, found).markdown}"
 
 
 def _path(text: str | None) -> Path | None:
