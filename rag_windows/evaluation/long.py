@@ -212,9 +212,9 @@ class LongTask:
     @classmethod
     def open(
         cls,
-        task: Path | None = None,
+        task: str | None = None,
         *,
-        haystack: Path | None = None,
+        haystack: str | None = None,
         sizes: Sequence[int],
         depths: Sequence[float],
         questions: int | None = None,
@@ -227,17 +227,18 @@ class LongTask:
         ``depths`` of its --positions.
         """
         pool, most, count = None, max(sizes) - 1, questions or QUESTIONS
+        source, prefix = "samples", None
         if haystack is not None:
             from rag_windows_retrievers import load_documents, split_documents
 
             documents = load_documents([haystack], root=haystack).documents
             pool = list(split_documents(documents, words=passage_words))
-        source, prefix = "samples", None
+            source = Path(haystack).resolve().name
         if task is not None:
-            source = task.stem
-            needles, stamp = file_needles(task, pool, questions, most, seed)
-        elif haystack is not None and pool is not None:
-            source, prefix = haystack.resolve().name, PREFIX
+            source = Path(task).stem
+            needles, stamp = file_needles(Path(task), pool, questions, most, seed)
+        elif pool is not None:
+            prefix = PREFIX
             needles, stamp = invented_needles(pool, source, count, most, seed)
         else:
             needles, stamp = sample_needles(count, most, seed)

@@ -10,131 +10,147 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from pydantic import BaseModel
 
 from rag_windows.calibration import Profile
 from rag_windows.cli import render
 from rag_windows.cli.errors import EXIT_ERROR, tell
-from rag_windows.cli.evaluation.source import Source, beside
 from rag_windows.cli.models import ModelOptions, loaded_model
 from rag_windows.cli.render import progress
-from rag_windows.errors import InputError, MethodError, RagWindowsError
-from rag_windows.evaluation.asking import measure_speed, run
-from rag_windows.evaluation.files import write_whole
-from rag_windows.evaluation.icl import IclTask
-from rag_windows.evaluation.inscit import INSCIT_PACKAGES
+from rag_windows.errors import DataError, InputError, MethodError, RagWindowsError
+from rag_windows.evaluation.asking import Generating, measure_speed, run
+from rag_windows.evaluation.chatrag import ChatRagTask, write_answers
+from rag_windows.evaluation.files import read, write_whole
+from rag_windows.evaluation.icl import IclAnswerer, IclTask
+from rag_windows.evaluation.inscit import INSCIT_PACKAGES, InscitTask, write_predictions
+from rag_windows.evaluation.long import LongTask
 from rag_windows.evaluation.metrics import check_packages
-from rag_windows.evaluation.record import Record
 from rag_windows.evaluation.report import ReportedRun, write_report
-from rag_windows.evaluation.report.tables import terminal
+from rag_windows.evaluation.report.tables import cells, terminal
 from rag_windows.evaluation.retrieval import Ranker
-from rag_windows.evaluation.run import INDEX, SCORES, Arm, Manifest, RunFolder, RunOptions, arms
+from rag_windows.evaluation.run import (
+    INDEX,
+    SCORES,
+    SOURCE,
+    Arm,
+    Manifest,
+    RunFolder,
+    RunOptions,
+    arms,
+)
 from rag_windows.evaluation.summary import Summary, summarise
+from rag_windows.evaluation.task import Task
 from rag_windows.methods import linked, resolve
 from rag_windows.methods.registry import known_parameters, names_in, with_known
-from rag_windows.prompt.visible_text import encodable, visible
+from rag_windows.prompt.visible_text import encodable
+
+if TYPE_CHECKING:
+    from rag_windows.cli.evaluation.app import Asking
 
 RUNS = Path("runs")
 """Where runs go if nobody says."""
 
 
-def compared(
-    methods: Sequence[str],
-    depths: Sequence[int | None],
-    *,
-    numbers: Mapping[str, float | None],
-    link_tokens: Any = None,
-    profile: str | None = None,
-) -> tuple[Arm, ...]:
-    """Each method at each depth.
+class Source(BaseModel):
+    """What a command was told about its data; kept in the run's folder, to report it again later.
 
-    Args:
-        methods: names with commas between them, perhaps with parameters; see `resolve`.
-        depths: numbers of passages; (None,) for all that an example brings.
-        numbers: APE's "temperature" and "scale" for each method whose name sets none; or None.
-        link_tokens: for each method with windows, or None.
-        profile: path of a calibration, whose method's numbers replace the defaults; or None.
+    It is no part of the run's settings: a data file may lie elsewhere tomorrow.
+
+    Attributes:
+        kind: of task.
+        data: the data file, or None where the project makes the questions itself.
+        limit: only so many of the first questions, or None.
+        options: of the reader of this kind, JSON values.
+        command: that made the run.
+    """
+
+    kind: Literal["inscit", "chatrag", "icl", "long"]
+    data: str | None = None
+    limit: int | None = None
+    options: dict[str, Any] = {}
+    command: str = ""
+
+    def task(self) -> Task:
+        """Read the data."""
+        check_packages(*(INSCIT_PACKAGES if self.kind == "inscit" else ()), "matplotlib")
+        with progress("Reading the data"):
+            if self.kind == "long":
+                return LongTask.open(self.data, **self.options)
+            if self.data is None:
+                raise DataError("The run's data file is not known; name it with --data.")
+            if self.kind == "icl":
+                return IclTask.open(self.data, texts=self.limit, **self.options)
+            reader = InscitTask if self.kind == "inscit" else ChatRagTask
+            task = reader.read(self.data, **self.options)
+        if self.limit is None or self.limit >= len(task.examples):
+            return task
+        settings = {**task.settings, "limit": self.limit}
+        return replace(task, examples=task.examples[: self.limit], settings=settings)
+
+
+def compared(
+    methods: Sequence[str], depths: Sequence[int | None], asking: Asking
+) -> tuple[Arm, ...]:
+    """Each method at each depth, with the numbers of the options.
 
     Raises:
         MethodError: an unknown name, or a number outside a method's domain.
         InputError: nothing, or something twice; or a number that none of the methods has.
         ProfileError: the profile can't be read.
     """
-    given = {key: value for key, value in numbers.items() if value is not None}
+    numbers = {"temperature": asking.rag_temperature, "scale": asking.rag_scale}
+    numbers = {key: value for key, value in numbers.items() if value is not None}
     names = names_in(",".join(methods))
     if "" in names:
         raise InputError(
             f"--methods {','.join(methods)!r} has an empty name; write names with commas between "
             "them, such as sequential,ape."
         )
-    found = {name: resolve(name) for name in names}
-    if len(found) < len(names):
-        arms([(name, found[name]) for name in names], depths)
-    if profile is not None:
-        if given:
+    chosen = [(name, resolve(name)) for name in names]
+    if asking.profile is not None:
+        calibrated = Profile.load(asking.profile).method
+        if numbers or calibrated.name not in [method.name for _, method in chosen]:
             raise InputError(
-                "--profile brings its method's numbers: leave --rag-temperature and --rag-scale "
-                "out."
+                f"--profile holds numbers of {calibrated.name}: name it among --methods, and leave "
+                "--rag-temperature and --rag-scale out."
             )
-        method = Profile.load(profile).method
-        if method.name not in [one.name for one in found.values()]:
-            raise InputError(
-                f"--profile holds numbers of {method.name}, which is not among --methods; add it."
-            )
-        for name, one in found.items():
-            if one.name == method.name and ":" not in name:
-                found[name] = method
-    for key in given:
-        if not any(key in known_parameters(method) for method in found.values()):
+        chosen = [
+            (name, calibrated if method.name == calibrated.name and ":" not in name else method)
+            for name, method in chosen
+        ]
+    for key in numbers:
+        if not any(key in known_parameters(method) for _, method in chosen):
             raise MethodError(f"--rag-{key} is a parameter of none of --methods; leave it out.")
-    chosen = []
-    for name, method in found.items():
-        free = {key: value for key, value in given.items() if f"{key}=" not in name}
-        chosen.append((name, linked(with_known(method, free), link_tokens)))
-    return arms(chosen, depths)
+    made = []
+    for name, method in chosen:
+        free = {key: value for key, value in numbers.items() if f"{key}=" not in name}
+        made.append((name, linked(with_known(method, free), asking.link_tokens)))
+    return arms(made, depths)
 
 
 def evaluate(
     source: Source,
     chosen: tuple[Arm, ...],
-    search: Mapping[str, Any],
-    model: ModelOptions,
-    *,
-    out: Path | None,
-    system: str | None,
-    max_new_tokens: int | None,
-    seed: int,
+    asking: Asking,
+    model: str,
     speed: int,
-    fresh: bool,
-    as_json: bool,
+    retriever: Any,
+    embedder: str | None,
 ) -> None:
     """Read the data, answer what is not answered yet, score, and show.
-
-    Args:
-        source: the data.
-        chosen: what is compared.
-        search: how passages are found; arguments of `Ranker`.
-        model: what reads them.
-        out: the run's folder, or None for one named by the settings.
-        system: instruction instead of the task's, or None.
-        max_new_tokens: instead of the task's, or None.
-        seed: of all that is drawn.
-        speed: questions on which the first token is timed.
-        fresh: whether to throw away what the folder holds.
-        as_json: whether the summary is printed as JSON.
 
     Raises:
         RagWindowsError: in the data or the arguments before any work; from the model at any time,
             finished answers being kept.
         typer.Exit: with code 2 if questions stayed without an answer.
     """
-    check_packages(*(INSCIT_PACKAGES if source.kind == "inscit" else ()), "matplotlib")
-    with progress("Reading the data"):
-        task = source.task()
-    _check_target(out)
+    task = source.task()
+    _make_folder(asking.out or RUNS)
     if isinstance(task, IclTask):
         for arm in chosen:
             task.shown(arm.top_k, task.seeds[0])
@@ -142,98 +158,126 @@ def evaluate(
         tell(
             f"Note: {missing} evidence passages are not in the corpus: no retriever can find them."
         )
-    prefix = None if system is None else encodable(system)
-    options = RunOptions.of(task, prefix, max_new_tokens, seed)
-    ranker = Ranker(task, **search)
-    with loaded_model(model) as lm:
+    prefix = None if asking.system is None else encodable(asking.system)
+    options = RunOptions.of(task, prefix, asking.max_new_tokens, asking.seed)
+    depth = None if source.kind in ("icl", "long") else max(arm.top_k or 0 for arm in chosen)
+    ranker = Ranker(task, retriever, depth, embedder=embedder)
+    # A cache in memory alone, so that no other run's windows count.
+    loaded = ModelOptions(
+        model,
+        device=asking.device,
+        dtype=asking.dtype,
+        max_window_tokens=asking.max_window_tokens,
+        verbose=asking.verbose,
+        profile=asking.profile,
+        cache_memory=asking.cache_memory,
+    )
+    with loaded_model(loaded) as lm:
         manifest = Manifest.of(lm, task, chosen, ranker.settings, options)
-        path = out or _default_folder(manifest, str(model.model))
-        with _going_on(path), RunFolder.begin(path, manifest, fresh) as folder:
+        path = asking.out or _default_folder(manifest, model)
+        with _going_on(path), RunFolder.begin(path, manifest, asking.fresh) as folder:
+            # What the user typed, but for what would throw the answers away.
             source = source.model_copy(update={"command": _command()})
-            source.save(path)
+            write_whole(path / SOURCE, json.dumps(source.model_dump(), indent=2) + "\n")
             _tell_notes(folder.notes)
-            with progress("Embedding passages") as on_embedded:
-                ranker.prepare(on_embedded, path / INDEX)
-            answerer = source.answerer(task, options)
-            with progress("Answering") as told:
-                outcome = run(lm, task, chosen, ranker, folder, answerer=answerer, progress=told)
+            with progress("Embedding passages") as counted:
+                ranker.prepare(counted, path / INDEX)
+            by_choice = isinstance(task, IclTask)
+            answerer = IclAnswerer(task, options.prefix) if by_choice else Generating(options)
+            with progress("Answering") as counted:
+                outcome = run(lm, task, chosen, ranker, folder, answerer=answerer, progress=counted)
             if speed:
-                with progress("Timing the first token") as told:
+                with progress("Timing the first token") as counted:
                     timed = (lm, task, chosen, ranker, folder, speed)
-                    _tell_notes(measure_speed(*timed, options=options, progress=told))
+                    _tell_notes(measure_speed(*timed, options=options, progress=counted))
             with progress("Scoring"):
                 summary = summarise(task, folder)
-                scores = path / SCORES
-                write_whole(scores, summary.dump())
-                predictions = {
-                    arm.name: source.write_predictions(folder, task, arm.name)
-                    for arm in chosen
-                    if folder.records(arm.name)
-                }
-                one = ReportedRun(task, folder, summary, source.command)
-                report = write_report([one], path)
+                write_whole(path / SCORES, summary.dump())
+                predictions = {arm.name: _predictions(folder, task, arm.name) for arm in chosen}
+                reports = write_report([ReportedRun(task, folder, summary, source.command)], path)
     files: dict[str, Any] = {
         "folder": str(path),
-        "scores": str(scores),
+        "scores": str(path / SCORES),
         "predictions": {arm: str(one) for arm, one in predictions.items()},
-        "report": [str(one) for one in report],
+        "report": [str(one) for one in reports],
     }
-    if as_json:
+    if asking.json:
         render.write_json({**summary.as_json(), "files": files})
     else:
-        _show(summary, beside(task, folder))
-        _show_paths("Scores", [files["scores"]])
-        _show_paths("Predictions", files["predictions"].values())
-        _show_paths("Report", files["report"])
-    _tell_failed(outcome.failed)
+        _show(summary, task, folder)
+        render.show(f"Scores: {files['scores']}", "dim")
+        render.show(f"Predictions: {', '.join(files['predictions'].values())}", "dim")
+        render.show(f"Report: {', '.join(files['report'])}", "dim")
+    if outcome.failed:
+        first, count = outcome.failed[0], len(outcome.failed)
+        told = (
+            "1 answer is missing and counts"
+            if count == 1
+            else f"{count} answers are missing and count"
+        )
+        tell(
+            f"Error: {told} as empty, the first {first.key!r} of {first.arm}: {first.error} The "
+            "same command asks again."
+        )
+        raise typer.Exit(EXIT_ERROR)
 
 
-def report(folders: Sequence[Path], out: Path | None, data: Path | None, *, as_json: bool) -> None:
-    """Score runs again and write one report of them.
-
-    Args:
-        folders: of the runs.
-        out: where the report goes; None for the first run's folder.
-        data: the data file, where it does not lie any more where the runs read it.
-        as_json: whether the summaries are printed as JSON.
+def report(folders: Sequence[Path], out: Path, data: str | None, *, as_json: bool) -> None:
+    """Score runs again and write one report of them; the data may lie elsewhere now.
 
     Raises:
         DataError: a folder or its data can't be read.
     """
-    runs, told, shown = [], [], []
+    runs, told = [], []
     for path in folders:
-        source, folder = Source.load(path, data), RunFolder.open(path)
-        check_packages(*(INSCIT_PACKAGES if source.kind == "inscit" else ()), "matplotlib")
+        folder, source = RunFolder.open(path), read(path / SOURCE).json(Source)
+        source.data = data or source.data
         _tell_notes(folder.notes)
-        task = source.task()
-        source.check(task, folder.manifest)
+        task, settings = source.task(), folder.manifest.settings["task"]
+        now = json.loads(json.dumps({"name": task.name, **task.settings}))
+        keys = tuple(one.key for one in task.examples)
+        if keys != folder.manifest.keys or _nameless(settings) != _nameless(now):
+            raise DataError(
+                f"{source.data} holds other data than the run of {folder.manifest.task} read; name "
+                "the data file of that run with --data."
+            )
         with progress("Scoring"):
             summary = summarise(task, folder)
-            runs.append(ReportedRun(task, folder, summary, source.command))
-        written: dict[str, Any] = {"folder": str(path), "scores": None}
-        files = {**written, "predictions": {}, "report": []}
+        runs.append(ReportedRun(task, folder, summary, source.command))
+        files = {"folder": str(path), "scores": None, "predictions": {}, "report": []}
         told.append({**summary.as_json(), "files": files})
-        shown.append((summary, list(beside(task, folder))))
     with progress("Scoring"):
-        paths = [str(one) for one in write_report(runs, folders[0] if out is None else out)]
+        paths = [str(one) for one in write_report(runs, out)]
     if as_json:
         render.write_json({"runs": told, "report": paths})
         return
-    for summary, more in shown:
-        _show(summary, more)
-    _show_paths("Report", paths)
+    for one in runs:
+        _show(one.summary, one.task, one.folder)
+    render.show(f"Report: {', '.join(paths)}", "dim")
 
 
-def _show(summary: Summary, more: Sequence[str] | Iterator[str]) -> None:
-    out = render.console()
-    for text in (terminal(summary), *more):
-        out.print(visible(text), soft_wrap=True)
-        out.print()
+def _nameless(value: Any) -> Any:
+    """Settings without the names of files, of which the digests tell enough."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: _nameless(one) for key, one in value.items() if key != "file" or "sha256" not in value
+    }
 
 
-def _show_paths(name: str, paths: Any) -> None:
-    told = visible(", ".join(paths))
-    render.console().print(f"{name}: {told}", style="dim", soft_wrap=True)
+def _show(summary: Summary, task: Task, folder: RunFolder) -> None:
+    """The summary, and what a task tells beside: baselines, or figures of each cell of a sweep."""
+    render.show(f"{terminal(summary)}\n")
+    if isinstance(task, IclTask):
+        told = ", ".join(f"{name} {value:.1f}" for name, value in task.baselines.items())
+        render.show(f"Accuracy without reading, in percent: {told}.\n")
+    if isinstance(task, LongTask):
+        for arm in summary.arms:
+            records = folder.records(arm.name)
+            if examples := [one for one in task.examples if one.key in records]:
+                found = task.scores(examples, [records[one.key] for one in examples])[0].values
+                table = cells(examples, found).markdown
+                render.show(f"Found by {arm.name}, in percent:\n\n{table}\n")
 
 
 def _tell_notes(notes: Sequence[str]) -> None:
@@ -241,17 +285,29 @@ def _tell_notes(notes: Sequence[str]) -> None:
         tell(f"Note: {note}")
 
 
-def _check_target(out: Path | None) -> None:
-    """Make the folder before the model is loaded, so that what can't be written fails early."""
-    path = RUNS if out is None else out
+def _predictions(folder: RunFolder, task: Task, arm: str) -> Path:
+    """Write an arm's answers: INSCIT's own format; else a line each, empty where there is none."""
+    records = folder.records(arm)
+    if isinstance(task, InscitTask):
+        path = folder.predictions(arm)
+        write_predictions(path, task.examples, records, task.evidence)
+        return path
+    path = folder.predictions(arm, ".txt")
+    found = [records.get(one.key) for one in task.examples]
+    write_answers(path, ["" if one is None else one.answer for one in found])
+    return path
+
+
+def _make_folder(path: Path) -> None:
+    """Before the model is loaded, so that what can't be written fails early."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"--out {str(path)!r} can't be made: {error.strerror}; name another folder."
+            f"--out '{path}' can't be made: {error.strerror}; name another."
         ) from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise InputError(f"--out {str(path)!r} can't be written; name another folder.")
+        raise InputError(f"--out '{path}' can't be written; name another folder.")
 
 
 def _default_folder(manifest: Manifest, model: str) -> Path:
@@ -271,26 +327,9 @@ def _going_on(path: Path) -> Iterator[None]:
         tell(f"Stopped. Finished answers are kept in {path}; go on with: {_command()}")
         raise typer.Abort from None
     except RagWindowsError:
-        if path.is_dir():
-            tell(f"Finished answers are kept in {path}.")
+        tell(f"Finished answers are kept in {path}.")
         raise
 
 
 def _command() -> str:
-    """What the user typed, but for what would throw the answers away."""
     return shlex.join(["rag-windows", *(word for word in sys.argv[1:] if word != "--fresh")])
-
-
-def _tell_failed(failed: Sequence[Record]) -> None:
-    """Tell which questions have no answer, and end with code 2 if there are any."""
-    if not failed:
-        return
-    first, many = failed[0], len(failed) > 1
-    missing = (
-        f"{len(failed)} answers are missing and count" if many else "1 answer is missing and counts"
-    )
-    tell(
-        f"Error: {missing} as empty, the first {first.key!r} of {first.arm}: {first.error} "
-        "The same command asks again."
-    )
-    raise typer.Exit(EXIT_ERROR)
