@@ -182,20 +182,14 @@ def from_files(
         return _labelled(train, asked, labels, classes, told)
     if labels is not None:
         raise InputError(f"{test} holds questions, which bring their own choices, not labels.")
-    both = (
-        [
-            Item(
-                key,
-                one.question,
-                tuple(one.choices),
-                one.answer,
-                (one.context or "").strip() or None,
-            )
-            for _, key, one in lines
-        ]
-        for lines in (train, asked)
-    )
-    return Data(*both, (), told)
+    return Data(_questions(train), _questions(asked), (), told)
+
+
+def _questions(lines: _Lines) -> list[Item]:
+    return [
+        Item(key, one.question, tuple(one.choices), one.answer, (one.context or "").strip() or None)
+        for _, key, one in lines
+    ]
 
 
 def _lines(path: Path) -> tuple[_Lines, dict[str, str]]:
@@ -239,7 +233,7 @@ def from_hub(name: str, labels: Sequence[str]) -> Data:
             lines.append((at, f"{split}/{number}", _Text(text=text.strip(), label=label)))
         stamp[part] = {"split": split, "blank": blank, "sha256": digest.hexdigest()}
         parts.append(lines)
-    return _labelled(*parts, labels, named.classes, stamp)
+    return _labelled(parts[0], parts[1], labels, named.classes, stamp)
 
 
 def _labelled(

@@ -231,7 +231,7 @@ class LongTask:
         if haystack is not None:
             from rag_windows_retrievers import load_documents, split_documents
 
-            documents = load_documents([haystack], root=haystack).documents
+            documents = load_documents([haystack], root=Path(haystack)).documents
             pool = list(split_documents(documents, words=passage_words))
             source = Path(haystack).resolve().name
         if task is not None:

@@ -23,7 +23,7 @@ from rag_windows.cli.errors import EXIT_ERROR, tell
 from rag_windows.cli.models import ModelOptions, loaded_model
 from rag_windows.cli.render import progress
 from rag_windows.errors import DataError, InputError, MethodError, RagWindowsError
-from rag_windows.evaluation.asking import Generating, measure_speed, run
+from rag_windows.evaluation.asking import Answerer, Generating, measure_speed, run
 from rag_windows.evaluation.chatrag import ChatRagTask, write_answers
 from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.icl import IclAnswerer, IclTask
@@ -182,8 +182,9 @@ def evaluate(
             _tell_notes(folder.notes)
             with progress("Embedding passages") as counted:
                 ranker.prepare(counted, path / INDEX)
-            by_choice = isinstance(task, IclTask)
-            answerer = IclAnswerer(task, options.prefix) if by_choice else Generating(options)
+            answerer: Answerer = Generating(options)
+            if isinstance(task, IclTask):
+                answerer = IclAnswerer(task, options.prefix)
             with progress("Answering") as counted:
                 outcome = run(lm, task, chosen, ranker, folder, answerer=answerer, progress=counted)
             if speed:
@@ -244,8 +245,8 @@ def report(folders: Sequence[Path], out: Path, data: str | None, *, as_json: boo
         with progress("Scoring"):
             summary = summarise(task, folder)
         runs.append(ReportedRun(task, folder, summary, source.command))
-        files = {"folder": str(path), "scores": None, "predictions": {}, "report": []}
-        told.append({**summary.as_json(), "files": files})
+        files: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
+        told.append({**summary.as_json(), "files": {"folder": str(path), **files}})
     with progress("Scoring"):
         paths = [str(one) for one in write_report(runs, out)]
     if as_json:

@@ -65,7 +65,7 @@ def write_report(runs: Sequence[ReportedRun], folder: str | Path) -> tuple[Path,
         raise InputError("Nothing to report: name at least one run's folder.")
     count = max(2, QUESTIONS // len(runs))
     titles = [name(run.folder.path.name) or f"Run {n}" for n, run in enumerate(runs, start=1)]
-    page = {
+    page: dict[str, Any] = {
         "title": "Evaluation: " + listed(list({run.summary.task: None for run in runs})),
         "parts": [_part(run, f"run{n}", count) for n, run in enumerate(runs, start=1)],
         "version": __version__,
@@ -163,9 +163,8 @@ def _chosen(run: ReportedRun, values: _Keyed, count: int) -> list[tuple[int, str
             continue
         whole.add(place)
         for arm in arms:
-            value, before = values.get((arm.name, example.key)), 0.0
-            if compared:
-                before = values.get((arm.base, example.key))
+            value = values.get((arm.name, example.key))
+            before = values.get((str(arm.base), example.key)) if compared else 0.0
             if value is not None and before is not None:
                 changes.append((value - before, place, arm))
     taken: dict[int, str] = {}

@@ -126,10 +126,10 @@ def _results(summary: Summary) -> pd.DataFrame:
                     "metric": one.metric,
                     "arm": arm.name,
                     "value, %": figure(one.estimate),
-                    "difference, points": figure(against and against.difference, signed=True),
-                    "kept, %": figure(against and against.retention),
-                    "p": chance(against and against.p),
-                    "p (Holm)": chance(against and against.p_holm),
+                    "difference, points": figure(getattr(against, "difference", None), signed=True),
+                    "kept, %": figure(getattr(against, "retention", None)),
+                    "p": chance(getattr(against, "p", None)),
+                    "p (Holm)": chance(getattr(against, "p_holm", None)),
                     "n": f"{one.n:,}",
                     "base": against.base if against else "",
                 }
@@ -150,8 +150,8 @@ def _quality(summary: Summary) -> Table:
     if summary.retrieval:
         depths = {one.top_k: one for one in summary.retrieval}
         found = [depths.get(arm.top_k) for arm in summary.arms]
-        frame["evidence found, % of it"] = [figure(one and one.recall) for one in found]
-        frame["questions with some found, %"] = [figure(one and one.hit) for one in found]
+        frame["evidence found, % of it"] = [figure(getattr(one, "recall", None)) for one in found]
+        frame["questions with some found, %"] = [figure(getattr(one, "hit", None)) for one in found]
         note += (
             " The last two columns are the retriever's, over the "
             f"{max(one.n for one in depths.values()):,} questions that name evidence: what no "

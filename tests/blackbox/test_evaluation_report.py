@@ -1,0 +1,314 @@
+"""The report of `rag-windows eval`: harmless, whole, and honest about what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rag_windows.evaluation.report.tables import verdict
+from tests.blackbox.conftest import Run
+from tests.blackbox.test_evaluation import inscit_data
+
+SCRIPT = "<script>window.hacked=1</script>"
+IMAGE = '"><img src=x onerror="window.hacked=1">'
+FRAME = "</details></section><style>body{display:none}</style><iframe src=https://example.org>"
+LINK = "[here](javascript:window.hacked=1) <a href='javascript:window.hacked=1'>x</a>"
+HIDDEN = "\u202eesrever\u202c \x1b[31mred \x07 \ufffe \u2066"
+EVIL = f"{SCRIPT}{IMAGE}{FRAME} {LINK} | `x` {HIDDEN}"
+
+HARMLESS = set(
+    """html head meta title style body header main footer section nav h1 h2 h3 h4 h5 p a ul li dl dt
+    dd div span bdi strong table thead tbody tr th td details summary figure figcaption pre
+    svg g path use defs clippath rect text tspan""".split()
+)
+ATTRIBUTES = set(
+    """lang charset http-equiv content name id class style href role tabindex dir scope open
+    aria-label viewbox d transform clip-path x y width height""".split()
+)
+QUICK = ("--max-new-tokens", "2")
+
+
+class Tags(HTMLParser):
+    """What a browser would make elements of."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def values(self, attribute: str) -> list[str]:
+        return [value for name, value in self.attributes if name == attribute]
+
+
+def hostile_data() -> dict[str, Any]:
+    """INSCIT's form, with texts that want to be more than text wherever a text can stand."""
+    data = inscit_data()
+    turns = [turn for talk in data.values() for turn in talk["turns"]]
+    for turn in turns:
+        turn["context"][-1] = f"{EVIL} {'W' * 90}"
+        for label in turn["labels"]:
+            label.update(responseType=f"$\\frac{{<b>$ {SCRIPT}", response=EVIL)
+            for one in label["evidence"]:
+                text = f"{EVIL} {one['passage_text']} {(SCRIPT + '0123456789') * 60}"
+                one.update(passage_titles=[EVIL], passage_text=text)
+    return data
+
+
+Reported = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def reported(run: Run, folders: Path, small_folder: Path) -> Reported:
+    """A run of a small model by its name, made once."""
+
+    def made(name: str, *more: str | Path) -> Path:
+        out = folders / name
+        if not out.exists():
+            data = folders / f"{name}.json"
+            content = hostile_data() if name == "hostile" else inscit_data()
+            data.write_text(json.dumps(content), encoding="utf-8")
+            options = ("--data", data, "--model", small_folder, "--out", out, *QUICK)
+            result = run("eval", "inscit", *options, *more)
+            assert result.exit_code == 0, result.stderr
+        return out
+
+    return made
+
+
+@pytest.fixture
+def plain(reported: Reported) -> Path:
+    return reported("plain", "--methods", "sequential,ape", "--top-k", "1,2", "--speed", "2")
+
+
+@pytest.fixture
+def hostile(reported: Reported, run: Run) -> Path:
+    """A run whose answers, notes and names are hostile too."""
+    out = reported("hostile", "--methods", "pcw,ape", "--top-k", "1,2", "--speed", "0")
+    records = out / "records.jsonl"
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    changed = [{**one, "answer": f"{EVIL} {'W' * 3000}", "notes": [EVIL] * 7} for one in lines]
+    records.write_text("\n".join(map(json.dumps, changed)) + "\n")
+    again = run("eval", "report", out)
+    assert again.exit_code == 0, again.stderr
+    return out
+
+
+def test_hostile_text_stays_text(hostile: Path) -> None:
+    page = (hostile / "report.html").read_text(encoding="utf-8")
+    tags = Tags(page)
+    assert tags.tags <= HARMLESS
+    assert {name for name, _ in tags.attributes} <= ATTRIBUTES
+    links, ids = tags.values("href"), tags.values("id")
+    assert {link[1:] for link in links} <= set(ids)
+    assert all(link.startswith("#") for link in links)
+    assert len(set(ids)) == len(ids)
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\ufffe]", page)
+    assert "http://" not in page
+    assert "default-src 'none'" in page
+    assert "shown: the first 2,000 of" in page
+    assert len(page) < 1_000_000
+
+
+def test_hostile_text_is_nothing_in_markdown(hostile: Path, run: Run) -> None:
+    text = (hostile / "report.md").read_text(encoding="utf-8")
+    for told in (text, run("eval", "report", hostile).stdout):
+        shown = "\n".join(line for line in told.splitlines() if not line.startswith("    "))
+        assert not re.search(r"<[a-zA-Z/!]", shown)
+        assert not re.search(r"(?<!\\)\]\(", shown)
+        assert not re.search("[\x1b\u202e]", shown)
+        for table in re.findall(r"(?:^\|.*\n)+", told, re.MULTILINE):
+            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+            assert len(widths) == 1
+
+
+def test_a_report_tells_figures_charts_and_questions(plain: Path) -> None:
+    page = (plain / "report.html").read_text(encoding="utf-8")
+    text = (plain / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    assert page.count("<svg") == 3
+    assert not re.search(r"#0[1-4]0[1-4]", page)
+    for words in (
+        *("sequential@2 is what others are compared with: response F1", "Quality of answers"),
+        *("each arm against its base", "by kind of question", "Time to the first token", "Work"),
+        *("When was the lighthouse built?", "In 1811.", "rag-windows", "machine"),
+    ):
+        assert words in text
+        assert words in page
+    # Three questions, with their passages, the attention on them and the evidence.
+    assert page.count('class="example"') == 3
+    assert page.count('class="badge">evidence') >= 3
+    assert page.count('class="fill"') >= 5
+    assert "Its lamp burnt oil until 1902" in page
+
+
+def test_the_same_run_makes_the_same_report(plain: Path, run: Run, tmp_path: Path) -> None:
+    for name in "ab":
+        assert run("eval", "report", plain, "--out", tmp_path / name).exit_code == 0
+    for file in ("report.html", "report.md"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_several_runs_stand_side_by_side(
+    plain: Path, hostile: Path, run: Run, tmp_path: Path
+) -> None:
+    found = run("eval", "report", plain, hostile, plain, "--out", tmp_path, "--json")
+    assert len(json.loads(found.stdout)["runs"]) == 3
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "All runs" in page
+    assert "not between runs" in page
+    ids = Tags(page).values("id")
+    assert len(set(ids)) == len(ids)
+
+
+def test_what_is_not_there_is_said(
+    reported: Reported, run: Run, folders: Path, tmp_path: Path
+) -> None:
+    kept = reported("short", "--methods", "sequential,ape", "--top-k", "1", "--speed", "0")
+    out = tmp_path / "short"
+    shutil.copytree(kept, out)
+    lines = (out / "records.jsonl").read_text().splitlines(keepends=True)
+    failed = {**json.loads(lines[1]), "answer": "", "error": "Too\x1b long.", "left_out": 3}
+    cut = {**json.loads(lines[0]), "finish_reason": "length"}
+    (out / "records.jsonl").write_text(f"{json.dumps(cut)}\n{json.dumps(failed)}\n{lines[2]}")
+    found = run("eval", "report", out)
+    assert found.exit_code == 0, found.stderr
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for told in (page, (out / "report.md").read_text().replace("\\", "")):
+        assert "answers are missing (sequential@1 1, ape@1 2)" in told.replace("&#39;", "'")
+        assert "figures are of the 1 of 3 questions" in told
+        assert "ape@1 has no answer to 1 question because of an error" in told
+        assert "1 answer of sequential@1 ended at the limit" in told
+        assert "ape@1 left out 3 passages in 1 question" in told
+        assert "Run with --speed 20" in told
+        assert "Run it with several, such as --top-k 1,5,20" in told
+        assert "There are no intervals" in told
+    assert "Error: Too\\x1b long." in page
+    assert "not asked yet" in page
+    assert "Not finished" in found.stdout
+    (out / "records.jsonl").write_text("")
+    empty = run("eval", "report", out)
+    assert "no question yet that every arm was asked" in empty.stdout
+    assert "There are no figures yet" in (out / "report.html").read_text()
+
+
+def test_without_matplotlib_the_extra_is_named(
+    plain: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found = run("eval", "report", plain, "--out", tmp_path / "new")
+    assert found.exit_code == 2
+    assert ".[eval]" in found.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def estimate(value: float, low: float, high: float) -> Any:
+    return SimpleNamespace(value=value, low=low, high=high, bounded=low == low)
+
+
+@pytest.mark.parametrize(
+    ("p", "holm", "points", "tone", "end"),
+    [
+        (0.41, 0.41, -0.4, "same", "no difference shown (p 0.41, corrected 0.41)."),
+        (0.003, 0.006, -2.0, "worse", "a loss of 2.0 points is shown (p 0.003, corrected 0.006)."),
+        (0.0001, 0.0001, 3.0, "better", "a gain of 3.0 points is shown (p < 0.001, corrected"),
+        (0.03, 0.09, -2.0, "same", "no difference shown once all arms are tested together"),
+        (None, None, -2.0, "same", "the difference was not tested."),
+    ],
+)
+def test_a_verdict_says_what_the_test_says(
+    p: float | None, holm: float | None, points: float, tone: str, end: str
+) -> None:
+    kept, difference = estimate(98.1, 95.2, 101.3), estimate(points, -1.0, 0.3)
+    against = SimpleNamespace(base="base", difference=difference, retention=kept, p=p, p_holm=holm)
+    result = SimpleNamespace(metric="response_f1", against=against, estimate=kept)
+    arm: Any = SimpleNamespace(name="ape", results=[result])
+    text, found = verdict(arm, {"base"})
+    assert text.startswith("ape keeps 98.1 (95.2 to 101.3) percent of base's response F1; ")
+    assert end in text
+    assert found == tone
+    kept.value = kept.low = kept.high = float("nan")
+    assert "nan" not in verdict(arm, {"base"})[0]
+
+
+OVERLAPS = """() => {
+  const found = [];
+  for (const svg of document.querySelectorAll('figure.chart svg')) {
+    const frame = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll('text')].map(
+      t => [t.textContent, t.getBoundingClientRect()]);
+    texts.forEach(([a, r], i) => {
+      if (r.left < frame.left - 2 || r.right > frame.right + 2 || r.top < frame.top - 2
+          || r.bottom > frame.bottom + 2) found.push(['cut', a]);
+      for (const [b, o] of texts.slice(i + 1)) {
+        const wide = Math.min(r.right, o.right) - Math.max(r.left, o.left);
+        const high = Math.min(r.bottom, o.bottom) - Math.max(r.top, o.top);
+        if (wide > 1 && high > 3) found.push(['over', a, b]);
+      }
+    });
+  }
+  return found;
+}"""
+SUMS = """() => {
+  const sum = (name, one) => getComputedStyle(one)[name].match(/[0-9]+/g)
+    .slice(0, 3).reduce((a, b) => a + +b, 0);
+  const label = document.querySelector('figure.chart svg text');
+  return [sum('backgroundColor', document.body), sum('color', document.body), sum('fill', label)];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is on the path")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=flags)
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desk", "phone"])
+@pytest.mark.parametrize("name", ["plain", "hostile"])
+def test_a_page_stays_inside_itself_in_a_browser(
+    browser: Any, request: pytest.FixtureRequest, name: str, size: tuple[int, int], scheme: str
+) -> None:
+    path: Path = request.getfixturevalue(name) / "report.html"
+    viewport = {"width": size[0], "height": size[1]}
+    page = browser.new_page(viewport=viewport, color_scheme=scheme)
+    asked: list[str] = []
+    said: list[str] = []
+    page.on("request", lambda one: asked.append(one.url))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda one: said.append(one.text))
+    page.goto(path.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert page.evaluate("document.scrollingElement.scrollWidth") == size[0]
+    assert (asked, said) == ([path.as_uri()], [])
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate(OVERLAPS) == []
+    ground, ink, label = page.evaluate(SUMS)
+    assert (ground < ink) == (scheme == "dark")
+    assert label == ink
+    page.close()

@@ -1,0 +1,409 @@
+"""`rag-windows eval icl` and `eval long`: what is asked, of what data, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rag_windows import WindowedLM
+from rag_windows.cli.render import progress
+from rag_windows.evaluation.icl import IclTask, drawn
+from rag_windows.evaluation.long import LongTask
+from tests.blackbox.conftest import Run
+from tests.blackbox.test_evaluation import one_line, records, scores
+
+Rows = list[dict[str, Any]]
+Eval = Callable[..., Any]
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def labelled(count: int = 24, labels: str = "ud") -> Rows:
+    train = [
+        {"text": f"text no. {i}", "label": labels[i % len(labels)], "split": "train"}
+        for i in range(count)
+    ]
+    test = [
+        {"text": f"text {'very ' * i}new", "label": labels[i % len(labels)], "split": "test"}
+        for i in range(5)
+    ]
+    return train + test
+
+
+QUESTIONS: Rows = [
+    {"question": "a or b?", "choices": ["b", "a"], "answer": 1, "split": "train"},
+    {"question": "c or d?", "choices": ["c", "d"], "answer": "c", "split": "train"},
+    {
+        "question": "e?",
+        "choices": ["yes", "no", "yes, I think"],
+        "answer": 0,
+        "context": "e is.",
+        "split": "test",
+    },
+    {"question": "f?", "choices": ["no", "never"], "answer": "never", "split": "test"},
+]
+
+
+@pytest.fixture
+def icl(run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Eval:
+    """Run `eval icl` over some lines on a small model: its records, and passages by digest."""
+    monkeypatch.chdir(tmp_path)
+
+    def asked(rows: Rows, *options: str, methods: str = "pcw") -> Any:
+        task = write(tmp_path / "task.jsonl", *rows)
+        model = ("--task", task, "--model", small_folder, "--methods", methods)
+        result = run("eval", "icl", *model, "--out", "out", "--fresh", *options)
+        assert result.exit_code == 0, result.stderr
+        texts = tmp_path / "out" / "passages.jsonl"
+        lines = texts.read_text().splitlines() if texts.exists() else []
+        found = {one["text"]: one["passage"] for one in map(json.loads, lines)}
+        return records(tmp_path / "out"), found
+
+    return asked
+
+
+def test_texts_are_labelled_as_classify_does(icl: Eval, small_lm: WindowedLM) -> None:
+    options = ("--shots", "10", "--windows", "3", "--normalize", "mean", "--calibrate-with", "N/A")
+    found, texts = icl(labelled(), *options, "--system", "Judge.")
+    windows = [texts[one["text"]] for one in found[0]["passages"]]
+    assert [one["id"] for one in found[0]["passages"]] == ["window 1", "window 2", "window 3"]
+    shown = [tuple(line.split(": ")) for line in "\n".join(windows).split("\n")]
+    assert Counter(label for _, label in shown) == {"u": 5, "d": 5}
+    expected = small_lm.classify(
+        [f"text {'very ' * i}new" for i in range(5)],
+        shown,
+        ["u", "d"],
+        method="pcw",
+        prefix="Judge.",
+        windows=3,
+        normalize="mean",
+        calibrate_with="N/A",
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert (one["answer"], one["finish_reason"]) == (other.label, "chosen")
+        assert one["scores"] == pytest.approx(dict(other.scores), abs=1e-4)
+
+
+def test_the_second_method_and_the_second_text_encode_nothing(icl: Eval) -> None:
+    found, _ = icl(labelled(), "--shots", "24", "--windows", "4", methods="pcw,ape")
+    counts = [(one["windows_encoded"], one["windows_reused"]) for one in found]
+    assert counts == [(4, 0)] + [(0, 4)] * 9
+    assert found[0]["cached_tokens"] == 0
+    assert 0 < found[5]["cached_tokens"] < found[5]["prompt_tokens"]
+    blind, _ = icl(labelled(), "--shots", "0")
+    assert all(one["passages"] == [] for one in blind)
+
+
+def test_one_after_the_other_as_many_are_read_as_fit(icl: Eval) -> None:
+    found, texts = icl(labelled(200), "--shots", "200", methods="sequential,pcw")
+    one, windowed = found[0], found[5]
+    read = [texts[each["text"]] for each in one["passages"]]
+    assert one["left_out"] == 200 - sum(len(text.split("\n")) for text in read) > 0
+    assert all(each["spans"] == [] for each in one["passages"])
+    # The model has 1,024 positions, and one more demonstration takes some 15 of them.
+    assert 1024 - 25 <= found[4]["prompt_tokens"] <= 1024
+    assert windowed["left_out"] == 0
+    assert all(len(each["spans"]) == 1 for each in windowed["passages"])
+
+
+def test_a_text_that_fits_nowhere_is_refused_alone(
+    icl: Eval, run: Run, tmp_path: Path, small_folder: Path
+) -> None:
+    found, _ = icl(labelled(), "--shots", "24")
+    long = {"text": "long " * 300, "label": "u", "split": "test"}
+    task = write(tmp_path / "long.jsonl", *labelled(), long)
+    options = ("--model", small_folder, "--methods", "pcw", "--shots", "24", "--out", "long")
+    result = run("eval", "icl", "--task", task, *options)
+    assert result.exit_code == 2
+    assert "1 answer is missing" in result.stderr
+    assert "1024 positions" in result.stderr
+    kept = {one["key"]: one for one in records(tmp_path / "long")}
+    for one in found:
+        assert kept[one["key"]]["scores"] == pytest.approx(one["scores"], abs=1e-4)
+
+
+def test_questions_are_answered_by_text_or_letter(icl: Eval, small_lm: WindowedLM) -> None:
+    found, texts = icl(QUESTIONS, "--shots", "2")
+    (shown,) = (texts[one["text"]] for one in found[0]["passages"])
+    assert set(shown.split("\n\n")) == {
+        "Question: a or b?\nAnswer: a",
+        "Question: c or d?\nAnswer: c",
+    }
+    for one, query, choices in (
+        (found[0], "e is.\nQuestion: e?\nAnswer:", ["yes", "no", "yes, I think"]),
+        (found[1], "Question: f?\nAnswer:", ["no", "never"]),
+    ):
+        assert list(one["scores"]) == choices
+        for score in small_lm.score(query, [shown], choices, method="pcw")[1:]:
+            assert one["scores"][score.choice] == pytest.approx(score.mean_logprob, abs=1e-4)
+    found, texts = icl(QUESTIONS, "--shots", "2", "--choices", "letters")
+    (shown,) = (texts[one["text"]] for one in found[0]["passages"])
+    assert "Question: a or b?\nA. b\nB. a\nAnswer: B" in shown
+    query = "e is.\nQuestion: e?\nA. yes\nB. no\nC. yes, I think\nAnswer:"
+    expected = [
+        one.logprob for one in small_lm.score(query, [shown], ["A", "B", "C"], method="pcw")
+    ]
+    assert list(found[0]["scores"].values()) == pytest.approx(expected, abs=1e-4)
+
+
+def test_each_seed_shows_its_own_and_few_texts_are_drawn(icl: Eval, tmp_path: Path) -> None:
+    found, _ = icl(labelled(), "--shots", "8", "--demo-seed", "0,1", "--limit", "3")
+    assert len(found) == 6
+    assert found[0]["passages"] != found[3]["passages"]
+    keys = [one["key"] for one in found]
+    assert [key.removesuffix("/seed 0") for key in keys[:3]] == [
+        key.removesuffix("/seed 1") for key in keys[3:]
+    ]
+    settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]["task"]
+    assert settings["labels"] == ["u", "d"]
+    assert settings["baselines"].keys() == {"chance", "majority"}
+    assert [one["metric"] for one in scores(tmp_path / "out")["arms"][0]["results"]] == [
+        *("accuracy", "macro_f1"),
+    ]
+
+
+def test_labels_take_turns_until_they_run_out(tmp_path: Path) -> None:
+    rows = [{"text": str(i), "label": "abc"[0 if i < 20 else 1 + i % 2]} for i in range(26)]
+    items = IclTask.open(str(write(tmp_path / "a.jsonl", *rows))).data.test
+    order = drawn(items, 3, balanced=True)
+    assert sorted(one.key for one in order) == sorted(one.key for one in items)
+    for start in range(0, 9, 3):
+        assert {one.label for one in order[start : start + 3]} == {"a", "b", "c"}
+    assert [one.label for one in order[9:]] == ["a"] * 17
+    assert order == drawn(items, 3, balanced=True) != drawn(items, 4, balanced=True)
+    # Which label leads a round is drawn, too.
+    assert len({drawn(items, seed, balanced=True)[0].label for seed in range(20)}) == 3
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """A module `datasets` of our own; what was asked of it."""
+    asked: list[tuple[Any, ...]] = []
+    rows = {
+        "train": [{"sentence": f"text {i} ", "label": i % 2} for i in range(10)],
+        "validation": [{"sentence": "  ", "label": 0}, {"sentence": "fine", "label": 1}],
+    }
+
+    def load_dataset(path: str, name: str | None = None, *, split: str) -> Rows:
+        asked.append((path, name, split))
+        if path != "nyu-mll/glue":
+            raise ConnectionError("Couldn't reach it\nand more")
+        return rows[split]
+
+    module = ModuleType("datasets")
+    module.load_dataset = load_dataset  # type: ignore[attr-defined] # a module of our own
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return asked
+
+
+def test_a_named_task_comes_from_the_hub_or_from_files(
+    hub: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    task = IclTask.open("sst2")
+    assert hub == [("nyu-mll/glue", "sst2", "train"), ("nyu-mll/glue", "sst2", "validation")]
+    (example,) = task.examples
+    assert (example.question, example.references[0].text) == ("fine", "positive")
+    shown = task.template.show(task.shown(2, 0)[0])
+    assert re.fullmatch(r"Review: text \d\nSentiment: (posi|nega)tive", shown)
+    assert task.template.separator == "\n==\n"
+    assert task.settings["data"]["hub"] == "nyu-mll/glue"
+    other = IclTask.open("sst2", wording="structured-prompting")
+    assert other.template.ask("fun") == "Sentence: fun Sentiment:"
+    rows = [{"text": "a", "label": "ENTY"}, {"text": "b", "label": "human"}]
+    file = str(write(tmp_path / "a.jsonl", *rows))
+    local = IclTask.open("trec", test=file, demonstrations=file)
+    assert [one.references[0].text for one in local.examples] == ["entity", "human"]
+
+
+GOOD = {"text": "a", "label": "x", "split": "train"}
+CHOICE = {"question": "Red?", "choices": ["grass", "blood"], "answer": 0, "split": "test"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"text": "a"}], "line 1, label: Field required"),
+        ([{"text": " ", "label": "x"}], "line 1, text: String should match"),
+        ([GOOD, {**GOOD, "split": "dev"}], "line 2, split: Input should be 'train' or 'test'"),
+        ([GOOD, {"text": "b", "label": "x"}], 'line 2: its "split" is missing'),
+        (
+            [GOOD, {**GOOD, "label": "z"}, {"text": "b", "label": "y", "split": "test"}],
+            "line 3: 'y' is none of the labels ['x', 'z']",
+        ),
+        ([GOOD], 'no line has "split": "test"'),
+        ([{"text": "b", "label": "x"}], "line 1: all lines have the label 'x'"),
+        ([{**GOOD, "id": "n"}, {**GOOD, "id": "n"}], """line 2: the "id" 'n'"""),
+        ([GOOD, CHOICE], "line 2, text: Field required"),
+        ([{**CHOICE, "answer": 2}], 'line 1: "answer" 2 is no choice, nor the index of one'),
+        ([{**CHOICE, "answer": "sky"}], "line 1: \"answer\" 'sky' is no choice"),
+        ([{**CHOICE, "choices": ["b"]}], "line 1, choices: List should have at least 2 items"),
+        ([{**CHOICE, "choices": ["b", "b"]}], "line 1: two of the choices are the same"),
+        ([{"question": "a", "choices": ["b", "c"]}], "line 1, answer"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(
+    run: Run, tmp_path: Path, lines: list[Any], message: str
+) -> None:
+    result = run("eval", "icl", "--task", write(tmp_path / "a.jsonl", *lines))
+    assert result.exit_code == 2
+    assert "a.jsonl" in one_line(result.stderr)
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("icl", "--task", "sst3"), "neither a file nor one of agnews, mr, sst2"),
+        (("icl", "--task", "a.jsonl"), "a.jsonl"),
+        (("icl", "--task", "a.jsonl", "--test", "b.jsonl"), "--test goes with a named task"),
+        (("icl", "--task", "mr", "--demos", "b.jsonl"), "give --test FILE"),
+        (("icl", "--task", "mr", "--label", "a"), "labels of its own"),
+        (("icl", "--task", "sst5"), "Couldn't reach it); without a network, give local files"),
+        (("icl", "--task", "q.jsonl", "--label", "a"), "bring their own choices"),
+        (("icl", "--task", "q.jsonl", "--windows", "2", "--window-tokens", "9"), "not both"),
+        (("icl", "--task", "q.jsonl", "--shots", "5"), "5 demonstrations are asked for"),
+        (("icl", "--task", "q.jsonl", "--shots", "-1"), "--shots"),
+        (("icl", "--task", "q.jsonl", "--demo-seed", "1,1"), "--demo-seed '1,1'"),
+        (("long", "--passages", "0"), "--passages '0' is no list of different whole numbers"),
+        (("long", "--positions", "0,2"), "--positions '0,2'"),
+        (("long", "--positions", "nan"), "--positions 'nan'"),
+        (("long", "--questions", "81"), "The samples have 80 questions, not 81"),
+        (("long", "--passages", "6", "--task", "n.jsonl"), "'1' of n has 1"),
+        (("long", "--haystack", "empty"), "empty"),
+        (("chatrag", "--data", "x", "--dataset", "quac", "--top-k", "5;6"), "--top-k '5;6'"),
+    ],
+)
+def test_what_can_not_be_asked_is_refused_before_any_work(
+    run: Run,
+    tmp_path: Path,
+    hub: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    write(Path("q.jsonl"), *QUESTIONS)
+    write(Path("n.jsonl"), *({"question": "?", "answer": "a", "needle": f"n{i}"} for i in range(2)))
+    result = run("eval", *options)
+    assert result.exit_code == 2
+    assert message in one_line(result.stderr)
+
+
+def test_methods_get_the_numbers_of_options_and_profile(
+    icl: Eval, run: Run, tmp_path: Path
+) -> None:
+    options = ("--shots", "2", "--rag-temperature", "0.5", "--link-tokens", "8")
+    icl(labelled(), *options, methods="sequential,ape,pcw,ape:temperature=0.7")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    methods = [one["method"] for one in manifest["settings"]["arms"].values()]
+    assert [one["name"] for one in methods] == ["sequential", "linked", "linked", "linked"]
+    readers = [one["reader"] for one in methods[1:]]
+    assert [one.get("temperature") for one in readers] == [0.5, None, 0.7]
+    assert all(one["tokens"] == 8 for one in methods[1:])
+
+
+def test_a_needle_stands_at_each_place_among_the_same_passages(tmp_path: Path) -> None:
+    made = LongTask.open(sizes=(1, 4, 9), depths=(0.0, 0.25, 0.5, 0.75, 1.0), questions=3)
+    again = LongTask.open(sizes=(9,), depths=(0.5,), questions=3)
+    assert len(made.examples) == 3 * (1 + 4 + 5)
+    one, *rest = made.examples[:10]
+    # 1 of 3 steps is nearer to 25% than to 50%, and 2 of 3 to 75%.
+    assert [each.kinds[-1] for each in (one, *rest)] == [
+        *("1 passage", "position 0%", "position 25%", "position 75%", "position 100%"),
+        *(f"position {depth}%" for depth in (0, 25, 50, 75, 100)),
+    ]
+    (needle,) = one.passages or ()
+    assert one.references[0].text in needle.text
+    for each in rest:
+        passages = list(each.passages or ())
+        assert passages.index(needle) == each.details["index"]
+        passages.remove(needle)
+        assert (
+            passages == [two for two in rest[-1].passages or () if two != needle][: len(passages)]
+        )
+        assert not any(str(needle.title) in f"{two.title} {two.text}" for two in passages)
+    assert again.examples[0].passages == made.examples[7].passages
+
+
+def texts(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(6):
+        words = " ".join(f"Word{number}x{i} stays here." for i in range(40))
+        (folder / f"{number}.txt").write_text(words, encoding="utf-8")
+    return folder
+
+
+def test_invented_needles_stand_inside_texts(tmp_path: Path) -> None:
+    folder = str(texts(tmp_path / "texts"))
+    options: dict[str, Any] = {"sizes": (1, 5), "depths": (0.0,), "questions": 8}
+    task = LongTask.open(haystack=folder, passage_words=60, **options)
+    assert (task.name, task.prefix is None) == ("long/texts", False)
+    assert LongTask.open(haystack=folder, passage_words=60, **options).examples == task.examples
+    for example in task.examples[1::2]:
+        needle, *others = example.passages or ()
+        name = re.fullmatch(r"What is the secret number of (\w+ \w+)\?", example.question)
+        assert name is not None
+        code = example.references[0].text
+        before, _, behind = needle.text.partition(f"The secret number of {name[1]} is {code}.")
+        assert len(before) > 50 < len(behind)
+        assert before.endswith("here. ")
+        assert not any(code in one.text or name[1] in one.text for one in others)
+
+
+def test_a_file_brings_needles_and_haystacks(tmp_path: Path) -> None:
+    own = {"question": "q0?", "answers": ["a0", "b0"], "needle": "n0", "haystack": ["h1", "h2"]}
+    rows = [{"question": f"q{i}?", "answer": f"a{i}", "needle": f"n{i}"} for i in range(1, 5)]
+    path = str(write(tmp_path / "some.jsonl", own, *rows))
+    options: dict[str, Any] = {"sizes": (3,), "depths": (0.0, 1.0)}
+    task = LongTask.open(path, **options)
+    read = [[one.text for one in each.passages or ()] for each in task.examples]
+    assert read[:2] == [["n0", "h1", "h2"], ["h1", "h2", "n0"]]
+    assert {text for texts_ in read[2:] for text in texts_} == {f"n{i}" for i in range(5)}
+    assert len(task.examples[0].references) == 2
+    hidden = LongTask.open(path, haystack=str(texts(tmp_path / "texts")), **options)
+    assert all("stays here" in one.text for one in (hidden.examples[2].passages or ())[1:])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"needle": None}, "line 1, needle"),
+        ({"question": " "}, "line 1, question: String should match"),
+        ({"answer": []}, "line 1, answer"),
+        ({"haystack": "h"}, "line 1, haystack: Input should be a valid list"),
+    ],
+)
+def test_a_wrong_needle_is_named(
+    run: Run, tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    row = {"question": "q?", "answer": "a", "needle": "n", **changed}
+    result = run("eval", "long", "--task", write(tmp_path / "a.jsonl", row))
+    assert result.exit_code == 2
+    assert message.replace("list", "") in one_line(result.stderr)
+
+
+def test_batch_jobs_are_told_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.05")
+    with progress("Answering\x1b") as told:
+        told(4, 10)  # by an earlier run
+        time.sleep(0.08)
+        told(6, 1_000_000)
+        time.sleep(0.08)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == "Answering\\x1b: 4 of 10, 0 s so far."
+    assert re.fullmatch(r"Answering.* 6 of 1000000 \(\d+ h \d\d min left\), 0 s so far\.", second)
