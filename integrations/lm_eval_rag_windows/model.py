@@ -21,7 +21,7 @@ from lm_eval.models.utils_hf import stop_sequences_criteria
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from lm_eval_rag_windows.prompts import ChatContext, ChatWriter, Cut, Cutter, Examples, Ids, Prompts
+from lm_eval_rag_windows.prompts import ChatContext, ChatWriter, Cut, Ids, Prompts
 from rag_windows import Method, PassageCache, Profile, WindowedLM, __version__
 from rag_windows.errors import InputError, LimitError, MethodError, ModelError, PromptError
 from rag_windows.integration import (
@@ -137,17 +137,23 @@ class RagWindowsLM(TemplateLM):
                 "over several accelerators."
             )
         # Before gigabytes are loaded.
-        whole_number("max_gen_toks", max_gen_toks)
-        for name, value in (("max_window_tokens", max_window_tokens), ("max_length", max_length)):
+        for name, value, least in (
+            ("max_window_tokens", max_window_tokens, 1),
+            ("max_length", max_length, 1),
+            ("max_gen_toks", max_gen_toks, 1),
+            ("num_fewshot", num_fewshot, 0),
+            ("examples_per_window", examples_per_window, 1),
+            ("windows", windows, 1),
+        ):
             if value is not None:
-                whole_number(name, value)
-        self._examples = Examples(
-            delimiter=_unescaped(fewshot_delimiter),
-            shots=num_fewshot,
-            each=examples_per_window,
-            windows=windows,
-            before=_unescaped(prefix),
-        )
+                whole_number(name, value, least)
+        if examples_per_window is not None and windows is not None:
+            raise InputError(
+                "examples_per_window and windows can't both be given; leave one of them out."
+            )
+        texts = (fewshot_delimiter, prefix)
+        if not fewshot_delimiter or not all(isinstance(text, str) for text in texts):
+            raise InputError(f"fewshot_delimiter and prefix must be texts, got {texts!r}.")
         self.lm = _load(
             pretrained,
             tokenizer=tokenizer,
@@ -177,10 +183,20 @@ class RagWindowsLM(TemplateLM):
         boundary = Boundary(self.tokenizer)
         if parse_special_tokens:
             boundary = Boundary(self.tokenizer, tuple(boundary.controls.by_content))
-        bos = str(self.tokenizer.decode([self.prefix_token_id]))
-        self._cutter = Cutter(self.tokenizer, boundary, add_bos_token=add_bos_token, bos=bos)
+        self._prefix = prefix
+        self._shown = {"examples_per_window": examples_per_window, "windows": windows}
         self.prompts = Prompts(
-            self.lm, self._examples, boundary, self._cutter, self._max_length, self._window
+            self.lm,
+            boundary,
+            str(self.tokenizer.decode([self.prefix_token_id])),
+            add_bos_token=add_bos_token,
+            delimiter=_unescaped(fewshot_delimiter),
+            shots=num_fewshot,
+            each=examples_per_window,
+            windows=windows,
+            before=_unescaped(prefix),
+            max_length=self._max_length,
+            max_window_tokens=self._window,
         )
         # How many requests had so many windows; sets of prefix and windows, and what they cost.
         # Requests without any prompt, as for perplexity, are left out.
@@ -227,8 +243,7 @@ class RagWindowsLM(TemplateLM):
             "rag_windows": {
                 "version": __version__,
                 "method": describe(self.lm.method),
-                "examples_per_window": self._examples.each,
-                "windows": self._examples.windows,
+                **self._shown,
                 "max_window_tokens": self._window,
                 "windows_split": self.prompts.split,
                 "prompts_truncated": self.prompts.truncated,
@@ -247,7 +262,7 @@ class RagWindowsLM(TemplateLM):
         Raises:
             PromptError: see `ChatWriter`.
         """
-        if self._examples.before:
+        if self._prefix:
             raise PromptError(
                 "prefix= is for prompts without a chat template; give --system_instruction instead."
             )
@@ -266,7 +281,7 @@ class RagWindowsLM(TemplateLM):
             add_special_tokens: False leaves out what stands before a prompt.
             kwargs: of the harness; none has a meaning here.
         """
-        return list(self._cutter.text(string, leading=add_special_tokens is not False))
+        return list(self.prompts.text(string, leading=add_special_tokens is not False))
 
     # What it computes
 
@@ -407,7 +422,7 @@ class RagWindowsLM(TemplateLM):
     def _pair(self, context: str, continuation: str, doc: Any, name: str) -> tuple[Cut, Ids]:
         """A prompt and what follows it; without a prompt, the model's first token stands for it."""
         if context == "":
-            first, ids = self.prefix_token_id, self._cutter.text(continuation, leading=False)
+            first, ids = self.prefix_token_id, self.prompts.text(continuation, leading=False)
             cut, ids = Cut((), (), (first,)), ids[1:] if ids[:1] == (first,) else ids
         else:
             cut, ids = self.prompts.pair(context, continuation, doc)
@@ -433,10 +448,8 @@ def _named(request: Instance) -> Iterator[str]:
         raise kind(f"{name}: {error}") from error
 
 
-def _unescaped(text: Any) -> str:
+def _unescaped(text: str) -> str:
     r"""A text of the command line, in which ``\n`` and ``\t`` stand for the characters."""
-    if not isinstance(text, str):
-        raise InputError(f"fewshot_delimiter and prefix must be texts, got {text!r}.")
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 

@@ -19,14 +19,13 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from rag_windows import WindowedLM
-from rag_windows.errors import InputError, LimitError, PromptError
+from rag_windows.errors import LimitError, PromptError
 from rag_windows.integration import (
     Boundary,
     ChatTemplate,
     Conversation,
     Piece,
     leading_ids,
-    whole_number,
 )
 
 Ids = tuple[int, ...]
@@ -42,12 +41,9 @@ NEIGHBOURHOOD = 16
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """Character offsets into a prompt.
+    """Where examples start (a description may stand before) and each ends, in characters.
 
-    Attributes:
-        start: where the examples begin; before it stands a description of the task, or nothing.
-        ends: where each example ends, its delimiter included. The question follows the last one.
-            Empty where there are no examples; then all of the prompt is the question.
+    Behind the last one stands the question.
     """
 
     start: int = 0
@@ -69,12 +65,6 @@ def find_borders(
        example ends with such a part. One part more in the first example than in all others is the
        description. A question of one line needs several such parts at equal distances.
     3. Otherwise each part is an example.
-
-    Args:
-        text: the prompt.
-        delimiter: what the task puts behind an example.
-        shots: how many examples there are; None if that is not known.
-        doc: the document that the question was made of.
     """
     found = (match.span() for match in re.finditer(re.escape(delimiter), text))
     ends = [end for begin, end in found if text[:begin].strip() and text[end:].strip()]
@@ -139,7 +129,7 @@ class ChatContext(str):
     Attributes:
         pieces: the same text; what the template wrote is trusted, messages are not.
         borders: of the turns that are examples; None where all stands in one user message.
-        content: start and end of that message, in characters; None with ``borders``.
+        content: start and end of that message.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -152,11 +142,7 @@ class ChatContext(str):
 
 
 class ChatWriter:
-    """Writes conversations with examples by a tokenizer's chat template.
-
-    Raises:
-        PromptError: there is no template, or an argument in ``kwargs`` that is set here.
-    """
+    """Writes conversations with examples by a tokenizer's chat template."""
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
         if not getattr(tokenizer, "chat_template", None):
@@ -177,15 +163,9 @@ class ChatWriter:
         self._behind_answers = text.rpartition(_MARK)[2] if _MARK in text else ""
 
     def write(self, history: Sequence[Mapping[str, Any]], *, answered: bool = False) -> ChatContext:
-        """Render a conversation whose last user turn is the question.
+        """Render a conversation of examples, each ended by the assistant, and the question.
 
-        Args:
-            history: ``{"role": ..., "content": ...}`` each; turns that an assistant's message ends
-                are examples.
-            answered: whether the last message is how the assistant's answer begins.
-
-        Raises:
-            PromptError: the template refuses the conversation, or can't be followed.
+        ``answered``: the last message is how the assistant's answer begins.
         """
         if answered and (not history or history[-1].get("role") != "assistant"):
             raise PromptError(
@@ -230,77 +210,11 @@ class ChatWriter:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A prompt in token ids: joined in this order, they are those of the prompt in one go.
-
-    Attributes:
-        prefix: what all windows see.
-        windows: none of them empty.
-        question: the rest.
-    """
+    """A prompt in token ids: joined in this order, they are those of the prompt in one go."""
 
     prefix: Ids
     windows: tuple[Ids, ...]
     question: Ids
-
-
-class Cutter:
-    """Encodes prompts as the harness's own models do, and cuts the ids.
-
-    Args:
-        tokenizer: of the model.
-        boundary: made of it.
-        add_bos_token: whether a prompt begins with the beginning-of-sequence token; None asks the
-            tokenizer.
-        bos: text of the token which, where a template wrote it, is not put before it once more.
-    """
-
-    def __init__(
-        self, tokenizer: Any, boundary: Boundary, *, add_bos_token: bool | None, bos: str
-    ) -> None:
-        self._boundary = boundary
-        self._bos = bos
-        if add_bos_token is None:
-            self._leading: Ids = leading_ids(tokenizer)
-        else:
-            bos_id = tokenizer.bos_token_id if add_bos_token else None
-            self._leading = () if bos_id is None else (bos_id,)
-        # A question's choices ask for one cut.
-        self.cut = lru_cache(maxsize=8)(self._cut)
-
-    def ids(self, pieces: Sequence[Piece]) -> Ids:
-        """A prompt's ids, leading ones included."""
-        written = bool(pieces and pieces[0].trusted and self._bos)
-        begun = written and pieces[0].text.startswith(self._bos)
-        ids = self._boundary.encode_pieces(pieces, "start")
-        return (*(() if begun else self._leading), *ids)
-
-    def text(self, text: str, *, leading: bool = True) -> Ids:
-        """Ids of a text as a prompt, with or without leading ones."""
-        return self.ids([Piece(text)]) if leading else tuple(self._boundary.encode(text))
-
-    def _cut(self, pieces: tuple[Piece, ...], ends: tuple[int, ...]) -> Cut:
-        """Cut a prompt; a token that reaches over an end goes to the later part as a whole.
-
-        Args:
-            pieces: the prompt.
-            ends: character offsets: of the prefix, then of each window; ascending.
-        """
-        whole, cuts = self.ids(pieces), [0]
-        for end in ends:
-            rest = self._boundary.encode_pieces(clipped(pieces, end), "text" if end else "start")
-            at = len(whole) - len(rest)
-            if whole[at:] != tuple(rest):
-                at = common_length(self.ids(clipped(pieces, 0, end)), whole)
-            cuts.append(max(cuts[-1], at))
-        parts = [whole[a:b] for a, b in itertools.pairwise([*cuts, len(whole)])]
-        prefix, question = parts[0], parts[-1]
-        windows = [ids for ids in parts[1:-1] if ids]
-        # There has to be a token that something is predicted from.
-        if not question and windows:
-            question = windows.pop()
-        elif not question:
-            prefix, question = (), prefix
-        return Cut(prefix, tuple(windows), question)
 
 
 def clipped(pieces: Sequence[Piece], start: int, end: int | None = None) -> list[Piece]:
@@ -321,62 +235,26 @@ def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examples:
-    """How examples are found in a prompt, and how windows are made of them.
+class Prompts:
+    """Encodes a run's prompts as the harness's own models do, cuts their ids, and makes them fit.
 
-    Attributes:
+    A window that is longer than it may be becomes several. What is too long then, loses tokens from
+    its left end, as with the harness's own models: the question where there are windows, the whole
+    prompt where there are none or they are read one after the other. Each time a warning is logged.
+
+    Args:
+        lm: the model, with a tokenizer.
+        boundary: turns texts into ids.
+        bos: text of the beginning-of-sequence token; where a template wrote it, it is not put
+            before the prompt once more.
+        add_bos_token: whether that token begins a prompt; None asks the tokenizer.
         delimiter: what tasks put behind an example.
         shots: how many examples a prompt has; None if that is not known, 0 for none.
         each: examples a window; None for one.
         windows: or how many windows they are spread over.
         before: text that is put before every prompt, followed by the delimiter.
-
-    Raises:
-        InputError: values that make no sense, or no sense together.
-    """
-
-    delimiter: str = "\n\n"
-    shots: int | None = None
-    each: int | None = None
-    windows: int | None = None
-    before: str = ""
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("num_fewshot", self.shots, 0),
-            ("examples_per_window", self.each, 1),
-            ("windows", self.windows, 1),
-        ):
-            if value is not None:
-                whole_number(name, value, least)
-        if self.each is not None and self.windows is not None:
-            raise InputError(
-                "examples_per_window and windows can't both be given; leave one of them out."
-            )
-        if not isinstance(self.delimiter, str) or not self.delimiter:
-            raise InputError(f"fewshot_delimiter must be a text, got {self.delimiter!r}.")
-
-    def window_ends(self, examples: Sequence[int]) -> list[int]:
-        """Ends of windows, out of the ends of examples: whole examples, in their order.
-
-        ``windows`` spreads them as evenly as whole examples allow; with fewer examples there are
-        fewer windows.
-        """
-        count = len(examples)
-        if self.windows is None:
-            each = self.each or 1
-            return [examples[min(i + each, count) - 1] for i in range(0, count, each)]
-        windows = min(self.windows, count)
-        return [examples[count * (i + 1) // windows - 1] for i in range(windows)]
-
-
-class Prompts:
-    """Takes a run's prompts apart, and makes them fit the model's positions.
-
-    A window that is longer than it may be becomes several. What is too long then, loses tokens from
-    its left end, as with the harness's own models: the question where there are windows, the whole
-    prompt where there are none or they are read one after the other. Each time a warning is logged.
+        max_length: positions that may be used.
+        max_window_tokens: tokens that a window may hold.
 
     Attributes:
         wrote_chats: whether prompts come from a chat template; set by whoever applies one.
@@ -387,44 +265,88 @@ class Prompts:
     def __init__(
         self,
         lm: WindowedLM,
-        examples: Examples,
         boundary: Boundary,
-        cutter: Cutter,
+        bos: str,
+        *,
+        add_bos_token: bool | None,
+        delimiter: str,
+        shots: int | None,
+        each: int | None,
+        windows: int | None,
+        before: str,
         max_length: int,
         max_window_tokens: int,
     ) -> None:
+        tokenizer: Any = lm.tokenizer
+        if add_bos_token is None:
+            self._leading: Ids = leading_ids(tokenizer)
+        else:
+            bos_id = tokenizer.bos_token_id if add_bos_token else None
+            self._leading = () if bos_id is None else (bos_id,)
         self._method = lm.method
-        self._examples = examples
         self._boundary = boundary
-        self._cutter = cutter
+        self._bos = bos
+        self._delimiter = delimiter
+        self._shots = shots
+        self._each = each or 1
+        self._windows = windows
+        self._before = before
         self._limit = max_length
         self._window = max_window_tokens
         self._told = False
         self.wrote_chats = False
         self.split = 0
         self.truncated = 0
+        # A question's choices ask for one cut.
+        self.cut_at = lru_cache(maxsize=8)(self._cut_at)
+
+    def ids(self, pieces: Sequence[Piece]) -> Ids:
+        """A prompt's ids, leading ones included."""
+        written = bool(pieces and pieces[0].trusted and self._bos)
+        begun = written and pieces[0].text.startswith(self._bos)
+        ids = self._boundary.encode_pieces(pieces, "start")
+        return (*(() if begun else self._leading), *ids)
+
+    def text(self, text: str, *, leading: bool = True) -> Ids:
+        """Ids of a text as a prompt, with or without leading ones."""
+        return self.ids([Piece(text)]) if leading else tuple(self._boundary.encode(text))
+
+    def _cut_at(self, pieces: tuple[Piece, ...], ends: tuple[int, ...]) -> Cut:
+        """Cut a prompt behind the prefix and each window, by ascending character offsets.
+
+        A token that reaches over an end goes to the later part as a whole.
+        """
+        whole, cuts = self.ids(pieces), [0]
+        for end in ends:
+            rest = self._boundary.encode_pieces(clipped(pieces, end), "text" if end else "start")
+            at = len(whole) - len(rest)
+            if whole[at:] != tuple(rest):
+                at = common_length(self.ids(clipped(pieces, 0, end)), whole)
+            cuts.append(max(cuts[-1], at))
+        parts = [whole[a:b] for a, b in itertools.pairwise([*cuts, len(whole)])]
+        prefix, question = parts[0], parts[-1]
+        windows = [ids for ids in parts[1:-1] if ids]
+        # There has to be a token that something is predicted from.
+        if not question and windows:
+            question = windows.pop()
+        elif not question:
+            prefix, question = (), prefix
+        return Cut(prefix, tuple(windows), question)
 
     def cut(self, context: str, doc: Any = None) -> Cut:
-        """Token ids of a prompt without a continuation; ``doc`` is what its question was made of.
-
-        Raises:
-            PromptError: text that can't be encoded safely.
-        """
-        return self._cutter.cut(*self._read(context, doc, len(context)))
+        """Token ids of a prompt alone; ``doc`` is what its question was made of."""
+        return self.cut_at(*self._read(context, doc, len(context)))
 
     def pair(self, context: str, continuation: str, doc: Any = None) -> tuple[Cut, Ids]:
         """Token ids of a prompt and of what follows it.
 
         White space at the end of the prompt counts to what follows, and the two are encoded
         together, as the harness's own models do.
-
-        Raises:
-            PromptError: text that can't be encoded safely.
         """
         kept = len(context.rstrip())
         pieces, ends = self._read(context, doc, kept)
-        whole = self._cutter.ids([*pieces, Piece(context[kept:] + continuation)])
-        cut = self._cutter.cut(pieces, ends)
+        whole = self.ids([*pieces, Piece(context[kept:] + continuation)])
+        cut = self.cut_at(pieces, ends)
         length = len(cut.prefix) + sum(map(len, cut.windows)) + len(cut.question)
         return cut, whole[length:]
 
@@ -467,15 +389,23 @@ class Prompts:
     def _read(self, context: str, doc: Any, kept: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
         """The prompt's pieces, up to ``kept`` characters, and the ends of prefix and windows."""
         pieces, borders = self._pieces(context, doc)
-        ends = [borders.start, *self._examples.window_ends(borders.ends)]
-        if self._examples.before and not isinstance(context, ChatContext):
-            before = self._examples.before + self._examples.delimiter
+        ends = [borders.start, *self._window_ends(borders.ends)]
+        if self._before and not isinstance(context, ChatContext):
+            before = self._before + self._delimiter
             pieces, kept = (Piece(before), *pieces), kept + len(before)
             ends = [end + len(before) for end in ends]
         return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in ends)
 
+    def _window_ends(self, examples: Sequence[int]) -> list[int]:
+        """Ends of windows out of the ends of examples, which are spread as evenly as can be."""
+        count = len(examples)
+        if self._windows is None:
+            return [examples[min(i + self._each, count) - 1] for i in range(0, count, self._each)]
+        windows = min(self._windows, count)
+        return [examples[count * (i + 1) // windows - 1] for i in range(windows)]
+
     def _pieces(self, context: str, doc: Any) -> tuple[tuple[Piece, ...], Borders]:
-        delimiter, shots = self._examples.delimiter, self._examples.shots
+        delimiter, shots = self._delimiter, self._shots
         if isinstance(context, ChatContext):
             if context.borders is not None or context.content is None:
                 return context.pieces, context.borders or Borders()

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("lm_eval")
 
-from rag_windows import InputError, LimitError, ModelLoadError, WindowedLM
+from rag_windows import InputError, LimitError, ModelLoadError
 from tests.integrations.lm_eval.models import POSITIONS, cut, ours, said, scored
 
 EXAMPLES = ["lunk blog: Daxa\n\n", "frelt: Fepor\n\n", "gidra lunk: Daxa\n\n", "sug: Wuga\n\n"]
@@ -105,25 +105,6 @@ def test_a_long_question_loses_its_beginning(caplog: pytest.LogCaptureFixture) -
         said(lm, EXAMPLES[0] + QUESTION, until=[], max_gen_toks=POSITIONS)
 
 
-def test_requests_are_kept_under_the_harness_own_names() -> None:
-    kept: dict[tuple[str, Any], Any] = {}
-
-    class Hook:
-        def add_partial(self, kind: str, args: Any, result: Any) -> None:
-            kept[kind, repr(args)] = result
-
-    lm = ours("llama3", method="ape")
-    lm.set_cache_hook(Hook())
-    context = EXAMPLES[0] + QUESTION
-    found = scored(lm, (context, " Daxa"))
-    options = {"until": ["\n"], "max_gen_toks": 3}
-    answer = said(lm, context, **options)
-    assert kept == {
-        ("loglikelihood", repr((context, " Daxa"))): found[0],
-        ("generate_until", repr((context, options))): answer[0],
-    }
-
-
 def test_sampling_follows_the_options() -> None:
     lm = ours("llama3", method="ape")
     context = EXAMPLES[0] + QUESTION
@@ -158,6 +139,8 @@ def test_options_that_can_not_be_used() -> None:
         ours("llama3", method="ape", sacle=0.8)
     with pytest.raises(InputError, match="max_length must be at least 1"):
         ours("llama3", method="ape", max_length=0)
+    with pytest.raises(InputError, match="can't both be given"):
+        ours("llama3", examples_per_window=1, windows=1)
     with pytest.raises(ModelLoadError, match="trust_remote_code"):
         type(ours("llama3"))("tiny-reader", trust_remote_code=True, device="cpu")
     with pytest.raises(InputError, match="one out"):
@@ -170,15 +153,9 @@ def test_parameters_of_the_method() -> None:
     described = info(ours("llama3", method="deep-thinking+ape", steps=2, temperature=0.8))
     assert described["method"]["steps"] == 2
     assert described["method"]["reader"]["temperature"] == 0.8
-    linked = info(ours("llama3", method="pcw", link_tokens=2))
-    assert linked["method"]["name"] == "linked"
-
-
-def test_a_wrapped_model_brings_its_method() -> None:
-    wrapped = ours("llama3", method="pcw").lm
-    again = type(ours("llama3"))(wrapped)
-    assert isinstance(wrapped, WindowedLM)
-    assert info(again)["method"]["name"] == "pcw"
+    linked = ours("llama3", method="pcw", link_tokens=2)
+    assert info(linked)["method"]["name"] == "linked"
+    assert info(type(linked)(linked.lm))["method"]["name"] == "linked"
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
