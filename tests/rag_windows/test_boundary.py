@@ -1,4 +1,6 @@
-"""Single cases at the border between text and control tokens."""
+"""No text becomes a control token, whatever it holds; nothing of it is lost; and the ids are the
+ordinary ones where those hold no control token.
+"""
 
 from __future__ import annotations
 
@@ -6,58 +8,245 @@ import unicodedata
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from rag_windows import PromptError
+from rag_windows import Passage, PromptError
 from rag_windows.prompt.builder import Prompt
 from rag_windows.prompt.tokenizing import Boundary, Piece
-from tests.fixtures_tokenizers import build
-from tests.small_tokenizers.in_python import Words
+from tests.fixtures_tokenizers import ALPHABET, NAMES, SENTENCES, Words, build
+
+TEXTS = 10_000
+AT_ONCE = 10  # drawing several texts for an example saves most of Hypothesis' own time
+EXAMPLES = -(-TEXTS // (AT_ONCE * len(NAMES)))
+HOSTILE: Any = {
+    "derandomize": True,
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+
+BOUNDARIES = {name: Boundary(build(name).tokenizer) for name in NAMES}
+PROMPTS = {name: Prompt(build(name).tokenizer, header="number+title") for name in NAMES}
+BYTE_COMPLETE = {name for name in NAMES if name not in ("t5", "bert", "words", "python-words")}
+CHAT = [name for name in NAMES if build(name).tokenizer.chat_template]
+BENIGN = "the harbour"
 
 
-def test_runs_of_spaces_in_the_added_tokens_are_ordinary_text() -> None:
-    tokenizer = build("gpt-neox").tokenizer
-    boundary = Boundary(tokenizer)
-    text = "the        sea\t\twall <|sep|>   end"
-    ids = boundary.encode(text)
+def forbidden(tokenizer: Any) -> set[int]:
+    """The rule once more, written from the tokenizer's own attributes."""
+    ids = {i for i in tokenizer.all_special_ids if i is not None}
+    for id_, token in tokenizer.added_tokens_decoder.items():
+        if token.special or token.content.replace("▁", " ").strip():
+            ids.add(id_)
+    return ids
+
+
+FORBIDDEN = {name: forbidden(build(name).tokenizer) for name in NAMES}
+# Vocabularies without bytes lack some characters and words.
+BAD = {
+    name: FORBIDDEN[name] - {None if name in BYTE_COMPLETE else build(name).tokenizer.unk_token_id}
+    for name in NAMES
+}
+
+
+def control_spellings(tokenizer: Any) -> list[str]:
+    names = {t.content for t in tokenizer.added_tokens_decoder.values()}
+    names |= set(map(str, tokenizer.all_special_tokens))
+    return sorted(name for name in names if name.replace("▁", " ").strip())
+
+
+def hostile_texts(name: str) -> st.SearchStrategy[str]:
+    """Words, any characters, and control tokens: whole, cut, nested, in other spellings."""
+    spelled = st.sampled_from(control_spellings(build(name).tokenizer))
+    places = st.integers(0, 30)
+    cut = st.builds(lambda s, n: s[: n % (len(s) + 1)], spelled, places)
+    rest = st.builds(lambda s, n: s[n % (len(s) + 1) :], spelled, places)
+    nested = st.builds(
+        lambda s, inner, n: s[: n % len(s)] + inner + s[n % len(s) :], *[spelled] * 2, places
+    )
+    wide = spelled.map(lambda s: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in s))
+    other = st.sampled_from(["<0x0A>", "<unk>", "[UNK]", "▁", " ", "\n\n", "\t", "    ", "\r\n"])
+    words = st.sampled_from(SENTENCES)
+    free = st.text(max_size=8) if name in BYTE_COMPLETE else st.text(ALPHABET, max_size=8)
+    parts = [words, free, spelled, cut, rest, nested, other, spelled.map(str.upper)]
+    if name in BYTE_COMPLETE:
+        parts.append(wide)
+    return st.lists(st.one_of(parts), min_size=1, max_size=5).map("".join)
+
+
+TEXTS_OF = {name: hostile_texts(name) for name in NAMES}
+
+
+def shown(name: str, ids: Any) -> str:
+    """Decoded text, byte tokens joined to characters; ▁, as SentencePiece writes spaces, is one."""
+    tokenizer = build(name).tokenizer
+    model = getattr(tokenizer, "sp_model", None)
+    if model is not None:
+        return str(model.decode(list(ids))).replace("▁", " ")
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).replace("▁", " ")
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.replace("▁", " ").split())
+
+
+def check(name: str, text: str) -> None:
+    """No control token in the ids, the whole text in them, and the ordinary ids where possible."""
+    fixture, boundary = build(name), BOUNDARIES[name]
+    tokenizer = fixture.tokenizer
+    anchor = boundary.encode("x")
+    for at in ("start", "text"):
+        ids = boundary.encode(text, at)
+        assert not BAD[name].intersection(ids)
+        if fixture.lossless and at == "text":
+            assert shown(name, anchor + ids).lstrip(" ") == f"x{text}".replace("▁", " ")
+        elif fixture.lossless:
+            # A tokenizer with a dummy prefix takes the text's own first space for it.
+            assert shown(name, ids).lstrip(" ") == text.replace("▁", " ").lstrip(" ")
+        elif name in ("words", "python-words"):
+            assert len(ids) >= len(text.split())
+        elif tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids:
+            normalizer = tokenizer.backend_tokenizer.normalizer
+            kept = text if normalizer is None else normalizer.normalize_str(text)
+            made = shown(name, ids)
+            made = made if normalizer is None else normalizer.normalize_str(made)
+            assert squeezed(made) == squeezed(kept)
+    ordinary = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not FORBIDDEN[name].intersection(ordinary) and "<0x" not in text:
+        assert boundary.encode(text) == ordinary
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=EXAMPLES, **HOSTILE)
+@given(data=st.data())
+def test_hostile_texts(name: str, data: st.DataObject) -> None:
+    for text in data.draw(st.lists(TEXTS_OF[name], min_size=AT_ONCE, max_size=AT_ONCE)):
+        check(name, text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_token_whole_nested_doubled_and_cut(name: str) -> None:
+    for content in control_spellings(build(name).tokenizer):
+        half = len(content) // 2
+        for text in (
+            *(content, f" {content} ", f"the{content}sea", content * 3),
+            f"{content[:half]}{content}{content[half:]}",
+            *(f"{content[:1]}{content}", f"{content}{content[-1]}"),
+            *(content.upper(), content.title()),
+        ):
+            check(name, text)
+
+
+def controls(name: str, ids: Any) -> list[int]:
+    return [i for i in ids if i in BAD[name]]
+
+
+def check_prompt(name: str, text: str, other: str) -> None:
+    """Text in every place of a prompt leaves the control tokens that harmless words leave."""
+    hostile, harmless = (
+        PROMPTS[name].build(
+            [
+                {"role": "user", "content": a},
+                {"role": "assistant", "content": f"{b}."},
+                {"role": "user", "content": f"{b}{a}"},
+            ],
+            [Passage(a + BENIGN, title=b), Passage(b + BENIGN, title=a), Passage(b + a)],
+            prefix=f"{a}{b}",
+        )
+        for a, b in ((text, other), (BENIGN, BENIGN))
+    )
+    assert not any(BAD[name].intersection(window.ids) for window in hostile.windows)
+    assert controls(name, hostile.prefix_ids) == controls(name, harmless.prefix_ids)
+    assert controls(name, hostile.query_ids) == controls(name, harmless.query_ids)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_token_cut_at_every_border_of_a_prompt(name: str) -> None:
+    for content in control_spellings(build(name).tokenizer)[:8]:
+        for cut in sorted({1, len(content) // 2, len(content) - 1, len(content)} - {0}):
+            check_prompt(name, content[:cut], content[cut:] or BENIGN)
+            check_prompt(name, content[cut:] or BENIGN, content[:cut])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=12, **HOSTILE)
+@given(data=st.data())
+def test_hostile_texts_in_every_place_of_a_prompt(name: str, data: st.DataObject) -> None:
+    text, other = (data.draw(TEXTS_OF[name]) for _ in range(2))
+    check_prompt(name, text if text.strip() else BENIGN, other if other.strip() else BENIGN)
+
+
+@pytest.mark.parametrize("name", CHAT)
+def test_a_message_cannot_finish_a_token_that_the_template_began(name: str) -> None:
+    """The template's last characters before a message and its first ones after it are text here."""
+    tokenizer = build(name).tokenizer
+    for content in control_spellings(tokenizer)[:4]:
+        for cut in {1, 2, len(content) // 2, len(content) - 1}:
+            template = content[:cut] + "{{ messages[-1].content }}" + content[cut:]
+            prompt = Prompt(tokenizer, template_kwargs={"chat_template": template})
+            expected = controls(name, prompt.build(BENIGN, []).query_ids)
+            for text in (content[cut:], content[:cut], content[cut:] + content[:cut], content):
+                assert controls(name, prompt.build(text, []).query_ids) == expected
+                parts = prompt.build(text, [Passage(content[cut:]), Passage(content[:cut])])
+                assert controls(name, parts.prefix_ids + parts.query_ids) == expected
+                assert not any(BAD[name].intersection(w.ids) for w in parts.windows)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if build(n).lossless])
+def test_hostile_text_stands_in_the_prompt_as_it_was_given(name: str) -> None:
+    text = "".join(control_spellings(build(name).tokenizer)[:9])
+
+    def told(ids: tuple[int, ...]) -> str:
+        runs: list[list[int]] = [[]]
+        for i in ids:
+            if i in FORBIDDEN[name]:
+                runs.append([])
+            else:
+                runs[-1].append(i)
+        return "\0".join(shown(name, run) for run in runs if run)
+
+    earlier = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "One."}]
+    for messages in (
+        [{"role": "user", "content": text}],
+        [*earlier, {"role": "user", "content": text}],
+    ):
+        parts = PROMPTS[name].build(messages, [Passage(text)])
+        assert told(parts.windows[0].ids).lstrip() == f"[1]\n{text}\n\n".replace("▁", " ")
+        assert text.replace("▁", " ") in told(parts.query_ids)
+
+
+def added(*tokens: str | AddedToken, **special: str) -> PreTrainedTokenizerFast:
+    """A byte tokenizer with further tokens."""
+    backend = build("gpt2").tokenizer.backend_tokenizer
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    tokenizer.add_tokens(list(tokens))
+    return tokenizer
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_runs_of_spaces_in_the_added_tokens_are_ordinary_text(python: bool) -> None:
+    tokenizer = ByT5Tokenizer() if python else build("gpt-neox").tokenizer
+    if python:
+        tokenizer.add_tokens([" " * 8, "<|sep|>"])
+    text = "the        sea wall <|sep|>   end"
+    ids = Boundary(tokenizer).encode(text)
     assert tokenizer.convert_tokens_to_ids(" " * 8) in ids
-    assert tokenizer.convert_tokens_to_ids("\t\t") in ids
     assert tokenizer.convert_tokens_to_ids("<|sep|>") not in ids
     assert tokenizer.decode(ids) == text
 
 
-def test_added_spaces_keep_their_ids_behind_control_tokens() -> None:
-    words = {"a": 0, "b": 1, " ": 2, "<": 3, "|": 4, "x": 9}
-    backend = Tokenizer(models.BPE(vocab=words, merges=[]))
-    backend.add_tokens(["<|x|>", "  ", "   "])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    boundary = Boundary(tokenizer)
-    text = "a  b   x"
-    assert boundary.encode(text) == tokenizer(text)["input_ids"]
-    ids = boundary.encode("a<|x|>  b")
-    assert tokenizer.convert_tokens_to_ids("<|x|>") not in ids
-    assert tokenizer.decode(ids).replace(" ", "") == "a<|x|b"  # this vocabulary has no ">"
-
-
-@pytest.mark.parametrize("name", ["llama2", "gemma", "unigram", "sp-slow-bpe", "sp-slow-unigram"])
+@pytest.mark.parametrize("name", ["llama2", "gemma", "unigram", "sp-slow-bpe"])
 def test_the_name_of_a_byte_is_not_the_byte(name: str) -> None:
-    tokenizer = build(name).tokenizer
-    boundary = Boundary(tokenizer)
     for text in ("<0x0A>", "x <0x41>y\n<0x0A", "<0x<0x0A>0A>"):
-        ids = boundary.encode(text)
-        assert _decoded(tokenizer, ids) == text
-
-
-def _decoded(tokenizer: Any, ids: list[int]) -> str:
-    model = getattr(tokenizer, "sp_model", None)
-    return str(model.decode(ids) if model is not None else tokenizer.decode(ids))
+        assert shown(name, BOUNDARIES[name].encode(text)) == text
 
 
 @pytest.mark.parametrize("name", ["unigram", "unigram-nfkc", "bert", "words", "python-words"])
 def test_the_unknown_token_comes_from_unknown_characters_only(name: str) -> None:
-    tokenizer = build(name).tokenizer
-    boundary = Boundary(tokenizer)
+    tokenizer, boundary = build(name).tokenizer, BOUNDARIES[name]
     unknown = tokenizer.unk_token
     known = boundary.encode(f"the {unknown[0]} sea {unknown[-1]}")
     assert tokenizer.unk_token_id not in known
@@ -67,52 +256,23 @@ def test_the_unknown_token_comes_from_unknown_characters_only(name: str) -> None
     else:
         assert tokenizer.unk_token_id not in ids
     if name == "unigram-nfkc":  # lower-cased before it is looked up
-        assert tokenizer.unk_token_id in tokenizer("the <UNK> sea")["input_ids"]
         assert tokenizer.unk_token_id not in boundary.encode("the <UNK> sea")
     if name in ("bert", "words"):
         assert tokenizer.unk_token_id in boundary.encode("the ☃☃☃ sea")
 
 
-def test_spellings_that_the_normalizer_turns_into_control_tokens() -> None:
-    tokenizer = build("unigram-nfkc").tokenizer
-    assert tokenizer.convert_tokens_to_ids("<|end|>") in tokenizer("＜｜ＥＮＤ｜＞")["input_ids"]
-    boundary = Boundary(tokenizer)
-    ids = boundary.encode("a ＜｜ＥＮＤ｜＞ b <|END|>")
-    assert tokenizer.decode(ids) == "a <|end|> b <|end|>"
-    assert not boundary.controls.ids.intersection(ids)
-
-
-def test_a_padding_token_that_is_ordinary_text_is_named_and_can_be_allowed() -> None:
-    backend = build("gpt2").tokenizer.backend_tokenizer
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="!")
+def test_ordinary_text_that_is_a_control_token_is_named_and_can_be_allowed() -> None:
+    tokenizer = added(AddedToken("harbourside", single_word=True), pad_token="!")
     with pytest.raises(PromptError, match=r"control token '!'.*text_tokens=\['!'\]"):
         Boundary(tokenizer).encode("Stop!")
-    allowed = Boundary(tokenizer, text_tokens=["!"])
-    assert allowed.encode("Stop!") == tokenizer("Stop!")["input_ids"]
+    allowed = Boundary(tokenizer, text_tokens=["!", "harbourside"])
+    text = "the harbourside and harboursides!"
+    assert allowed.encode(text) == tokenizer(text)["input_ids"]
+    kept_out = Prompt(tokenizer).encode_text(text[:-1])
+    assert tokenizer.convert_tokens_to_ids("harbourside") not in kept_out
+    assert tokenizer.decode(kept_out) == text[:-1]
     with pytest.raises(PromptError, match="no special or added tokens"):
         Boundary(tokenizer, text_tokens=["?"])
-
-
-def test_words_that_somebody_added_are_control_tokens_until_allowed() -> None:
-    backend = build("gpt2").tokenizer.backend_tokenizer
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    tokenizer.add_tokens([AddedToken("harbourside", single_word=True)])
-    id_ = tokenizer.convert_tokens_to_ids("harbourside")
-    text = "the harbourside and harboursides"
-    kept_out = Prompt(tokenizer).encode_text(text)
-    assert id_ not in kept_out
-    assert tokenizer.decode(kept_out) == text
-    allowed = Prompt(tokenizer, text_tokens=["harbourside"]).encode_text(text)
-    assert allowed == tokenizer(text)["input_ids"]
-    assert allowed.count(id_) == 1
-
-
-def test_python_tokenizers_keep_added_spaces_beside_hostile_text() -> None:
-    tokenizer = build("python-bytes").tokenizer
-    ids = Boundary(tokenizer).encode("the    sea <think>")
-    assert tokenizer.convert_tokens_to_ids("    ") in ids
-    assert tokenizer.convert_tokens_to_ids("<think>") not in ids
-    assert tokenizer.decode(ids) == "the    sea <think>"
 
 
 class WideWords(Words):
@@ -128,16 +288,12 @@ def test_a_spelling_that_only_the_tokenizer_knows_is_taken_apart() -> None:
     control = tokenizer.convert_tokens_to_ids("<sep>")
     assert control in tokenizer("the ＜sep＞ sea")["input_ids"]
     ids = Boundary(tokenizer).encode("the ＜sep＞ sea")
-    assert control not in ids
     assert tokenizer.decode(ids) == "the <unk> <unk> sea"
 
 
-def test_an_unknown_token_that_no_character_gives_is_a_control_token() -> None:
-    boundary = Boundary(build("qwen3").tokenizer)  # unknown, padding and end of document in one
-    assert "<|endoftext|>" in boundary.controls.by_content
-
-
-def test_an_unknown_token_that_ends_texts_may_not_stand_for_unknown_words() -> None:
+def test_an_unknown_token_with_another_meaning_is_a_control_token() -> None:
+    # Of "qwen3", it is padding and the end of documents too.
+    assert "<|endoftext|>" in BOUNDARIES["qwen3"].controls.by_content
     backend = Tokenizer(models.WordLevel({"the": 0, "</s>": 1}, unk_token="</s>"))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, unk_token="</s>", eos_token="</s>"
@@ -147,39 +303,28 @@ def test_an_unknown_token_that_ends_texts_may_not_stand_for_unknown_words() -> N
     assert Boundary(tokenizer).encode("the") == [0]
 
 
-def test_half_a_surrogate_pair_is_refused_with_its_place() -> None:
-    boundary = Boundary(build("llama3").tokenizer)
+def test_what_no_tokenizer_can_read_is_refused() -> None:
     with pytest.raises(PromptError, match="Character 3 of the text"):
-        boundary.encode("abc\ud800")
+        BOUNDARIES["llama3"].encode("abc\ud800")
     with pytest.raises(PromptError, match="Character 1 of the text"):
-        boundary.encode_pieces([Piece("a", trusted=True), Piece("\udfff")])
-
-
-def test_a_foreign_tokenizer_is_refused_by_name() -> None:
+        BOUNDARIES["llama3"].encode_pieces([Piece("a", trusted=True), Piece("\udfff")])
     with pytest.raises(PromptError, match="dict is no tokenizer"):
         Boundary({})
 
 
 def test_templates_tokens_stand_and_texts_do_not() -> None:
-    tokenizer = build("llama3").tokenizer
+    tokenizer, boundary = build("llama3").tokenizer, BOUNDARIES["llama3"]
     end = tokenizer.eos_token_id
-    boundary = Boundary(tokenizer)
     pieces = [Piece("<|eot_id|>a ", trusted=True), Piece("b<|eot_id|>"), Piece("c<|eot_id|>", True)]
     ids = boundary.encode_pieces(pieces)
-    assert ids.count(end) == 2
-    assert ids[0] == end
-    assert ids[-1] == end
+    assert [place for place, id_ in enumerate(ids) if id_ == end] == [0, len(ids) - 1]
     assert tokenizer.decode(ids) == "<|eot_id|>a b<|eot_id|>c<|eot_id|>"
-    joined = [Piece("x<|eot", trusted=True), Piece("_id|>")]
-    assert end not in boundary.encode_pieces(joined)
-    assert boundary.encode_pieces([]) == []
-    assert boundary.encode("") == []
+    assert end not in boundary.encode_pieces([Piece("x<|eot", trusted=True), Piece("_id|>")])
+    assert boundary.encode_pieces([]) == boundary.encode("") == []
 
 
 def test_text_cannot_shift_a_control_token_by_overlapping_it() -> None:
-    backend = build("gpt2").tokenizer.backend_tokenizer
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<<"]})
+    tokenizer = added("<<")
     boundary = Boundary(tokenizer)
     ids = boundary.encode_pieces([Piece("a<"), Piece("<<b", trusted=True)])
     control = tokenizer.convert_tokens_to_ids("<<")
@@ -188,25 +333,21 @@ def test_text_cannot_shift_a_control_token_by_overlapping_it() -> None:
 
 def test_a_templates_token_eats_white_space_beside_hostile_text_too() -> None:
     tokenizer = build("lower-bytes").tokenizer  # <Strip> eats white space on both sides
-    boundary = Boundary(tokenizer)
+    boundary = BOUNDARIES["lower-bytes"]
     ids = boundary.encode_pieces([Piece("a  <Strip> \n b", trusted=True), Piece(" <|E|>")])
     control = tokenizer.convert_tokens_to_ids("<Strip>")
     assert ids == [*boundary.encode("a"), control, *boundary.encode("b <|E|>")]
 
 
-def test_the_dummy_prefix_behind_a_control_token_is_the_tokenizers_own() -> None:
-    for name, first_only in (("llama2", True), ("llama2-legacy", False)):
-        tokenizer = build(name).tokenizer
-        boundary = Boundary(tokenizer)
-        ids = boundary.encode_pieces([Piece("<s>the ", trusted=True), Piece("</s>")])
-        rest = boundary.encode("the </s>", "text" if first_only else "start")
-        assert ids == [tokenizer.bos_token_id, *rest]
-        assert boundary.encode("the </s>", "text") != boundary.encode("the </s>", "start")
+@pytest.mark.parametrize(("name", "at"), [("llama2", "text"), ("llama2-legacy", "start")])
+def test_the_dummy_prefix_behind_a_control_token_is_the_tokenizers_own(name: str, at: Any) -> None:
+    boundary = BOUNDARIES[name]
+    ids = boundary.encode_pieces([Piece("<s>the ", trusted=True), Piece("</s>")])
+    assert ids == [build(name).tokenizer.bos_token_id, *boundary.encode("the </s>", at)]
+    assert boundary.encode("the </s>", "text") != boundary.encode("the </s>", "start")
 
 
 def test_text_merges_with_the_templates_text_as_in_one_string() -> None:
-    tokenizer = build("llama2").tokenizer
-    boundary = Boundary(tokenizer)
     pieces = [Piece("<s>[INST] ", trusted=True), Piece("the harbour"), Piece(" [/INST]", True)]
-    whole = tokenizer("<s>[INST] the harbour [/INST]", add_special_tokens=False)["input_ids"]
-    assert boundary.encode_pieces(pieces) == whole
+    whole = build("llama2").tokenizer("<s>[INST] the harbour [/INST]", add_special_tokens=False)
+    assert BOUNDARIES["llama2"].encode_pieces(pieces) == whole["input_ids"]

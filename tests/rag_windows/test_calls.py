@@ -8,14 +8,17 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from rag_windows import CancelledGenerationError, Chunk, Generation, GenerationTimeoutError
-from rag_windows.integration import Call, Calls
-from rag_windows.integration.calls import Watch
+from rag_windows import (
+    CancelledGenerationError,
+    Chunk,
+    Generation,
+    GenerationTimeoutError,
+    integration,
+)
 from tests.rag_windows import small
 
 LONG = {"min_new_tokens": 200, "max_new_tokens": 200}
@@ -23,36 +26,28 @@ WAYS = [1, 32]
 """``max_rows``: each by itself, or together."""
 
 
-def call(**options: Any) -> Call:
-    return Call(lm=small.lm(), query="What?", passages=["a", "b c"], options=options)
+def call(**options: Any) -> integration.Call:
+    return integration.Call(lm=small.lm(), query="What?", passages=["a", "b c"], options=options)
 
 
-def text(_: Call, made: Generation) -> str:
+def text(_: integration.Call, made: Generation) -> str:
     return made.text
 
 
-def texts(_: Call, chunk: Chunk) -> Iterator[str]:
+def texts(_: integration.Call, chunk: Chunk) -> Iterator[str]:
     yield chunk.text
-
-
-def test_an_unused_watch_changes_nothing() -> None:
-    watch = Watch()
-    plain = small.lm().generate("What?", ["a", "b c"], max_new_tokens=6)
-    watched = small.lm().generate("What?", ["a", "b c"], **watch.options({"max_new_tokens": 6}))
-    watch.check()
-    assert watched.token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize("passages", [["a"], []])
 @pytest.mark.parametrize("rows", WAYS)
 def test_time_that_runs_out_is_an_error(passages: list[str], rows: int) -> None:
-    asked = Call(lm=small.lm(), query="What?", passages=passages, options=LONG)
+    asked = integration.Call(lm=small.lm(), query="What?", passages=passages, options=LONG)
     with pytest.raises(GenerationTimeoutError, match=r"after 0\.05 seconds"):
-        Calls(rows).answer(lambda: asked, text, timeout=0.05)
+        integration.Calls(rows).answer(lambda: asked, text, timeout=0.05)
 
 
 def test_encoding_is_stopped_between_passes() -> None:
-    watch, told = Watch(), []
+    watch, told = integration.calls.Watch(), []
     lm = small.lm().__class__(small.model(), small.tokenizer(), max_batch_tokens=8)
 
     def on_encoded(done: int, total: int) -> None:
@@ -69,16 +64,16 @@ def test_a_result_or_an_error_comes_to_who_waits(rows: int) -> None:
     variable = contextvars.ContextVar("variable", default="unset")
     variable.set("set")
 
-    def fail() -> Call:
+    def fail() -> integration.Call:
         raise LookupError("lost")
 
-    calls = Calls(rows, threads=1)
+    calls = integration.Calls(rows, threads=1)
     expected = small.lm().generate("What?", ["a", "b c"], max_new_tokens=4).text
 
-    def read(_: Call, made: Generation) -> tuple[str, str]:
+    def read(_: integration.Call, made: Generation) -> tuple[str, str]:
         return made.text, variable.get()
 
-    def prepare() -> Call:
+    def prepare() -> integration.Call:
         return call(max_new_tokens=4)
 
     assert asyncio.run(calls.answer_async(prepare, read)) == (expected, "set")
@@ -91,43 +86,16 @@ def test_a_result_or_an_error_comes_to_who_waits(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", WAYS)
-def test_a_cancelled_wait_ends_the_work(rows: int) -> None:
-    calls, begun = Calls(rows, threads=1), threading.Event()
-    steps: list[float] = []
-
-    def slow(*_: Any) -> bool:
-        begun.set()
-        time.sleep(0.01)
-        steps.append(time.monotonic())
-        return False
-
-    async def cancel() -> None:
-        asked = call(**LONG, stopping_criteria=[slow])
-        task = asyncio.create_task(calls.answer_async(lambda: asked, text))
-        await asyncio.to_thread(begun.wait)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
-    time.sleep(0.1)
-    made = len(steps)
-    time.sleep(0.1)
-    assert made == len(steps) < LONG["max_new_tokens"]
-    assert calls.lone()
-
-
-@pytest.mark.parametrize("rows", WAYS)
 def test_pieces_come_in_order_and_then_the_error(rows: int) -> None:
     got: list[str] = []
 
-    def read(_: Call, chunk: Chunk) -> Iterator[str]:
+    def read(_: integration.Call, chunk: Chunk) -> Iterator[str]:
         if chunk.generation is not None:
             raise LookupError("lost")
         yield chunk.text
 
     async def listen() -> None:
-        pieces = Calls(rows).stream_async(lambda: call(max_new_tokens=4), read)
+        pieces = integration.Calls(rows).stream_async(lambda: call(max_new_tokens=4), read)
         async for piece in pieces:
             got.append(piece)
 
@@ -139,24 +107,33 @@ def test_pieces_come_in_order_and_then_the_error(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", WAYS)
-@pytest.mark.parametrize("closed", [True, False])
-def test_leaving_a_stream_ends_the_work(rows: int, closed: bool) -> None:
-    calls = Calls(rows, threads=1)
+@pytest.mark.parametrize("left", ["cancelled", "closed", "collected"])
+def test_leaving_a_call_ends_the_work(rows: int, left: str) -> None:
+    calls, begun = integration.Calls(rows, threads=1), threading.Event()
     steps: list[float] = []
 
     def slow(*_: Any) -> bool:
+        begun.set()
         time.sleep(0.01)
         steps.append(time.monotonic())
         return False
 
+    def prepare() -> integration.Call:
+        return call(**LONG, stopping_criteria=[slow])
+
     async def leave() -> None:
-        asked = call(**LONG, stopping_criteria=[slow])
-        pieces = calls.stream_async(lambda: asked, texts)
-        if closed:
-            async with aclosing(pieces):
-                await anext(pieces)
+        if left == "cancelled":
+            task = asyncio.create_task(calls.answer_async(prepare, text))
+            await asyncio.to_thread(begun.wait)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return
+        pieces = calls.stream_async(prepare, texts)
+        await anext(pieces)
+        if left == "closed":
+            await pieces.aclose()
         else:
-            await anext(pieces)
             del pieces
             gc.collect()
 
@@ -165,3 +142,4 @@ def test_leaving_a_stream_ends_the_work(rows: int, closed: bool) -> None:
     made = len(steps)
     time.sleep(0.1)
     assert made == len(steps) < LONG["max_new_tokens"]
+    assert calls.lone()

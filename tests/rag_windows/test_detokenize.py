@@ -1,3 +1,5 @@
+"""From tokens to text that is never taken back, and text of others made harmless to show."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from rag_windows.prompt import visible_text
 from rag_windows.prompt.detokenize import Detokenizer
 from tests.rag_windows import small
 
@@ -70,3 +73,18 @@ def test_a_possible_stop_string_waits() -> None:
     assert detokenizer.settled(ids, ["stop"]) == "a stone"
     assert detokenizer.text(ids, ["one"]) == "a st"
     assert detokenizer.settled(ids, ["one"]) == "a st"
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    shown = visible_text.visible(text)
+    assert all(char in "\t\n" or char.isprintable() or ord(char) > 0x9F for char in shown)
+    assert visible_text.visible(shown) == shown == "".join(map(visible_text.visible, text))
+
+
+def test_what_a_terminal_obeys_is_spelled_out() -> None:
+    assert visible_text.visible("a\tb\nü 東 😀 \x1b[0m \r \x9b \u202e \ud800") == (
+        "a\tb\nü 東 😀 \\x1b[0m \\x0d \\x9b \\u202e \\ud800"
+    )
+    assert visible_text.one_line(" a\n\tb  c\x07\u2029") == "a b c\\x07"
+    assert visible_text.encodable("caf\udce9 \ud83d\ude00 \ud83d") == "caf\ufffd 😀 \ufffd"

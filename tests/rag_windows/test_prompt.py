@@ -1,25 +1,22 @@
-"""Windows, headers, notes, limits, and the layout of models without a chat template."""
+"""Windows, headers, notes and limits; exact prompts of chat models, and what is refused."""
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import Any
 
 import pytest
 
-from rag_windows import LimitError, PromptError
-from rag_windows.passage import Note, Passage, WindowTokens
+from rag_windows import LimitError, Passage, PromptError
 from rag_windows.prompt.builder import Prompt
-from tests.fixtures_tokenizers import build
+from tests.fixtures_tokenizers import NAMES, build
 
+CHAT = [name for name in NAMES if build(name).tokenizer.chat_template]
 LONG = "\n\n".join(
     f"Paragraph {i} of the long text. It says little. And it ends here, as promised! Does it?"
     for i in range(40)
 )
-
-
-def _text(tokenizer: Any, window: WindowTokens) -> str:
-    return str(tokenizer.decode(window.ids))
 
 
 @pytest.mark.parametrize(
@@ -37,10 +34,10 @@ def test_header(header: Any, titled: str, untitled: str) -> None:
     tokenizer = build("llama3").tokenizer
     passages = [Passage("A wall.", id="a", title="Walls"), Passage("A ship.", id="b")]
     parts = Prompt(tokenizer, header=header).build("Who?", passages)
-    assert [_text(tokenizer, window) for window in parts.windows] == [titled, untitled]
+    assert [tokenizer.decode(window.ids) for window in parts.windows] == [titled, untitled]
 
 
-def test_unknown_header_and_wrong_header_value_are_refused() -> None:
+def test_wrong_headers_are_refused() -> None:
     tokenizer = build("llama3").tokenizer
     with pytest.raises(PromptError, match="number\\+title"):
         Prompt(tokenizer, header="titles")
@@ -56,7 +53,8 @@ def test_blank_and_repeated_passages_make_no_window_and_are_noted() -> None:
         Passage("A wall."),
         Passage(""),
     ]
-    parts = Prompt(build("llama3").tokenizer, header="number").build("Who?", passages)
+    prompt = Prompt(build("llama3").tokenizer, header="number")
+    parts = prompt.build("Who?", passages)
     assert [window.passage for window in parts.windows] == [0, 3]
     assert [(note.kind, note.passage, note.of) for note in parts.notes] == [
         ("blank", 1, None),
@@ -65,14 +63,9 @@ def test_blank_and_repeated_passages_make_no_window_and_are_noted() -> None:
     ]
     assert "'empty'" in parts.notes[0].message
     assert "repeats passage 0" in parts.notes[1].message
-
-
-def test_only_blank_passages_are_as_no_passages() -> None:
-    prompt = Prompt(build("llama3").tokenizer)
-    parts = prompt.build("Who?", [Passage(" "), Passage("\n")])
-    assert parts.prefix_ids == ()
-    assert parts.query_ids == prompt.build("Who?", []).query_ids
-    assert len(parts.notes) == 2
+    blank = prompt.build("Who?", [Passage(" "), Passage("\n")])
+    assert (blank.prefix_ids, len(blank.notes)) == ((), 2)
+    assert blank.query_ids == prompt.build("Who?", []).query_ids
 
 
 def test_a_window_is_the_same_wherever_its_passage_stands() -> None:
@@ -83,9 +76,7 @@ def test_a_window_is_the_same_wherever_its_passage_stands() -> None:
     assert forth.prefix_ids == back.prefix_ids
 
 
-@pytest.mark.parametrize(
-    "name", ["llama3", "llama2", "gemma", "unigram", "sp-slow-bpe", "python-bytes", "bert"]
-)
+@pytest.mark.parametrize("name", ["llama3", "llama2", "gemma", "unigram", "sp-slow-bpe", "bert"])
 @pytest.mark.parametrize("limit", [40, 129])
 def test_a_long_passage_becomes_windows_that_cover_it(name: str, limit: int) -> None:
     tokenizer = build(name).tokenizer
@@ -93,41 +84,74 @@ def test_a_long_passage_becomes_windows_that_cover_it(name: str, limit: int) -> 
     prompt = Prompt(tokenizer)
     parts = prompt.build("Who?", passages, max_window_tokens=limit)
     windows = parts.windows[1:]
-    assert [w.part for w in windows] == list(range(len(windows)))
-    assert {w.parts for w in windows} == {len(windows)}
-    assert {w.passage for w in windows} == {1}
+    assert [(w.part, w.parts, w.passage) for w in windows] == [
+        (number, len(windows), 1) for number in range(len(windows))
+    ]
     assert "".join(LONG[w.start : w.end] for w in windows) == LONG
-    assert [w.start for w in windows[1:]] == [w.end for w in windows[:-1]]
     for window in windows:
         assert 0 < len(window.ids) <= limit
         text = f"Walls\n{LONG[window.start : window.end]}\n\n"
-        at = tokenizer.chat_template is not None
-        assert list(window.ids) == prompt.encode_text(text, continuation=at)
-    message = f"Passage 1 is longer than max_window_tokens={limit} and became "
-    assert parts.notes == (Note("split", 1, f"{message}{len(windows)} windows."),)
+        inside = tokenizer.chat_template is not None
+        assert list(window.ids) == prompt.encode_text(text, continuation=inside)
+    (note,) = parts.notes
+    assert (note.kind, note.passage) == ("split", 1)
+    assert f"max_window_tokens={limit} and became {len(windows)} windows." in note.message
 
 
-def test_hostile_text_is_split_without_a_control_token() -> None:
-    tokenizer = build("llama3").tokenizer
-    text = "<|eot_id|>" * 300 + "<think>"
-    parts = Prompt(tokenizer).build("Who?", [Passage(text)], max_window_tokens=50)
-    assert len(parts.windows) > 10
-    assert max(i for w in parts.windows for i in w.ids) < tokenizer.vocab_size
+def cut(text: str, limit: int) -> list[str]:
+    """Parts of a text with a token a byte and two for the blank line."""
+    prompt = Prompt(build("byt5").tokenizer)
+    windows = prompt.build("Who?", [Passage(text)], max_window_tokens=limit).windows
+    assert all(len(window.ids) <= limit for window in windows)
+    return [text[window.start : window.end] for window in windows]
 
 
-def test_a_limit_that_the_header_fills_is_refused_by_name() -> None:
+def test_paragraphs_before_sentences_before_spaces_before_characters() -> None:
+    assert cut("one two. three\n\n" * 4, 20) == ["one two. three\n\n"] * 4
+    assert cut("One two three. " * 4, 20) == ["One two three. "] * 4
+    assert cut("abcde fghij " * 4, 16) == ["abcde fghij "] * 4
+    assert cut("x" * 20, 10) == ["x" * 8, "x" * 8, "x" * 4]
+    assert cut("東京は。" * 4, 27) == ["東京は。東京は。"] * 2
+    assert all(len(part) >= 9 for part in cut("a.\n\n" + "word " * 40, 22)[:-1])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_parts_cover_any_text_and_fit(seed: int) -> None:
+    draw = random.Random(seed)
+    text = "a" + "".join(draw.choice("ab .!\n\n東é") for _ in range(draw.randint(30, 900)))
+    assert "".join(cut(text, draw.randint(9, 60))) == text
+
+
+def test_work_grows_with_the_text_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = Prompt(build("llama3").tokenizer)
+    work = {}
+    for size in (20_000, 160_000):
+        read = 0
+        text = ("Some words stand here. " * (size // 23 + 1))[:size]
+        encode = prompt._boundary.encode
+
+        def counted(text: str, at: Any, encode: Any = encode) -> Any:
+            nonlocal read
+            read += len(text)
+            return encode(text, at)
+
+        with monkeypatch.context() as watched:
+            watched.setattr(prompt._boundary, "encode", counted)
+            prompt.build("Who?", [Passage(text)], max_window_tokens=512)
+        work[size] = read
+    assert work[160_000] < 9 * work[20_000]
+    assert work[160_000] < 5 * 160_000
+
+
+def test_limits_that_nothing_fits_into_are_refused_by_name() -> None:
     prompt = Prompt(build("llama3").tokenizer)
     passages = [Passage("A wall."), Passage(LONG, id="p7", title="Long title " * 30)]
     with pytest.raises(LimitError, match=r"Passage 1 \(id 'p7'\) has \d+ tokens .*=64"):
         prompt.build("Who?", passages, max_window_tokens=64)
     with pytest.raises(LimitError, match="at least 1"):
         prompt.build("Who?", passages, max_window_tokens=0)
-
-
-def test_a_character_that_no_window_can_hold_is_refused() -> None:
-    prompt = Prompt(build("byt5").tokenizer)
     with pytest.raises(LimitError, match="one character"):
-        prompt.build("Who?", [Passage("東京東京")], max_window_tokens=4)
+        Prompt(build("byt5").tokenizer).build("Who?", [Passage("東京")], max_window_tokens=4)
 
 
 def test_base_model_layout() -> None:
@@ -141,12 +165,9 @@ def test_base_model_layout() -> None:
         {"role": "assistant", "content": "A quiet one."},
         {"role": "user", "content": "Who?"},
     ]
-    text = "Question: Which town?\nAnswer: A quiet one.\n\nQuestion: Who?\nAnswer:"
-    parts = Prompt(tokenizer).build(messages, [Passage("A wall.")])
-    assert parts.prefix_ids == ()
-    assert tokenizer.decode(parts.query_ids) == text
+    text = "Be short.\n\nQuestion: Which town?\nAnswer: A quiet one.\n\nQuestion: Who?\nAnswer:"
     alone = Prompt(tokenizer).build(messages, [], prefix="Be short.")
-    assert list(alone.query_ids) == tokenizer(f"Be short.\n\n{text}")["input_ids"]
+    assert list(alone.query_ids) == tokenizer(text)["input_ids"]
 
 
 def test_a_base_model_gets_its_own_beginning_once() -> None:
@@ -159,14 +180,11 @@ def test_a_base_model_gets_its_own_beginning_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama2", "sp-slow-bpe", "gpt2-prefix-space"])
-def test_windows_get_a_dummy_prefix_only_where_they_begin_the_text(name: str) -> None:
-    tokenizer = build(name).tokenizer
-    template = tokenizer.chat_template
-    try:
-        tokenizer.chat_template = None
-        prompt = Prompt(tokenizer, header="none")
-    finally:
-        tokenizer.chat_template = template
+def test_windows_get_a_dummy_prefix_only_where_they_begin_the_text(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build(name).tokenizer, "chat_template", None)
+    prompt = Prompt(build(name).tokenizer, header="none")
     begins = prompt.build("Who?", [Passage("walls")])
     continues = prompt.build("Who?", [Passage("walls")], prefix="Be short.")
     assert list(begins.windows[0].ids) == prompt.encode_text("walls\n\n")
@@ -178,12 +196,11 @@ def test_windows_get_a_dummy_prefix_only_where_they_begin_the_text(name: str) ->
 def test_one_prompt_serves_many_threads() -> None:
     """Also while the tokenizer itself is used with truncation by someone else."""
     tokenizer = build("llama3").tokenizer
-    prompt = Prompt(tokenizer)
     jobs = [
         (f"Who {i}? <|eot_id|>", [Passage(f"{LONG[: 50 * i + 9]} </think>")]) for i in range(16)
     ]
+    prompt, fresh = Prompt(tokenizer), Prompt(tokenizer)
     expected = [prompt.build(query, passages, max_window_tokens=60) for query, passages in jobs]
-    fresh = Prompt(tokenizer)
     got: list[Any] = [None] * len(jobs)
     stop = threading.Event()
 
@@ -193,16 +210,207 @@ def test_one_prompt_serves_many_threads() -> None:
 
     def work(i: int) -> None:
         query, passages = jobs[i]
-        for _ in range(5):
-            got[i] = fresh.build(query, passages, max_window_tokens=60)
+        got[i] = fresh.build(query, passages, max_window_tokens=60)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(jobs))]
     disturber = threading.Thread(target=disturb)
-    disturber.start()
-    for thread in threads:
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(jobs))]
+    for thread in (disturber, *threads):
         thread.start()
     for thread in threads:
         thread.join()
     stop.set()
     disturber.join()
     assert got == expected
+
+
+def conversations(question: str, *, system: bool) -> list[list[dict[str, str]]]:
+    user = {"role": "user", "content": question}
+    earlier = [
+        {"role": "user", "content": "Which town?"},
+        {"role": "assistant", "content": " A quiet one. "},
+    ]
+    told = {"role": "system", "content": "Answer from the passages."}
+    return [[user], [*earlier, user], *([[told, user], [told, *earlier, user]] if system else [])]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "  spaces   inside and around \n",
+        "\n\nA line first, café 東京 (b)tag(/b) 1 < 2 & [x]",
+        "ends with a sign <",
+    ],
+)
+@pytest.mark.parametrize("name", CHAT)
+def test_without_passages_ids_are_those_of_apply_chat_template(name: str, question: str) -> None:
+    tokenizer = build(name).tokenizer
+    for messages in conversations(question, system=name != "gemma"):
+        expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        parts = Prompt(tokenizer).build(messages, [])
+        assert (parts.prefix_ids, parts.windows) == ((), ())
+        assert list(parts.query_ids) == expected
+
+
+@pytest.mark.parametrize("name", [n for n in CHAT if build(n).lossless])
+def test_with_passages_the_text_is_the_template_with_passages_before_the_question(
+    name: str,
+) -> None:
+    tokenizer = build(name).tokenizer
+    passages = [Passage("The wall is white.", title="Walls"), Passage("Ships came in spring.")]
+    windows = "Walls\nThe wall is white.\n\nShips came in spring.\n\n"
+
+    def decoded(ids: Any) -> str:
+        text = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        # This one puts a space behind each control token, a window has none.
+        text = text.replace(" ", "") if name == "gpt2-prefix-space" else text
+        return text.replace("<0x0A>", "\n")
+
+    for messages in conversations("Who sold the ships?", system=name != "gemma"):
+        parts = Prompt(tokenizer).build(messages, passages)
+        first = next(i for i, m in enumerate(messages) if m["role"] == "user")
+        whole = [dict(message) for message in messages]
+        whole[first]["content"] = windows + whole[first]["content"]
+        expected = tokenizer.apply_chat_template(whole, add_generation_prompt=True)["input_ids"]
+        ids = [*parts.prefix_ids, *(i for w in parts.windows for i in w.ids), *parts.query_ids]
+        assert decoded(ids) == decoded(expected)
+        if tokenizer.bos_token_id in expected:
+            assert ids.count(tokenizer.bos_token_id) == expected.count(tokenizer.bos_token_id)
+
+
+def test_a_refused_system_message_goes_before_the_passages_of_the_first_user_message() -> None:
+    tokenizer = build("gemma").tokenizer
+    parts = Prompt(tokenizer).build("Who?", [Passage("A wall.")], prefix="Be short.")
+    assert tokenizer.decode(parts.prefix_ids) == "<s><start_of_turn>user\nBe short.\n\n"
+    assert tokenizer.decode(parts.query_ids) == "Who?<end_of_turn>\n<start_of_turn>model\n"
+
+
+def test_prefix_comes_before_a_leading_system_message() -> None:
+    tokenizer = build("chatml").tokenizer
+    messages = [{"role": "system", "content": "Second."}, {"role": "user", "content": "Who?"}]
+    parts = Prompt(tokenizer).build(messages, [Passage("A wall.")], prefix="First.")
+    expected = "<|im_start|>system\nFirst.\n\nSecond.<|im_end|>\n<|im_start|>user\n"
+    assert tokenizer.decode(parts.prefix_ids) == expected
+
+
+def test_template_variables_reach_the_template() -> None:
+    tokenizer = build("qwen3").tokenizer
+    parts = Prompt(tokenizer, template_kwargs={"enable_thinking": False}).build("Who?", [])
+    assert tokenizer.decode(parts.query_ids).endswith("assistant\n<think>\n\n</think>\n\n")
+    assert tokenizer.convert_tokens_to_ids("</think>") in parts.query_ids
+    assert "<think>" not in tokenizer.decode(Prompt(tokenizer).build("Who?", []).query_ids)
+    with pytest.raises(PromptError, match="add_generation_prompt"):
+        Prompt(tokenizer, template_kwargs={"add_generation_prompt": False})
+
+
+def test_earlier_reasoning_is_left_out_as_the_template_does_it() -> None:
+    tokenizer = build("qwen3").tokenizer
+    messages = [
+        {"role": "user", "content": "Which town?"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nA quiet one."},
+        {"role": "user", "content": "Who built it?"},
+    ]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert list(Prompt(tokenizer).build(messages, []).query_ids) == expected
+    assert "hm" not in tokenizer.decode(expected)
+
+
+def with_template(template: str) -> Prompt:
+    return Prompt(build("chatml").tokenizer, template_kwargs={"chat_template": template})
+
+
+EACH = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prefix", "query"),
+    [
+        (EACH.replace("m.content", "m.content | upper"), "<|im_start|>BE SHORT.", " WHO? "),
+        (
+            f"{EACH}again: {{{{ messages[0].content }}}}",
+            "<|im_start|>Be short.",
+            "again: Be short.",
+        ),
+        (
+            EACH.replace(
+                "{{ m.content }}", "{% if m.role != 'system' %}{{ m.content }}{% endif %}"
+            ),
+            "Be short.\n\n",
+            " who? <|im_end|>",
+        ),
+    ],
+    ids=["upper case", "twice", "no system message"],
+)
+def test_what_a_template_does_to_texts_is_followed(template: str, prefix: str, query: str) -> None:
+    tokenizer = build("chatml").tokenizer
+    parts = with_template(template).build(" who? ", [Passage("a wall")], prefix="Be short.")
+    assert prefix in tokenizer.decode(parts.prefix_ids)
+    assert query in tokenizer.decode(parts.query_ids)
+    assert tokenizer.decode(parts.windows[0].ids) == "a wall\n\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "match"),
+    [
+        ("{% for m in messages %}{{ m.content[:3] }}{% endfor %}", "leaves out|changes"),
+        ("{% for m in messages %}{{ m.content | replace('?', '') }}{% endfor %}", "changes"),
+        ("{% for m in messages %}{{ m.content.split('is')[-1] }}{% endfor %}", "changes"),
+        (
+            "{% for m in messages %}{% if 'What' in m.content %}<|im_start|>{% endif %}"
+            "{{ m.content }}{% endfor %}",
+            "changes message 0",
+        ),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out message 0"),
+        ("{{ raise_exception('only on sundays') }}", "only on sundays"),
+        ("{{ messages[7].content }}", "refuses this conversation"),
+    ],
+)
+def test_a_template_that_cannot_be_followed_is_refused(template: str, match: str) -> None:
+    for passages in ([Passage("What is a wall?")], []):
+        with pytest.raises(PromptError, match=match):
+            with_template(template).build("What is that?", passages)
+    with pytest.raises(PromptError, match="2 times"):
+        with_template(EACH + EACH).build("One?", [Passage("a wall")])
+
+
+def test_a_placeholder_is_never_one_that_a_text_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = "\ue000" * 20 + "\ue100\ue101\uf8ff"
+    nonces = iter(["\ue000" * 16, "\ue001" * 16])
+    monkeypatch.setattr("rag_windows.prompt.template._nonce", lambda: next(nonces))
+    tokenizer = build("chatml").tokenizer
+    parts = Prompt(tokenizer).build(odd, [Passage(odd)])
+    assert odd in tokenizer.decode(parts.query_ids)
+    assert tokenizer.decode(parts.windows[0].ids) == f"{odd}\n\n"
+
+
+def test_a_template_that_shows_the_time_may_see_it_move_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(["11:59"])
+
+    def render(messages: list[dict[str, str]], **kwargs: Any) -> str:
+        return f"{next(times, '12:00')} {messages[0]['content']}"
+
+    tokenizer = build("chatml").tokenizer
+    monkeypatch.setattr(tokenizer, "apply_chat_template", render)
+    assert tokenizer.decode(Prompt(tokenizer).build("Who?", []).query_ids) == "12:00 Who?"
+
+
+@pytest.mark.parametrize(
+    ("query", "match"),
+    [
+        ([], "non-empty list"),
+        (7, "must be a question"),
+        ([{"role": "user"}], "'role' and 'content'"),
+        (["hello"], "'role' and 'content'"),
+        ([{"role": "bot", "content": "x"}], "role 'bot'"),
+        ([{"role": "tool", "content": "x"}], "role 'tool'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "must be a string"),
+        ([{"role": "user", "content": "x", "name": "y"}], "keys \\['name'\\]"),
+        ([{"role": "system", "content": ""}], "hold no text"),
+        ([{"role": "user", "content": r} for r in "ab"], "roles must go user, assistant"),
+    ],
+)
+def test_conversations_that_make_no_sense_are_refused(query: Any, match: str) -> None:
+    prompt = Prompt(build("llama2").tokenizer)
+    with pytest.raises(PromptError, match=match):
+        prompt.build(query, [])
+    with pytest.raises(PromptError, match="prefix must be a string"):
+        prompt.build("Who?", [], prefix=3)  # type: ignore[arg-type]  # the mistake under test

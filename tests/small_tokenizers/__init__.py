@@ -1,1 +1,0 @@
-"""Builders of small tokenizers, a file for each kind."""
