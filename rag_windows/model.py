@@ -28,7 +28,7 @@ from rag_windows.icl.demonstrations import DemonstrationLike
 from rag_windows.icl.scoring import Score
 from rag_windows.loading import OnLoaded
 from rag_windows.methods import Codebook, Method
-from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import passages_of
 from rag_windows.prefill import EncodedContext, OnEncoded, encode_context
 from rag_windows.prompt.builder import Header

@@ -24,9 +24,8 @@ from rag_windows.attention.twin import Twin
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.kv import Members, PackedWindows, RowsCache, Shelf, Window, pack
 from rag_windows.loading import input_device
-from rag_windows.methods import Method, Sequential
+from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import window_starts
-from rag_windows.methods.steps import Refinement
 from rag_windows.steps.recompute import recompute
 from rag_windows.steps.refinement import check_room, refine
 
@@ -231,7 +230,7 @@ class Encoder:
         windows: Sequence[Sequence[int]],
         on_encoded: OnEncoded | None = None,
         starts: Sequence[int] | None = None,
-        refinement: Refinement | None = None,
+        refinement: DeepThinking | None = None,
     ) -> Prefill[list[Window]]:
         """Encode each window behind the prefix, side by side in memory and in the order given.
 
@@ -253,7 +252,7 @@ class Encoder:
         prefix: Window | None,
         windows: Sequence[Sequence[int]],
         starts: Sequence[int] | None = None,
-        refinement: Refinement | None = None,
+        refinement: DeepThinking | None = None,
     ) -> Iterator[dict[int, Window]]:
         """Encode windows, packed without padding, pass by pass: windows by their index."""
         lengths = [len(ids) for ids in windows]

@@ -11,7 +11,7 @@ from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, FallbackPlan
 from rag_windows.methods import Method
 from rag_windows.methods.base import window_starts
-from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import Passage
 from rag_windows.prefill import OnEncoded, Source
 from rag_windows.prompt.builder import PromptParts

@@ -44,7 +44,7 @@ class Retrieved:
 
     Attributes:
         passage: as it was added.
-        similarity: of its keys and the query's; see `KeySearch`.
+        similarity: of its keys and the query's; see `Codebook`.
     """
 
     passage: Passage
@@ -95,7 +95,7 @@ class PassageBook:
         self.path = path
         self.prefix = prefix
         self._preparer = Preparer(
-            lm.engine, cache, method, codebook.search, prefix=prefix, conversation=conversation
+            lm.engine, cache, method, codebook, prefix=prefix, conversation=conversation
         )
         index = None if path is None else Index(path, wait_s)
         self._holdings = Holdings(self._preparer, cache, index, on_loaded)
@@ -182,7 +182,7 @@ class PassageBook:
         self._preparer.check(self._holdings.made_for)
         tokens = self._preparer.query(query, prefix)
         state = self._holdings.now()
-        found = state.pages.rank(self.codebook.search, tokens, state.records, count)
+        found = state.pages.rank(self.codebook, tokens, state.records, count)
         self._holdings.count(one for one, _ in found)
         return [Retrieved(state.records[one].passage, alike) for one, alike in found]
 
@@ -314,7 +314,7 @@ def _check(book: PassageBook, method: Method) -> None:
             f"its windows are encoded in another way ({method.encoding!r}) than the book's "
             f"({book.method.encoding!r})"
         )
-    elif codebook is not None and codebook.search != book.codebook.search:
+    elif codebook is not None and not codebook.compares_as(book.codebook):
         reason = "it compares other keys than the book keeps"
     if reason is not None:
         raise MethodError(

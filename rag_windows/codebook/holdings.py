@@ -13,7 +13,8 @@ import torch
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.codebook.index import Contents, Index, Record, Stamp, same_passage
 from rag_windows.codebook.preparing import OnPrepared, Prepared, Preparer
-from rag_windows.methods.key_search import KeySearch, page_owners
+from rag_windows.methods import Codebook
+from rag_windows.methods.codebook import page_owners
 from rag_windows.threads import in_children
 
 
@@ -24,7 +25,7 @@ class Pages:
     Attributes:
         ids: of the passages.
         owners: (P,) int64, whose page each row is.
-        rows: (P, width) fp32 in host memory, from `KeySearch.pages`.
+        rows: (P, width) fp32 in host memory, from `Codebook.pages`.
     """
 
     ids: tuple[str, ...] = ()
@@ -47,11 +48,11 @@ class Pages:
         return Pages((*(self.ids[index] for index in kept), *new), owners, rows)
 
     def rank(
-        self, search: KeySearch, tokens: torch.Tensor, order: Iterable[str], count: int
+        self, search: Codebook, tokens: torch.Tensor, order: Iterable[str], count: int
     ) -> list[tuple[str, float]]:
         """The most similar passages with their similarity, highest first; of equal ones in order.
 
-        ``tokens`` are (T, width) of the query, from `KeySearch.tokens`.
+        ``tokens`` are (T, width) of the query, from `Codebook.tokens`.
         """
         if not self.ids:
             return []

@@ -16,8 +16,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.engine import Engine
 from rag_windows.errors import CacheError, InputError
 from rag_windows.kv import Window
-from rag_windows.methods import Method
-from rag_windows.methods.key_search import KeySearch
+from rag_windows.methods import Codebook, Method
 from rag_windows.passage import Note, Passage
 from rag_windows.prefill import Source, ToEncode, complete
 from rag_windows.request import Messages
@@ -65,7 +64,7 @@ class Preparer:
         engine: Engine,
         cache: PassageCache,
         method: Method,
-        search: KeySearch,
+        search: Codebook,
         *,
         prefix: str | None,
         conversation: Messages | None,
@@ -190,7 +189,7 @@ class Preparer:
         start = len(self._prefix_ids)
         depth = len(self._encoder.runner.sliding_windows)
         search, encoding = self._search, self._method.encoding
-        kind = f"pages {search.of(depth)} {search.page} {search.similarity == 'cosine'}"
+        kind = f"pages {search.layers_of(depth)} {search.page} {search.similarity == 'cosine'}"
         whole, searched = self._scope(encoding), self._scope(f"{kind} of {encoding}")
         keys = [(whole.window_key(ids, start), searched.window_key(ids, start)) for ids in windows]
         disk = self._cache.disk

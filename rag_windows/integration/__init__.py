@@ -45,7 +45,7 @@ from rag_windows.integration.frameworks import (
 )
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
 from rag_windows.methods import describe
-from rag_windows.methods.steps import Choose, LinkTokens
+from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.model import WindowedLM
 from rag_windows.passage import passage_of
 from rag_windows.prefill import EncodedContext, OnEncoded

@@ -19,8 +19,8 @@ from rag_windows.errors import InputError, MethodError
 from rag_windows.guard import FallbackOption, Guard
 from rag_windows.integration.calls import Call
 from rag_windows.methods import Method, from_description, linked
+from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.methods.registry import known_parameters, with_known
-from rag_windows.methods.steps import Choose, LinkTokens
 from rag_windows.passage import Passage, passage_of
 from rag_windows.prompt.tools import AnswerReader
 from rag_windows.results import Generation

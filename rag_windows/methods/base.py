@@ -6,11 +6,15 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from rag_windows.errors import MethodError
-from rag_windows.methods.pooling import Pooling
-from rag_windows.methods.steps import Recompute, Refinement, Selection
+
+if TYPE_CHECKING:
+    from rag_windows.methods.codebook import Codebook
+    from rag_windows.methods.deep_thinking import DeepThinking
+    from rag_windows.methods.ensemble import ParallelEnsemble
+    from rag_windows.methods.linked import Linked
 
 Alignment = Literal["left", "right", "in order"]
 
@@ -38,6 +42,11 @@ def finite(value: object) -> bool:
     return number and abs(cast(float, value)) <= sys.float_info.max
 
 
+def whole(value: object, least: int) -> bool:
+    """Whether a parameter is a whole number of at least ``least``; booleans are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 class Method:
     """How windows are encoded, and how the query reads them.
 
@@ -45,7 +54,7 @@ class Method:
     ``l_s = logsumexp`` of its logits. Attention over the union of the segments is exactly
     ``sum_s w_s o_s`` with ``w = softmax(l)``. Most methods change only that: ``temperature`` inside
     the context segment (all windows together), that segment's ``l`` (`slope` and `shift`), the
-    query segment's ``l`` (`query_weight`), and where windows stand (`alignment`). The others name a
+    query segment's ``l`` (`query_weight`), and where windows stand (`alignment`). The others are a
     step of their own, which the engine takes where it belongs: `refinement`, `recompute`,
     `selection`, `combination`.
 
@@ -79,15 +88,12 @@ class Method:
         return 0.0
 
     def query_weight(self, windows: int) -> float:
-        """Factor on the attention mass of the query's own tokens, generated ones included.
+        """Factor, finite and above 0, on the weight of the query's own tokens; 1 changes nothing.
 
-        The prefix is not weighed. 1 changes nothing and costs nothing.
+        Generated tokens are among them, the prefix is not.
 
         Args:
             windows: how many the query reads, at least one.
-
-        Returns:
-            A finite number above 0.
         """
         return 1.0
 
@@ -106,22 +112,22 @@ class Method:
         return "behind the prefix"
 
     @property
-    def refinement(self) -> Refinement | None:
+    def refinement(self) -> DeepThinking | None:
         """What changes encoded windows before anybody reads or stores them."""
         return None
 
     @property
-    def recompute(self) -> Recompute | None:
+    def recompute(self) -> Linked | None:
         """What lets the windows of one request see each other after they were encoded alone."""
         return None
 
     @property
-    def selection(self) -> Selection | None:
+    def selection(self) -> Codebook | None:
         """What narrows the windows to those that a query reads."""
         return None
 
     @property
-    def combination(self) -> Pooling | None:
+    def combination(self) -> ParallelEnsemble | None:
         """What makes one distribution out of those of windows that answer each for itself."""
         return None
 

@@ -1,14 +1,21 @@
-"""Windows of which each query reads the few that suit it."""
+"""Windows of which each query reads the few whose keys suit it."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar, Literal, get_args
+
+import torch
 
 from rag_windows.errors import MethodError
+from rag_windows.kv import Window
+from rag_windows.methods.base import whole
 from rag_windows.methods.composed import Composed
-from rag_windows.methods.key_search import KeySearch, Similarity
-from rag_windows.methods.steps import Fusion, Selection
+
+Similarity = Literal["cosine", "dot", "euclidean"]
+Fusion = Literal["concat", "mean", "sum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +25,13 @@ class Codebook(Composed):
     All passages are encoded, refined where ``reader`` refines them (Deep-Thinking,
     https://arxiv.org/abs/2305.13016, is what such a store was thought for), and kept. The query is
     encoded like one more window, so that its keys are rotated as theirs are, and the ``retrieve``
-    passages of the most similar keys are read; for the similarity see `KeySearch`. How the chosen
-    windows come together:
+    passages of the most similar keys are read. A window is cut into *pages* of ``page`` tokens; a
+    page's key is the mean of its tokens' keys, and of the pages the best one counts::
+
+        s(window) = mean over query tokens t of max over pages g of
+                    mean over layers l and heads h of  sim(q[l, h, t], k[l, h, g])
+
+    How the chosen windows come together:
 
     ======== ==========================================================================
     fusion   what the query reads
@@ -39,10 +51,11 @@ class Codebook(Composed):
     Attributes:
         size: passages that such a store holds at most, None for any number; no matter here.
         retrieve: passages that a query reads.
-        similarity: "cosine", "dot" or "euclidean".
+        similarity: "cosine", "dot" or "euclidean" (the negative squared distance).
         fusion: "concat", "mean" or "sum".
-        layers: whose keys are compared; None for two, at half of the depth and the last.
-        page: tokens whose keys are averaged before they are compared.
+        layers: whose keys are compared, negative ones from the last; None for two, at half of the
+            depth and the last: first layers' keys say little more than position and spelling.
+        page: tokens whose keys are averaged; 1 compares every token and takes the most memory.
 
     Raises:
         MethodError: numbers outside their domain, or a reader that can't read what was chosen.
@@ -61,39 +74,118 @@ class Codebook(Composed):
 
     def __post_init__(self) -> None:
         Composed.__post_init__(self)
-        if self.size is not None and (type(self.size) is not int or self.size < 1):
-            raise MethodError(
-                f"size must be a number of passages above 0, or None for any; got {self.size!r}."
-            )
-        if type(self.retrieve) is not int or self.retrieve < 1:
-            raise MethodError(
-                f"retrieve must be a number of passages above 0, got {self.retrieve!r}."
-            )
-        if self.fusion not in get_args(Fusion):
-            raise MethodError(
-                f"fusion must be one of {list(get_args(Fusion))}, got {self.fusion!r}."
-            )
         if isinstance(self.layers, list):
             object.__setattr__(self, "layers", tuple(self.layers))
-        _ = self.search
+        similarities, fusions = list(get_args(Similarity)), list(get_args(Fusion))
+        for name, good, wanted in (
+            ("size", self.size is None or whole(self.size, 1), "a number of passages, or None"),
+            ("retrieve", whole(self.retrieve, 1), "a number of passages above 0"),
+            ("similarity", self.similarity in similarities, f"one of {similarities}"),
+            ("fusion", self.fusion in fusions, f"one of {fusions}"),
+            ("layers", _are_layers(self.layers), "a tuple of layers, such as (-2, -1), or None"),
+            ("page", whole(self.page, 1), "a number of tokens above 0"),
+        ):
+            if not good:
+                raise MethodError(f"{name} must be {wanted}; got {getattr(self, name)!r}.")
         if self.reader.recompute is not None or self.reader.alignment == "in order":
-            raise MethodError(
-                f"codebook can't be combined with {self.reader.name}, whose windows see each other "
-                "before the query is known; use ape or pcw, or link the few passages that you have "
-                "retrieved."
+            self.refuse(
+                "its windows see each other before the query is known. Use ape or pcw, or link the "
+                "few passages that you have retrieved."
             )
         if self.fusion != "concat" and self.reader.combination is not None:
-            raise MethodError(
-                f"fusion={self.fusion!r} makes one window, and {self.reader.name} is of several "
-                "that answer each for itself; use fusion='concat'."
+            self.refuse(
+                f"fusion={self.fusion!r} makes one window of several that answer each for itself; "
+                "use fusion='concat'."
             )
 
     @property
-    def search(self) -> KeySearch:
-        """How keys are compared."""
-        return KeySearch(self.similarity, self.layers, self.page)
+    def selection(self) -> Codebook | None:
+        """Itself."""
+        return self
 
-    @property
-    def selection(self) -> Selection | None:
-        """The choice."""
-        return Selection(self.retrieve, self.search, self.fusion)
+    def compares_as(self, other: Codebook) -> bool:
+        """Whether both compare the same keys in the same way."""
+        return (self.similarity, self.layers, self.page) == (
+            other.similarity,
+            other.layers,
+            other.page,
+        )
+
+    def layers_of(self, depth: int) -> tuple[int, ...]:
+        """The layers compared in a model of ``depth`` layers, ascending.
+
+        Raises:
+            MethodError: the model has no such layer.
+        """
+        wanted = (depth // 2, depth - 1) if self.layers is None else self.layers
+        outside = [layer for layer in wanted if not -depth <= layer < depth]
+        if outside:
+            raise MethodError(
+                f"The codebook compares the keys of layer {outside[0]}, and this model has layers "
+                f"0 to {depth - 1}; choose others, or None for the default."
+            )
+        return tuple(sorted({layer % depth for layer in wanted}))
+
+    def tokens(self, query: Window) -> torch.Tensor:
+        """What is compared of a query: (tokens, width), fp32."""
+        return self._rows(query, 1)
+
+    def pages(self, window: Window) -> torch.Tensor:
+        """What is compared of a window: (pages, width), fp32; width is all heads of all layers."""
+        return self._rows(window, self.page)
+
+    def _rows(self, window: Window, page: int) -> torch.Tensor:
+        layers = self.layers_of(len(window.keys))
+        device = window.keys[layers[0]].device
+        parts = []
+        for layer in layers:
+            keys = _means(window.keys[layer], page).to(device)
+            if self.similarity == "cosine":
+                keys = torch.nn.functional.normalize(keys, dim=-1)
+            # Dot products of rows that are scaled so are means over layers and heads.
+            keys = keys / math.sqrt(len(layers) * keys.shape[0])
+            parts.append(keys.transpose(0, 1).flatten(1))
+        return torch.cat(parts, dim=1)
+
+    def similarities(
+        self, tokens: torch.Tensor, pages: torch.Tensor, owners: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """Similarity of a query with each owner of pages.
+
+        Args:
+            tokens: (tokens, width), of the query.
+            pages: (P, width), those of all owners.
+            owners: (P,) int64, whose page each one is, below ``count``.
+            count: owners; each has at least one page.
+
+        Returns:
+            (count,) fp32, higher is more alike.
+        """
+        alike = pages @ tokens.T
+        if self.similarity == "euclidean":
+            alike = 2 * alike - pages.square().sum(-1, keepdim=True) - tokens.square().sum(-1)
+        best = alike.new_full((count, len(tokens)), -torch.inf)
+        best.scatter_reduce_(0, owners.unsqueeze(-1).expand_as(alike), alike, "amax")
+        return best.mean(dim=-1)
+
+
+def page_owners(counts: Sequence[int]) -> torch.Tensor:
+    """(P,) int64: the owner of each page, from how many pages each one has."""
+    numbers = torch.tensor(list(counts), dtype=torch.int64)
+    return torch.arange(len(numbers)).repeat_interleave(numbers)
+
+
+def _are_layers(layers: object) -> bool:
+    if not isinstance(layers, tuple):
+        return layers is None
+    return bool(layers) and all(type(one) is int for one in layers)
+
+
+def _means(keys: torch.Tensor, page: int) -> torch.Tensor:
+    """(heads, pages, dim), fp32, from (heads, tokens, dim); the last page may be short."""
+    exact = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    complete = exact.shape[1] // page * page
+    means = exact[:, :complete].unflatten(1, (-1, page)).mean(dim=2)
+    if complete == exact.shape[1]:
+        return means
+    return torch.cat([means, exact[:, complete:].mean(dim=1, keepdim=True)], dim=1)

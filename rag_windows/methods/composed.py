@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from rag_windows.errors import MethodError
 from rag_windows.methods.base import Method
@@ -34,15 +34,17 @@ class Composed(Method):
                 f'by name, "{self.name}+ape" combines two.'
             )
         if not self.reader.windowed and not self.reads_sequential:
-            raise MethodError(
-                f"{self.name} can't be combined with {self.reader.name}, which reads passages one "
-                "after the other and has no windows; choose a reader with windows, such as ape."
-            )
+            self.refuse("it reads passages one after the other and has no windows; use ape or pcw.")
         if self.name in (one.name for one in chain(self.reader)):
-            raise MethodError(
-                f"{self.name} can't be combined with itself; give it a reader that reads windows, "
-                "such as ape, and set its own numbers instead."
-            )
+            raise MethodError(f"{self.name} can't be combined with itself; set its own numbers.")
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse the reader.
+
+        Raises:
+            MethodError: with the reason and what to do.
+        """
+        raise MethodError(f"{self.name} can't be combined with {self.reader.name}: {reason}")
 
 
 def _of_reader(name: str) -> property:
@@ -50,20 +52,9 @@ def _of_reader(name: str) -> property:
     return property(lambda self: getattr(self.reader, name), doc="The reader's.")
 
 
-for _name in (
-    "windowed",
-    "temperature",
-    "slope",
-    "shift",
-    "query_weight",
-    "alignment",
-    "encoding",
-    "refinement",
-    "recompute",
-    "selection",
-    "combination",
-):
-    setattr(Composed, _name, _of_reader(_name))
+for _name, _value in vars(Method).items():
+    if isinstance(_value, property) or _name == "query_weight":
+        setattr(Composed, _name, _of_reader(_name))
 
 
 def chain(method: Method) -> list[Method]:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from numbers import Real
+from typing import ClassVar, Literal, get_args
 
-from rag_windows.errors import MethodError
+import torch
+
+from rag_windows.errors import InputError, MethodError
 from rag_windows.methods.base import Method, finite
-from rag_windows.methods.pooling import EntropyPooling, Pooling, Weights
+
+Weights = Literal["uniform", "retrieval", "entropy"]
+EntropyPooling = Literal["inverse", "minimum"]
 
 NBCE_BETA = 0.25
+
+LOWEST = -1e4
+"""Log-probabilities below this count as this, so that zero weights and differences stay finite."""
+
+SUREST = 1e-3
+"""Entropy in nats below which a window gets no surer: its inverse is its weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +53,9 @@ class ParallelEnsemble(Method):
     One token is chosen for all rows: greedy decoding, sampling, beams and scores read ``combined``
     as they would read the model's logits. The correction by beta concerns only tokens in the
     ``nucleus`` of both pooled and p_0 (the fewest tokens that hold so much of the probability), as
-    in NBCE's released code: where p_0 is next to nothing, the difference of logarithms would lift
-    tokens that no window proposes. Other tokens keep ``pooled`` (that code rules out those outside
-    pooled's, which would make scores of unlikely answers infinite); ``nucleus=1`` is the formula
-    for every token. NBCE as published is pooling "minimum"; "inverse" lets every window speak.
-    Uniform weights with ``beta`` = windows - 1 and ``nucleus=1`` are naive Bayes itself:
-    ``log p = sum_i log p_i - (windows - 1) log p_0``.
+    in NBCE's released code; other tokens keep ``pooled``, and ``nucleus=1`` is the formula for
+    every token. Uniform weights with ``beta`` = windows - 1 and ``nucleus=1`` are naive Bayes
+    itself: ``log p = sum_i log p_i - (windows - 1) log p_0``.
 
     A passage's citation mass is the sum over its windows of ``w_i`` times the attention that row i
     gives to its window, averaged over layers, heads and answer tokens; prefix and query get the
@@ -74,32 +84,122 @@ class ParallelEnsemble(Method):
     paper: ClassVar[str] = "arXiv:2305.15262, arXiv:2403.17552"
 
     def __post_init__(self) -> None:
-        for name, value, names in (
-            ("weights", self.weights, get_args(Weights)),
-            ("pooling", self.pooling, get_args(EntropyPooling)),
+        kinds, poolings = get_args(Weights), get_args(EntropyPooling)
+        heat, beta, nucleus = self.score_temperature, self.beta, self.nucleus
+        for name, good, wanted in (
+            ("weights", self.weights in kinds, f"one of {kinds}"),
+            ("pooling", self.pooling in poolings, f"one of {poolings}"),
+            ("score_temperature", finite(heat) and heat > 0, "a finite number above 0"),
+            (
+                "beta",
+                beta is None or (finite(beta) and beta >= 0),
+                "a finite number of at least 0, or None",
+            ),
+            ("nucleus", finite(nucleus) and 0 < nucleus <= 1, "above 0 and at most 1"),
         ):
-            if value not in names:
-                raise MethodError(f"ParallelEnsemble {name} must be one of {names}, got {value!r}.")
-        if not finite(self.score_temperature) or self.score_temperature <= 0:
-            raise MethodError(
-                "ParallelEnsemble score_temperature must be a finite number above 0, got "
-                f"{self.score_temperature!r}; 1 suits scores that differ by several units."
-            )
-        if self.beta is not None and (not finite(self.beta) or self.beta < 0):
-            raise MethodError(
-                f"ParallelEnsemble beta must be a finite number of at least 0, got {self.beta!r}; "
-                "0 leaves the correction out."
-            )
-        if not finite(self.nucleus) or not 0 < self.nucleus <= 1:
-            raise MethodError(
-                "ParallelEnsemble nucleus must be above 0 and at most 1 (every token), got "
-                f"{self.nucleus!r}."
-            )
+            if not good:
+                given = getattr(self, name)
+                raise MethodError(f"ParallelEnsemble {name} must be {wanted}, got {given!r}.")
 
     @property
-    def combination(self) -> Pooling:
-        """Weights and formula, for the engine."""
-        beta = self.beta
-        if beta is None:
-            beta = NBCE_BETA if self.weights == "entropy" else 0.0
-        return Pooling(self.weights, self.pooling, self.score_temperature, beta, self.nucleus)
+    def combination(self) -> ParallelEnsemble:
+        """Itself."""
+        return self
+
+    @property
+    def correction(self) -> float:
+        """Beta, whatever it is if nobody says so."""
+        if self.beta is not None:
+            return self.beta
+        return NBCE_BETA if self.weights == "entropy" else 0.0
+
+    @property
+    def prior(self) -> bool:
+        """Whether `combine` needs the distributions of the query without any window."""
+        return self.correction != 0
+
+    def check(self, scores: Sequence[float | None], names: Sequence[str]) -> None:
+        """Refuse scores of windows that can't be weights; ``names`` is how errors call them.
+
+        Raises:
+            InputError: retrieval scores are wanted, and one is missing or no finite number.
+        """
+        if self.weights != "retrieval":
+            return
+        for score, name in zip(scores, names, strict=True):
+            if not isinstance(score, Real) or not abs(score) <= sys.float_info.max:
+                raise InputError(
+                    f"{name} has the score {score!r}, and weights='retrieval' needs a finite score "
+                    "of every passage. Pass Passage(text, score=...), or choose weights='uniform' "
+                    "or 'entropy'."
+                )
+
+    def fixed(self, scores: Sequence[float], groups: Sequence[int]) -> torch.Tensor | None:
+        """Weights that no step changes; None where they come from the distributions.
+
+        Args:
+            scores: of each window; read for "retrieval" only.
+            groups: passage of each window. One that was cut into several windows has one weight,
+                which they share.
+
+        Returns:
+            (windows,) fp32, summing to one.
+
+        Raises:
+            InputError: see `check`.
+        """
+        if self.weights == "entropy":
+            return None
+        if self.weights == "uniform":
+            return torch.full((len(groups),), 1 / len(groups))
+        names = [f"Window {number}" for number in range(len(groups))]
+        self.check(scores or [None] * len(groups), names)
+        index = torch.tensor(list(groups))
+        share = torch.bincount(index)[index].double().reciprocal()
+        logits = torch.tensor(list(scores), dtype=torch.float64) / self.score_temperature
+        weights = (logits - logits.max()).exp() * share
+        return (weights / weights.sum()).float()
+
+    def weigh(self, logprobs: torch.Tensor, fixed: torch.Tensor | None) -> torch.Tensor:
+        """Weight of each window for each token: (queries, windows, tokens), summing to one.
+
+        Args:
+            logprobs: (queries, windows, tokens, vocabulary), of the windows, normalised.
+            fixed: from `fixed`.
+        """
+        queries, windows, tokens, _ = logprobs.shape
+        if fixed is not None:
+            return fixed.to(logprobs).view(1, -1, 1).expand(queries, windows, tokens)
+        entropy = -(logprobs.exp() * logprobs.clamp_min(LOWEST)).sum(dim=-1)
+        if self.pooling == "minimum":
+            chosen = torch.zeros_like(entropy)
+            return chosen.scatter_(1, entropy.argmin(dim=1, keepdim=True), 1.0)
+        surety = entropy.clamp_min(SUREST).reciprocal()
+        return surety / surety.sum(dim=1, keepdim=True)
+
+    def combine(
+        self, logprobs: torch.Tensor, weights: torch.Tensor, prior: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One distribution for all windows: (queries, tokens, vocabulary) log-probabilities.
+
+        Args:
+            logprobs: as for `weigh`.
+            weights: from `weigh`.
+            prior: (queries, tokens, vocabulary) log-probabilities without any window; needed where
+                `prior` says so.
+        """
+        pooled = torch.einsum("qwt,qwtv->qtv", weights, logprobs.clamp_min(LOWEST))
+        pooled = pooled.log_softmax(dim=-1)
+        if not self.prior or prior is None:
+            return pooled
+        gain = pooled.clamp_min(LOWEST) - prior.clamp_min(LOWEST)
+        if self.nucleus < 1:
+            gain = gain.where(self._likely(pooled) & self._likely(prior), 0.0)
+        return (pooled + self.correction * gain).log_softmax(dim=-1)
+
+    def _likely(self, logprobs: torch.Tensor) -> torch.Tensor:
+        """The fewest tokens that hold a share ``nucleus`` of the probability; bool, same shape."""
+        ordered, index = logprobs.sort(dim=-1, descending=True)
+        shares = ordered.exp()
+        inside = shares.cumsum(dim=-1) - shares < self.nucleus
+        return torch.zeros_like(inside).scatter_(-1, index, inside)

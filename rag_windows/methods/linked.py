@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from rag_windows.errors import MethodError
-from rag_windows.methods.base import Alignment, Method
+from rag_windows.methods.base import Alignment, Method, whole
 from rag_windows.methods.composed import Composed
-from rag_windows.methods.steps import Choose, LinkTokens, Recompute
+
+Choose = Literal["first", "deviation"]
+LinkTokens = int | float | Literal["all"]
+
+_SLACK = 1e-9
+"""A product such as 0.15 * 20 may stand a rounding error above the whole number it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +23,9 @@ class Linked(Composed):
     """A step between parallel and sequential: some tokens of each window are encoded twice.
 
     Windows are encoded behind the prefix, each at the positions it has in one long prompt. Then the
-    chosen tokens run through the model once more; in each layer their fresh keys and values replace
-    the old ones, and they attend to the prefix and to every token before them, fresh or old. The
-    query stands behind all of it and reads it by ``reader``.
+    chosen tokens run through the model once more (selective recompute); in each layer their fresh
+    keys and values replace the old ones, and they attend to the prefix and to every token before
+    them, fresh or old. The query stands behind all of it and reads it by ``reader``.
 
     With ``tokens=0`` nothing of this happens: it is the reader, bit for bit. Where every token is
     linked, the passages are one ordinary prompt, encoded and read as `Sequential` does, whatever
@@ -34,7 +41,7 @@ class Linked(Composed):
 
     Attributes:
         tokens: an int is a number of tokens of each window; a float a share of them, 0.0 to 1.0,
-            rounded up; "all" is 1.0.
+            rounded up; "all" is 1.0. Note that 1 is one token and 1.0 every token.
         choose: "first" or "deviation".
 
     Raises:
@@ -52,44 +59,57 @@ class Linked(Composed):
 
     def __post_init__(self) -> None:
         Composed.__post_init__(self)
-        self._plan()
-        reason = _refusal(self.reader)
-        if reason is not None:
-            raise MethodError(f"linked can't be combined with {self.reader.name}: {reason}")
-
-    def _plan(self) -> Recompute:
-        return Recompute(self.tokens, self.choose)
+        check_links(self.tokens, self.choose)
+        if self.reader.combination is not None:
+            self.refuse("each of its windows answers alone; use ape or pcw as the reader.")
+        if self.reader.selection is not None:
+            self.refuse(
+                "it chooses windows once the query is known, and linking needs them before. Give "
+                "the passages that it would choose, and use ape or pcw."
+            )
+        if self.reader.alignment != "left":
+            self.refuse(
+                "its windows end at the same position, and linked ones stand one behind the other. "
+                "Use mateicl for a weight on the query, or ape or pcw."
+            )
 
     @property
     def alignment(self) -> Alignment:
         """One behind the other, unless nothing is linked."""
-        return self.reader.alignment if self._plan().nothing else "in order"
+        return "in order" if self.tokens else self.reader.alignment
 
     @property
-    def recompute(self) -> Recompute | None:
-        """The step, unless nothing is linked."""
-        plan = self._plan()
-        return None if plan.nothing else plan
+    def recompute(self) -> Linked | None:
+        """Itself, unless nothing is linked."""
+        return self if self.tokens else None
+
+    def counts(self, lengths: Sequence[int]) -> list[int]:
+        """Tokens to encode again in windows of these lengths; of "deviation", only their sum."""
+        if self.tokens == "all":
+            return list(lengths)
+        if isinstance(self.tokens, int):
+            return [min(self.tokens, length) for length in lengths]
+        return [math.ceil(self.tokens * length - _SLACK) for length in lengths]
+
+    def everything(self, lengths: Sequence[int]) -> bool:
+        """Whether every token of such windows is linked: then they are one ordinary prompt."""
+        return bool(lengths) and self.counts(lengths) == list(lengths)
 
 
-def _refusal(reader: Method) -> str | None:
-    """Why a reader's windows can't be linked, and what to do; None if they can."""
-    if reader.combination is not None:
-        return (
-            "each of its windows answers alone, so none is to see another. Link windows that are "
-            "read together, with ape or pcw as the reader."
+def check_links(tokens: object, choose: object) -> None:
+    """Refuse what `Linked` can't take.
+
+    Raises:
+        MethodError: a number outside its domain, or an unknown rule.
+    """
+    share = isinstance(tokens, float) and 0.0 <= tokens <= 1.0
+    if not (tokens == "all" or share or whole(tokens, 0)):
+        raise MethodError(
+            f"link tokens must be a number of tokens from 0 on (an int), a share from 0.0 to 1.0 "
+            f"(a float) or 'all', got {tokens!r}; 0.15 is a usual start."
         )
-    if reader.selection is not None:
-        return (
-            "it chooses and fuses windows once the query is known, and linking needs them all and "
-            "their order before. Give the passages that it would choose, and use ape or pcw."
-        )
-    if reader.alignment != "left":
-        return (
-            "its windows end at the same position, and linked ones stand one behind the other. "
-            "Use mateicl for a weight on the query, or ape or pcw."
-        )
-    return None
+    if choose not in get_args(Choose):
+        raise MethodError(f"link choose must be one of {list(get_args(Choose))}, got {choose!r}.")
 
 
 def linked(method: Method, tokens: LinkTokens | None, choose: Choose = "first") -> Method:
@@ -101,6 +121,6 @@ def linked(method: Method, tokens: LinkTokens | None, choose: Choose = "first") 
     if tokens is None:
         return method
     if not method.windowed:
-        Recompute(tokens, choose)
+        check_links(tokens, choose)
         return method
     return Linked(tokens=tokens, choose=choose, reader=method)

@@ -7,7 +7,6 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -24,20 +23,21 @@ from rag_windows.methods.pcw import PCW
 from rag_windows.methods.sequential import Sequential
 from rag_windows.methods.structured_prompting import StructuredPrompting
 
-CLASSES: tuple[type[Method], ...] = (
-    APE,
-    PCW,
-    StructuredPrompting,
-    MateICL,
-    ParallelEnsemble,
-    DeepThinking,
-    Codebook,
-    Linked,
-    Sequential,
-)
-
 METHODS: MappingProxyType[str, type[Method]] = MappingProxyType(
-    {method.name: method for method in CLASSES}
+    {
+        method.name: method
+        for method in (
+            APE,
+            PCW,
+            StructuredPrompting,
+            MateICL,
+            ParallelEnsemble,
+            DeepThinking,
+            Codebook,
+            Linked,
+            Sequential,
+        )
+    }
 )
 """Every method, by the name that `resolve` and the command line take."""
 
@@ -61,18 +61,55 @@ def resolve(method: str | Method) -> Method:
         return method
     if not isinstance(method, str):
         raise MethodError(f"Unknown method {method!r}; choose one of {sorted(METHODS)}.")
-    parts = [_part(text, method) for text in _PLUS.split(method)]
-    kind, numbers = parts.pop()
-    built = _made(partial(kind, **numbers), method)
-    for kind, numbers in reversed(parts):
-        if not issubclass(kind, Composed):
-            wrappers = sorted(name for name, one in METHODS.items() if issubclass(one, Composed))
+    built: Method | None = None
+    for text in reversed(_PLUS.split(method)):
+        name, colon, settings = text.partition(":")
+        kind = METHODS.get(name.strip().lower())
+        if kind is None:
             raise MethodError(
-                f"{method!r}: {kind.name} reads windows by itself, so it stands last; before a "
-                f"'+' stand only {wrappers}."
+                f"Unknown method {name.strip()!r} in {method!r}; choose one of {sorted(METHODS)}."
             )
-        built = _made(partial(kind, reader=built, **numbers), method)
-    return built
+        values = _settings(kind, settings, method) if colon else {}
+        if built is not None:
+            if not issubclass(kind, Composed):
+                wrappers = sorted(one for one in METHODS if issubclass(METHODS[one], Composed))
+                raise MethodError(
+                    f"{method!r}: {kind.name} reads windows by itself, so it stands last; before a "
+                    f"'+' stand only {wrappers}."
+                )
+            values["reader"] = built
+        try:
+            built = kind(**values)
+        except TypeError as error:
+            raise MethodError(f"{method!r}: {error}") from error
+    return built  # type: ignore[return-value]  # a split has a part at least
+
+
+def _settings(kind: type[Method], settings: str, whole: str) -> dict[str, Any]:
+    """Parameters written as name=value with commas between them."""
+    known = [one for one in parameters(kind) if one != "reader"]
+    values: dict[str, Any] = {}
+    for setting in settings.split(","):
+        key, equals, value = (one.strip() for one in setting.partition("="))
+        if key not in known or not equals or key in values:
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            raise MethodError(
+                f"{setting.strip()!r} in {whole!r} sets no parameter of {kind.name}; {there}, each "
+                f"written once as name=value, as in ape:temperature=0.9,scale=0.9."
+            )
+        values[key] = _value(value)
+    return values
+
+
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
 
 
 def names_in(text: str) -> list[str]:
@@ -89,53 +126,6 @@ def names_in(text: str) -> list[str]:
     return [name.strip() for name in names]
 
 
-def _part(text: str, whole: str) -> tuple[type[Method], dict[str, Any]]:
-    """A method's class and those of its parameters that are given."""
-    name, colon, settings = text.partition(":")
-    kind = _kind(name.strip().lower(), whole)
-    if not colon:
-        return kind, {}
-    known = [one for one in parameters(kind) if one != "reader"]
-    numbers: dict[str, Any] = {}
-    for setting in settings.split(","):
-        key, equals, value = (one.strip() for one in setting.partition("="))
-        if key not in known or not equals or key in numbers:
-            there = f"it has {', '.join(known)}" if known else "it has none"
-            raise MethodError(
-                f"{setting.strip()!r} in {whole!r} sets no parameter of {kind.name}; {there}, each "
-                f"written once as name=value, as in ape:temperature=0.9,scale=0.9."
-            )
-        numbers[key] = _value(value)
-    return kind, numbers
-
-
-def _value(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _made(make: partial[Method], whole: str) -> Method:
-    try:
-        return make()
-    except TypeError as error:
-        raise MethodError(f"{whole!r}: {error}") from error
-
-
-def _kind(name: str, whole: str) -> type[Method]:
-    if name in METHODS:
-        return METHODS[name]
-    raise MethodError(
-        f"Unknown method {name!r}{'' if name == whole.lower() else f' in {whole!r}'}; choose one "
-        f"of {sorted(METHODS)}."
-    )
-
-
 def parameters(method: Method | type[Method]) -> tuple[str, ...]:
     """Names of a method's own parameters, a reader inside it among them."""
     return tuple(field.name for field in dataclasses.fields(method))  # type: ignore[arg-type]  # every method is a dataclass; the abstract class is none
@@ -149,9 +139,7 @@ def known_parameters(method: Method) -> set[str]:
 def with_known(method: Method, values: Mapping[str, Any]) -> Method:
     """The method with these values, each wherever it or a reader inside it has that parameter.
 
-    Args:
-        method: to change.
-        values: by the parameter's bare name; a name that none of them has changes nothing.
+    A name that none of them has changes nothing.
 
     Raises:
         MethodError: outside of a method's domain.
@@ -194,13 +182,9 @@ def with_numbers(method: Method, numbers: Mapping[str, float]) -> Method:
         MethodError: outside of the method's domain.
     """
     own: dict[str, Any] = {name: value for name, value in numbers.items() if "." not in name}
-    inner: dict[str, dict[str, float]] = {}
-    for name, value in numbers.items():
-        if "." in name:
-            field, _, rest = name.partition(".")
-            inner.setdefault(field, {})[rest] = value
-    for field, values in inner.items():
-        own[field] = with_numbers(getattr(method, field), values)
+    readers = {name[7:]: value for name, value in numbers.items() if name.startswith("reader.")}
+    if readers and isinstance(method, Composed):
+        own["reader"] = with_numbers(method.reader, readers)
     return with_own(method, own)
 
 
@@ -209,8 +193,10 @@ def describe(method: Method) -> dict[str, Any]:
 
     Of a function only the name is left: `from_description` refuses it, instead of going on without.
     """
-    numbers = {name: plain(getattr(method, name)) for name in parameters(method)}
-    return {"name": method.name, **numbers}
+    return {
+        "name": method.name,
+        **{name: plain(getattr(method, name)) for name in parameters(method)},
+    }
 
 
 def plain(value: Any) -> Any:
@@ -274,12 +260,21 @@ class MethodRow:
     @property
     def settings(self) -> str:
         """The parameters in one line, as ``name=value``; empty without any."""
-        return ", ".join(f"{key}={_shown(value)}" for key, value in self.parameters.items())
+        shown = {
+            key: value["name"] if isinstance(value, dict) else value
+            for key, value in self.parameters.items()
+        }
+        return ", ".join(f"{key}={value}" for key, value in shown.items())
 
 
 def method_rows() -> list[MethodRow]:
     """One row a method, in the order of the registry."""
-    return [_row(kind) for kind in METHODS.values()]
+    rows = []
+    for name, kind in METHODS.items():
+        numbers = {key: value for key, value in describe(kind()).items() if key != "name"}
+        summary = (inspect.getdoc(kind) or "").partition("\n")[0].replace("``", "")
+        rows.append(MethodRow(name, kind.formula, summary, numbers, kind.paper))
+    return rows
 
 
 def markdown_table() -> str:
@@ -296,14 +291,3 @@ def markdown_table() -> str:
         # A bar inside a cell would end it, in code as well.
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _row(kind: type[Method]) -> MethodRow:
-    parameters = describe(kind())
-    del parameters["name"]
-    summary = (inspect.getdoc(kind) or "").partition("\n")[0].replace("``", "")
-    return MethodRow(kind.name, kind.formula, summary, parameters, kind.paper)
-
-
-def _shown(value: Any) -> str:
-    return str(value["name"]) if isinstance(value, dict) else str(value)

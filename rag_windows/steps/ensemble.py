@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, RowsCache
-from rag_windows.methods.pooling import Pooling
+from rag_windows.methods import ParallelEnsemble
 
 MAX_ROW_TOKENS = 8192
 """Tokens of all rows together that one forward pass holds at most, one a row at least."""
@@ -134,7 +134,7 @@ class EnsembleLayout(PromptLayout):
     """
 
     members: Members = field(kw_only=True)
-    combination: Pooling = field(kw_only=True)
+    combination: ParallelEnsemble = field(kw_only=True)
 
 
 _MODEL = "_rag_windows_model"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_
 from rag_windows.attention.segments import MAX_MASK, Reading, Rows, Segment, Segments
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
-from rag_windows.methods.steps import Recompute
+from rag_windows.methods import Linked
 
 
 class RecomputeLayout:
@@ -26,6 +25,7 @@ class RecomputeLayout:
 
     Args:
         sliding_windows: see `rag_windows.attention.layout.Layout`.
+        rows: (n,) int64, ascending, on the CPU: the tokens that are fed.
         keys: per layer, (kv heads, tokens, head dim); written to.
         values: per layer, (kv heads, tokens, value dim); written to.
     """
@@ -36,35 +36,24 @@ class RecomputeLayout:
     def __init__(
         self,
         sliding_windows: tuple[int | None, ...],
+        rows: torch.Tensor,
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
     ) -> None:
         self.sliding_windows = sliding_windows
-        self.keys = tuple(keys)
-        self.values = tuple(values)
-        self.take(torch.zeros(1, dtype=torch.int64))
-
-    def take(self, rows: torch.Tensor) -> None:
-        """Say which tokens the next forward pass is fed.
-
-        Args:
-            rows: (n,) int64, ascending, on the CPU.
-        """
-        self._rows = rows
+        self._rows, self._keys, self._values = rows, keys, values
         self._segment = Segment(first=0, last=int(rows[-1]), seen=rows + 1)
-        whole = Segments("query", [self._segment], len(rows))
-        self._reading = Reading(Rows(rows), [whole])
+        self._reading = Reading(Rows(rows), [Segments("query", [self._segment], len(rows))])
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
     ) -> Reading:
         """Replace the fed tokens' keys and values, and say what they read."""
-        fed = self._rows.to(key.device)
-        self.keys[layer].index_copy_(1, fed, key[0])
-        self.values[layer].index_copy_(1, fed, value[0])
-        seen = self._segment.last + 1
-        part = self.keys[layer][None, :, :seen], self.values[layer][None, :, :seen]
-        self._segment.layers = {layer: [part]}
+        keys, values = self._keys[layer], self._values[layer]
+        fed, seen = self._rows.to(key.device), self._segment.last + 1
+        keys.index_copy_(1, fed, key[0])
+        values.index_copy_(1, fed, value[0])
+        self._segment.layers = {layer: [(keys[None, :, :seen], values[None, :, :seen])]}
         return self._reading
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
@@ -97,11 +86,6 @@ def key_deviation(
     Yao et al., "CacheBlend", https://arxiv.org/abs/2405.16444 (tokens of high KV deviation). The
     paper compares anew in each layer and narrows its choice on the way; this is its first step.
 
-    Args:
-        encoder: of the model; it has at least two layers.
-        windows: encoded one behind the other.
-        prefix: what stands before the windows, or None.
-
     Returns:
         (tokens of all windows,) fp32 on the CPU, summed over kv heads and head dim.
     """
@@ -120,40 +104,27 @@ def key_deviation(
 
 
 def chosen(
-    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Recompute
+    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Linked
 ) -> torch.Tensor:
-    """Indices among all windows' tokens of those to encode again.
+    """(n,) int64, ascending: which of all windows' tokens to encode again.
 
     Tokens of the first window are never among them: nothing stands before it but the prefix, which
     it has seen.
-
-    Args:
-        encoder: of the model.
-        windows: at least one, encoded one behind the other.
-        prefix: what stands before the windows, or None.
-        plan: how many, and by which rule.
-
-    Returns:
-        (n,) int64, ascending, on the CPU.
     """
     lengths = [len(window.ids) for window in windows]
-    counts = plan.counts(lengths)
-    behind = lengths[0]
-    if plan.choose == "deviation" and len(encoder.sliding_windows) > LAYER and len(windows) > 1:
+    counts, behind = plan.counts(lengths), lengths[0]
+    if plan.choose == "deviation" and len(encoder.sliding_windows) > LAYER:
         deviation = key_deviation(encoder, windows, prefix)[behind:]
         # A stable order makes the choice the same on every run where tokens tie.
         order = torch.sort(deviation, descending=True, stable=True).indices
         return torch.sort(order[: sum(counts[1:])]).values + behind
-    parts = [torch.empty(0, dtype=torch.int64)]
-    start = behind
-    for length, count in zip(lengths[1:], counts[1:], strict=True):
-        parts.append(torch.arange(start, start + count))
-        start += length
-    return torch.cat(parts)
+    starts = accumulate(lengths[:-1])
+    firsts = zip(starts, counts[1:], strict=True)
+    return torch.cat([torch.arange(start, start + count) for start, count in firsts])
 
 
 def recompute(
-    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Recompute
+    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Linked
 ) -> tuple[list[Window], list[int]]:
     """Encode some tokens of one request again, in sight of what stands before them.
 
@@ -167,7 +138,7 @@ def recompute(
         The windows with the chosen tokens' fresh keys and values in the place of the old ones; what
         was given stays as it is. And of each window how many tokens those are.
     """
-    if plan.nothing or len(windows) < 2:
+    if len(windows) < 2:
         return list(windows), [0] * len(windows)
     indices = chosen(encoder, windows, prefix, plan)
     lengths = torch.tensor([len(window.ids) for window in windows])
@@ -188,38 +159,22 @@ def encode_again(
     was encoded again or not. Nothing later is seen, so a long choice is run in several passes, in
     order, and gives the same. Source: Hu et al., "EPIC", https://arxiv.org/abs/2410.15332, and Yao
     et al., "CacheBlend", https://arxiv.org/abs/2405.16444, which differ in their choice of tokens.
-
-    Args:
-        encoder: of the model.
-        windows: encoded one behind the other.
-        prefix: what stands before the windows, or None.
-        indices: (n,) int64 on the CPU, ascending, at least one, among all windows' tokens.
     """
-    before = [] if prefix is None else [prefix]
-    parts = [*before, *windows]
-    start = sum(len(window.ids) for window in before)
+    parts = [*([] if prefix is None else [prefix]), *windows]
+    start = 0 if prefix is None else len(prefix.ids)
     ids = torch.tensor([token for window in parts for token in window.ids], dtype=torch.int64)
     layers = range(len(encoder.sliding_windows))
-    made = RecomputeLayout(
-        encoder.sliding_windows,
-        [torch.cat([window.keys[layer] for window in parts], dim=1) for layer in layers],
-        [torch.cat([window.values[layer] for window in parts], dim=1) for layer in layers],
-    )
+    keys = [torch.cat([window.keys[layer] for window in parts], dim=1) for layer in layers]
+    values = [torch.cat([window.values[layer] for window in parts], dim=1) for layer in layers]
     device = input_device(encoder.model)
     for rows in (indices + start).split(max(1, MAX_MASK // len(ids))):
-        made.take(rows)
-        fed = ids[rows].unsqueeze(0).to(device)
-        with use_layout(made):
-            encoder.model.base_model(
-                fed, position_ids=rows.unsqueeze(0).to(device), use_cache=False
-            )
-    # The last window's end is no beginning.
-    offsets = accumulate((len(window.ids) for window in windows), initial=start)
-    return [
-        replace(
-            window,
-            keys=tuple(key[:, at : at + len(window.ids)] for key in made.keys),
-            values=tuple(value[:, at : at + len(window.ids)] for value in made.values),
-        )
-        for at, window in zip(offsets, windows, strict=False)
-    ]
+        fed, positions = (one.unsqueeze(0).to(device) for one in (ids[rows], rows))
+        with use_layout(RecomputeLayout(encoder.sliding_windows, rows, keys, values)):
+            encoder.model.base_model(fed, position_ids=positions, use_cache=False)
+    made = []
+    for window in windows:
+        place = slice(start, start + len(window.ids))
+        own = (tuple(tensor[:, place] for tensor in whole) for whole in (keys, values))
+        made.append(Window(window.ids, window.start, *own))
+        start = place.stop
+    return made

@@ -8,9 +8,8 @@ from dataclasses import replace
 import torch
 
 from rag_windows.kv import PackedWindows, Window, pack
-from rag_windows.methods.base import Alignment
-from rag_windows.methods.key_search import best, page_owners
-from rag_windows.methods.steps import Fusion, Selection
+from rag_windows.methods import Alignment, Codebook
+from rag_windows.methods.codebook import Fusion, page_owners
 from rag_windows.prefill import EncodedContext, Encoder
 
 
@@ -81,7 +80,7 @@ def _present(windows: Sequence[Window], start: int, length: int) -> torch.Tensor
 
 
 def select(
-    selection: Selection, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
+    selection: Codebook, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
 ) -> EncodedContext:
     """The context that this query reads; chosen windows keep their order."""
     windows = context.singles
@@ -100,7 +99,7 @@ def select(
 
 
 def _chosen(
-    selection: Selection, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
+    selection: Codebook, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
 ) -> set[int]:
     groups = list(dict.fromkeys(context.groups))
     if len(groups) <= selection.retrieve:
@@ -109,13 +108,13 @@ def _chosen(
     end = max(window.start + len(window.ids) for window in context.singles)
     query = encode_query(encoder, context.prefix, query_ids, alignment, end)
     places = {group: place for place, group in enumerate(groups)}
-    pages = [selection.search.pages(window) for window in context.singles]
+    pages = [selection.pages(window) for window in context.singles]
     windows = torch.tensor([places[group] for group in context.groups])
     owners = windows[page_owners([len(page) for page in pages])].to(pages[0].device)
-    similarities = selection.search.similarities(
-        selection.search.tokens(query), torch.cat(pages), owners, len(groups)
-    )
-    return {groups[place] for place in best(similarities, selection.retrieve)}
+    alike = selection.similarities(selection.tokens(query), torch.cat(pages), owners, len(groups))
+    # Of equal ones the first.
+    order = torch.sort(alike, descending=True, stable=True).indices
+    return {groups[place] for place in order[: selection.retrieve].tolist()}
 
 
 def encode_query(

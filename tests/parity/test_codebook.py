@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows import Codebook
-from rag_windows.methods.key_search import Similarity
-from rag_windows.methods.steps import Fusion
+from rag_windows.methods.codebook import Fusion, Similarity
 from rag_windows.steps.selection import encode_query
 
 from . import dense, engine, float64, fused, tolerances, zoo
@@ -53,7 +52,7 @@ def _keys(model: PreTrainedModel, prefix: list[int], tokens: list[int]) -> list[
 
 
 def similarity(kind: str, query: list[Tensor], window: list[Tensor], page: int) -> float:
-    """The formula of `KeySearch`, one number after the other."""
+    """The formula of `Codebook`, one number after the other."""
     tokens = []
     for t in range(query[0].shape[1]):
         pages = []
@@ -99,12 +98,11 @@ def test_reads_the_most_similar_windows(
     context = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=method)
     narrow = lm.engine.decoder.narrowed(context, RAGGED.query)
     assert narrow.chosen == tuple(best)
-    search = method.search
     encoded = encode_query(lm.engine.decoder.runner, context.prefix, RAGGED.query)
     for window, value in zip(context.singles, expected, strict=True):
-        pages = search.pages(window)
+        pages = method.pages(window)
         owners = torch.zeros(len(pages), dtype=torch.int64)
-        found = search.similarities(search.tokens(encoded), pages, owners, 1)
+        found = method.similarities(method.tokens(encoded), pages, owners, 1)
         assert float(found) == pytest.approx(value, abs=1e-4 * max(1.0, abs(value)))
     reference = dense.logits(
         model,

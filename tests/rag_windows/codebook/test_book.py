@@ -23,7 +23,7 @@ from rag_windows import (
     WindowedLM,
 )
 from rag_windows.codebook.index import Record
-from rag_windows.methods.steps import Fusion
+from rag_windows.methods.codebook import Fusion
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import METHOD, PASSAGES, QUESTION, TOPICS, book
 

@@ -24,7 +24,6 @@ from rag_windows import (
 )
 from rag_windows.kv import PackedWindows
 from rag_windows.methods import describe, from_description, resolve
-from rag_windows.methods.key_search import KeySearch, best, page_owners
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import PASSAGES, QUESTION
 
@@ -149,15 +148,10 @@ def test_by_name_and_as_json() -> None:
     assert from_description(describe(method)) == method
 
 
-def test_equal_windows_are_taken_in_their_order() -> None:
-    assert best(torch.tensor([0.5, 0.9, 0.5, 0.9, 0.5]), 3) == [1, 3, 0]
-
-
 def test_a_short_last_page_is_the_mean_of_what_it_has() -> None:
     lm = small.lm()
     window = lm.engine.decoder.runner.run([[7, 8, 9, 10, 11]], [0], None)[0]
-    rows = KeySearch(similarity="dot", layers=(1,), page=2).pages(window)
+    rows = Codebook(similarity="dot", layers=(1,), page=2).pages(window)
     keys = window.keys[1]
     means = torch.stack([keys[:, :2].mean(1), keys[:, 2:4].mean(1), keys[:, 4]])
     assert torch.allclose(rows, means.flatten(1) / keys.shape[0] ** 0.5)
-    assert page_owners([2, 1]).tolist() == [0, 0, 1]

@@ -1,1 +1,0 @@
-"""Tests of windows that answer each for itself."""

@@ -1,0 +1,336 @@
+"""Methods: their numbers, names, JSON and table, and what each of them refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from rag_windows import (
+    APE,
+    METHODS,
+    PCW,
+    DeepThinking,
+    InputError,
+    Linked,
+    MateICL,
+    Method,
+    MethodError,
+    ParallelEnsemble,
+    Sequential,
+    StructuredPrompting,
+)
+from rag_windows.methods import base, linked, registry
+from rag_windows.methods.composed import Composed, chain
+from rag_windows.methods.mateicl import SCHEDULES
+from tests.test_repository import ROOT
+
+BEGIN, END = "<!-- methods -->\n", "<!-- /methods -->"
+
+
+def numbers(method: Method) -> tuple[float, float, float]:
+    return method.temperature, method.slope, method.shift
+
+
+def test_the_numbers_of_methods() -> None:
+    for method in (PCW(), Sequential()):
+        assert numbers(method) == (1.0, 1.0, 0.0)
+    assert numbers(APE(0.8, 0.7)) == (0.8, 0.7, 0.0)
+    printed = numbers(APE(0.8, 0.7, form="as printed"))
+    assert printed == pytest.approx((0.8, 0.8, 0.8 * math.log(0.7)))
+    fixed = numbers(APE(0.8, 0.7, form="fixed ratio"))
+    assert fixed == pytest.approx((0.8, 1.0, math.log(0.7)))
+    assert APE.from_released(0.9, 0.9) == APE(temperature=0.9, scale=0.9 * 0.9)
+
+
+def test_query_weights() -> None:
+    assert [base.query_bias(method, 9) for method in (PCW(), APE(), Sequential())] == [0.0] * 3
+    assert base.query_bias(StructuredPrompting(), 9) == pytest.approx(math.log(9))
+    weights = {"sqrt": 3.0, "log": 1 + math.log(9), "thirds": 4.0, "linear": 9.0, 2.5: 2.5}
+    for schedule, weight in weights.items():
+        assert MateICL(schedule).query_weight(9) == pytest.approx(weight)  # type: ignore[arg-type]  # looped over
+    assert MateICL(lambda windows: windows + 1).query_weight(9) == 10
+    for name in SCHEDULES:
+        assert MateICL(name).query_weight(1) == 1.0  # type: ignore[arg-type]  # looped over
+
+
+def test_where_windows_start() -> None:
+    assert base.window_starts("left", 5, [2, 7, 1]) == [5, 5, 5]
+    assert base.window_starts("right", 5, [2, 7, 1]) == [10, 5, 11]
+    assert base.window_starts("in order", 5, [2, 7, 1]) == [5, 7, 14]
+    assert [base.window_starts(name, 5, []) for name in ("left", "right", "in order")] == [[]] * 3
+
+
+NO_NUMBERS = (0.0, -1.0, math.nan, math.inf, "0.9")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        *((APE, {"scale": one}, "APE scale must be a finite number above 0") for one in NO_NUMBERS),
+        (APE, {"temperature": 0}, "APE temperature must be"),
+        (APE, {"form": "as guessed"}, "as used"),
+        *(
+            (MateICL, {"schedule": one}, r"schedule must be one of \['sqrt', 'log'")
+            for one in ("cube", 0, -1.0, math.nan, math.inf, True, None, [2.0])
+        ),
+        *(
+            (DeepThinking, {"steps": one}, "steps must be a whole number")
+            for one in (-1, 1.0, True)
+        ),
+        *(
+            (DeepThinking, {"eta": one}, "eta must be above 0")
+            for one in (0, 1.01, math.nan, "0.01")
+        ),
+        *((DeepThinking, {"momentum": one}, "at least 0, below 1") for one in (-0.1, 1, None)),
+        (DeepThinking, {"positions": "behind"}, r"one of \['continue', 'reuse'\]"),
+        (DeepThinking, {"reader": "ape"}, "must be a method such as APE"),
+        (DeepThinking, {"reader": DeepThinking()}, "can't be combined with itself"),
+        (DeepThinking, {"reader": Linked(2)}, r"with linked.*Linked\(reader=DeepThinking\(\)\)"),
+        *(
+            (Linked, {"tokens": one}, "is a usual start")
+            for one in (-1, -0.1, 1.1, math.nan, "most", None, True, [1])
+        ),
+        (Linked, {"choose": "last"}, "'first', 'deviation'"),
+        (Linked, {"reader": ParallelEnsemble()}, "ensemble.*alone"),
+        (Linked, {"reader": StructuredPrompting()}, "structured-prompting.*mateicl"),
+        (Linked, {"reader": Linked(3)}, "itself"),
+        (Linked, {"reader": Sequential()}, "sequential"),
+        (ParallelEnsemble, {"weights": "bm25"}, "uniform"),
+        (ParallelEnsemble, {"pooling": "maximum"}, "minimum"),
+        *((ParallelEnsemble, {"score_temperature": one}, "score_temp") for one in (0, math.nan)),
+        *((ParallelEnsemble, {"beta": one}, "beta must be") for one in (-0.1, math.inf, "much")),
+        *((ParallelEnsemble, {"nucleus": one}, "nucleus must be") for one in (0, 1.5)),
+    ],
+)
+def test_numbers_and_readers_outside_the_domain_are_refused(
+    kind: type[Method], wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(MethodError, match=message):
+        kind(**wrong)
+
+
+@pytest.mark.parametrize("weight", [0.0, -2.0, math.inf, math.nan, "2"])
+def test_a_function_that_gives_no_weight_is_refused(weight: Any) -> None:
+    with pytest.raises(MethodError, match=r"mateicl weighs the query by .* for 3 windows"):
+        base.query_bias(MateICL(lambda windows: weight), 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper(Composed):
+    """Changes nothing."""
+
+    steps: int = 2
+
+    name: ClassVar[str] = "wrapper"
+    formula: ClassVar[str] = "-"
+    paper: ClassVar[str] = "-"
+
+
+def test_a_wrapper_is_its_reader_but_for_what_it_changes() -> None:
+    reader = StructuredPrompting()
+    wrapped = Wrapper(3, reader=reader)
+    assert wrapped.alignment == "right"
+    assert wrapped.query_weight(5) == 5
+    assert numbers(Wrapper(reader=APE(0.5, 0.6))) == (0.5, 0.6, 0.0)
+    for name in ("encoding", "refinement", "recompute", "selection", "combination"):
+        assert getattr(wrapped, name) == getattr(reader, name)
+    assert chain(wrapped) == [wrapped, reader]
+    assert hash(wrapped) == hash(Wrapper(3, reader=StructuredPrompting()))
+    assert Linked().reader == PCW()
+    assert (Linked(2).alignment, Linked(0, reader=APE()).alignment) == ("in order", "left")
+
+
+def test_methods_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "METHODS", {**METHODS, "wrapper": Wrapper})
+    resolve = registry.resolve
+    method = APE(0.5, 0.5)
+    assert resolve(method) is method
+    assert resolve("APE") == APE()
+    assert resolve("wrapper+ape") == resolve(" Wrapper + APE ") == Wrapper(reader=APE())
+    assert resolve("wrapper") == Wrapper(reader=PCW())
+    assert resolve("ape:scale=1e+0,form=as printed") == APE(0.9, 1.0, "as printed")
+    for name, message in {
+        "apex": r"\['ape', .*'pcw', 'sequential'.*\]",
+        "ape+pcw": r"'ape\+pcw': ape reads windows by itself.*'wrapper'",
+        "wrapper+apex": r"Unknown method 'apex' in 'wrapper\+apex'",
+        "wrapper+": "Unknown method ''",
+        "wrapper+sequential": "wrapper can't be combined with sequential",
+        "pcw:scale=1": "it has none",
+        "ape:scale=1,scale=2": "each written once",
+        "ape:reader=pcw": "sets no parameter of ape",
+    }.items():
+        with pytest.raises(MethodError, match=message):
+            resolve(name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_as_json_and_back(name: str) -> None:
+    method = METHODS[name]()
+    assert (method.name, bool(method.formula and method.paper)) == (name, True)
+    written = json.loads(json.dumps(registry.describe(method)))
+    assert written["name"] == name
+    from_description = registry.from_description
+    assert from_description(written) == from_description(name) == method
+    assert from_description(method) is method
+
+
+def test_descriptions_hold_readers_and_refuse_what_is_unknown() -> None:
+    assert registry.describe(Wrapper(4, reader=MateICL(2))) == {
+        "name": "wrapper",
+        "reader": {"name": "mateicl", "schedule": 2},
+        "steps": 4,
+    }
+    unwritable = registry.describe(MateICL(math.sqrt))
+    for value, message in (
+        ({**unwritable, "schedule": "math.sqrt"}, "schedule must be one of"),
+        ({"schedule": 2}, "names no method"),
+        ({"name": "ape", "steps": 2}, "is no method of"),
+    ):
+        with pytest.raises(MethodError, match=message):
+            registry.from_description(value)
+
+
+def test_parameters_by_bare_name_and_by_whose_they_are() -> None:
+    assert registry.parameters(Linked) == ("reader", "tokens", "choose")
+    assert {"tokens", "temperature", "scale"} <= registry.known_parameters(Linked(reader=APE()))
+    method = Linked(4, reader=DeepThinking(steps=3, reader=APE(0.8, 0.7)))
+    changed = registry.with_known(method, {"tokens": 8, "scale": 1.0, "unknown": 1})
+    assert changed == Linked(8, reader=DeepThinking(steps=3, reader=APE(0.8, 1.0)))
+    with pytest.raises(MethodError):
+        registry.with_known(method, {"temperature": -1.0})
+    with pytest.raises(TypeError):
+        registry.with_own(Linked(reader=APE()), {"scale": 1.0})
+    found = registry.numbers_of(method.reader)
+    assert (found["steps"], found["reader.temperature"]) == (3, 0.8)
+    assert registry.with_numbers(method.reader, found) == method.reader
+    changed = registry.with_numbers(method.reader, {"steps": 4, "reader.scale": 1.0})
+    assert changed == DeepThinking(steps=4, reader=APE(0.8, 1.0))
+
+
+def test_the_table_is_made_from_the_classes_and_the_readme_shows_it() -> None:
+    rows = {row.name: row for row in registry.method_rows()}
+    assert list(rows) == list(METHODS)
+    assert rows["ape"].settings == "temperature=0.9, scale=0.9, form=as used"
+    assert rows["mateicl"].papers == ["2505.01110"]
+    assert rows["deep-thinking"].settings.startswith("reader=pcw, ")
+    table = registry.markdown_table()
+    lines = table.splitlines()
+    # Bars inside of formulas are escaped.
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {6}
+    assert "[2212.10947](https://arxiv.org/abs/2212.10947)" in lines[3]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.partition(BEGIN)[2].partition(END)[0] == table
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counts"),
+    [
+        (0, [0, 0, 0]),
+        (1, [1, 1, 1]),
+        (5, [5, 3, 5]),
+        (0.15, [3, 1, 2]),
+        (0.5, [10, 2, 5]),
+        (1.0, [20, 3, 9]),
+        ("all", [20, 3, 9]),
+        (20, [20, 3, 9]),
+    ],
+)
+def test_how_many_tokens_are_linked(tokens: Any, counts: list[int]) -> None:
+    lengths = [20, 3, 9]
+    plan = Linked(tokens)
+    assert plan.counts(lengths) == counts
+    assert (plan.recompute is None) == (sum(counts) == 0)
+    assert plan.everything(lengths) == (counts == lengths)
+    assert linked(APE(), tokens) == Linked(tokens, reader=APE())
+    assert linked(Sequential(), tokens) == Sequential()
+    assert linked(APE(), None) == APE()
+    with pytest.raises(MethodError):
+        linked(Sequential(), -5)
+
+
+def test_every_number_of_a_refinement_is_part_of_the_encoding() -> None:
+    variants = [
+        PCW(),
+        DeepThinking(),
+        DeepThinking(steps=6),
+        DeepThinking(eta=0.02),
+        DeepThinking(momentum=0.0),
+        DeepThinking(positions="reuse"),
+    ]
+    assert len({method.encoding for method in variants}) == len(variants)
+    assert DeepThinking(eta=1).encoding == DeepThinking(eta=1.0).encoding
+    assert DeepThinking(reader=APE(0.5, 0.5)).encoding == DeepThinking().encoding
+    assert (DeepThinking(0).encoding, DeepThinking(0).refinement) == (PCW().encoding, None)
+
+
+def logs(*rows: list[float]) -> torch.Tensor:
+    """(1, windows, 1, vocabulary) log-probabilities."""
+    return torch.tensor(rows).log()[None, :, None]
+
+
+SURE, HALF, FLAT = [0.97, 0.01, 0.01, 0.01], [0.5, 0.5, 0.0, 0.0], [0.25] * 4
+RETRIEVAL = ParallelEnsemble(weights="retrieval")
+
+
+def test_retrieval_weighs_passages_and_not_their_windows() -> None:
+    pooling = ParallelEnsemble(weights="retrieval", score_temperature=0.5)
+    fixed = pooling.fixed([1.0, 2.0, 2.0, 0.5], [0, 1, 1, 2])
+    assert fixed is not None
+    passages = torch.softmax(torch.tensor([2.0, 4.0, 1.0]), dim=0)
+    expected = [passages[0], passages[1] / 2, passages[1] / 2, passages[2]]
+    assert fixed.tolist() == pytest.approx([float(x) for x in expected])
+    far_apart = RETRIEVAL.fixed([-1e6, 0.0, 1e6], [0, 1, 2])
+    assert far_apart is not None
+    assert far_apart.tolist() == [0.0, 0.0, 1.0]
+    impossible = logs([0.0, 1.0], [0.5, 0.5], [0.25, 0.75])
+    combined = RETRIEVAL.combine(impossible, RETRIEVAL.weigh(impossible, far_apart), None)
+    assert combined.exp().flatten().tolist() == pytest.approx([0.25, 0.75])
+
+
+@pytest.mark.parametrize("score", [None, math.nan, math.inf, "0.5"])
+def test_a_score_that_is_none_is_refused_by_name(score: Any) -> None:
+    with pytest.raises(InputError, match=r"The second .*score=.*'uniform'"):
+        RETRIEVAL.check([0.5, score], ["The first", "The second"])
+    ParallelEnsemble().check([0.5, score], ["", ""])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "rows", "expected"),
+    [
+        ("inverse", (HALF, FLAT), [2 / 3, 1 / 3]),
+        ("inverse", ([1.0, 0.0, 0.0, 0.0], FLAT), [0.9993, 0.0007]),
+        ("minimum", (FLAT, SURE, HALF), [0, 1, 0]),
+        ("minimum", (FLAT, FLAT), [1, 0]),
+    ],
+)
+def test_entropies_become_weights(pooling: Any, rows: Any, expected: list[float]) -> None:
+    method = ParallelEnsemble(weights="entropy", pooling=pooling)
+    found = method.weigh(logs(*rows), None).flatten().tolist()
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_prior_is_taken_away_inside_the_nucleus_only() -> None:
+    window, prior = logs([0.6, 0.3, 0.0999, 0.0001]), logs([0.9, 0.05, 0.05, 0.0])[:, 0]
+    one = torch.ones(1, 1, 1)
+
+    def combined(nucleus: float) -> list[float]:
+        method = ParallelEnsemble(beta=1.0, nucleus=nucleus)
+        return method.combine(window, one, prior).exp().flatten().tolist()
+
+    raw = [0.6**2 / 0.9, 0.3**2 / 0.05, 0.0999, 0.0001]
+    assert combined(0.92) == pytest.approx([value / sum(raw) for value in raw])
+    assert combined(1.0)[3] == pytest.approx(1.0)
+    whole = ParallelEnsemble(beta=0.5, nucleus=1)
+    impossible = logs([1.0, 0.0, 0.0, 0.0], HALF), logs([0.0, 0.0, 0.0, 1.0])[:, 0]
+    found = whole.combine(impossible[0], torch.full((1, 2, 1), 0.5), impossible[1])
+    assert torch.isfinite(found).all()
+    assert found.exp().sum().item() == pytest.approx(1)
+    assert not ParallelEnsemble().prior
+    assert ParallelEnsemble(weights="entropy").correction == 0.25
+    assert not ParallelEnsemble(weights="entropy", beta=0).prior

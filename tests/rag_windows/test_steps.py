@@ -1,0 +1,390 @@
+"""Alignment, refinement, selective recompute and ensembles in whole requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+
+from rag_windows import (
+    APE,
+    PCW,
+    DeepThinking,
+    InputError,
+    LimitError,
+    Linked,
+    MateICL,
+    Method,
+    ParallelEnsemble,
+    Passage,
+    PassageCache,
+    Sequential,
+    StructuredPrompting,
+    WindowedLM,
+)
+from rag_windows.prefill import Encoder
+from rag_windows.results import Generation
+from tests.parity import zoo
+from tests.rag_windows import small
+
+PREFIX, QUERY = zoo.ids(4, 1), zoo.ids(3, 2)
+WINDOWS = [zoo.ids(length, length) for length in (6, 7, 12)]
+LENGTHS = (3, 19, 17, 18, 4, 20)
+STRONG = DeepThinking(2, 0.3, 0.5)
+ENTROPY = ParallelEnsemble(weights="entropy")
+READERS: tuple[Method, ...] = (PCW(), APE(0.7, 0.8), StructuredPrompting(), MateICL(), ENTROPY)
+PASSAGES = [
+    Passage("The tower is old.", id="tower", score=0.2),
+    Passage("The river is wide and deep, and cold in spring.", title="River", score=0.9),
+    Passage("Bread.", score=0.4),
+]
+
+
+def logits(lm: WindowedLM, method: Method) -> torch.Tensor:
+    return lm.logits(lm.encode_ids(PREFIX, WINDOWS, method=method), QUERY)
+
+
+def llama(**options: Any) -> WindowedLM:
+    return WindowedLM(zoo.shared("llama"), **options)
+
+
+def ask(lm: WindowedLM | None = None, passages: Any = PASSAGES, **options: Any) -> Generation:
+    arguments = {"max_new_tokens": 12, "do_sample": False, **options}
+    return (lm or small.lm()).generate("What?", passages, **arguments)
+
+
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise InterruptedError("work was done")
+
+    monkeypatch.setattr(Encoder, "run", fail)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text-sliding"])
+def test_windows_at_positions_of_their_own_share_a_pass(name: str) -> None:
+    """Aligned on the right in one packed pass, each window is what it is alone."""
+    lm = WindowedLM(zoo.shared(name))
+    windows = [zoo.ids(length, number) for number, length in enumerate(LENGTHS)]
+    encoder = lm.engine.plain_encoder
+    prefix = encoder.encode_prefix(zoo.ids(9, 50))
+    starts = [9 + 20 - length for length in LENGTHS]
+    together = encoder.run(windows, starts, prefix)
+    for ids, start, other in zip(windows, starts, together, strict=True):
+        (one,) = encoder.run([ids], [start], prefix)
+        for a, b in zip((*one.keys, *one.values), (*other.keys, *other.values), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+def test_a_cached_window_is_found_at_its_position_only() -> None:
+    lm = small.lm().with_cache(PassageCache("10MB"))
+    method = StructuredPrompting()
+    ids = [zoo.ids(length, number) for number, length in enumerate(LENGTHS)]
+
+    def cached(windows: Any, by: Method = method) -> int:
+        context = lm.encode_ids([1, 2], windows, method=by)
+        assert context.query_start == 2 + max(map(len, windows))
+        return context.cached_tokens
+
+    assert cached(ids) == 0
+    assert cached(ids[::-1]) == 2 + sum(LENGTHS)
+    # Without the longest window the others end earlier, but for those of its length.
+    assert cached(ids[:-1]) == 2
+    # The longest window starts behind the prefix, as every window does for other methods.
+    assert cached(ids, PCW()) == 2 + max(LENGTHS[:-1]) + 20
+    warm = WindowedLM(small.model(), small.tokenizer(), method=method, cache=PassageCache("1MB"))
+    with pytest.raises(InputError, match=r"'structured-prompting'.*such as 'ape'"):
+        warm.warm([Passage("One.")])
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: str(reader.name))
+def test_no_steps_are_plain_windows_bit_for_bit(reader: Method) -> None:
+    lm = llama()
+    assert torch.equal(logits(lm, DeepThinking(0, reader=reader)), logits(lm, reader))
+
+
+def test_a_cache_keeps_refined_and_plain_windows_apart() -> None:
+    lm, plain = llama(cache=PassageCache("20MB")), llama()
+    total = len(PREFIX) + sum(map(len, WINDOWS))
+    for method in (PCW(), STRONG, replace(STRONG, eta=0.2), replace(STRONG, positions="reuse")):
+        first = lm.encode_ids(PREFIX, WINDOWS, method=method)
+        assert first.cached_tokens == 0
+        second = lm.encode_ids(PREFIX, WINDOWS[::-1], method=method)
+        assert second.cached_tokens == total
+        assert torch.equal(lm.logits(first, QUERY), logits(plain, method))
+    read_otherwise = lm.encode_ids(PREFIX, WINDOWS, method=replace(STRONG, reader=APE(0.5, 0.7)))
+    assert read_otherwise.cached_tokens == total
+    one_window = replace(STRONG, reader=Sequential())
+    for _ in range(2):
+        context = lm.encode_ids(PREFIX, WINDOWS, method=one_window)
+        # Only the prefix is kept: such a window is rarely asked for again.
+        assert context.cached_tokens in (0, len(PREFIX))
+        assert torch.equal(lm.logits(context, QUERY), logits(plain, one_window))
+    assert not torch.allclose(logits(plain, one_window), logits(plain, Sequential()), atol=1e-2)
+
+
+def test_a_second_question_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = small.lm().with_cache(PassageCache("20MB"))
+    options = {"method": DeepThinking(3), "max_new_tokens": 2}
+    assert ask(lm, **options).usage.cached_tokens == 0
+    no_work(monkeypatch)
+    second = ask(lm, PASSAGES[::-1], **options)
+    assert second.usage.cached_tokens >= sum(len(window.ids) for window in second.windows)
+
+
+def test_passes_behind_a_window_need_positions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checked before any work, by name; "reuse" needs none."""
+    lm = WindowedLM(small.model(), small.tokenizer(), max_window_tokens=900)
+    passages = ["One.", Passage("A sentence of some words. " * 24, id="p7")]
+    gpt2 = WindowedLM(zoo.shared("gpt2"))  # it has 256 learned positions
+    most = (256 - len(PREFIX)) // 2
+    gpt2.encode_ids(PREFIX, [zoo.ids(most, 1)], method=DeepThinking(1))
+    windows = [zoo.ids(5, 1), zoo.ids(most + 1, 1)]
+    for steps, positions in ((1, "reuse"), (0, "continue")):
+        gpt2.encode_ids(PREFIX, windows, method=DeepThinking(steps, positions=positions))  # type: ignore[arg-type]  # looped over
+    no_work(monkeypatch)
+    with pytest.raises(
+        LimitError,
+        match=r"A window of passage 1 \('p7'\) has 6\d\d tokens .* the model has 1024\. "
+        r"Use positions='reuse', or set max_window_tokens=5\d\d or less\.",
+    ):
+        ask(lm, passages, method="deep-thinking")
+    with pytest.raises(LimitError, match=r"The one window of all passages .* 5\d\d tokens in all"):
+        ask(lm, passages, method="deep-thinking+sequential")
+    with pytest.raises(InterruptedError):
+        ask(lm, passages, method=DeepThinking(positions="reuse"))
+    with pytest.raises(InterruptedError):
+        gpt2.encode_ids(PREFIX, windows[:1], method=DeepThinking(1))
+    monkeypatch.undo()
+    with pytest.raises(LimitError, match=f"Window 1 has {most + 1} tokens.*at most {most} tokens"):
+        gpt2.encode_ids(PREFIX, windows, method=DeepThinking(1))
+
+
+def test_linking_nothing_and_all_are_the_parallel_and_the_ordinary_answer() -> None:
+    assert ask(link_tokens=0).token_ids == ask().token_ids
+    assert ask(link_tokens="all").token_ids == ask(method="sequential").token_ids
+    one, other = ask(link_tokens=0.4), ask(method=Linked(0.4, reader=APE()))
+    assert one.token_ids == other.token_ids
+    assert one.citations == other.citations
+    long = [f"{name} {'x' * 300}" for name in "abcd"]
+    ask(passages=long, max_new_tokens=1)
+    with pytest.raises(LimitError, match="'ape'"):
+        ask(passages=long, max_new_tokens=1, link_tokens=4)
+
+
+@pytest.mark.parametrize("choose", ["first", "deviation"])
+def test_citations_stay_with_their_passages(choose: Any) -> None:
+    made = ask(link_tokens=3, link_choose=choose)
+    assert made.citations is not None
+    found = [(citation.passage, citation.id) for citation in made.citations]
+    assert found == [(0, "tower"), (1, None), (2, None)]
+    total = sum(citation.mass for citation in made.citations)
+    assert total + made.prefix_mass + made.query_mass == pytest.approx(1)  # type: ignore[operator]  # they are there with citations
+
+
+def test_what_a_cache_can_reuse_of_linked_windows() -> None:
+    lm = small.lm().with_cache(PassageCache())
+    prefix = len(lm.engine.request("What?", PASSAGES, prefix=None, method=None).parts.prefix_ids)
+
+    def used(passages: Any, tokens: Any = 4) -> tuple[int, int]:
+        made = ask(lm, passages, max_new_tokens=1, link_tokens=tokens)
+        cached = max(0, made.usage.cached_tokens - prefix)
+        return cached, sum(len(window.ids) for window in made.windows)
+
+    assert used(PASSAGES)[0] == 0
+    cached, total = used(PASSAGES)
+    assert cached == total - 4 * 2  # the first window's tokens are not run again
+    assert used(PASSAGES, tokens=2)[0] == total - 2 * 2
+    first = used(PASSAGES[:1])[1]
+    assert used([PASSAGES[0], PASSAGES[2], PASSAGES[1]])[0] == first
+    assert used(PASSAGES, tokens="all")[0] == 0
+
+
+def test_threads_with_other_links() -> None:
+    options = [{"link_tokens": tokens} for tokens in (0, 1, 0.5, "all")] * 2
+
+    def work(one: dict[str, Any]) -> list[int]:
+        return list(ask(**one).token_ids)
+
+    alone = [work(one) for one in options]
+    with ThreadPoolExecutor(len(options)) as pool:
+        assert list(pool.map(work, options)) == alone
+
+
+class Written(LogitsProcessor):
+    """Makes the model write given tokens, or "a" again and again; calls back at every step."""
+
+    def __init__(self, at_step: Any = lambda _: None, tokens: list[int] | None = None) -> None:
+        self.count = 0
+        self._at_step = at_step
+        self._tokens = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self._at_step(self.count)
+        written = torch.full_like(scores, -torch.inf)
+        a = small.tokenizer().convert_tokens_to_ids("a")
+        written[:, a if self._tokens is None else self._tokens[self.count - 1]] = 0.0
+        return written
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": ParallelEnsemble(weights="retrieval"), "do_sample": True, "seed": 4},
+        {"num_beams": 2},
+        {"do_sample": True, "num_return_sequences": 2, "seed": 1},
+        {"prompt_lookup_num_tokens": 3},
+    ],
+)
+def test_a_stream_of_an_ensemble_is_exactly_the_generation(options: dict[str, Any]) -> None:
+    arguments = {"method": ENTROPY, "max_new_tokens": 12, "do_sample": False, **options}
+    whole = ask(**arguments)
+    chunks = list(small.lm().stream("What?", PASSAGES, **arguments))
+    last = chunks[-1].generation
+    assert last is not None
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert (last.token_ids, last.finish_reason) == (whole.token_ids, whole.finish_reason)
+    for one in (whole, *whole.alternatives):
+        assert one.citations is not None
+        masses = [citation.mass for citation in one.citations]
+        assert min(masses) > 0
+        total = sum(masses) + one.prefix_mass + one.query_mass  # type: ignore[operator]  # they are there with citations
+        assert total == pytest.approx(1, abs=1e-5)
+
+
+def test_stop_strings_and_a_closed_stream_end_an_ensemble() -> None:
+    processors = LogitsProcessorList([Written()])
+    whole = ask(method=ENTROPY, stop="aaa", logits_processor=processors)
+    assert (whole.text, whole.finish_reason, len(whole.token_ids)) == ("", "stop", 3)
+    go_on = threading.Event()
+    steps = Written(lambda count: go_on.wait(20) if count == 3 else None)
+    options: dict[str, Any] = {"logits_processor": LogitsProcessorList([steps])}
+    stream = small.lm().stream("What?", PASSAGES, method=ENTROPY, max_new_tokens=500, **options)
+    assert isinstance(stream, Generator)
+    next(stream)
+    go_on.set()
+    stream.close()
+    assert steps.count < 100
+
+
+def test_citations_of_an_ensemble_are_weights_times_the_rows_attention() -> None:
+    """Windows of one length: each row is that window read alone."""
+    lm, prefix, query = small.lm(), [0, 9, 30], [44, 21, 7]
+    windows = [[50 + i, 60 + 2 * i, 70, 12 + i] for i in range(3)]
+
+    def masses(context: Any, forced: list[int] | None = None) -> tuple[list[int], torch.Tensor]:
+        options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+        if forced is not None:
+            options["logits_processor"] = [Written(tokens=forced)]
+        decoded = lm.engine.decoder.generate(context, query, options=options, record_weights=True)
+        recorder = decoded.recorder
+        assert recorder is not None
+        first = recorder.first_position
+        steps = [recorder.average([first + step], [0]) for step in range(3)]
+        return decoded.sequences[0], torch.stack(steps)
+
+    scores = (1.0, 0.2, 0.5)
+    method = ParallelEnsemble(weights="retrieval")
+    tokens, found = masses(lm.encode_ids(prefix, windows, method=method, scores=scores))
+    expected = torch.zeros_like(found)
+    for number, weight in enumerate(torch.softmax(torch.tensor(scores), dim=0)):
+        _, rows = masses(lm.encode_ids(prefix, [windows[number]], method=PCW()), tokens)
+        expected[:, number] += weight * rows[:, 0]
+        expected[:, -2:] += weight * rows[:, -2:]
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_the_retriever_decides() -> None:
+    """With scores far apart the answer is that of the best passage, here the longest."""
+    scored = [replace(passage, score=100.0 * (passage.score or 0)) for passage in PASSAGES]
+    method = ParallelEnsemble(weights="retrieval")
+    best = ask(passages=[PASSAGES[1]], method="pcw").token_ids
+    assert ask(passages=scored, method=method).token_ids == best
+    assert ask(method=method).token_ids != best
+    told: list[int] = []
+    with pytest.raises(InputError, match=r"Passage 1\b.*score"):
+        ask(
+            passages=[PASSAGES[0], "Unscored."],
+            method=method,
+            on_encoded=lambda done, _: told.append(done),
+        )
+    assert not told
+
+
+def test_scores_of_an_ensemble_are_sums_of_combined_log_probabilities() -> None:
+    lm, choices = small.lm(), ["a", "river", "old"]
+    scores = lm.score("What?", PASSAGES, choices, method=ENTROPY)
+    parts = lm.engine.request("What?", PASSAGES, method=ENTROPY, prefix=None).parts
+    windows = [window.ids for window in parts.windows]
+    context = lm.encode_ids(parts.prefix_ids, windows, method=ENTROPY)
+    for score, choice in zip(scores, choices, strict=True):
+        ids = small.tokenizer()(choice, add_special_tokens=False)["input_ids"]
+        rows = lm.logits(context, [*parts.query_ids, *ids])[len(parts.query_ids) - 1 : -1]
+        total = rows.gather(1, torch.tensor(ids).unsqueeze(1)).sum().item()
+        assert score.logprob == pytest.approx(total, abs=1e-4)
+
+
+def test_an_ensemble_reads_refined_windows_and_those_of_a_cache() -> None:
+    cached, fresh = small.lm().with_cache(PassageCache("16MiB")), ask(method=ENTROPY)
+    assert ask(cached, method=ENTROPY).token_ids == fresh.token_ids
+    again = ask(cached, method=ENTROPY)
+    assert again.token_ids == fresh.token_ids
+    assert again.usage.cached_tokens > 0
+    lm, prefix, windows, query = small.lm(), [0, 9], [[50, 60, 70], [51, 61]], [44, 21]
+    strong = DeepThinking(steps=2, eta=0.9, reader=ParallelEnsemble())
+    refined = lm.logits(lm.encode_ids(prefix, windows, method=strong), query)
+    plain = lm.logits(lm.encode_ids(prefix, windows, method="ensemble"), query)
+    assert (refined - plain).abs().max() > 1e-3
+    one = lm.logits(lm.encode_ids(prefix, windows[:1], method=strong), query)
+    alone = replace(strong, reader=PCW())
+    expected = lm.logits(lm.encode_ids(prefix, windows[:1], method=alone), query)
+    assert torch.allclose(one, expected.log_softmax(-1), atol=1e-4)
+
+
+def dynamic_model() -> LlamaForCausalLM:
+    """Its rotary tables change from 48 positions on."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=262, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=48, initializer_range=0.2,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def test_threads_do_not_meet_in_rotary_tables() -> None:
+    model = dynamic_model()
+    lm = WindowedLM.from_pretrained(model, method=PCW())
+    lengths = [5, 30, 20, 36, 10, 25] * 4
+
+    def answer(length: int) -> list[int]:
+        context = lm.encode_ids([1, 2], [list(range(3, 3 + length)), [7, 8]])
+        # The plain model's own long prompts rewrite the plain model's tables, not ours.
+        model(torch.arange(3, 3 + 2 * length)[None])
+        return lm.generate_ids(context, [4, 5], max_new_tokens=6)
+
+    serial = [answer(length) for length in lengths]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(answer, lengths)) == serial
+
+
+def test_positions_past_rotary_tables_are_refused() -> None:
+    lm = WindowedLM.from_pretrained(dynamic_model(), tokenizer=small.tokenizer())
+    with pytest.raises(LimitError, match="49 positions, and from 48 on"):
+        lm.encode_ids([1, 2], [list(range(3, 50))])
+    context = lm.encode_ids([1, 2], [list(range(3, 43))])
+    with pytest.raises(LimitError, match="smaller max_window_tokens"):
+        lm.logits(context, [4] * 7)
+    with pytest.raises(LimitError, match="50 positions"):
+        lm.generate_ids(context, [4, 5], max_new_tokens=6)
+    assert len(lm.generate_ids(context, [4, 5], max_new_tokens=4, min_new_tokens=4)) == 4
+    with pytest.raises(LimitError, match="no passage would fit"):
+        lm.generate("What?", ["One."], max_new_tokens=40)
