@@ -189,7 +189,7 @@ class Shown:
         left = None if limit is None else limit - fixed
         if left is not None and limit is not None and method.refinement is not None:
             behind = limit - max(len(before) for before, _ in both)
-            left = bisect_right(range(left + 1), behind, key=method.refinement.positions) - 1
+            left = bisect_right(range(left + 1), behind, key=method.refinement.reach) - 1
         continues = prompt.is_chat or bool(questions[0].system)
 
         def size_of(text: str) -> int:

@@ -98,3 +98,7 @@ class DeepThinking(Composed):
     def refinement(self) -> DeepThinking | None:
         """Itself; without steps the reader's own."""
         return self if self.steps else self.reader.refinement
+
+    def reach(self, tokens: int) -> int:
+        """How many positions from its start on a window of so many tokens takes."""
+        return 2 * tokens if self.positions == "continue" else tokens
