@@ -119,15 +119,6 @@ def test_figures_are_those_of_the_distributions() -> None:
     )
 
 
-def test_the_sequential_reader_agrees_with_itself() -> None:
-    alone = [Example(one.query, one.passages[:1]) for one in examples()]
-    made = calibrate(alone, settings=[APE(1.0, 1.0)])
-    row = made.setting(APE(1.0, 1.0))
-    assert row.figures["divergence"].value == pytest.approx(0, abs=1e-5)
-    assert row.figures["agreement"].value == 1.0
-    assert (made.method, made.beats_default) == (APE(1.0, 1.0), True)
-
-
 SETTINGS: dict[str, Sequence[Method]] = {
     "mateicl": (MateICL(2.0), MateICL(3.0)),
     "codebook": (Codebook(retrieve=1), Codebook(retrieve=2)),
@@ -275,33 +266,31 @@ def questions(count: int, seed: int) -> list[Example]:
 EMBEDDED = ape_grid((0.7, 0.9), (0.6, 0.9))
 
 
-@pytest.fixture(scope="module")
-def bad_default(reader: WindowedLM) -> Profile:
-    return reader.calibrate(questions(12, seed=1), method=APE(0.9, 0.6), settings=EMBEDDED)
-
-
-def test_a_default_that_does_not_suit_is_beaten(reader: WindowedLM, bad_default: Profile) -> None:
-    assert bad_default.beats_default
-    assert bad_default.method == bad_default.best != APE(0.9, 0.6)
-    assert bad_default.held_out[0].better
-    assert "beats the default ape(temperature=0.9, scale=0.6)" in bad_default.verdict
-    assert bad_default.setting(bad_default.method).figures["exact match"].value > 0.8
-    # Nor is it worse on questions that chose nothing.
-    new = reader.calibrate(
-        questions(16, seed=2),
-        method=bad_default.default,
-        settings=[bad_default.method],
-        refine=False,
-    )
-    assert new.method == bad_default.method
+def test_a_default_that_does_not_suit_is_beaten(reader: WindowedLM) -> None:
+    given = questions(12, seed=1)
+    made = reader.calibrate(given, method=APE(0.9, 0.6), settings=EMBEDDED)
+    assert made.beats_default
+    assert made.method == made.best != APE(0.9, 0.6)
+    assert made.held_out[0].better
+    assert "beats the default ape(temperature=0.9, scale=0.6)" in made.verdict
+    assert made.setting(made.method).figures["exact match"].value > 0.8
+    # Exact matches by one pass are those of generation.
+    for method in (made.default, made.method):
+        right = [
+            reader.generate(
+                one.query, one.passages, method=method, max_new_tokens=12, do_sample=False
+            ).text.strip()
+            == one.answer
+            for one in given
+        ]
+        assert made.setting(method).figures["exact match"].value == np.mean(right)
 
 
 def test_a_default_that_suits_stays_or_is_beaten_beyond_the_noise(reader: WindowedLM) -> None:
     made = reader.calibrate(questions(12, seed=1), by="agreement", settings=EMBEDDED, refine=False)
     (comparison,) = made.held_out
     assert made.beats_default == (comparison.better and made.best != made.default)
-    if not made.beats_default:
-        assert made.method == APE()
+    assert made.beats_default or made.method == APE()
     worst = made.setting(APE(0.9, 0.6)).figures["divergence"]
     assert worst.low > made.setting(made.method).figures["divergence"].high
 
@@ -313,22 +302,7 @@ def test_an_answer_that_only_begins_right_is_no_exact_match(reader: WindowedLM) 
         reader.calibrate(some, settings=[APE()], refine=False).setting(APE()).figures["exact match"]
         for some in (of_two, cut)
     )
-    assert whole.value > 0.8
-    assert begun.value == 0
-
-
-def test_one_pass_finds_the_exact_matches_of_generation(
-    reader: WindowedLM, bad_default: Profile
-) -> None:
-    for method in (bad_default.default, bad_default.method):
-        right = [
-            reader.generate(
-                one.query, one.passages, method=method, max_new_tokens=12, do_sample=False
-            ).text.strip()
-            == one.answer
-            for one in questions(12, seed=1)
-        ]
-        assert bad_default.setting(method).figures["exact match"].value == np.mean(right)
+    assert (whole.value > 0.8, begun.value) == (True, 0)
 
 
 def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
@@ -351,11 +325,9 @@ def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, "must be an Example"),
         ({"passages": []}, "needs a 'query'"),
         ({"query": "a", "passage": []}, r"Unknown example keys \['passage'\]"),
         ({"query": "a", "passages": "b"}, "passages must be a list"),
-        ({"query": "a", "passages": 3}, "passages must be a list, not 3"),
         ({"query": "a", "answer": 3}, "answer and kind must be strings"),
         ({"query": "a", "answer": " "}, "answer is blank"),
     ],
@@ -410,27 +382,16 @@ def damaged(**changes: Any) -> dict[str, Any]:
     ("data", "message"),
     [
         ([], "is no rag-windows calibration profile"),
-        (damaged(format="x"), "is no rag-windows calibration profile"),
         (damaged(version=2), "version 2 and this rag-windows reads version 1; calibrate again"),
         (damaged(method={"name": "apex"}), "entry 'method': .*apex.* names no method of"),
         (damaged(method={"name": "ape", "scale": -1}), "entry 'method': .*APE scale must be"),
-        (damaged(method={"name": "ape", "scale": "0.9"}), "entry 'method': .*APE scale must be"),
-        (damaged(method={"name": "ape", "beta": 1}), "entry 'method': .*beta"),
         (damaged(best="ape"), "entry 'best': .* a method is an object"),
         (damaged(beats_default=1), "entry 'beats_default': .* valid boolean"),
         (damaged(criteria=["beauty"]), r"entry 'criteria.0': .*'divergence'"),
-        (damaged(criteria=[]), "entry 'criteria': .* at least 1 item"),
         (damaged(criteria=["metric"]), r"lack figures of the criteria .*'metric'"),
         (damaged(examples=-1), "entry 'examples': .* greater than or equal to 0"),
-        (damaged(examples=1.5), "entry 'examples': .* integer"),
-        (damaged(verdict=None), "entry 'verdict': .* string"),
         (damaged(settings=[{}]), r"entry 'settings.0.method': Field required"),
-        (damaged(held_out={}), "entry 'held_out': .* array"),
-        (damaged(model={"name": "x"}), "entry 'model.fingerprint': Field required"),
-        (damaged(guard={"threshold": 2}), "entry 'guard.measure'"),
         (damaged(guard={**GUARD, "threshold": 1.5}), "entry 'guard.threshold': .* 1"),
-        (damaged(guard={**GUARD, "missed": True}), "entry 'guard.missed': .* number"),
-        (damaged(guard={**GUARD, "measure": "entropy"}), "entry 'guard.measure'"),
         (damaged(guard={**GUARD, "extra": 1}), "entry 'guard.extra'"),
     ],
 )
@@ -462,7 +423,6 @@ def test_rows_are_found_ranked_and_named() -> None:
     assert made.ranked()[0].method == made.best
     assert made.setting(APE()).figures["agreement"].value == pytest.approx(0.69)
     for method, told in (
-        (APE(0.1, 0.1), r"ape\(temperature=0.1, scale=0.1\)"),
         (MateICL(), r"mateicl\(schedule='sqrt'\)"),
         (APE(0.5, 1.0, "fixed ratio"), "scale=1, form='fixed ratio'"),
         (DeepThinking(reader=APE()), r"reader=ape\(temperature=0.9, scale=0.9\)"),

@@ -41,17 +41,14 @@ def test_few_short_passages_are_read_in_one_prompt() -> None:
     assert made.citations == ordinary.citations
     assert made.usage == ordinary.usage
     json.dumps(made.fallback.as_dict())
+    named = ask("sequential", PASSAGES[:2]).fallback
+    assert named is not None
+    assert named.signal == "few short passages"
 
 
 @pytest.mark.parametrize("guard", [Guard(passages=3), Guard(passages=4, tokens=20)])
 def test_more_or_longer_passages_are_not_few_or_short(guard: Guard) -> None:
     assert ask(guard).fallback is None
-
-
-def test_defaults_by_name() -> None:
-    made = ask("sequential", PASSAGES[:2])
-    assert made.fallback is not None
-    assert made.fallback.signal == "few short passages"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +170,8 @@ def test_numbers_outside_their_domain_are_refused(numbers: dict[str, Any]) -> No
         Guard(**numbers)
 
 
-@pytest.mark.parametrize("fallback", ["pcw", True, 1])
-def test_an_unknown_fallback_is_refused(fallback: Any) -> None:
-    with pytest.raises(InputError, match="'sequential' or a Guard"):
-        small.lm().stream("What?", PASSAGES, fallback=fallback)
+def test_an_unknown_fallback_is_refused() -> None:
+    wrong: Any
+    for wrong in ("pcw", True, 1):
+        with pytest.raises(InputError, match="'sequential' or a Guard"):
+            small.lm().stream("What?", PASSAGES, fallback=wrong)

@@ -11,7 +11,6 @@ import pytest
 
 from rag_windows import (
     METHODS,
-    Classification,
     InputError,
     LimitError,
     PassageCache,
@@ -86,6 +85,7 @@ def test_a_chat_model_is_asked_by_its_user_and_answers_with_a_label(method: str)
     assert found.label == max(LABELS, key=lambda label: found.scores[label])
     assert sum(found.probabilities.values()) == pytest.approx(1)
     assert (found.text, found.windows) == ("a good book", 2)
+    assert lm.classify([], SHOWN) == []
 
 
 def test_a_base_model_goes_on_from_plain_lines(encoded: list[Windows]) -> None:
@@ -185,13 +185,6 @@ def test_content_free_inputs_divide_the_probabilities(encoded: list[Windows]) ->
     )
 
 
-def test_the_mean_counts_each_label_by_its_tokens() -> None:
-    summed = small.lm().classify("a good book", SHOWN, LABELS)
-    mean = small.lm().classify("a good book", SHOWN, LABELS, normalize="mean")
-    for label in LABELS:
-        assert mean.scores[label] == pytest.approx(summed.scores[label] / len(label), abs=1e-5)
-
-
 def test_labels_that_begin_with_each_other_share_their_probability() -> None:
     shown = [("a", "up"), ("b", "upper")]
     scores = small.lm().classify("a", shown).scores
@@ -200,13 +193,6 @@ def test_labels_that_begin_with_each_other_share_their_probability() -> None:
     )
     assert scores["upper"] == pytest.approx(long, abs=1e-4)
     assert scores["up"] == pytest.approx(short + math.log1p(-math.exp(long - short)), abs=1e-5)
-
-
-def test_the_result_is_as_many_as_the_texts() -> None:
-    lm = small.lm()
-    assert isinstance(lm.classify("a", SHOWN), Classification)
-    assert isinstance(lm.classify(["a"], SHOWN), list)
-    assert lm.classify([], SHOWN) == []
 
 
 def test_the_models_header_stays_out_of_the_demonstrations(encoded: list[Windows]) -> None:
