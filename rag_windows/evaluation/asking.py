@@ -16,10 +16,8 @@ Asked = tuple[Example, Sequence[Passage]]
 """An example with its passages, best first, not more than the arm reads."""
 
 Ranking = Callable[[Example], Sequence[Passage]]
-"""Gives an example's passages, best first, as many as the deepest arm reads."""
-
 Progress = Callable[[int, int], None]
-"""Told how many answers are there, and how many there will be."""
+"""Told how much is done, and of how much."""
 
 
 def _silent(done: int, total: int) -> None:
@@ -28,7 +26,7 @@ def _silent(done: int, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer's record, with the texts of the passages that it names, in their order."""
+    """An answer's record, with the texts of the passages that it names."""
 
     record: Record
     texts: tuple[str, ...] = ()
@@ -40,11 +38,9 @@ class Answerer(Protocol):
     @property
     def batch(self) -> int:
         """Examples that one call takes at most."""
-        ...
 
     def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
         """Answer some examples; an error of one alone is kept as its record."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

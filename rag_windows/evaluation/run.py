@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from rag_windows.cache.fingerprint import tokenizer_fingerprint
 from rag_windows.calibration import ModelFingerprint
@@ -22,7 +22,6 @@ from rag_windows.evaluation.files import (
     read,
     safe_name,
     shown,
-    validated,
     write_whole,
 )
 from rag_windows.evaluation.machine import lock_folder, surroundings
@@ -43,12 +42,10 @@ _FILES = (RECORDS, PASSAGES, SOURCE, SCORES, *REPORTS)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One column of a comparison.
+    """One column of a comparison: a method, as the user named it, with ``top_k`` passages at most.
 
-    Attributes:
-        label: the method as it was named by the user, such as "deep-thinking+ape".
-        method: itself; None in a run that was read from its folder.
-        top_k: how many passages it reads at most; None for all that an example brings.
+    The method is None in a run that was read from its folder, ``top_k`` None for all passages that
+    an example brings.
     """
 
     label: str
@@ -92,22 +89,6 @@ class RunOptions:
         """The task's own, but for what is given; a prefix of "" is none at all."""
         chosen = task.prefix if prefix is None else prefix
         return cls(chosen or None, max_new_tokens or task.max_new_tokens, seed)
-
-
-class _Named(BaseModel):
-    name: str
-
-
-class _ArmSettings(BaseModel):
-    method: dict[str, Any] | None = None
-    top_k: int | None = None
-
-
-class _Settings(BaseModel):
-    """Those of a manifest's settings that are read again."""
-
-    task: _Named
-    arms: dict[str, _ArmSettings]
 
 
 class Manifest(BaseModel):
@@ -172,13 +153,12 @@ class Manifest(BaseModel):
         made = {"settings": settings, "made_with": [surroundings()], "keys": keys}
         return cls.model_validate_json(json.dumps(made))
 
+    @field_validator("settings")
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """That of a run's folder."""
-        source = read(folder / MANIFEST)
-        found = source.json(cls)
-        validated(_Settings, json.dumps(found.settings), source.place.at("settings"))
-        return found
+    def _whole(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "name" not in value.get("task", ()) or not value.get("arms"):
+            raise ValueError("no task or no arms are named")
+        return value
 
     @property
     def task(self) -> str:
@@ -219,24 +199,24 @@ class _Text(BaseModel):
 
 
 class RunFolder:
-    """What a run has kept; made by `open` or `begin`.
+    """What a run has kept: records, timings, and texts of passages by the digests that they name.
 
-    Attributes:
-        notes: what the user should be told about what was found.
-        texts: the passages, by the digests that records name.
+    ``notes`` are what the user should be told about what was found.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
         self.notes: list[str] = []
         self.texts: dict[str, str] = {}
-        self._records: dict[str, dict[str, Record]] = {arm.name: {} for arm in manifest.arms}
-        self._speeds: dict[str, dict[str, Speed]] = {arm.name: {} for arm in manifest.arms}
+        arms = [arm.name for arm in manifest.arms]
+        self._kept: dict[tuple[str, str], dict[str, Any]] = {
+            (kind, arm): {} for kind in ("record", "speed") for arm in arms
+        }
         self._lines, self._passages = JsonLines(path / RECORDS), JsonLines(path / PASSAGES)
         for place, found in self._lines.read(Line):
-            if found.arm not in self._records:
+            if found.arm not in arms:
                 raise place.error(f'"arm" is {shown(found.arm)}, which the manifest does not name.')
-            self._remember(found)
+            self._kept[found.kind, found.arm][found.key] = found
         for place, one in self._passages.read(_Text):
             if one.text != digest_of(one.passage):
                 raise place.error("the passage was changed; begin anew in another folder.")
@@ -254,24 +234,22 @@ class RunFolder:
         folder = Path(path)
         if not (folder / MANIFEST).is_file():
             raise DataError(f"{folder} holds no {MANIFEST}, so it is no run's folder.")
-        return cls(folder, Manifest.read(folder))
+        return cls(folder, read(folder / MANIFEST).json(Manifest))
 
     @classmethod
     @contextmanager
     def begin(cls, folder: Path, manifest: Manifest, fresh: bool = False) -> Iterator[RunFolder]:
-        """Go on with a run, or begin it; the folder is made if it is missing, and locked.
+        """Go on with a run, or begin it, which `open` never does; locks the folder.
 
         With ``fresh``, what an earlier run left here is removed; other files stay.
-
-        Raises:
-            InputError: another process writes it, or it holds a run of other settings.
-            DataError: it can't be read or written, or holds a run's files and no manifest.
         """
         with lock_folder(folder):
             known = (folder / MANIFEST).is_file()
             if not known and (folder / RECORDS).exists():
                 raise DataError(f"{folder} holds {RECORDS} but no {MANIFEST}; name another --out.")
-            earlier = Manifest.read(folder) if known and not fresh else manifest
+            earlier = manifest
+            if known and not fresh:
+                earlier = read(folder / MANIFEST).json(Manifest)
             if different := earlier.differences(manifest):
                 raise InputError(
                     f"{folder} holds a run of other settings: {'; '.join(different)}. Give --fresh "
@@ -293,12 +271,12 @@ class RunFolder:
             yield made
 
     def records(self, arm: str) -> Mapping[str, Record]:
-        """An arm's records by the keys of their examples; of several the last one counts."""
-        return self._records[arm]
+        """An arm's, by the keys of their examples; of several the last one counts."""
+        return self._kept["record", arm]
 
     def speeds(self, arm: str) -> Mapping[str, Speed]:
-        """An arm's timings by the keys of their examples."""
-        return self._speeds[arm]
+        """Likewise."""
+        return self._kept["speed", arm]
 
     def predictions(self, arm: str, suffix: str = ".json") -> Path:
         """Where an arm's answers stand in the dataset's own format."""
@@ -311,13 +289,7 @@ class RunFolder:
         self.texts |= new
         self._lines.append(*map(line_of, values))
         for value in values:
-            self._remember(value)
-
-    def _remember(self, value: Record | Speed) -> None:
-        if isinstance(value, Record):
-            self._records[value.arm][value.key] = value
-        else:
-            self._speeds[value.arm][value.key] = value
+            self._kept[value.kind, value.arm][value.key] = value
 
 
 def _remove_run(folder: Path) -> None:
