@@ -28,12 +28,10 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from rag_windows import Demonstration, Passage, WindowedLM
 from rag_windows.errors import InputError, LimitError, MissingExtraError, missing
-from rag_windows.evaluation.asking import Answered, Asked
 from rag_windows.evaluation.files import Keys, Place, read, shown
 from rag_windows.evaluation.metrics import accuracy
-from rag_windows.evaluation.record import ReadPassage, Record
-from rag_windows.evaluation.run import Arm
-from rag_windows.evaluation.task import Array, Example, Reference, Score
+from rag_windows.evaluation.run import Answered, Arm, Asked
+from rag_windows.evaluation.task import Array, Example, ReadPassage, Record, Reference, Score
 from rag_windows.icl import Template
 from rag_windows.icl.classifier import Shown, labels_for
 from rag_windows.icl.demonstrations import Normalize

@@ -26,8 +26,7 @@ from rag_windows.evaluation.chatrag import (
 )
 from rag_windows.evaluation.files import Source, read, shown, validated, write_whole
 from rag_windows.evaluation.metrics import bag_f1, bleu_score, chatrag_f1, spaced, squad_words
-from rag_windows.evaluation.record import Record
-from rag_windows.evaluation.task import Example, Reference, Score
+from rag_windows.evaluation.task import Example, Record, Reference, Score
 from rag_windows.passage import Passage
 
 INSCIT_PACKAGES = ("sacrebleu", "spacy")

@@ -25,8 +25,7 @@ from rag_windows import Passage
 from rag_windows.errors import InputError
 from rag_windows.evaluation.files import Keys, read
 from rag_windows.evaluation.metrics import contained, exact_match
-from rag_windows.evaluation.record import Record, digest_of
-from rag_windows.evaluation.task import Example, Reference, Score
+from rag_windows.evaluation.task import Example, Record, Reference, Score, digest_of
 from rag_windows.samples import samples_path
 
 PREFIX = "Answer the question from the passages. Give the number alone, without other words."

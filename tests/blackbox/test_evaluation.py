@@ -230,7 +230,7 @@ def test_a_killed_run_goes_on(data: Path, small_folder: Path, tmp_path: Path) ->
     command = [
         *(sys.executable, "-c", "from rag_windows.cli.commands import app; app()"),
         *("eval", "inscit", "--data", str(data), "--model", str(small_folder), *QUICK),
-        *("--max-new-tokens", "200", "--out", "out"),
+        *("--max-new-tokens", "60", "--out", "out"),
     ]
     environment = {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen(command, env=environment, stdout=-3, stderr=-3)

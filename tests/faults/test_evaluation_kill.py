@@ -18,10 +18,7 @@ import numpy as np
 import pytest
 
 from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.evaluation.asking import Outcome
-from rag_windows.evaluation.record import Record
-from rag_windows.evaluation.run import RunFolder
-from rag_windows.evaluation.task import Example, Reference
+from rag_windows.evaluation import run, task
 from tests.rag_windows.cache.disk_cases import FULL, end_of, in_child
 from tests.rag_windows.evaluation.invented import Invented, arms_of, given, go, untimed
 from training.tasks import draw_case
@@ -31,8 +28,8 @@ ARMS = arms_of("pcw", "ape")
 RECORDS = QUESTIONS * len(ARMS)
 MOMENTS = 60 if FULL else 3
 
-Found = dict[str, list[Record]]
-Evaluate = Callable[[Path], Outcome]
+Found = dict[str, list[task.Record]]
+Evaluate = Callable[[Path], run.Outcome]
 
 
 def invented() -> Invented:
@@ -45,8 +42,8 @@ def invented() -> Invented:
             Passage(text, f"p{number}-{place}", title)
             for place, (title, text) in enumerate(case.passages)
         )
-        reference = (Reference(case.answer),)
-        made.append(Example(f"q{number}", case.messages, reference, "g", passages=passages))
+        reference = (task.Reference(case.answer),)
+        made.append(task.Example(f"q{number}", case.messages, reference, "g", passages=passages))
     return Invented(made, prefix=None, max_new_tokens=8)
 
 
@@ -105,11 +102,11 @@ def found(folder: Path) -> Found:
 
     That is seconds, and what a cache that died with the process can't give the next one.
     """
-    run = RunFolder.open(folder)
+    kept = run.RunFolder.open(folder)
     return {
         arm.name: [
             replace(untimed(record), windows_encoded=0, windows_reused=0, cached_tokens=0)
-            for record in run.records(arm.name).values()
+            for record in kept.records(arm.name).values()
         ]
         for arm in ARMS
     }
@@ -122,17 +119,17 @@ def lines(folder: Path) -> int:
 
 def check_after(evaluate: Evaluate, folder: Path, undisturbed: Found) -> None:
     """Whole lines are kept, and the next run adds the rest and nothing else."""
-    kept = lines(folder)
+    before = lines(folder)
     outcome = evaluate(folder)
-    assert (outcome.kept, outcome.answered) == (kept, RECORDS - kept)
+    assert (outcome.kept, outcome.answered) == (before, RECORDS - before)
     assert lines(folder) == RECORDS, "nothing was asked twice"
     assert found(folder) == undisturbed
-    run = RunFolder.open(folder)
-    assert not run.notes
+    kept = run.RunFolder.open(folder)
+    assert not kept.notes
     for arm in ARMS:
         for example in TASK.examples:
-            read = run.records(arm.name)[example.key].passages
-            assert [run.texts[one.text] for one in read] == [one.text for one in given(example)]
+            read = kept.records(arm.name)[example.key].passages
+            assert [kept.texts[one.text] for one in read] == [one.text for one in given(example)]
     assert len((folder / "passages.jsonl").read_bytes().splitlines()) == 2 * QUESTIONS
 
 

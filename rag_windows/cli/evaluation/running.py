@@ -23,7 +23,6 @@ from rag_windows.cli.errors import EXIT_ERROR, tell
 from rag_windows.cli.models import ModelOptions, loaded_model
 from rag_windows.cli.render import progress
 from rag_windows.errors import DataError, InputError, MethodError, RagWindowsError
-from rag_windows.evaluation.asking import Answerer, Generating, measure_speed, run
 from rag_windows.evaluation.chatrag import ChatRagTask, write_answers
 from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.icl import IclAnswerer, IclTask
@@ -37,11 +36,15 @@ from rag_windows.evaluation.run import (
     INDEX,
     SCORES,
     SOURCE,
+    Answerer,
     Arm,
+    Generating,
     Manifest,
     RunFolder,
     RunOptions,
     arms,
+    measure_speed,
+    run,
 )
 from rag_windows.evaluation.summary import Summary, summarise
 from rag_windows.evaluation.task import Task

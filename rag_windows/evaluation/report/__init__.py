@@ -13,13 +13,12 @@ from typing import Any
 from rag_windows import __version__
 from rag_windows.errors import InputError
 from rag_windows.evaluation.files import write_whole
-from rag_windows.evaluation.record import ReadPassage, Record, digest_of
 from rag_windows.evaluation.report.charts import charts
 from rag_windows.evaluation.report.tables import WORDS, deepest, overview, tables, verdict
 from rag_windows.evaluation.report.text import listed, name, rendered, some
 from rag_windows.evaluation.run import RECORDS, REPORTS, RunFolder
 from rag_windows.evaluation.summary import Summary
-from rag_windows.evaluation.task import Task
+from rag_windows.evaluation.task import ReadPassage, Record, Task, digest_of
 
 QUESTIONS = 10
 """Questions of a report in all; several runs share them."""

@@ -15,8 +15,7 @@ import pandas as pd
 from rag_windows.errors import MissingExtraError, missing
 from rag_windows.evaluation.report.tables import deepest
 from rag_windows.evaluation.report.text import metric_name, name
-from rag_windows.evaluation.statistics import Estimate
-from rag_windows.evaluation.summary import ArmSummary, SpeedBin, Summary
+from rag_windows.evaluation.summary import ArmSummary, Estimate, SpeedBin, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from rag_windows.evaluation.statistics import Estimate
+from rag_windows.evaluation.summary import Estimate
 from rag_windows.prompt.visible_text import one_line, visible
 
 _NO_CHARACTERS = re.compile("[\ufdd0-\ufdef\ufffe\uffff]")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_windows import METHODS, Passage, WindowedLM
-from rag_windows.evaluation import asking, record, run
-from rag_windows.evaluation.task import Example, Reference, Score
+from rag_windows.evaluation import run, task
 
 PETS = ("lion", "donkey", "bear", "hare", "goose", "otter", "wren")
 
@@ -19,7 +18,7 @@ PETS = ("lion", "donkey", "bear", "hare", "goose", "otter", "wren")
 class Invented:
     """Conversations of one, two, ... questions, over passages that share some texts."""
 
-    examples: Sequence[Example]
+    examples: Sequence[task.Example]
     name: str = "invented"
     pool: Sequence[Passage] | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: {"seed": 1})
@@ -27,24 +26,28 @@ class Invented:
     max_new_tokens: int = 4
     metrics: Sequence[str] = ("exact",)
 
-    def scores(self, examples: Sequence[Example], records: Sequence[record.Record]) -> list[Score]:
+    def scores(
+        self, examples: Sequence[task.Example], records: Sequence[task.Record]
+    ) -> list[task.Score]:
         """Exact match."""
         pairs = zip(examples, records, strict=True)
-        return [Score.mean("exact", [100.0 * (r.answer == e.references[0].text) for e, r in pairs])]
+        return [
+            task.Score.mean("exact", [100.0 * (r.answer == e.references[0].text) for e, r in pairs])
+        ]
 
 
 def invented(conversations: int = 3) -> Invented:
     """A task of ``n (n + 1) / 2`` questions with three passages each."""
-    made: list[Example] = []
+    made: list[task.Example] = []
     for number in range(conversations):
         for turn in range(number + 1):
             asked = (number + turn) % len(PETS)
             held = [(asked + step) % len(PETS) for step in range(3)]
             made.append(
-                Example(
+                task.Example(
                     key=f"c{number}-{turn}",
                     messages=({"role": "user", "content": f"Which pet has Kadan {asked}?"},),
-                    references=(Reference(PETS[asked], evidence=(f"p{asked}",)),),
+                    references=(task.Reference(PETS[asked], evidence=(f"p{asked}",)),),
                     group=f"c{number}",
                     passages=tuple(
                         Passage(f"Kadan {one} keeps a {PETS[one]}.", f"p{one}", f"Kadan {one}")
@@ -55,7 +58,7 @@ def invented(conversations: int = 3) -> Invented:
     return Invented(made)
 
 
-def given(example: Example) -> Sequence[Passage]:
+def given(example: task.Example) -> Sequence[Passage]:
     """The passages that an example brings."""
     return example.passages or ()
 
@@ -83,13 +86,13 @@ def begin(
 
 def go(
     path: Path, lm: WindowedLM, task: Invented, compared: Sequence[run.Arm], **options: Any
-) -> asking.Outcome:
+) -> run.Outcome:
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:
-        asked = {"answerer": asking.Generating(run.RunOptions.of(task)), **options}
-        return asking.run(lm, task, compared, given, folder, **asked)
+        asked = {"answerer": run.Generating(run.RunOptions.of(task)), **options}
+        return run.run(lm, task, compared, given, folder, **asked)
 
 
-def untimed(found: record.Record) -> record.Record:
+def untimed(found: task.Record) -> task.Record:
     """A record without what differs from run to run."""
     return replace(found, encode_s=0.0, ttft_s=0.0, total_s=0.0)

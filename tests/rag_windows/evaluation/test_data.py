@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_windows import DataError
-from rag_windows.evaluation import chatrag, files, inscit, record
+from rag_windows.evaluation import chatrag, files, inscit, task
 from tests.blackbox.test_evaluation import TEXTS, chatrag_row, inscit_data
 
 KEYS = ("coast_1/1", "coast_1/2", "coast/2/1")
 PASSAGES = (
-    record.ReadPassage("d1", "Harbour:4", mass=0.1),
-    record.ReadPassage("d2", "Lighthouse:2", mass=0.6),
-    record.ReadPassage("d3", "Lighthouse:1", mass=0.3),
+    task.ReadPassage("d1", "Harbour:4", mass=0.1),
+    task.ReadPassage("d2", "Lighthouse:2", mass=0.6),
+    task.ReadPassage("d3", "Lighthouse:1", mass=0.3),
 )
 
 
@@ -32,37 +32,37 @@ def write(path: Path, value: Any) -> Path:
     return path
 
 
-def answered(key: str, answer: str = "In 1811.", **changes: Any) -> record.Record:
-    return record.Record(key, "ape@20", answer, **{"passages": PASSAGES, **changes})
+def answered(key: str, answer: str = "In 1811.", **changes: Any) -> task.Record:
+    return task.Record(key, "ape@20", answer, **{"passages": PASSAGES, **changes})
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> inscit.InscitTask:
+def talks(tmp_path: Path) -> inscit.InscitTask:
     return inscit.InscitTask.read(write(tmp_path / "dev.json", inscit_data()))
 
 
-def test_inscits_turns_become_examples(task: inscit.InscitTask) -> None:
-    assert tuple(one.key for one in task.examples) == KEYS
-    assert [one.group for one in task.examples] == ["coast_1", "coast_1", "coast/2"]
-    one = task.examples[1]
+def test_inscits_turns_become_examples(talks: inscit.InscitTask) -> None:
+    assert tuple(one.key for one in talks.examples) == KEYS
+    assert [one.group for one in talks.examples] == ["coast_1", "coast_1", "coast/2"]
+    one = talks.examples[1]
     assert [message["role"] for message in one.messages] == ["user", "assistant", "user"]
     assert one.kinds == ("directAnswer", "clarification")
     assert [(answer.text, answer.evidence) for answer in one.references] == [
         ("Oil, until 1902.", ("Lighthouse:2",)),
         ("Do you mean today?", ("Lighthouse:2", "Harbour:4")),
     ]
-    assert [(one.id, one.text, one.title) for one in task.pool] == [
+    assert [(one.id, one.text, one.title) for one in talks.pool] == [
         (name, text, name.partition(":")[0]) for name, text in TEXTS.items()
     ]
-    assert json.loads(json.dumps(task.settings)) == task.settings
+    assert json.loads(json.dumps(talks.settings)) == talks.settings
 
 
-def test_the_style_of_chatrag(tmp_path: Path, task: inscit.InscitTask) -> None:
+def test_the_style_of_chatrag(tmp_path: Path, talks: inscit.InscitTask) -> None:
     styled = inscit.InscitTask.read(tmp_path / "dev.json", style="chatrag")
     assert styled.prefix == chatrag.INSTRUCTION
     one, wording = styled.examples[1], "Please give a full and complete answer for the question. "
     assert one.messages[0]["content"] == wording + "When was the lighthouse built?"
-    assert one.conversation == task.examples[1].conversation
+    assert one.conversation == talks.examples[1].conversation
     text = f"title: Lighthouse, source: {TEXTS['Lighthouse:1']}"
     assert (styled.pool[0].text, styled.pool[0].title) == (text, None)
     assert styled.gold(styled.examples[0])[0].text == text
@@ -186,23 +186,23 @@ def test_a_corpus_that_can_not_be_used(tmp_path: Path, data: bytes | None, told:
 # Predictions.
 
 
-def test_inscits_predictions_are_written_and_read(tmp_path: Path, task: inscit.InscitTask) -> None:
+def test_inscits_predictions_are_written_and_read(tmp_path: Path, talks: inscit.InscitTask) -> None:
     path = tmp_path / "predictions" / "ape.json"
     answers = ["In 1811.", "Öl,\n“oil” \u2028 it says", ""]
     records = {key: answered(key, answer) for key, answer in zip(KEYS, answers, strict=True)}
     styled = inscit.InscitTask.read(tmp_path / "dev.json", style="chatrag")
     inscit.write_predictions(path, styled.examples, records, evidence=2)
     evidence = ("Lighthouse:2", "Lighthouse:1")
-    assert inscit.read_predictions(path, task.examples) == [(one, evidence) for one in answers]
+    assert inscit.read_predictions(path, talks.examples) == [(one, evidence) for one in answers]
     rows = json.loads(path.read_text(encoding="utf-8"))
     assert rows[1] == {
         "conv_id": "coast_1",
         "turn_id": 2,
-        "context": [message["content"] for message in task.examples[1].messages],
+        "context": [message["content"] for message in talks.examples[1].messages],
         "output": {"response": answers[1], "evidence": [{"passage_id": one} for one in evidence]},
     }
     rows[1]["turn_id"] = "2"
-    assert inscit.read_predictions(write(path, rows), task.examples)[1][0] == answers[1]
+    assert inscit.read_predictions(write(path, rows), talks.examples)[1][0] == answers[1]
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ def test_inscits_predictions_are_written_and_read(tmp_path: Path, task: inscit.I
     ],
 )
 def test_predictions_that_do_not_fit(
-    tmp_path: Path, task: inscit.InscitTask, change: Any, told: str
+    tmp_path: Path, talks: inscit.InscitTask, change: Any, told: str
 ) -> None:
     path = tmp_path / "ape.json"
-    inscit.write_predictions(path, task.examples, {key: answered(key) for key in KEYS})
+    inscit.write_predictions(path, talks.examples, {key: answered(key) for key in KEYS})
     rows = json.loads(path.read_text(encoding="utf-8"))
     change(rows)
     with pytest.raises(DataError) as caught:
-        inscit.read_predictions(write(path, rows), task.examples)
+        inscit.read_predictions(write(path, rows), talks.examples)
     assert str(caught.value).startswith(f"{path}")
     assert told in str(caught.value)
 
@@ -232,10 +232,13 @@ def test_predictions_that_do_not_fit(
 def test_most_attended_passages_are_evidence_then_the_best_retrieved() -> None:
     assert inscit.evidence_of(answered("k"), 2) == ("Lighthouse:2", "Lighthouse:1")
     assert inscit.evidence_of(answered("k"), 0) == ()
-    read = record.ReadPassage
     unmeasured = (
-        *(read("d0", None, mass=0.9), read("d1", "a"), read("d2", "b", mass=0.0)),
-        *(read("d3", "c"), read("d1", "a")),
+        *(
+            task.ReadPassage("d0", None, mass=0.9),
+            task.ReadPassage("d1", "a"),
+            task.ReadPassage("d2", "b", mass=0.0),
+        ),
+        *(task.ReadPassage("d3", "c"), task.ReadPassage("d1", "a")),
     )
     assert inscit.evidence_of(answered("k", passages=unmeasured), 5) == ("b", "a", "c")
 

@@ -23,9 +23,7 @@ from rag_windows import (
     RetrievalError,
     WindowedLM,
 )
-from rag_windows.evaluation import asking, machine
-from rag_windows.evaluation.record import ReadPassage, Record, Speed, digest_of
-from rag_windows.evaluation.run import Arm, RunFolder, RunOptions
+from rag_windows.evaluation import machine, run, task
 from tests.rag_windows import small
 from tests.rag_windows.evaluation.invented import (
     Invented,
@@ -39,7 +37,7 @@ from tests.rag_windows.evaluation.invented import (
 
 TASK = invented()
 ARMS = arms_of("sequential", "ape")
-OPTIONS = RunOptions.of(TASK)
+OPTIONS = run.RunOptions.of(TASK)
 OTHER = WindowedLM.from_pretrained(small.model(1), tokenizer=small.tokenizer(), header="none")
 
 
@@ -47,13 +45,13 @@ class Counting:
     """Generates, and notes what it was asked; fails or stops where it is told to."""
 
     def __init__(self, fail: str = "", stop_after: int = 10_000, batch: int = 1) -> None:
-        self._generating = asking.Generating(OPTIONS)
+        self._generating = run.Generating(OPTIONS)
         self.batch = batch
         self.asked: list[tuple[str, str]] = []
         self._fail = fail
         self._stop_after = stop_after
 
-    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Any]) -> list[asking.Answered]:
+    def answer(self, lm: WindowedLM, arm: run.Arm, asked: Sequence[Any]) -> list[run.Answered]:
         if len(self.asked) >= self._stop_after:
             raise KeyboardInterrupt
         if any(example.key == self._fail for example, _ in asked):
@@ -75,7 +73,7 @@ def test_records_hold_what_generate_gave(tmp_path: Path) -> None:
     assert (outcome.answered, outcome.kept, outcome.failed) == (12, 0, ())
     assert answerer.asked == EVERYTHING, "every arm answers an example before the next"
     assert told == [(done, 12) for done in range(13)]
-    folder, example = RunFolder.open(tmp_path), TASK.examples[3]
+    folder, example = run.RunFolder.open(tmp_path), TASK.examples[3]
     passages = given(example)
     for arm in ARMS:
         asked = list(example.messages)
@@ -101,7 +99,7 @@ def test_a_long_passage_has_a_span_for_each_window(tmp_path: Path) -> None:
     long = Passage("Kadan keeps a lion, and a hare beside it. " * 30, "p", score=2.5)
     example = replace(TASK.examples[0], passages=(long, Passage(" "), long))
     go(tmp_path, small.lm(), Invented([example]), arms_of("pcw"))
-    record = RunFolder.open(tmp_path).records("pcw")[example.key]
+    record = run.RunFolder.open(tmp_path).records("pcw")[example.key]
     first, blank, again = record.passages
     assert (first.spans[0][0], first.spans[-1][1]) == (0, len(long.text))
     assert [end for _, end in first.spans[:-1]] == [start for start, _ in first.spans[1:]] != []
@@ -119,7 +117,7 @@ def test_what_does_not_fit_in_order_is_left_out_and_counted(
     passages = tuple(Passage(chr(97 + n) * size, f"p{n}") for n, size in enumerate(sizes))
     example = replace(TASK.examples[0], passages=passages)
     go(tmp_path, small.lm(), Invented([example]), ARMS)
-    folder = RunFolder.open(tmp_path)
+    folder = run.RunFolder.open(tmp_path)
     record = folder.records("sequential")[example.key]
     assert [one.id for one in record.passages] == [f"p{n}" for n in range(read)]
     assert (record.error, record.left_out) == (None, len(sizes) - read)
@@ -147,7 +145,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, batch: int) -> None:
     outcome = go(stopped, small.lm(), TASK, ARMS, answerer=second)
     assert sorted(first.asked + second.asked) == sorted(EVERYTHING)
     assert (outcome.kept, outcome.answered) == (len(first.asked), len(second.asked))
-    one, other = RunFolder.open(undisturbed), RunFolder.open(stopped)
+    one, other = run.RunFolder.open(undisturbed), run.RunFolder.open(stopped)
     for arm in ARMS:
         expected = {key: untimed(found) for key, found in one.records(arm.name).items()}
         assert {k: untimed(found) for k, found in other.records(arm.name).items()} == expected
@@ -162,7 +160,7 @@ def test_an_error_of_one_question_is_kept_and_asked_again(tmp_path: Path, batch:
     failed = [("c1-1", "sequential"), ("c1-1", "ape")]
     assert [(one.key, one.arm) for one in outcome.failed] == failed
     assert outcome.answered == 10
-    kept = RunFolder.open(tmp_path).records("ape")
+    kept = run.RunFolder.open(tmp_path).records("ape")
     assert {key: one.error for key, one in kept.items() if one.error} == {
         "c1-1": "c1-1 can't be asked."
     }
@@ -182,9 +180,9 @@ def test_rankings_are_asked_once_and_their_errors_are_the_questions(tmp_path: Pa
         return given(example)
 
     compared = arms_of("ape", depths=(1, 3, None))
-    answerer = asking.Generating(OPTIONS)
+    answerer = run.Generating(OPTIONS)
     with begin(tmp_path, small.lm(), TASK, compared) as folder:
-        outcome = asking.run(small.lm(), TASK, compared, ranking, folder, answerer=answerer)
+        outcome = run.run(small.lm(), TASK, compared, ranking, folder, answerer=answerer)
         counts = {arm.name: len(folder.records(arm.name)["c0-0"].passages) for arm in compared}
     assert counts == {"ape@1": 1, "ape@3": 3, "ape": 3}
     assert asked[:5] == [example.key for example in TASK.examples[:5]], "once an example"
@@ -196,21 +194,21 @@ def test_rankings_are_asked_once_and_their_errors_are_the_questions(tmp_path: Pa
 )
 def test_what_concerns_the_whole_run_stops_it(tmp_path: Path, error: BaseException) -> None:
     class Failing(Counting):
-        def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Any]) -> list[asking.Answered]:
+        def answer(self, lm: WindowedLM, arm: run.Arm, asked: Sequence[Any]) -> list[run.Answered]:
             if len(self.asked) == 3:
                 raise error
             return super().answer(lm, arm, asked)
 
     with pytest.raises(type(error)):
         go(tmp_path, small.lm(), TASK, ARMS, answerer=Failing())
-    assert sum(len(RunFolder.open(tmp_path).records(arm.name)) for arm in ARMS) == 3
+    assert sum(len(run.RunFolder.open(tmp_path).records(arm.name)) for arm in ARMS) == 3
 
 
 def test_each_passage_is_encoded_once_in_the_whole_run(tmp_path: Path) -> None:
     lm = small.lm().with_cache(PassageCache(memory="64MB"))
     compared = arms_of("pcw", "ape", depths=(2, 3))
     go(tmp_path, lm, TASK, compared)
-    kept = [RunFolder.open(tmp_path).records(arm.name) for arm in compared]
+    kept = [run.RunFolder.open(tmp_path).records(arm.name) for arm in compared]
     for key in kept[0]:
         both = [(one[key].windows_encoded, one[key].windows_reused) for one in kept]
         assert [sum(pair) for pair in both] == [2, 2, 3, 3]
@@ -219,13 +217,13 @@ def test_each_passage_is_encoded_once_in_the_whole_run(tmp_path: Path) -> None:
     assert sum(one.windows_encoded for arm in kept for one in arm.values()) == len(different)
 
 
-# Speed.
+# task.Speed.
 
 
 def test_examples_are_evenly_spaced() -> None:
     for count, places in ((1, [0]), (2, [0, 5]), (3, [0, 2, 5]), (5, [0, 1, 2, 3, 5])):
-        assert asking.evenly(TASK.examples, count) == [TASK.examples[place] for place in places]
-    assert asking.evenly(TASK.examples, 99) == TASK.examples
+        assert run.evenly(TASK.examples, count) == [TASK.examples[place] for place in places]
+    assert run.evenly(TASK.examples, 99) == TASK.examples
 
 
 def test_first_tokens_are_timed_cold_and_warm_and_once(
@@ -238,7 +236,7 @@ def test_first_tokens_are_timed_cold_and_warm_and_once(
             seen.append((self.stats().misses, self.stats().hits))
             super().clear()
 
-    monkeypatch.setattr(asking, "PassageCache", Watched)
+    monkeypatch.setattr(run, "PassageCache", Watched)
     compared, own = arms_of("ape", depths=(2,)), PassageCache(memory="64MB")
     lm = small.lm().with_cache(own)
 
@@ -250,15 +248,15 @@ def test_first_tokens_are_timed_cold_and_warm_and_once(
 
         arguments = (lm, TASK, compared, ranking)
         with begin(tmp_path, lm, TASK, compared) as folder:
-            return asking.measure_speed(*arguments, folder, count, options=OPTIONS)
+            return run.measure_speed(*arguments, folder, count, options=OPTIONS)
 
     assert measure(2, "c0-0") == ("c0-0: not timed: Nothing to search for.",)
     assert measure(2) == ()
     # Two windows and the prefix are encoded once an example, and found in each of three rounds.
     assert seen == [(0, 0), (3, 9), (3, 9), (3, 9)]
-    before = dict(RunFolder.open(tmp_path).speeds("ape@2"))
+    before = dict(run.RunFolder.open(tmp_path).speeds("ape@2"))
     measure(3)
-    after = RunFolder.open(tmp_path).speeds("ape@2")
+    after = run.RunFolder.open(tmp_path).speeds("ape@2")
     assert list(after) == ["c2-2", "c0-0", "c1-1"]
     assert {key: after[key] for key in before} == before
     for key, speed in after.items():
@@ -273,15 +271,15 @@ def test_first_tokens_are_timed_cold_and_warm_and_once(
 # The folder.
 
 TEXT = "Kadan keeps a lion. \u2028 Grüße \x1b[31m"
-RECORD = Record(
+RECORD = task.Record(
     *("c0-0", "ape", "a lion\u2028 \n"),
-    passages=(ReadPassage(digest_of(TEXT), "p1", None, 1.5, 0.25, ((0, 4), (4, 9))),),
+    passages=(task.ReadPassage(task.digest_of(TEXT), "p1", None, 1.5, 0.25, ((0, 4), (4, 9))),),
     left_out=2,
     prefix_mass=0.5,
     scores={"yes": -0.5, "no": float("-inf")},
     notes=("one",),
 )
-SPEED = Speed("c0-0", "ape", 100, (0.5, 0.25), (0.125, 0.0625))
+SPEED = task.Speed("c0-0", "ape", 100, (0.5, 0.25), (0.125, 0.0625))
 
 
 def folder_at(path: Path, fresh: bool = False) -> Any:
@@ -293,13 +291,15 @@ def filled(tmp_path: Path) -> Path:
     with folder_at(tmp_path) as folder:
         folder.add([RECORD], [TEXT, "other", TEXT])
         folder.add([SPEED])
-        folder.add([Record("c1-0", "ape", "", error="no"), Record("c1-0", "ape", "yes")], [TEXT])
+        folder.add(
+            [task.Record("c1-0", "ape", "", error="no"), task.Record("c1-0", "ape", "yes")], [TEXT]
+        )
     return tmp_path / "records.jsonl"
 
 
 def test_what_is_added_is_read_back(filled: Path) -> None:
-    found = RunFolder.open(filled.parent)
-    assert found.records("ape") == {"c0-0": RECORD, "c1-0": Record("c1-0", "ape", "yes")}
+    found = run.RunFolder.open(filled.parent)
+    assert found.records("ape") == {"c0-0": RECORD, "c1-0": task.Record("c1-0", "ape", "yes")}
     assert found.speeds("ape") == {"c0-0": SPEED}
     assert found.records("sequential") == {} == found.speeds("sequential")
     assert list(found.texts.values()) == [TEXT, "other"]
@@ -311,7 +311,7 @@ def test_a_torn_last_line_is_dropped_and_told(filled: Path, cut: int) -> None:
     whole = filled.read_bytes()
     lines = whole.splitlines(keepends=True)
     filled.write_bytes(whole + lines[0][:cut])
-    reading = RunFolder.open(filled.parent)
+    reading = run.RunFolder.open(filled.parent)
     assert len(reading.records("ape")) == 2
     assert "has no end and was dropped" in reading.notes[0]
     assert filled.read_bytes() != whole, "who only reads changes nothing"
@@ -341,7 +341,7 @@ def test_a_bad_line_is_named(filled: Path, line: str, told: str) -> None:
     first, *rest = filled.read_text().splitlines()
     filled.write_text("\n".join([first, line, *rest]) + "\n")
     with pytest.raises(DataError) as raised:
-        RunFolder.open(filled.parent)
+        run.RunFolder.open(filled.parent)
     assert str(raised.value).startswith(f"{filled}, {told}")
 
 
@@ -349,14 +349,14 @@ def test_a_changed_passage_is_noticed(filled: Path) -> None:
     path = filled.with_name("passages.jsonl")
     path.write_text(path.read_text().replace("lion", "bear"))
     with pytest.raises(DataError, match="line 1: the passage was changed"):
-        RunFolder.open(filled.parent)
+        run.RunFolder.open(filled.parent)
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with folder_at(tmp_path):
         with pytest.raises(InputError, match="Another process is writing"), folder_at(tmp_path):
             pass
-        assert RunFolder.open(tmp_path).records("ape") == {}
+        assert run.RunFolder.open(tmp_path).records("ape") == {}
     with folder_at(tmp_path):
         pass
 
@@ -383,7 +383,7 @@ def test_a_full_disk_leaves_whole_lines(filled: Path, monkeypatch: pytest.Monkey
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no manifest\.json"):
-        RunFolder.open(tmp_path)
+        run.RunFolder.open(tmp_path)
     (tmp_path / "records.jsonl").write_text("mine")
     with pytest.raises(DataError, match="but no manifest"), folder_at(tmp_path, fresh=True):
         pass
@@ -412,12 +412,12 @@ def test_fresh_removes_what_is_ours_and_nothing_else(filled: Path) -> None:
         ({"task": replace(TASK, settings={"seed": 2})}, ["task.seed is 1 there and 2 now"]),
         ({"task": invented(2)}, ["examples.count is 6 there and 3 now"]),
         (
-            {"compared": (ARMS[0], Arm("ape", APE(scale=0.7)))},
+            {"compared": (ARMS[0], run.Arm("ape", APE(scale=0.7)))},
             ["arms.ape.method.scale is 0.9 there and 0.7 now"],
         ),
         ({"compared": ARMS[:1]}, ["arms.ape.top_k is None there and not set now"]),
         (
-            {"options": RunOptions("Say it.", 9, seed=3)},
+            {"options": run.RunOptions("Say it.", 9, seed=3)},
             ["prefix is 'Answer.' there and 'Say it.' now", "seed is 0 there and 3 now"],
         ),
     ],
@@ -449,7 +449,7 @@ def test_another_version_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
         assert note.endswith(f"earlier answers were made with transformers {now['transformers']}.")
     with folder_at(tmp_path) as folder:
         assert folder.notes == []
-    assert RunFolder.open(tmp_path).manifest.made_with == (now, later)
+    assert run.RunFolder.open(tmp_path).manifest.made_with == (now, later)
 
 
 @pytest.mark.parametrize(
@@ -464,5 +464,5 @@ def test_a_damaged_manifest_is_named(filled: Path, entry: str, value: object, to
     path = filled.with_name("manifest.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), entry: value}))
     with pytest.raises(DataError) as raised:
-        RunFolder.open(filled.parent)
+        run.RunFolder.open(filled.parent)
     assert str(raised.value).startswith(f"{path}, {told}")

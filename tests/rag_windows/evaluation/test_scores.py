@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_windows import MissingExtraError
-from rag_windows.evaluation import chatrag, inscit, metrics
-from rag_windows.evaluation.task import Example, Reference, Score
+from rag_windows.evaluation import chatrag, inscit, metrics, task
 from tests.rag_windows.evaluation import literal
 
 NLP = spacy.blank("en")
@@ -34,14 +33,16 @@ def example(
     evidence: Sequence[Sequence[str]] | None = None,
     question: str = "Which one?",
     result: Any = None,
-) -> Example:
+) -> task.Example:
     ids = evidence if evidence is not None else [()] * len(texts)
-    references = tuple(Reference(text, None, tuple(n)) for text, n in zip(texts, ids, strict=True))
+    references = tuple(
+        task.Reference(text, None, tuple(n)) for text, n in zip(texts, ids, strict=True)
+    )
     messages = ({"role": "user", "content": question},)
-    return Example(key, messages, references, key, details={"exe_answer": result})
+    return task.Example(key, messages, references, key, details={"exe_answer": result})
 
 
-def values(scores: Sequence[Score]) -> dict[str, float]:
+def values(scores: Sequence[task.Score]) -> dict[str, float]:
     return {one.name: one.value for one in scores}
 
 

@@ -14,8 +14,7 @@ import pytest
 from scipy import stats
 
 from rag_windows import Passage
-from rag_windows.evaluation import metrics, run, statistics, summary, task
-from rag_windows.evaluation.record import ReadPassage, Record, Speed
+from rag_windows.evaluation import metrics, run, summary, task
 
 ARMS = tuple(
     run.Arm(label, None, top_k) for top_k in (2, 4) for label in ("sequential", "ape", "pcw")
@@ -47,7 +46,7 @@ class Harbour:
         ]
 
     def scores(
-        self, examples: Sequence[task.Example], records: Sequence[Record]
+        self, examples: Sequence[task.Example], records: Sequence[task.Record]
     ) -> list[task.Score]:
         """A mean, and one that is computed from sums."""
         right = [100.0 * (one.answer == "yes") for one in records]
@@ -62,9 +61,9 @@ HARBOUR = Harbour()
 KEYS = [example.key for example in HARBOUR.examples]
 
 
-def records_of(data: Harbour = HARBOUR) -> dict[str, dict[str, Record]]:
+def records_of(data: Harbour = HARBOUR) -> dict[str, dict[str, task.Record]]:
     """Sequential knows most; four passages hold the evidence of every even talk."""
-    found: dict[str, dict[str, Record]] = {}
+    found: dict[str, dict[str, task.Record]] = {}
     chance = {"sequential": 0.9, "ape": 0.7, "pcw": 0.5}
     for arm in ARMS:
         rng = random.Random(arm.name)
@@ -72,10 +71,10 @@ def records_of(data: Harbour = HARBOUR) -> dict[str, dict[str, Record]]:
         for example in data.examples:
             talk, turn = map(int, example.key.split("/"))
             ids = ["a", "b", f"p{talk}.{turn}" if talk % 2 == 0 else "c", "d"][: arm.top_k]
-            found[arm.name][example.key] = Record(
+            found[arm.name][example.key] = task.Record(
                 *(example.key, arm.name, "yes" if rng.random() < chance[arm.label] else "no"),
                 finish_reason="length" if turn == 1 else "stop",
-                passages=tuple(ReadPassage("digest", id=name) for name in ids),
+                passages=tuple(task.ReadPassage("digest", id=name) for name in ids),
                 prompt_tokens=100,
                 windows_encoded=3,
                 windows_reused=1,
@@ -86,9 +85,9 @@ def records_of(data: Harbour = HARBOUR) -> dict[str, dict[str, Record]]:
     return found
 
 
-def speeds_of(arm: str) -> list[Speed]:
+def speeds_of(arm: str) -> list[task.Speed]:
     return [
-        Speed(f"{place}/0", arm, tokens, (3.0, tokens / 100, tokens / 100), (0.1, 0.3, 0.2))
+        task.Speed(f"{place}/0", arm, tokens, (3.0, tokens / 100, tokens / 100), (0.1, 0.3, 0.2))
         for place, tokens in enumerate((100, 256, 257, 2000))
     ]
 
@@ -232,27 +231,27 @@ def means(*arms: task.Array) -> task.Array:
     return np.stack([values, np.full_like(values, arms[0][0].size)], axis=2)
 
 
-def of(sums: task.Array, arm: int = 0) -> statistics.Estimate:
-    values, drawn = statistics.bootstrap(sums, task.ratio)
-    return statistics.estimate(values[arm], drawn[arm])
+def of(sums: task.Array, arm: int = 0) -> summary.Estimate:
+    values, drawn = summary.bootstrap(sums, task.ratio)
+    return summary.estimate(values[arm], drawn[arm])
 
 
-def kept(sums: task.Array) -> statistics.Estimate:
+def kept(sums: task.Array) -> summary.Estimate:
     """The second arm in percent of the first."""
-    values, drawn = statistics.bootstrap(sums, task.ratio)
-    shares = statistics.percent(drawn[1], drawn[0])
-    return statistics.estimate(statistics.percent(values[1], values[0]), shares)
+    values, drawn = summary.bootstrap(sums, task.ratio)
+    shares = summary.percent(drawn[1], drawn[0])
+    return summary.estimate(summary.percent(values[1], values[0]), shares)
 
 
 def p_of(sums: task.Array, formula: task.Formula = task.ratio) -> list[float]:
     """Of all arms but the first, against the first."""
-    return [p for p, _ in statistics.p_values(sums, [0] * sums.shape[1], formula)][1:]
+    return [p for p, _ in summary.p_values(sums, [0] * sums.shape[1], formula)][1:]
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    monkeypatch.setattr(summary, "RESAMPLES", 400)
     rng = np.random.default_rng(7)
     runs, inside, alone = 200, 0, 0
     for _ in range(runs):
@@ -268,8 +267,8 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(
 
 def test_draws_are_shared_so_that_differences_are_paired() -> None:
     base = 100 * np.random.default_rng(1).random((60, 3))
-    values, drawn = statistics.bootstrap(means(base, base + 2), task.ratio)
-    gain = statistics.estimate(values[1] - values[0], drawn[1] - drawn[0])
+    values, drawn = summary.bootstrap(means(base, base + 2), task.ratio)
+    gain = summary.estimate(values[1] - values[0], drawn[1] - drawn[0])
     assert (gain.value, gain.low, gain.high) == pytest.approx((2, 2, 2))
     same, quarter = kept(means(base, base)), kept(means(base, base / 4))
     assert (same.value, same.low, same.high) == (100, 100, 100)
@@ -336,6 +335,6 @@ def test_p_where_it_is_known() -> None:
 
 
 def test_holm() -> None:
-    found = statistics.holm(np.array([math.nan, 0.01, 0.04, 0.03, 0.005]))
+    found = summary.holm(np.array([math.nan, 0.01, 0.04, 0.03, 0.005]))
     assert found == pytest.approx([math.nan, 0.03, 0.06, 0.06, 0.02], nan_ok=True)
-    assert statistics.holm(np.array([0.6, 0.9])) == [1.0, 1.0]
+    assert summary.holm(np.array([0.6, 0.9])) == [1.0, 1.0]
