@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,11 +37,6 @@ def query(condense: Condense | None = None, talk: list[Mapping[str, Any]] = TALK
         (last_turns(0), "When was its bridge built?"),
         (last_turns(1, weight=0), "Is there a harbour?\nWhen was its bridge built?"),
         (
-            last_turns(1, weight=0, answers=True),
-            "Is there a harbour?\nYes, at Halden.\nWhen was its bridge built?",
-        ),
-        (last_turns(5, weight=0), "Who bakes?\nIs there a harbour?\nWhen was its bridge built?"),
-        (
             last_turns(None, weight=0, answers=True),
             "Who bakes?\nBakers do.\nIs there a harbour?\nYes, at Halden.\n"
             "When was its bridge built?",
@@ -69,11 +63,6 @@ def test_what_was_said_before_helps() -> None:
     assert ConversationalRetriever(found).retrieve(talk, 1)[0].id == "arches"
 
 
-def test_a_message_is_one_paragraph() -> None:
-    talk = [{"role": "user", "content": text} for text in ("One\n\ntwo", "Three\n \nfour")]
-    assert query(last_turns(weight=1), [*talk]) == "One\ntwo\nThree\nfour\n\nThree\nfour"
-
-
 def test_a_question_alone_is_asked_as_it_is() -> None:
     def never(messages: object) -> str:
         raise NotImplementedError
@@ -84,7 +73,7 @@ def test_a_question_alone_is_asked_as_it_is() -> None:
     assert retriever.retrieve([TALK[0], {"role": "user", "content": "lakes"}]) == expected
 
 
-def test_a_model_rewrites_the_question() -> None:
+def test_a_model_rewrites_the_question(caplog: pytest.LogCaptureFixture) -> None:
     prompts: list[str] = []
 
     def ask(prompt: str) -> str:
@@ -94,11 +83,7 @@ def test_a_model_rewrites_the_question() -> None:
     assert query(rewritten_by(ask)) == "When was Halden's bridge built?"
     assert prompts[0].startswith("Rewrite the last question of this conversation")
     assert prompts[0].endswith("Assistant: Yes, at Halden.\nUser: When was its bridge built?")
-
-
-def test_a_model_that_says_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        found = query(rewritten_by(lambda prompt: " \n", otherwise=last_turns(0)))
+    found = query(rewritten_by(lambda prompt: " \n", otherwise=last_turns(0)))
     assert found == "When was its bridge built?"
     assert "rewrote a question to nothing" in caplog.text
 

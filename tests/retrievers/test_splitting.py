@@ -10,12 +10,6 @@ from hypothesis import strategies as st
 from rag_windows import InputError
 from rag_windows_retrievers import Document, TokenBudget, split_document, split_documents
 
-
-def split(text: str, words: int, *, named: bool = False) -> list[str]:
-    document = Document(text, "doc", named=named)
-    return [one.text for one in split_document(document, words=words)]
-
-
 PIECES = [*"ab.!?\n \t#。東ー\"')\r\u2028\xa0", "a b. C ", "\n\n", "# a\n\n", "x" * 50]
 WORD = re.compile("東|[^\\s東]{1,40}")
 TEXT = st.lists(st.sampled_from(PIECES), max_size=100).map("".join)
@@ -33,38 +27,26 @@ def test_no_text_is_lost_or_repeated(text: str, words: int) -> None:
         assert len(WORD.findall(one.text)) <= words * 1.25
 
 
-def test_paragraphs_share_a_passage_while_they_fit() -> None:
-    assert split("a b c\n\nd e\n\nf g h i\n \nj", 5) == ["a b c\n\nd e", "f g h i\n \nj"]
-
-
-def test_long_paragraphs_are_cut_at_sentences() -> None:
-    text = 'One two three. Four "five six." Seven e.g. eight nine? Ten'
-    assert split(text, 4) == ["One two three.", 'Four "five six."', "Seven e.g. eight nine?", "Ten"]
-
-
-def test_long_sentences_are_cut_at_lines_then_words() -> None:
-    assert split("- a b\n- c d\n- e f", 3) == ["- a b", "- c d", "- e f"]
-    assert split("a b c d e f g", 3) == ["a b c", "d e f", "g"]
-
-
-def test_scripts_without_spaces() -> None:
-    assert split("東京は大きい。京都は古い。", 7) == ["東京は大きい。", "京都は古い。"]
-
-
-def test_a_run_without_spaces_is_cut_in_the_end() -> None:
-    parts = split("x" * 1000, 10)
-    assert "".join(parts) == "x" * 1000
-    assert [len(part) for part in parts] == [400, 400, 200]
-
-
-def test_headings_go_with_what_follows() -> None:
-    text = "One two three four.\n\n## Next\n\nFive six seven."
-    assert split(text, 6) == ["One two three four.", "## Next\n\nFive six seven."]
-
-
-def test_a_short_rest_joins_the_passage_before() -> None:
-    assert split("a b c d e f g h i", 8) == ["a b c d e f g h i"]
-    assert split("a b c d e f g h i j k", 8) == ["a b c d e f g h", "i j k"]
+@pytest.mark.parametrize(
+    ("text", "words", "parts"),
+    [
+        ("a b c\n\nd e\n\nf g h i\n \nj", 5, ["a b c\n\nd e", "f g h i\n \nj"]),
+        (
+            'One two three. Four "five six." Seven e.g. eight nine? Ten',
+            4,
+            ["One two three.", 'Four "five six."', "Seven e.g. eight nine?", "Ten"],
+        ),
+        ("- a b\n- c d\n- e f", 3, ["- a b", "- c d", "- e f"]),
+        ("a b c d e f g", 3, ["a b c", "d e f", "g"]),
+        ("東京は大きい。京都は古い。", 7, ["東京は大きい。", "京都は古い。"]),
+        ("x" * 1000, 10, ["x" * 400, "x" * 400, "x" * 200]),
+        ("One two three four.\n\n## Next\n\nFive.", 5, ["One two three four.", "## Next\n\nFive."]),
+        ("a b c d e f g h i", 8, ["a b c d e f g h i"]),
+        ("a b c d e f g h i j k", 8, ["a b c d e f g h", "i j k"]),
+    ],
+)
+def test_cuts_fall_where_a_reader_would_cut(text: str, words: int, parts: list[str]) -> None:
+    assert [one.text for one in split_document(Document(text, "doc"), words=words)] == parts
 
 
 def test_ids_titles_and_metadata() -> None:
@@ -78,11 +60,6 @@ def test_ids_titles_and_metadata() -> None:
 def test_a_stated_id_survives_when_nothing_is_split() -> None:
     whole, parts = Document("a b", "k", named=True), Document("a b c d", "l", named=True)
     assert [one.id for one in split_documents([whole, parts], words=2)] == ["k", "l#1", "l#2"]
-
-
-def test_words_must_be_positive() -> None:
-    with pytest.raises(InputError, match="at least 1 word"):
-        split("a", 0)
 
 
 def bytes_and_joints(text: str) -> int:
@@ -104,17 +81,6 @@ def test_the_budget_is_kept_and_no_text_is_lost(text: str, limit: int) -> None:
         assert bytes_and_joints(one.text) <= limit
 
 
-def test_sentences_share_a_passage_while_they_fit() -> None:
-    budget = TokenBudget(9, lambda text: len(text.split()))
-    text = "One two three four. Five six seven. Eight nine. Ten eleven twelve thirteen."
-    passages = split_document(Document(text, "doc", "T"), tokens=budget)
-    assert [one.text for one in passages] == [
-        "One two three four. Five six seven. Eight nine.",
-        "Ten eleven twelve thirteen.",
-    ]
-    assert [(one.id, one.title) for one in passages] == [("doc#1", "T"), ("doc#2", "T")]
-
-
 def test_a_long_text_without_borders_takes_linear_time() -> None:
     counted = 0
 
@@ -131,7 +97,9 @@ def test_a_long_text_without_borders_takes_linear_time() -> None:
     assert time.monotonic() - begun < 10
 
 
-def test_budgets_that_are_refused() -> None:
+def test_sizes_that_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 1 word"):
+        split_document(Document("a", "doc"), words=0)
     with pytest.raises(InputError, match="at least 1 token, not 0"):
         TokenBudget(0, len)
     with pytest.raises(InputError, match="can't hold a character of 3"):
