@@ -31,8 +31,8 @@ import torch
 from numpy.typing import NDArray
 
 from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.benchmark.result import Place, table
-from rag_windows.benchmark.run import Plan, load, seconds, token_bytes
+from rag_windows.benchmark.result import Place, Plan, table
+from rag_windows.benchmark.run import build, load, seconds, token_bytes
 from rag_windows.cache.policy import Policy
 from training.tasks import draw_case
 
@@ -41,7 +41,7 @@ Numbers = NDArray[np.float64]
 
 def hits(shape: str) -> None:
     """Print what a hit costs beside the bytes that it moves."""
-    model = Plan(shape=shape).build()
+    model = build(Plan(shape=shape))
     asked = load(int(model.config.vocab_size), Place(256, 2, ragged=False))
     with PassageCache("1GiB") as cache:
         lm = WindowedLM(model).with_cache(cache)
@@ -58,7 +58,7 @@ def hits(shape: str) -> None:
 
 def files(shape: str, windows: int, parent: Path | None) -> None:
     """Print how fast windows come from disk."""
-    model = Plan(shape=shape).build()
+    model = build(Plan(shape=shape))
     asked = load(int(model.config.vocab_size), Place(256 * windows, 256, ragged=False))
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         path = Path(folder) / "windows"

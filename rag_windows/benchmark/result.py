@@ -1,4 +1,4 @@
-"""What a run found: records, their JSON, the report, a comparison of two runs, and a picture.
+"""What a run is asked and what it found: options, records in JSON, report, comparison, picture.
 
 Field names are those of ``performance.json``. A "way" is one of the five ways to answer that are
 timed; a "floor" is the roofline, the least time that the machine needs for what has to be computed
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import typer
 from pydantic import TypeAdapter, ValidationError
+from typer.models import OptionInfo
 
 from rag_windows.errors import DataError, MissingExtraError, missing
 
@@ -42,6 +44,107 @@ class Place:
     def __str__(self) -> str:
         windows = "ragged windows, about" if self.ragged else "windows of"
         return f"{self.context:,} tokens, {windows} {self.window}"
+
+
+def _option(text: str, metavar: str = "N", least: int | None = None) -> OptionInfo:
+    made: OptionInfo = typer.Option(help=text, metavar=metavar, min=least)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: the options of `rag-windows bench`."""
+
+    shape: Annotated[
+        str | None,
+        _option(
+            "llama-0.25b, qwen-0.5b, llama-3.1-8b (random weights); tiny tries the command. "
+            "Default: llama-0.25b.",
+            "NAME",
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        _option("Time this model instead: a local folder or a name on the Hub.", "MODEL"),
+    ] = None
+    context: Annotated[
+        list[int] | None, _option("Tokens of all passages; repeatable. Default: 8192.", least=2)
+    ] = None
+    window: Annotated[
+        list[int] | None, _option("Tokens of a passage; repeatable. Default: 256.", least=2)
+    ] = None
+    ragged: Annotated[
+        bool, typer.Option("--ragged", help="Passages of different lengths, too, of this mean.")
+    ] = False
+    new_tokens: Annotated[
+        list[int] | None, _option("Answers so long; repeatable. Default: 64.", least=2)
+    ] = None
+    questions: Annotated[
+        list[int] | None, _option("So many at once, sharing passages; repeatable.", least=2)
+    ] = None
+    question_context: Annotated[
+        int | None,
+        _option("Tokens of each such question's passages. Default: the first --context.", least=2),
+    ] = None
+    against: Annotated[
+        list[str] | None,
+        _option(
+            "A method to decode with beside --method, over the same windows; repeatable.", "NAME"
+        ),
+    ] = None
+    dear_above: Annotated[
+        int | None,
+        _option(
+            "Over longer contexts, plain transformers does only what the next two say.", least=2
+        ),
+    ] = None
+    dear_rounds: Annotated[int, _option("Its rounds there.", least=1)] = 1
+    dear_tokens: Annotated[int, _option("Its new tokens there.", least=2)] = 16
+    memory: Annotated[
+        bool, typer.Option(help="Measure peak memory, on the CPU in further processes.")
+    ] = True
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Take the time of a further token apart; CPU only.")
+    ] = False
+    rounds: Annotated[int, _option("In each, every way answers once.", least=1)] = 5
+    way: Annotated[
+        list[str] | None, _option("Only this way; repeatable. Default: all five.", "NAME")
+    ] = None
+    device: Annotated[str, _option("cpu or cuda.", "DEVICE")] = "cpu"
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the weights.")
+    ] = "bfloat16"
+    method: Annotated[str, typer.Option(metavar="NAME")] = "ape"
+
+    @property
+    def places(self) -> Iterator[Place]:
+        """What is read, in the order in which it is run."""
+        for context in self.context or [8192]:
+            for window in self.window or [256]:
+                for ragged in (False, True)[: 1 + self.ragged]:
+                    yield Place(context, window, ragged)
+
+    @property
+    def shared(self) -> Place:
+        """What each of many questions reads."""
+        first = next(self.places)
+        return Place(self.question_context or first.context, first.window, ragged=False)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Numbers of new tokens to whose end time is taken."""
+        return self.new_tokens or [64]
+
+    def slow(self, way: str, context: int) -> bool:
+        """Whether a way does less over so many tokens."""
+        above = self.dear_above is not None and context > self.dear_above
+        return above and way in (SEQUENTIAL, PREFIX_KEPT)
+
+    def effort(self, way: str, context: int) -> tuple[int, int]:
+        """In how many rounds a way takes part, and how many new tokens it makes."""
+        if self.slow(way, context):
+            return min(self.rounds, self.dear_rounds), min(max(self.tokens), self.dear_tokens)
+        return self.rounds, max(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ from rag_windows.benchmark.result import (
     Machine,
     Part,
     Place,
+    Plan,
     Rates,
     Reading,
     Result,
@@ -81,140 +82,70 @@ _SIZE = "64GiB"
 _ROWS, _REPEATS, _STREAM_BYTES = 4096, 5, 1 << 29
 _PROFILED_TOKENS, _PROFILED_ROUNDS = 16, 3
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-0.25b": {
-        "model_type": "llama",
-        "vocab_size": 32_000,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-    },
-    "qwen-0.5b": {
-        "model_type": "qwen2",
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "llama-3.1-8b": {
-        "model_type": "llama",
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"},
-    },
-    "tiny": {
-        "model_type": "llama",
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
+DEFAULT = "llama-0.25b"
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+)
+_ROPE = {"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}}
+SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    DEFAULT: ("llama", (32_000, 1024, 2816, 16, 16, 4), {}),
+    "qwen-0.5b": ("qwen2", (151_936, 896, 4864, 24, 14, 2), {"tie_word_embeddings": True}),
+    "llama-3.1-8b": ("llama", (128_256, 4096, 14_336, 32, 32, 8), _ROPE),
+    "tiny": ("llama", (512, 128, 384, 2, 4, 2), {}),
 }
-"""Configurations whose weights are drawn at random; "tiny" is for tests and says nothing about
-speed."""
+"""Families, `SIZES` and more of models whose weights are drawn at random; "tiny" is for tests and
+says nothing about speed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is run: the options of `rag-windows bench`, which explains them."""
+def check(plan: Plan) -> None:
+    """Refuse with an `InputError` before any work what would fail behind it."""
+    if plan.shape is not None and plan.model is not None:
+        raise InputError("--shape and --model exclude each other; leave one of them out.")
+    config = config_of(plan)
+    for method in (plan.method, *(plan.against or ())):
+        resolve(method)
+    if unknown := [way for way in plan.way or () if way not in WAYS]:
+        raise InputError(f"--way {unknown[0]!r} is unknown; choose among {list(WAYS)}.")
+    for place in (*plan.places, plan.shared):
+        lengths(place, seed=0)
+    if plan.profile and plan.device != "cpu":
+        raise InputError("--profile takes a token apart on the CPU alone; leave it out.")
+    positions = getattr(config, "max_position_embeddings", None)
+    longest = max(place.context for place in (*plan.places, plan.shared))
+    whole = longest + PREFIX_TOKENS + QUERY_TOKENS + max(plan.tokens)
+    if plan.model is not None and positions is not None and whole > positions:
+        raise InputError(
+            f"{plan.model} has {positions} positions, and transformers' one prompt over "
+            f"{longest} tokens takes {whole}; take a shorter --context."
+        )
 
-    shape: str = "llama-0.25b"
-    model: str | None = None
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    contexts: tuple[int, ...] = (8192,)
-    windows: tuple[int, ...] = (256,)
-    ragged: bool = False
-    tokens: tuple[int, ...] = (64,)
-    rounds: int = 5
-    ways: tuple[str, ...] = WAYS
-    method: str = "ape"
-    against: tuple[str, ...] = ()
-    questions: tuple[int, ...] = ()
-    question_context: int | None = None
-    slow_above: int | None = None
-    slow_rounds: int = 1
-    slow_tokens: int = 16
-    memory: bool = True
-    profile: bool = False
 
-    @property
-    def places(self) -> Iterator[Place]:
-        """What is read, in the order in which it is run."""
-        for context in self.contexts:
-            for window in self.windows:
-                for ragged in (False, True)[: 1 + self.ragged]:
-                    yield Place(context, window, ragged)
+def config_of(plan: Plan) -> PreTrainedConfig:
+    """The configuration of what is timed; an `InputError` for an unknown shape."""
+    if plan.model is not None:
+        return load_config(plan.model).get_text_config(decoder=True)
+    shape = plan.shape or DEFAULT
+    if shape not in SHAPES:
+        raise InputError(f"{shape!r} is no shape of the benchmark; choose among {sorted(SHAPES)}.")
+    special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    family, sizes, more = SHAPES[shape]
+    named = dict(zip(SIZES, sizes, strict=True))
+    return AutoConfig.for_model(
+        family, max_position_embeddings=_POSITIONS, **named, **special, **more
+    )
 
-    @property
-    def shared(self) -> Place:
-        """What each of many questions reads."""
-        return Place(self.question_context or self.contexts[0], self.windows[0], ragged=False)
 
-    def check(self) -> None:
-        """Refuse with an `InputError` before any work what would fail behind it."""
-        config = self.config()
-        for method in (self.method, *self.against):
-            resolve(method)
-        if unknown := [way for way in self.ways if way not in WAYS]:
-            raise InputError(f"--way {unknown[0]!r} is unknown; choose among {list(WAYS)}.")
-        for place in (*self.places, self.shared):
-            lengths(place, seed=0)
-        if self.profile and self.device != "cpu":
-            raise InputError("--profile takes a token apart on the CPU alone; leave it out.")
-        positions = getattr(config, "max_position_embeddings", None)
-        longest = max((*self.contexts, self.shared.context))
-        whole = longest + PREFIX_TOKENS + QUERY_TOKENS + max(self.tokens)
-        if self.model is not None and positions is not None and whole > positions:
-            raise InputError(
-                f"{self.model} has {positions} positions, and transformers' one prompt over "
-                f"{longest} tokens takes {whole}; take a shorter --context."
-            )
-
-    def config(self) -> PreTrainedConfig:
-        """The configuration of what is timed; an `InputError` for an unknown shape."""
-        if self.model is not None:
-            return load_config(self.model).get_text_config(decoder=True)
-        if self.shape not in SHAPES:
-            raise InputError(
-                f"{self.shape!r} is no shape of the benchmark; choose among {sorted(SHAPES)}."
-            )
-        special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
-        sizes = {**SHAPES[self.shape], "max_position_embeddings": _POSITIONS}
-        return AutoConfig.for_model(**sizes, **special)
-
-    def build(self) -> PreTrainedModel:
-        """The model, in evaluation mode, on its device and in its precision."""
-        dtype = getattr(torch, self.dtype)
-        if self.model is not None:
-            model, _ = load_model(self.model, None, dtype=dtype, device_map=self.device)
-            return model.eval()
-        torch.manual_seed(0)
-        with torch.device(self.device):
-            made: PreTrainedModel = AutoModelForCausalLM.from_config(self.config(), dtype=dtype)
-        return made.eval()
-
-    def slow(self, way: str, context: int) -> bool:
-        """Whether a way does less over so many tokens."""
-        above = self.slow_above is not None and context > self.slow_above
-        return above and way in (SEQUENTIAL, PREFIX_KEPT)
-
-    def effort(self, way: str, context: int) -> tuple[int, int]:
-        """In how many rounds a way takes part, and how many new tokens it makes."""
-        if self.slow(way, context):
-            return min(self.rounds, self.slow_rounds), min(max(self.tokens), self.slow_tokens)
-        return self.rounds, max(self.tokens)
+def build(plan: Plan) -> PreTrainedModel:
+    """The model, in evaluation mode, on its device and in its precision."""
+    dtype = getattr(torch, plan.dtype)
+    if plan.model is not None:
+        model, _ = load_model(plan.model, None, dtype=dtype, device_map=plan.device)
+        return model.eval()
+    torch.manual_seed(0)
+    with torch.device(plan.device):
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(plan), dtype=dtype)
+    return made.eval()
 
 
 def head_dim(config: PreTrainedConfig) -> int:
@@ -431,7 +362,7 @@ def run(
     kept = Unfinished.begin(partial_path, _settings(plan, here))
     if kept.parts:
         tell(f"Going on with an unfinished run; parts of it in {partial_path}: {len(kept.parts)}.")
-    lm = WindowedLM(plan.build(), method=plan.method)
+    lm = WindowedLM(build(plan), method=plan.method)
     roofline = measure_roofline(lm.model)
     tell(
         f"This machine: {roofline.rates.linear_flops_per_s / 1e9:,.0f} GFLOP/s in the model's "
@@ -440,7 +371,7 @@ def run(
     work: dict[str, Callable[[], Part]] = {
         str(place): partial(_alone, plan, place, lm, roofline, tell) for place in plan.places
     }
-    for questions in plan.questions:
+    for questions in plan.questions or ():
         work[f"{questions} questions"] = partial(measure_crowd, plan, questions, lm)
     for name, measure in work.items():
         if name not in kept.parts:
@@ -449,7 +380,7 @@ def run(
             tell(f"{name}: done")
     return Result(
         format=2,
-        shape=plan.model or plan.shape,
+        shape=plan.model or plan.shape or DEFAULT,
         dtype=plan.dtype,
         machine=here,
         floor=roofline.rates,
@@ -466,7 +397,7 @@ def machine(plan: Plan) -> Machine:
     device = versions.pop("machine")
     versions = {"python": platform.python_version(), **versions}
     if plan.device == "cpu":
-        size = head_dim(plan.config())
+        size = head_dim(config_of(plan))
         served = native.available(getattr(torch, plan.dtype), size, size)
         versions["C kernel"] = "compiled" if served else "absent"
     return Machine(device, torch.get_num_threads(), versions)
@@ -599,7 +530,7 @@ def _alone(plan: Plan, place: Place, lm: WindowedLM, roofline: Roofline, tell: T
     """One question at a time over one context."""
     vocabulary = int(lm.model.config.vocab_size)
     asked, short = load(vocabulary, place), load(vocabulary, SHORT)
-    timings: dict[str, list[Timing]] = {name: [] for name in WAYS if name in plan.ways}
+    timings: dict[str, list[Timing]] = {name: [] for name in WAYS if name in (plan.way or WAYS)}
     peaks = {}
     with all_ways(lm, device=plan.device != "cpu") as ways:
         for name in timings:
@@ -651,7 +582,7 @@ def measure_readings(plan: Plan, lm: WindowedLM, place: Place, asked: Load) -> l
     What ``generate`` does beside the model's pass is left out; it is the same for all.
     """
     tokens, made, decoders = min(plan.tokens), [], []
-    for name in dict.fromkeys((plan.method, *plan.against)):
+    for name in dict.fromkeys((plan.method, *(plan.against or ()))):
         context = lm.encode_ids(asked.prefix, asked.windows, method=name)
         decoders.append(GreedyDecoder(lm, context, asked.query))
         made.append(
@@ -781,14 +712,15 @@ def _peak(plan: Plan, place: Place, way: str, work: Callable[[], object], tell: 
     if way == SEQUENTIAL:  # one prompt is the same however it would be cut
         place = Place(place.context, place.context, ragged=False)
     try:
-        return peak_apart(plan, place, way, torch.get_num_threads())
+        asked = [dataclasses.asdict(plan), dataclasses.asdict(place), way, torch.get_num_threads()]
+        return peak_apart(json.dumps(asked))
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
         tell(f"Peak memory of {way} was not measured: {error}")
         return None
 
 
 @functools.lru_cache
-def peak_apart(plan: Plan, place: Place, way: str, threads: int) -> int | None:
+def peak_apart(asked: str) -> int | None:
     """Peak memory in a process of its own: memory that other ways freed would hide a part of it.
 
     Raises:
@@ -796,7 +728,6 @@ def peak_apart(plan: Plan, place: Place, way: str, threads: int) -> int | None:
         CalledProcessError: it failed, as for lack of memory; it says on stderr why.
         ValueError: it answered something else.
     """
-    asked = json.dumps([dataclasses.asdict(plan), dataclasses.asdict(place), way, threads])
     # It imports what this process would, wherever that comes from.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(  # noqa: S603 # this Python and this module, no shell
@@ -815,7 +746,7 @@ def _answer_for_peak(asked: str) -> int | None:
     plan_fields, place_fields, name, threads = json.loads(asked)
     plan, place = Plan(**plan_fields), Place(**place_fields)
     torch.set_num_threads(threads)
-    model = plan.build()
+    model = build(plan)
     way = plain(model) if name == SEQUENTIAL else windowed(WindowedLM(model, method=plan.method))
     vocabulary = int(model.config.vocab_size)
     way(load(vocabulary, SHORT), 2)

@@ -12,7 +12,7 @@ from rag_windows import WindowedLM
 from rag_windows.benchmark import result as results
 from rag_windows.benchmark import run as running
 
-TINY = running.Plan(shape="tiny", dtype="float32")
+TINY = results.Plan(shape="tiny", dtype="float32")
 PLACE = results.Place(64, 8, ragged=False)
 
 
@@ -32,7 +32,7 @@ def test_windows_make_up_the_context_and_questions_share_half_of_them() -> None:
 
 def test_the_shapes_have_the_sizes_of_their_names() -> None:
     for name, size in {"llama-0.25b": 0.25e9, "qwen-0.5b": 0.5e9, "llama-3.1-8b": 8e9}.items():
-        model = running.Plan(shape=name, device="meta").build()
+        model = running.build(results.Plan(shape=name, device="meta"))
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(size, rel=0.08)
 
 
@@ -40,7 +40,7 @@ def test_a_roofline_is_what_the_rates_allow() -> None:
     roofline = running.Roofline(results.Rates(1e11, 1e10), 2e9, 4_000_000_000, 1000)
     assert roofline.prefill_s(100) == pytest.approx(2.0)
     assert roofline.decode_s(1_000_000) == pytest.approx(0.5)
-    model = TINY.build()
+    model = running.build(TINY)
     measured = running.measure_roofline(model)
     assert measured.flops == 2 * 2 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 384)
     assert measured.token == 2 * 2 * 2 * 32 * 4
@@ -50,7 +50,7 @@ def test_a_roofline_is_what_the_rates_allow() -> None:
 
 @pytest.mark.parametrize("method", ["ape", "ensemble"])
 def test_a_method_is_timed_at_the_tokens_that_it_generates(method: str) -> None:
-    lm = WindowedLM(TINY.build(), method=method)
+    lm = WindowedLM(running.build(TINY), method=method)
     asked = running.load(512, PLACE)
     context = lm.encode_ids(asked.prefix, asked.windows)
     decoder = running.GreedyDecoder(lm, context, asked.query)
@@ -63,17 +63,17 @@ def test_a_method_is_timed_at_the_tokens_that_it_generates(method: str) -> None:
 
 
 def test_every_way_is_timed_in_every_round_but_for_what_is_slow(tmp_path: Path) -> None:
-    plan = running.Plan(
+    plan = results.Plan(
         shape="tiny",
         dtype="float32",
-        contexts=(64, 128),
-        windows=(32,),
-        tokens=(2, 4),
+        context=[64, 128],
+        window=[32],
+        new_tokens=[2, 4],
         rounds=2,
-        against=("pcw",),
-        questions=(3,),
-        slow_above=64,
-        slow_tokens=3,
+        against=["pcw"],
+        questions=[3],
+        dear_above=64,
+        dear_tokens=3,
         memory=False,
     )
     found = running.run(plan, "rag-windows bench --shape tiny")
