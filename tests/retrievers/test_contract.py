@@ -22,39 +22,22 @@ from rag_windows_retrievers import (
 from tests.retrievers.small import CORPUS, WordEncoder, ranking, save_cross_encoder
 
 
-def bm25() -> Retriever:
-    return BM25Retriever(CORPUS)
-
-
-def dense() -> Retriever:
-    return DenseRetriever(CORPUS, WordEncoder())
-
-
-def hybrid() -> Retriever:
-    return HybridRetriever([bm25(), dense()])
-
-
-def conversational() -> Retriever:
-    return ConversationalRetriever(hybrid())
-
-
-KINDS: dict[str, Callable[[], Retriever]] = {
-    one.__name__: one for one in (bm25, dense, hybrid, conversational)
-}
-
-
-@pytest.fixture(params=[*KINDS, "reranker"])
+@pytest.fixture(params=["bm25", "dense", "hybrid", "conversational", "reranker"])
 def retriever(request: pytest.FixtureRequest, tmp_path: Path) -> Retriever:
-    if request.param == "reranker":
-        return Reranker(dense(), save_cross_encoder(tmp_path), device="cpu")
-    return KINDS[request.param]()
-
-
-def test_it_is_a_retriever(retriever: Retriever) -> None:
-    assert isinstance(retriever, Retriever)
+    bm25, dense = BM25Retriever(CORPUS), DenseRetriever(CORPUS, WordEncoder())
+    hybrid = HybridRetriever([bm25, dense])
+    made: dict[str, Callable[[], Retriever]] = {
+        "bm25": lambda: bm25,
+        "dense": lambda: dense,
+        "hybrid": lambda: hybrid,
+        "conversational": lambda: ConversationalRetriever(hybrid),
+        "reranker": lambda: Reranker(dense, save_cross_encoder(tmp_path), device="cpu"),
+    }
+    return made[request.param]()
 
 
 def test_the_best_come_first_and_as_they_were_given(retriever: Retriever) -> None:
+    assert isinstance(retriever, Retriever)
     found = retriever.retrieve("old bridge of stone", 3)
     assert 1 < len(found) <= 3
     scores = [one.score for one in found]
@@ -72,11 +55,7 @@ def test_no_more_than_asked_for(retriever: Retriever) -> None:
     assert len(retriever.retrieve("old bridge", 10_000)) <= len(CORPUS)
     with pytest.raises(InputError, match="k must be at least 1, not 0"):
         retriever.retrieve("old bridge", 0)
-
-
-@pytest.mark.parametrize("query", ["", " \n"])
-def test_a_blank_query_finds_nothing(retriever: Retriever, query: str) -> None:
-    assert retriever.retrieve(query) == []
+    assert retriever.retrieve("") == retriever.retrieve(" \n") == []
 
 
 def test_threads_share_it(retriever: Retriever) -> None:

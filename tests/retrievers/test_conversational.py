@@ -52,17 +52,6 @@ def test_what_is_looked_for(condense: Condense | None, expected: str) -> None:
     assert query(condense) == expected
 
 
-def test_what_was_said_before_helps() -> None:
-    found = BM25Retriever(CORPUS)
-    talk = [
-        {"role": "user", "content": "Tell me about the arches of stone."},
-        {"role": "assistant", "content": "There are five."},
-        {"role": "user", "content": "How old are they?"},
-    ]
-    assert found.retrieve("How old are they?", 1)[0].id != "arches"
-    assert ConversationalRetriever(found).retrieve(talk, 1)[0].id == "arches"
-
-
 def test_a_question_alone_is_asked_as_it_is() -> None:
     def never(messages: object) -> str:
         raise NotImplementedError
