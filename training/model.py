@@ -23,7 +23,7 @@ from training.tokens import space_twins
 
 HEADS, HEAD_SIZE = 4, 64
 ROPE_THETA = 1e6
-MATCHING_LAYERS = (1,)
+MATCHING_LAYER = 1
 EMBEDDING_STD, TWIN_STD = 0.05, 0.01
 
 
@@ -41,6 +41,19 @@ class Pattern:
     far: float
     pairs: int
 
+    def biases(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(query bias, key bias), each (HEAD_SIZE,): rotated, their product peaks here."""
+        half, pairs = HEAD_SIZE // 2, self.pairs
+        speeds = ROPE_THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+        turn = (self.first + self.last) / 2 * speeds[:pairs]
+        amplitude = torch.full((pairs,), self.far, dtype=torch.float64)
+        amplitude[:3] = self.near
+        query, key = torch.zeros(HEAD_SIZE), torch.zeros(HEAD_SIZE)
+        key[:pairs] = amplitude.float()
+        query[:pairs] = (amplitude * turn.cos()).float()
+        query[half : half + pairs] = (-amplitude * turn.sin()).float()
+        return query, key
+
 
 PATTERNS = (
     Pattern(1, 1, 6.0, 6.0, 8),
@@ -50,46 +63,20 @@ PATTERNS = (
 )
 
 
-def positional_bias(pattern: Pattern) -> tuple[torch.Tensor, torch.Tensor]:
-    """(query bias, key bias), each (HEAD_SIZE,): rotated, their product peaks at the pattern."""
-    half, pairs = HEAD_SIZE // 2, pattern.pairs
-    speeds = ROPE_THETA ** (-torch.arange(half, dtype=torch.float64) / half)
-    turn = (pattern.first + pattern.last) / 2 * speeds[:pairs]
-    amplitude = torch.full((pairs,), pattern.far, dtype=torch.float64)
-    amplitude[:3] = pattern.near
-    query, key = torch.zeros(HEAD_SIZE), torch.zeros(HEAD_SIZE)
-    key[:pairs] = amplitude.float()
-    query[:pairs] = (amplitude * turn.cos()).float()
-    query[half : half + pairs] = (-amplitude * turn.sin()).float()
-    return query, key
-
-
 def frozen_parameters(model: LlamaForCausalLM) -> list[nn.Parameter]:
     """The four tensors of layer 0 that make its pattern and are never trained."""
-    attention = model.model.layers[0].self_attn
-    return [
-        attention.q_proj.weight,
-        attention.q_proj.bias,
-        attention.k_proj.weight,
-        attention.k_proj.bias,
-    ]
-
-
-def freeze(model: LlamaForCausalLM) -> None:
-    """Takes the positional heads' queries and keys out of training."""
-    for parameter in frozen_parameters(model):
-        parameter.requires_grad_(False)
+    own = model.model.layers[0].self_attn
+    return [own.q_proj.weight, own.q_proj.bias, own.k_proj.weight, own.k_proj.bias]
 
 
 @torch.no_grad()
-def set_positional_heads(model: LlamaForCausalLM) -> None:
-    """Makes layer 0 purely positional and its value and output matrices orthogonal per head."""
+def _prepare(model: LlamaForCausalLM, twins: Iterable[tuple[int, int]]) -> None:
+    """Sets the positional heads, the matching heads, and the embeddings."""
     attention = model.model.layers[0].self_attn
-    biases = [positional_bias(pattern) for pattern in PATTERNS]
-    attention.q_proj.weight.zero_()
-    attention.k_proj.weight.zero_()
-    attention.q_proj.bias.copy_(torch.cat([query for query, _ in biases]))
-    attention.k_proj.bias.copy_(torch.cat([key for _, key in biases]))
+    queries, keys = zip(*(pattern.biases() for pattern in PATTERNS), strict=True)
+    for projection, biases in ((attention.q_proj, queries), (attention.k_proj, keys)):
+        projection.weight.zero_()
+        projection.bias.copy_(torch.cat(biases))
     # One map for all heads, so that a word looks the same from whatever distance it is seen: what a
     # question gathers can be compared with what a statement gathered from the first step on.
     value = nn.init.orthogonal_(torch.empty(HEAD_SIZE, model.config.hidden_size))
@@ -97,24 +84,17 @@ def set_positional_heads(model: LlamaForCausalLM) -> None:
     attention.v_proj.weight.copy_(value.repeat(HEADS, 1))
     scaled = [output * (pattern.last - pattern.first + 1) ** 0.5 for pattern in PATTERNS]
     attention.o_proj.weight.copy_(torch.cat(scaled, dim=1))
-
-
-@torch.no_grad()
-def set_matching_heads(model: LlamaForCausalLM, layer: int) -> None:
-    """Starts a layer with equal query and key weights: a token attends to tokens like itself."""
-    attention = model.model.layers[layer].self_attn
-    for query, key in zip(
-        attention.q_proj.weight.split(HEAD_SIZE),
-        attention.k_proj.weight.split(HEAD_SIZE),
+    # Equal query and key weights: a token attends to tokens like itself.
+    matching = model.model.layers[MATCHING_LAYER].self_attn
+    own = zip(
+        matching.q_proj.weight.split(HEAD_SIZE),
+        matching.k_proj.weight.split(HEAD_SIZE),
         strict=True,
-    ):
+    )
+    for query, key in own:
         nn.init.orthogonal_(query)
         key.copy_(query)
-
-
-@torch.no_grad()
-def set_embeddings(model: LlamaForCausalLM, twins: Iterable[tuple[int, int]]) -> None:
-    """Draws the embeddings; a word with a space before it = the bare word + one shared vector."""
+    # A word with a space before it = the bare word + one shared vector.
     table = model.model.embed_tokens.weight
     table.normal_(0, EMBEDDING_STD)
     space = torch.randn(table.shape[1]) * EMBEDDING_STD
@@ -156,12 +136,10 @@ def new_reader(
         **tokens,
     )
     model = LlamaForCausalLM(config)
-    set_positional_heads(model)
-    for layer in MATCHING_LAYERS:
-        set_matching_heads(model, layer)
-    set_embeddings(model, space_twins(tokenizer))
+    _prepare(model, space_twins(tokenizer))
     model.generation_config.update(**tokens)
-    freeze(model)
+    for parameter in frozen_parameters(model):
+        parameter.requires_grad_(False)
     return model
 
 
