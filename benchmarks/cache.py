@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -174,19 +173,6 @@ def scanned(trace: Trace, first: int, new: range, share: int) -> tuple[Trace, Tr
     return replace(without, requests=requests, counted=np.insert(counted, places, False)), without
 
 
-class Replayed(Protocol):
-    """What a replay calls of a policy."""
-
-    def touch(self, key: str) -> None:
-        """A request, for a key held or not."""
-
-    def admit(self, key: str, nbytes: int, cost_s: float) -> list[str] | None:
-        """A key that isn't held is offered; returns what was given up, None if refused."""
-
-    def __contains__(self, key: object) -> bool:
-        """Whether it is held."""
-
-
 class LRU:
     """The least recently used goes."""
 
@@ -216,7 +202,7 @@ class LRU:
         return victims
 
 
-POLICIES: dict[str, Callable[[int], Replayed]] = {
+POLICIES: dict[str, Callable[[int], Policy | LRU]] = {
     "LRU": LRU,
     "ours, hits": partial(Policy, cost_exponent=0.0),
     "ours": Policy,
@@ -224,7 +210,7 @@ POLICIES: dict[str, Callable[[int], Replayed]] = {
 """Ours is what ships; "ours, hits" values every hit alike, however long encoding took."""
 
 
-def replay(trace: Trace, sizes: Sequence[int], costs: Numbers, policy: Replayed) -> Numbers:
+def replay(trace: Trace, sizes: Sequence[int], costs: Numbers, policy: Policy | LRU) -> Numbers:
     """Percent of the requests, and of the seconds of encoding, that the cache answers.
 
     What misses is encoded and offered.
