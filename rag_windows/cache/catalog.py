@@ -16,140 +16,39 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 from weakref import WeakSet
 
 from rag_windows.threads import in_children
 
-FORMAT = 1
+FORMAT = 2
 """Of the database; one of another format is made anew."""
 
-WAIT_S = 2.0
-"""Longest wait for the changes of other processes; a write waits twice at most."""
+WAIT_S = 4.0
+"""Longest wait for the changes of other processes."""
 
 _LONGEST_NAP_S = 0.01
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
-_SCHEMA = """
+# Times are unix times; files of older versions expire at 0.
+_SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS entries (
     key TEXT PRIMARY KEY,
     nbytes INTEGER NOT NULL,
     cost_s REAL NOT NULL,
-    expires REAL,               -- unix time; 0 for files of older versions
+    expires REAL,
     uses INTEGER NOT NULL,
-    last_used REAL NOT NULL,    -- unix time
-    writing TEXT                -- name of the file while it is written
+    last_used REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS labels (
     label TEXT NOT NULL,
-    key TEXT NOT NULL,
+    key TEXT NOT NULL REFERENCES entries ON DELETE CASCADE,
     PRIMARY KEY (label, key)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS labels_of ON labels (key);
-CREATE TABLE IF NOT EXISTS held (nbytes INTEGER NOT NULL);
-INSERT INTO held SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM held);
-CREATE TRIGGER IF NOT EXISTS one_more AFTER INSERT ON entries BEGIN
-    UPDATE held SET nbytes = nbytes + new.nbytes;
-END;
-CREATE TRIGGER IF NOT EXISTS one_less AFTER DELETE ON entries BEGIN
-    UPDATE held SET nbytes = nbytes - old.nbytes;
-    DELETE FROM labels WHERE key = old.key;
-END;
+PRAGMA user_version = {FORMAT};
+COMMIT;
 """
-
-
-class CatalogError(OSError):
-    """The database can't be used for now."""
-
-
-class CatalogBusyError(CatalogError, BlockingIOError):
-    """Another process did not end its change in time."""
-
-
-class Row(NamedTuple):
-    """What is known of one entry; see the columns of the table."""
-
-    key: str
-    nbytes: int
-    cost_s: float
-    expires: float | None
-    uses: int
-    last_used: float
-    writing: str | None
-
-
-class Rows:
-    """The entries, within one change of the database."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.execute = connection.execute
-        self._executemany = connection.executemany
-
-    def all(self) -> list[Row]:
-        """All entries, those that were used longest ago first."""
-        found = self.execute("SELECT * FROM entries ORDER BY last_used, key")
-        rows = [Row(*values) for values in found]
-        if not all(isinstance(row.key, str) and isinstance(row.nbytes, int) for row in rows):
-            raise sqlite3.DatabaseError("it holds what nobody has put there")
-        return rows
-
-    def writing(self, key: str) -> tuple[str | None] | None:
-        """The file in which an entry is being written, if it is; None if there is no entry."""
-        found = self.execute("SELECT writing FROM entries WHERE key = ?", (key,))
-        one: tuple[str | None] | None = found.fetchone()
-        return one
-
-    def expired(self, now: float) -> list[str]:
-        """Keys of the entries whose time is up at unix time `now`, or of older versions."""
-        return [
-            key for (key,) in self.execute("SELECT key FROM entries WHERE expires <= ?", (now,))
-        ]
-
-    def labelled(self, labels: Iterable[str]) -> list[str]:
-        """Keys of the entries that carry any of the labels."""
-        statement = "SELECT key FROM labels WHERE label = ?"
-        return sorted({key for label in labels for (key,) in self.execute(statement, (label,))})
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all entries, those being written included."""
-        found = self.execute("SELECT nbytes FROM held").fetchone()
-        if found is None or not isinstance(found[0], int):
-            raise sqlite3.DatabaseError("it has lost its sum")
-        return found[0]
-
-    @property
-    def version(self) -> int:
-        """Another number whenever another connection has changed something."""
-        return int(self.execute("PRAGMA data_version").fetchone()[0])
-
-    def put(self, row: Row, labels: Iterable[str]) -> None:
-        """Note an entry in place of the key's present one."""
-        self.remove([row.key])
-        self.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        self.add_labels(row.key, labels)
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Forget entries and their labels."""
-        self._executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
-
-    def count_uses(self, uses: Iterable[tuple[int, float, str]]) -> None:
-        """Add to the number of uses and note the last one: number, unix time, key."""
-        self._executemany(
-            "UPDATE entries SET uses = uses + ?, last_used = max(last_used, ?) WHERE key = ?", uses
-        )
-
-    def labels(self, key: str) -> set[str]:
-        """The labels of an entry."""
-        return {
-            label for (label,) in self.execute("SELECT label FROM labels WHERE key = ?", (key,))
-        }
-
-    def add_labels(self, key: str, labels: Iterable[str]) -> None:
-        """Give an entry more labels."""
-        pairs = [(label, key) for label in labels]
-        self._executemany("INSERT OR IGNORE INTO labels VALUES (?, ?)", pairs)
 
 
 class Catalog:
@@ -160,6 +59,7 @@ class Catalog:
 
     Attributes:
         in_line: whether this process has compared what the database holds with the files.
+        uses: by key, how often and when last an entry was used since the last change.
 
     Args:
         path: of the database file, in a folder that nobody else can write to.
@@ -193,7 +93,7 @@ class Catalog:
                 pass
 
     @contextlib.contextmanager
-    def changing(self, *, lasting: bool = False) -> Iterator[Rows]:
+    def changing(self, *, lasting: bool = False) -> Iterator[sqlite3.Connection]:
         """Change the database; what is raised inside undoes the change.
 
         Args:
@@ -201,8 +101,8 @@ class Catalog:
                 are then found again in the files.
 
         Raises:
-            CatalogBusyError: another process is changing it and did not end in time.
-            CatalogError: it can't be used; if it is damaged, the next call makes a new one.
+            BlockingIOError: another process is changing it and did not end in time.
+            OSError: it can't be used; if it is damaged, the next call makes a new one.
         """
         deadline = time.monotonic() + WAIT_S
         nap = 0.0002
@@ -212,15 +112,11 @@ class Catalog:
                 connection = self._begun(lasting)
                 if connection is not None:
                     with self._ending(connection):
-                        rows = Rows(connection)
-                        with self._lock:
-                            uses, self.uses = self.uses, {}
-                        if uses:
-                            rows.count_uses([(*use, key) for key, use in uses.items()])
-                        yield rows
+                        self._write_down(connection)
+                        yield connection
                     return
             if time.monotonic() >= deadline:
-                raise CatalogBusyError(errno.EAGAIN, "another process is changing the catalog")
+                raise BlockingIOError(errno.EAGAIN, "another process is changing the catalog")
             time.sleep(nap * random.uniform(0.5, 1.5))
             nap = min(nap * 1.5, _LONGEST_NAP_S)
 
@@ -232,6 +128,15 @@ class Catalog:
             if connection is not None:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
+
+    def _write_down(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            uses, self.uses = self.uses, {}
+        if uses:
+            connection.executemany(
+                "UPDATE entries SET uses = uses + ?, last_used = max(last_used, ?) WHERE key = ?",
+                [(*use, key) for key, use in uses.items()],
+            )
 
     def _begun(self, lasting: bool) -> sqlite3.Connection | None:
         """A connection in the midst of a change; None if another process is changing something."""
@@ -245,7 +150,7 @@ class Catalog:
                     return None
                 self._give_up(error)
                 if again or not _is_damage(error):
-                    raise CatalogError(errno.EIO, f"the catalog can't be used: {error}") from error
+                    raise OSError(errno.EIO, f"the catalog can't be used: {error}") from error
             else:
                 return connection
         return None
@@ -264,7 +169,7 @@ class Catalog:
                 self.disconnect()
             if isinstance(error, sqlite3.Error):
                 self._give_up(error)
-                raise CatalogError(errno.EIO, f"the catalog can't be changed: {error}") from error
+                raise OSError(errno.EIO, f"the catalog can't be changed: {error}") from error
             raise
 
     def _connected(self) -> sqlite3.Connection:
@@ -286,14 +191,16 @@ class Catalog:
         )
         try:
             connection.execute("PRAGMA mmap_size = 0")  # what is mapped can be truncated
+            connection.execute("PRAGMA foreign_keys = ON")
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA journal_mode = WAL")  # not on every file system
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages do not fit together")
-            if _format(connection) == 0:
-                connection.executescript(f"{_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
-            if _format(connection) != FORMAT:
-                raise sqlite3.DatabaseError(f"it has another format than {FORMAT}")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                connection.executescript(_SCHEMA)
+            elif version != FORMAT:
+                raise sqlite3.DatabaseError(f"it has format {version}, not {FORMAT}")
             self._size = os.stat(self._path, follow_symlinks=False).st_size  # it never shrinks
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
@@ -322,15 +229,10 @@ class Catalog:
             return
         with contextlib.suppress(OSError):
             # Unless another process has made a new one already.
-            if os.stat(self._path, follow_symlinks=False).st_ino != self._inode:
-                return
-            for ending in ("", "-wal", "-shm", "-journal"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path + ending)
-
-
-def _format(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+            if os.stat(self._path, follow_symlinks=False).st_ino == self._inode:
+                for ending in ("", "-wal", "-shm", "-journal"):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(self._path + ending)
 
 
 def _code(error: sqlite3.Error) -> int | None:
@@ -344,9 +246,8 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
     A missing table is damage, too, and so is text that can't be decoded, which has no number.
     """
-    if not isinstance(error, sqlite3.OperationalError):
-        return True
-    return _code(error) in (None, sqlite3.SQLITE_ERROR)
+    unable = isinstance(error, sqlite3.OperationalError)
+    return not unable or _code(error) in (None, sqlite3.SQLITE_ERROR)
 
 
 # A fork copies SQLite's own locks and its notes on files that are open, which would be wrong in the

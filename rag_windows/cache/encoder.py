@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+import torch
+
 from rag_windows.cache.codec import EXACT, Entry, is_finite, settle
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.locks import FileLock
-from rag_windows.cache.memory import Mover, compact, layer_devices, ready
+from rag_windows.cache.memory import compact, layer_devices, placed
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import NonFiniteError
 from rag_windows.kv import Window
@@ -113,14 +115,13 @@ class _Request:
         asked: ToEncode,
         still_same: Callable[[], bool],
     ) -> None:
-        self._encoder, self._cache, self._tiers = encoder, cache, cache.tiers
+        self._encoder, self._cache = encoder, cache
         self._scope, self._asked, self._still_same = scope, asked, still_same
         devices = layer_devices(encoder.model, len(encoder.sliding_windows))
         self._devices = devices
         self._head_key = scope.prefix_key()
         self._device = devices[0] if len(set(devices)) == 1 else None
-        self._mover = Mover(devices)
-        self._epoch = self._tiers.epoch
+        self._epoch = self._cache.epoch
         self._fresh: dict[str, Entry] = {}
         self._unkept: list[str] = []
         self._bad: dict[str, Source] = {}
@@ -143,7 +144,7 @@ class _Request:
         if asked.prefix_ids and self._cache.store == EXACT:
             head = _Wanted(self._head_key, tuple(asked.prefix_ids), 0, _PREFIX)
         keys = [one.key for one in (*wanted, head) if one is not None]
-        found = self._tiers.get(self._tiers.near(self._device), list(dict.fromkeys(keys)))
+        found = self._cache.quick(list(dict.fromkeys(keys)), self._device)
         try:
             prefix = yield from self._prefix(head, found)
             # At once: other processes need it for other passages, however long these here take.
@@ -155,7 +156,7 @@ class _Request:
                 return self._encoded(prefix, made, wanted, found)
             missing = {one.key: one for one in wanted if one.key not in found}
             moved = {
-                one.key: self._mover.start(found[one.key].window)
+                one.key: placed(found[one.key].window, self._devices)
                 for one in wanted
                 if one.key in found
             }
@@ -164,9 +165,8 @@ class _Request:
                 self._tell({})
             obtained = yield from self._obtain(missing, prefix)
             for key, entry in obtained.items():
-                moved[key] = self._mover.start(entry.window)
+                moved[key] = placed(entry.window, self._devices)
             found |= obtained
-            self._mover.finish()
         finally:
             # Also after a failure: what is done is done, and a request that was cancelled may come
             # again.
@@ -189,7 +189,7 @@ class _Request:
         found: Mapping[str, Entry],
     ) -> Encoded:
         hits = {key: entry for key, entry in found.items() if key not in self._fresh}
-        self._tiers.count(
+        self._cache.count(
             hits=len(hits),
             misses=len(self._fresh),
             joined=self._joined,
@@ -209,15 +209,13 @@ class _Request:
         if head.key not in found:
             found |= yield from self._obtain({head.key: head}, None)
             self._check()
-        moved = self._mover.start(found[head.key].window)
-        self._mover.finish()
-        return replace(moved, ids=head.ids)
+        return replace(placed(found[head.key].window, self._devices), ids=head.ids)
 
     def _obtain(
         self, wanted: Mapping[str, _Wanted], prefix: Window | None
     ) -> Prefill[dict[str, Entry]]:
         """Get every window, by whatever way; those that are no numbers are missing."""
-        flights = self._tiers.flights
+        flights = self._cache.flights
         got: dict[str, Entry] = {}
         followed: dict[str, Future[Entry | None]] = {}
         pause, deadline = 0.0, 0.0
@@ -227,10 +225,10 @@ class _Request:
             followed |= theirs
             flying = set(mine)
             try:
-                entries = self._tiers.come(mine)
+                entries = self._cache.come(mine)
                 if not pause:
                     rest = [key for key in mine if key not in entries]
-                    entries |= self._tiers.from_disk(rest, self._device)
+                    entries |= self._cache.from_disk(rest, self._device)
                 self._land(entries, flying, got)
                 here = [key for key in mine if key in flying and self._lock(key)]
                 self._land(self._written_meanwhile(here), flying, got)
@@ -262,14 +260,14 @@ class _Request:
         got.update(made)
         for key in flying & made.keys():
             flying.remove(key)
-            self._tiers.flights.land(key, made[key])
+            self._cache.flights.land(key, made[key])
             self._landed.append(key)
         if made.keys() - {self._head_key}:
             self._tell(got)
 
     def _lock(self, key: str) -> bool:
         """Be the only process that encodes a window; False if another one is."""
-        disk = self._tiers.disk
+        disk = self._cache.disk
         lock = None if disk is None else disk.try_lock(key)
         if lock is not None:
             self._locks[key] = lock
@@ -277,9 +275,9 @@ class _Request:
 
     def _written_meanwhile(self, locked: Sequence[str]) -> dict[str, Entry]:
         """Another process may have written a window after it was missed and before its lock."""
-        disk = self._tiers.disk
+        disk = self._cache.disk
         there = [] if disk is None else [key for key in locked if key in disk]
-        found = self._tiers.from_disk(there, self._device)
+        found = self._cache.from_disk(there, self._device)
         self._joined += len(found)
         return found
 
@@ -293,14 +291,15 @@ class _Request:
         refinement = None if wanted[0].source is _PREFIX else self._asked.method.refinement
         ttl = self._asked.ttl or self._cache.ttl
         begun = time.perf_counter()
-        for batch in self._encoder.encode_batches(prefix, ids, starts, refinement):
+        for views in self._encoder.encode_batches(prefix, ids, starts, refinement):
+            batch = {index: compact(window) for index, window in views.items()}
             bad = {index for index, window in batch.items() if not is_finite(window)}
             self._bad |= {wanted[index].key: wanted[index].source for index in bad}
             now, seconds = time.time(), time.perf_counter() - begun
             tokens = sum(len(window.ids) for window in batch.values())
             made: dict[str, Entry] = {}
             for index in batch.keys() - bad:
-                one, window = wanted[index], compact(batch[index])
+                one, window = wanted[index], batch[index]
                 if self._cache.store != EXACT:
                     window = settle(self._cache.store, window)
                 made[one.key] = Entry(
@@ -320,15 +319,15 @@ class _Request:
         keys, self._unkept = self._unkept, []
         if not keys or not self._still_same():
             return
-        computed = ready(self._devices)
+        for device in {one for one in self._devices if one.type == "cuda"}:
+            torch.cuda.synchronize(device)  # before another thread copies what was computed there
         for key in keys:
             lock = self._locks.pop(key, None)
-            self._tiers.keep(
+            self._cache.keep(
                 key,
                 self._fresh[key],
                 self._epoch,
                 device=self._device,
-                ready=computed,
                 done=None if lock is None else lock.release,
                 wait=self._asked.patient,
             )
@@ -336,7 +335,7 @@ class _Request:
     def _release(self) -> None:
         """Give back what was claimed; what this request keeps must be kept by now."""
         while self._landed:
-            self._tiers.flights.retire(self._landed.pop())
+            self._cache.flights.retire(self._landed.pop())
         while self._locks:
             self._locks.popitem()[1].release()
 

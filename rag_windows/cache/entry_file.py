@@ -28,11 +28,11 @@ import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rag_windows.cache import codec
 from rag_windows.cache.codec import Entry, Stored
@@ -104,40 +104,41 @@ class Note(BaseModel):
     digest: tuple[Literal["xxh3-128"], str]
 
 
-class Slot(NamedTuple):
-    """One tensor of the payload, which begins at offset `begin`."""
+class Tensor(BaseModel):
+    """One tensor of the payload, as safetensors describes it."""
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-
-    @property
-    def end(self) -> int:
-        """Where the next one begins."""
-        return self.begin + math.prod(self.shape) * self.dtype.itemsize
-
-
-class Header(NamedTuple):
-    """What stands before a payload, proved by its seal, and how many bytes both take."""
-
-    note: Note
-    slots: Sequence[Slot]
-    nbytes: int
-    payload_nbytes: int
+    dtype: Literal["F64", "F32", "F16", "BF16", "I8"]
+    shape: list[int]
+    data_offsets: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """An entry's file, open for reading, whose header is proved right."""
+    """An entry's file, open for reading, whose header is proved right.
+
+    Attributes:
+        descriptor: of the file.
+        state: what the system says of it.
+        note: what it says of its entry.
+        tensors: its payload's.
+        payload: where that begins and ends.
+    """
 
     descriptor: int
     state: os.stat_result
-    header: Header
+    note: Note
+    tensors: Sequence[Tensor]
+    payload: range
 
     @property
     def more_labels(self) -> bool:
         """Whether it has labels that only the catalog holds; such a file can't be written."""
         return not self.state.st_mode & stat.S_IWUSR
+
+    @property
+    def expires(self) -> float:
+        """The time from which it may no longer be used."""
+        return math.inf if self.note.expires is None else self.note.expires
 
 
 # Writing
@@ -164,14 +165,9 @@ def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
     for number, ((dtype, shape), run) in enumerate(ordered):
         if dtype not in _NAMES:
             raise FormatError(f"tensors of {dtype} can't be stored.")
-        slot = Slot(dtype, (len(run), *shape), end)
-        offsets = [slot.begin, slot.end]
-        described[f"run{number}"] = {
-            "dtype": _NAMES[dtype],
-            "shape": slot.shape,
-            "data_offsets": offsets,
-        }
-        end = slot.end
+        begin, end = end, end + len(run) * shape.numel() * dtype.itemsize
+        one = {"dtype": _NAMES[dtype], "shape": [len(run), *shape], "data_offsets": [begin, end]}
+        described[f"run{number}"] = one
     tensors = [stored.tensors[index] for _, run in ordered for index in run]
     payload = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
     running = xxhash.xxh3_128()
@@ -253,19 +249,16 @@ def opened(path: str, key: str) -> Iterator[OpenFile]:
         if error.errno == errno.ELOOP:
             raise FormatError("the file is a link.") from error
         raise
-    inode = None
     try:
-        state = os.fstat(descriptor)
-        inode = state.st_ino
-        yield OpenFile(descriptor, state, _header_of(descriptor, state, key))
+        yield _proved(descriptor, key)
     except FormatError as error:
-        error.inode = inode
+        error.inode = os.fstat(descriptor).st_ino
         raise
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         wrong = FormatError("the medium can't be read.")
-        wrong.inode = inode
+        wrong.inode = os.fstat(descriptor).st_ino
         raise wrong from error
     finally:
         with contextlib.suppress(OSError):  # that this fails changes nothing that was read
@@ -284,7 +277,7 @@ def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> 
         FormatError: it isn't what the header says, or of another form.
         OSError: it can't be read, or there is no memory for it.
     """
-    note, _, begin, size = file.header
+    note, size = file.note, len(file.payload)
     if note.codec != store:
         raise FormatError(f"the file holds the form {note.codec!r:.40}.")
     if room is None or len(room) < size:
@@ -296,7 +289,7 @@ def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> 
     digest = xxhash.xxh3_128()
     for at in range(0, size, _CHUNK_BYTES):
         chunk = view[at : min(at + _CHUNK_BYTES, size)]
-        _fill(file.descriptor, chunk, begin + at)
+        _fill(file.descriptor, chunk, file.payload.start + at)
         digest.update(chunk)
     if digest.hexdigest() != note.digest[1]:
         raise FormatError("the payload's digest is wrong.")
@@ -307,7 +300,7 @@ def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> 
         raise FormatError(f"the file can't be decoded: {error}") from error
 
 
-def read_header(header: bytes, key: str) -> Header:
+def read_header(header: bytes, key: str) -> tuple[Note, list[Tensor]]:
     """Prove a header right and that it belongs to `key`.
 
     Raises:
@@ -318,29 +311,18 @@ def read_header(header: bytes, key: str) -> Header:
         raise OutdatedError("an older version wrote the file.")
     if not header.startswith(_MAGIC, LENGTH_BYTES):
         raise FormatError("the file is no window of this format and version.")
-    if header_length(header) != len(header) or not hmac.compare_digest(
-        _seal_of(header), header[_SEAL]
-    ):
+    sealed = hmac.compare_digest(_seal_of(header), header[_SEAL])
+    if header_length(header) != len(header) or not sealed:
         raise FormatError("the header's seal is broken.")
     try:
         described = json.loads(header[LENGTH_BYTES:])
         note = Note.model_validate_json(described.pop("__metadata__")["note"])
-        slots = [
-            Slot(_DTYPES[one["dtype"]], tuple(one["shape"]), one["data_offsets"][0])
-            for one in described.values()
-        ]
-        ends = [0, *(slot.end for slot in slots)]
-        placed = [[slot.begin, slot.end] for slot in slots]
-        given = [one["data_offsets"] for one in described.values()]
-        if [slot.begin for slot in slots] != ends[:-1] or placed != given:
-            raise FormatError("the tensors are out of place.")
-    except (ValidationError, ValueError, KeyError, TypeError, RecursionError) as error:
+        tensors = [Tensor.model_validate(one) for one in described.values()]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"the header can't be read: {error}") from error
     if note.key != key:
         raise FormatError("the file belongs to another key.")
-    if note.tokens > ends[-1]:
-        raise FormatError("header and tensors don't fit.")
-    return Header(note, slots, len(header), ends[-1])
+    return note, tensors
 
 
 def header_length(start: bytes) -> int:
@@ -357,7 +339,8 @@ def header_length(start: bytes) -> int:
     return length
 
 
-def _header_of(descriptor: int, state: os.stat_result, key: str) -> Header:
+def _proved(descriptor: int, key: str) -> OpenFile:
+    state = os.fstat(descriptor)
     if not stat.S_ISREG(state.st_mode):
         raise FormatError("it is no plain file.")
     head = bytearray(min(state.st_size, _FIRST_BYTES))
@@ -367,10 +350,13 @@ def _header_of(descriptor: int, state: os.stat_result, key: str) -> Header:
         rest = bytearray(length - len(head))
         _fill(descriptor, memoryview(rest), len(head))
         head += rest
-    header = read_header(bytes(head[:length]), key)
-    if state.st_size != length + header.payload_nbytes:
+    note, tensors = read_header(bytes(head[:length]), key)
+    payload = range(length, length + max((one.data_offsets[1] for one in tensors), default=0))
+    if state.st_size != payload.stop:
         raise FormatError("the file's length is wrong.")
-    return header
+    if note.tokens > len(payload):
+        raise FormatError("header and tensors don't fit.")
+    return OpenFile(descriptor, state, note, tensors, payload)
 
 
 def _fill(descriptor: int, into: memoryview, offset: int) -> None:
@@ -384,10 +370,11 @@ def _fill(descriptor: int, into: memoryview, offset: int) -> None:
 
 def _entry_of(file: OpenFile, payload: torch.Tensor) -> Entry:
     """An entry whose tensors are views of its payload; all ids of its window are 0."""
-    note = file.header.note
+    note = file.note
     tensors: dict[int, torch.Tensor] = {}
-    for run, slot in zip(note.runs, file.header.slots, strict=True):
-        stack = payload[slot.begin : slot.end].view(slot.dtype).view(slot.shape)
+    for run, one in zip(note.runs, file.tensors, strict=True):
+        flat = payload[slice(*one.data_offsets)]
+        stack = flat.view(_DTYPES[one.dtype]).view(one.shape)
         tensors.update(zip(run, stack.unbind(0), strict=True))
     stored = Stored(tuple(tensors[i] for i in range(len(tensors))), note.description)
     window = codec.decode(note.codec, stored, (0,) * note.tokens, note.start)

@@ -85,20 +85,6 @@ def lock_file(path: Path, wait_s: float = 0.0) -> FileLock | None:
             nap = min(nap * 1.5, _LONGEST_NAP_S)
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a living holder has the lock of a file.
-
-    Raises:
-        OSError: the file can't be opened or locked, or is a link.
-    """
-    if not os.path.lexists(path):
-        return False
-    lock = lock_file(path)
-    if lock is not None:
-        lock.release()
-    return lock is None
-
-
 def flock(descriptor: int) -> bool:
     """Take the exclusive lock of an open file; False if somebody holds it. Never waits."""
     try:

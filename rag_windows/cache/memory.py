@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
-from rag_windows.cache.codec import EXACT, Entry, Stored, check_store, decode, encode
-from rag_windows.cache.counters import TierStats
+from rag_windows.cache.codec import EXACT, Entry, Stored, decode, encode
 from rag_windows.cache.keys import check_key
-from rag_windows.cache.policy import Policy
+from rag_windows.cache.tier import Outcome, Tier
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
-from rag_windows.threads import in_children
 
 ALIGNMENT = 64
 """Bytes on whose multiples tensors start within a block; what CPU kernels like best."""
+
+HOST = torch.device("cpu")
 
 _SLACK = 1.25  # a storage holds at most so many times its tensors' own bytes, or it is no block
 _OBJECT_BYTES = 1024  # of an entry without tensors and ids: the objects, the policy's bookkeeping
 _TENSOR_BYTES = 512  # of one tensor's object
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """An entry: with its window if decoding costs nothing, else without keys beside `stored`."""
-
-    entry: Entry
-    stored: Stored | None
-    nbytes: int
-
-
-class MemoryTier:
-    """Entries in memory, under a limit in bytes; threads may share one.
+class MemoryTier(Tier):
+    """Entries in memory, under a limit in bytes.
 
     Tensors are copied in and decoded outside the lock, which is held for bookkeeping alone. What
     `get_many` returns is shared between all who ask and must never be written to. A window that was
@@ -52,86 +41,77 @@ class MemoryTier:
             device.
     """
 
-    def __init__(
-        self,
-        limit_bytes: int,
-        store: str = EXACT,
-        device: torch.device = torch.device("cpu"),  # noqa: B008 - it is immutable
-    ) -> None:
-        self._store = check_store(store)
+    def __init__(self, limit_bytes: int, store: str = EXACT, device: torch.device = HOST) -> None:
+        # With its window if decoding costs nothing, else beside its stored form and without keys.
+        self._held: dict[str, tuple[Entry, Stored | None]] = {}
         self._device = device
         self._pin = device.type == "cpu" and torch.cuda.is_available()
-        self._policy = Policy(limit_bytes)
-        self._lock = threading.Lock()
-        self._held: dict[str, _Held] = {}
-        self._counts: Counter[str] = Counter()
         self._closed = False
-        in_children(self)
+        super().__init__(limit_bytes, store)
 
     def after_fork(self) -> None:
         """Keep what is held, unless a thread was changing it just then."""
-        if self._lock.locked():
-            self._policy = Policy(self._policy.limit_bytes)
+        policy, torn = self._policy, self._lock.locked()
+        super().after_fork()
+        if torn:
             self._held = {}
-        # Even if it says that it is free: a thread that is about to get it has not said so yet.
-        self._lock = threading.Lock()
+        else:
+            self._policy = policy
 
-    def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """Return the entries that are there; every key counts once, however often it is named."""
-        wanted = dict.fromkeys(map(check_key, keys))
+    def _look(self, keys: Sequence[str]) -> dict[str, Entry]:
         now = time.time()
-        found: dict[str, _Held] = {}
         with self._lock:
-            for key in wanted:
-                self._policy.touch(key)
-            there = {key: self._held[key] for key in wanted if key in self._held}
-            late = self._drop([key for key, held in there.items() if held.entry.expired(now)])
-            found = {key: held for key, held in there.items() if key in self._held}
-            missing = len(wanted) - len(found)
-            self._counts.update(hits=len(found), misses=missing, expired=len(late))
-        return {key: self._read(held) for key, held in found.items()}
+            there = {key: self._held[key] for key in keys if key in self._held}
+        late = [key for key, (entry, _) in there.items() if entry.expired(now)]
+        self._count(expired=self._drop(late))
+        return {key: self._decoded(*there[key]) for key in there if key not in late}
 
-    def put(self, key: str, entry: Entry) -> bool:
-        """Keep an entry; False if it was refused."""
-        check_key(key)
-        stored = encode(self._store, entry.window)
-        victims: list[str] | None = None
-        dropped: list[_Held] = []  # freed after the lock is
-        outcome = "refused"
-        if sum(tensor.nbytes for tensor in stored.tensors) <= self._policy.limit_bytes:
-            try:
-                tensors = in_one_block(stored.tensors, self._device, pin=self._pin)
-            except MemoryError:
-                outcome = "failed"
-            else:
-                held = self._holding(Stored(tensors, stored.description), entry)
-                with self._lock:
-                    if not self._closed:
-                        victims = self._policy.admit(key, held.nbytes, entry.cost_s)
-                    if victims is not None:
-                        dropped = [self._held.pop(victim) for victim in victims]
-                        dropped += [self._held[key]] if key in self._held else []
-                        self._held[key] = held
-                        outcome = "stored"
+    def _decoded(self, entry: Entry, stored: Stored | None) -> Entry:
+        if stored is None:
+            return entry
+        window = decode(self._store, stored, entry.window.ids, entry.window.start)
+        return replace(entry, window=window)
+
+    def _put(self, key: str, entry: Entry) -> Outcome:
+        window, stored = entry.window, encode(self._store, entry.window)
+        if sum(tensor.nbytes for tensor in stored.tensors) > self._limit_bytes:
+            return "refused"  # spares the copy
+        try:
+            tensors = in_one_block(stored.tensors, self._device, pin=self._pin)
+        except MemoryError:
+            return "failed"
+        stored = Stored(tensors, stored.description)
+        size = block_bytes(tensors) + _OBJECT_BYTES + _TENSOR_BYTES * len(tensors)
+        # An int of CPython takes 28 bytes, in steps of 16.
+        size += sys.getsizeof(window.ids) + 32 * len(window.ids)
+        size += sum(sys.getsizeof(label) for label in entry.labels)
+        held: tuple[Entry, Stored | None] = self._decoded(entry, stored), None
+        if self._store != EXACT:
+            held = replace(entry, window=replace(window, keys=(), values=())), stored
         with self._lock:
-            self._counts.update({outcome: 1, "evictions": len(victims or ())})
-        return outcome == "stored"
+            victims = None if self._closed else self._policy.admit(key, size, entry.cost_s)
+            if victims is None:
+                return "refused"
+            dropped = [self._held.pop(victim) for victim in victims]  # freed after the lock is
+            dropped += [self._held[key]] if key in self._held else []
+            self._held[key] = held
+            self._counts.update(evictions=len(victims))
+        return "stored"
 
-    def add_labels(self, key: str, labels: Iterable[str]) -> None:
+    def add_labels(self, key: str, labels: Collection[str]) -> None:
         """Give an entry these labels beside its own."""
         with self._lock:
-            held = self._held.get(key)
-            if held is not None:
-                merged = tuple(dict.fromkeys((*held.entry.labels, *labels)))
-                self._held[key] = replace(held, entry=replace(held.entry, labels=merged))
+            if key in self._held:
+                entry, stored = self._held[key]
+                merged = tuple(dict.fromkeys((*entry.labels, *labels)))
+                self._held[key] = replace(entry, labels=merged), stored
 
-    def remove(self, keys: Iterable[str]) -> int:
-        """Drop entries; returns how many there were."""
-        wanted = list(dict.fromkeys(map(check_key, keys)))
+    def keys_with(self, labels: Collection[str]) -> list[str]:
+        """Keys of the entries that carry any of these labels."""
+        wanted = set(labels)
         with self._lock:
-            dropped = self._drop(wanted)
-            self._counts.update(removed=len(dropped))
-        return len(dropped)
+            there = list(self._held.items())
+        return [key for key, (entry, _) in there if not wanted.isdisjoint(entry.labels)]
 
     def clear(self) -> None:
         """Drop all entries. Counters stay, counted uses don't."""
@@ -139,21 +119,6 @@ class MemoryTier:
             dropped, self._held = self._held, {}
             self._policy.clear()
             self._counts.update(removed=len(dropped))
-
-    def prune(self, now: float) -> int:
-        """Drop what is expired at unix time `now`; returns how much."""
-        with self._lock:
-            late = [key for key, held in self._held.items() if held.entry.expired(now)]
-            dropped = self._drop(late)
-            self._counts.update(expired=len(dropped))
-        return len(dropped)
-
-    def keys_with(self, labels: Collection[str]) -> list[str]:
-        """Keys of the entries that carry any of these labels."""
-        wanted = set(labels)
-        with self._lock:
-            there = list(self._held.items())
-        return [key for key, held in there if not wanted.isdisjoint(held.entry.labels)]
 
     def close(self) -> None:
         """Let everything go and take in nothing more."""
@@ -165,37 +130,20 @@ class MemoryTier:
         check_key(key)
         with self._lock:
             held = self._held.get(key)
-        return held is not None and not held.entry.expired(time.time())
+        return held is not None and not held[0].expired(time.time())
 
-    def stats(self) -> TierStats:
-        """Counters since the tier was made, and what it holds now."""
+    def _late(self, now: float) -> list[str]:
         with self._lock:
-            limit, size = self._policy.limit_bytes, self._policy.nbytes
-            return TierStats(len(self._held), size, limit, **self._counts)
+            return [key for key, (entry, _) in self._held.items() if entry.expired(now)]
 
-    def _holding(self, stored: Stored, entry: Entry) -> _Held:
-        window = entry.window
-        nbytes = block_bytes(stored.tensors) + _OBJECT_BYTES + _TENSOR_BYTES * len(stored.tensors)
-        # An int of CPython takes 28 bytes, in steps of 16.
-        nbytes += sys.getsizeof(window.ids) + 32 * len(window.ids)
-        nbytes += sum(sys.getsizeof(label) for label in entry.labels)
-        if self._store == EXACT:
-            decoded = decode(EXACT, stored, window.ids, window.start)
-            return _Held(replace(entry, window=decoded), None, nbytes)
-        return _Held(replace(entry, window=replace(window, keys=(), values=())), stored, nbytes)
+    def _holds(self) -> tuple[int, int]:
+        with self._lock:
+            return len(self._held), self._policy.nbytes
 
-    def _read(self, held: _Held) -> Entry:
-        if held.stored is None:
-            return held.entry
-        window = held.entry.window
-        decoded = decode(self._store, held.stored, window.ids, window.start)
-        return replace(held.entry, window=decoded)
-
-    def _drop(self, keys: Iterable[str]) -> list[_Held]:
-        return [self._held.pop(key) for key in keys if self._policy.forget(key)]
-
-
-# Blocks of memory
+    def _drop(self, keys: Sequence[str]) -> int:
+        with self._lock:
+            dropped = [self._held.pop(key) for key in keys if self._policy.forget(key)]
+        return len(dropped)
 
 
 def in_one_block(
@@ -204,7 +152,7 @@ def in_one_block(
     """The tensors as contiguous views of one block on a device that holds just them.
 
     A slice keeps the whole batch that it was cut from alive; these don't. Tensors that share such a
-    block already are returned as they are.
+    block already are returned as they are, or copied with it as a whole.
 
     Args:
         tensors: of any shapes and dtypes, on any devices.
@@ -215,24 +163,34 @@ def in_one_block(
     Raises:
         MemoryError: there is no room for the block.
     """
-    block = _block_of(tensors)
-    if block is not None and block.device == device and (not pin or tensors[0].is_pinned()):
+    whole = _block_of(tensors)
+    if whole is not None and whole.device == device and (not pin or tensors[0].is_pinned()):
         return tuple(tensor.detach() for tensor in tensors)
-    offsets, end = [], 0
-    for tensor in tensors:
-        offsets.append(end)
-        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    if whole is not None:
+        starts = [tensor.storage_offset() * tensor.element_size() for tensor in tensors]
+        end = len(whole)
+    else:
+        starts, end = [], 0
+        for tensor in tensors:
+            starts.append(end)
+            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     try:
         block = torch.empty(end, dtype=torch.uint8, device=device, pin_memory=pin)
     except RuntimeError as error:  # what torch's allocators raise
         raise MemoryError(f"no {end} bytes on {device}") from error
-    copies = []
-    for tensor, offset in zip(tensors, offsets, strict=True):
-        copy = block[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        copies.append(copy.copy_(tensor.detach(), non_blocking=pin))
-    if pin:
-        torch.cuda.synchronize()
-    return tuple(copies)
+    views = tuple(
+        block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for tensor, start in zip(tensors, starts, strict=True)
+    )
+    if whole is not None:
+        block.copy_(whole, non_blocking=True)
+    else:
+        for view, tensor in zip(views, tensors, strict=True):
+            view.copy_(tensor.detach(), non_blocking=True)
+    if device.type == "cpu":
+        for one in {tensor.device for tensor in tensors if tensor.is_cuda}:
+            torch.cuda.current_stream(one).synchronize()
+    return views
 
 
 def block_bytes(tensors: Sequence[torch.Tensor]) -> int:
@@ -242,23 +200,30 @@ def block_bytes(tensors: Sequence[torch.Tensor]) -> int:
     """
     sizes: dict[int, int] = {}
     for tensor in tensors:
-        storage = tensor.untyped_storage()
-        size = storage.nbytes()
+        size = tensor.untyped_storage().nbytes()
         if size and tensor.device.type == "cpu" and torch.cuda.is_available():
             size = 1 << (size - 1).bit_length() if tensor.is_pinned() else size
-        sizes[storage.data_ptr()] = size
+        sizes[tensor.untyped_storage().data_ptr()] = size
     return sum(sizes.values())
+
+
+def placed(window: Window, devices: Sequence[torch.device], *, pin: bool = False) -> Window:
+    """A window whose layers are on these devices, in one block on each, so it keeps no batch alive.
+
+    From page-locked host memory to an accelerator the processor does not wait for the copy.
+    """
+    made, wanted = [*window.keys, *window.values], [*devices, *devices]
+    for device in dict.fromkeys(wanted):
+        places = [index for index, other in enumerate(wanted) if other == device]
+        block = in_one_block([made[index] for index in places], device, pin=pin)
+        for index, tensor in zip(places, block, strict=True):
+            made[index] = tensor
+    return replace(window, keys=tuple(made[: len(devices)]), values=tuple(made[len(devices) :]))
 
 
 def compact(window: Window) -> Window:
     """The same window in one block of its own (one a device), so that it keeps no batch alive."""
-    made = [*window.keys, *window.values]
-    for device in dict.fromkeys(tensor.device for tensor in made):
-        places = [index for index, tensor in enumerate(made) if tensor.device == device]
-        block = in_one_block([made[index] for index in places], device)
-        for index, tensor in zip(places, block, strict=True):
-            made[index] = tensor
-    return _rebuilt(window, made)
+    return placed(window, [tensor.device for tensor in window.keys])
 
 
 def to_host(window: Window) -> Window:
@@ -266,80 +231,14 @@ def to_host(window: Window) -> Window:
 
     For a thread of its own: it uses a stream of its own, so that the model's is not held up.
     """
-    tensors = (*window.keys, *window.values)
-    block = _block_of(tensors)
-    if tensors[0].device.type != "cuda" or block is None:
-        return compact(_rebuilt(window, [tensor.cpu() for tensor in tensors]))
-    host = torch.empty(block.shape, dtype=torch.uint8, pin_memory=True)
-    stream = torch.cuda.Stream(block.device)
-    with torch.cuda.stream(stream):
-        host.copy_(block, non_blocking=True)
-    stream.synchronize()
-    return _rebuilt(window, [_same_part(host, tensor) for tensor in tensors])
+    device = window.keys[0].device
+    if device.type != "cuda":
+        return placed(window, [HOST] * len(window.keys))
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        return placed(window, [HOST] * len(window.keys), pin=True)
 
 
-def ready(devices: Iterable[torch.device]) -> Callable[[], None]:
-    """Mark what the current streams have been given; the result waits until that is done."""
-    events = [
-        torch.cuda.current_stream(device).record_event()
-        for device in dict.fromkeys(devices)
-        if device.type == "cuda"
-    ]
-
-    def wait() -> None:
-        for event in events:
-            event.synchronize()
-
-    return wait
-
-
-class Mover:
-    """Brings windows to where a model's layers are, given as the device of each layer.
-
-    On CUDA the copies run on a stream of their own: between `start` and `finish` the model can
-    encode other windows. Pinned host memory is copied without the processor's help.
-    """
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._devices = (*devices, *devices)  # of keys, of values
-        cuda = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-        self._streams = {device: torch.cuda.Stream(device) for device in cuda}
-        self._used: list[torch.Tensor] = []
-
-    def start(self, window: Window) -> Window:
-        """Begin to copy a window; its tensors may be read after `finish`."""
-        tensors = (*window.keys, *window.values)
-        wanted = dict(enumerate(self._devices))
-        if all(tensor.device == wanted[index] for index, tensor in enumerate(tensors)):
-            return window
-        block = _block_of(tensors)
-        if block is not None and len(set(self._devices)) == 1:
-            moved = self._copy(block, wanted[0])
-            return _rebuilt(window, [_same_part(moved, tensor) for tensor in tensors])
-        return _rebuilt(window, [self._copy(t, wanted[index]) for index, t in enumerate(tensors)])
-
-    def finish(self) -> None:
-        """Make the current streams wait for the copies."""
-        for device, stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
-        for tensor in self._used:
-            # The allocator must not hand this memory out while the current stream reads it.
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
-        self._used.clear()
-
-    def _copy(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        stream = self._streams.get(device)
-        if stream is None:
-            return tensor.to(device)
-        if tensor.device.type == "cuda":
-            stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(stream):
-            moved = tensor.to(device, non_blocking=True)
-        self._used.append(moved)
-        return moved
-
-
-def layer_devices(model: PreTrainedModel, layers: int) -> tuple[torch.device, ...]:
+def layer_devices(model: PreTrainedModel, layers: int) -> list[torch.device]:
     """Where each layer's attention is computed."""
     found = [input_device(model)] * layers
     for module in model.modules():
@@ -347,35 +246,23 @@ def layer_devices(model: PreTrainedModel, layers: int) -> tuple[torch.device, ..
         weight = next(module.parameters(), None)
         if not isinstance(index, int) or not 0 <= index < layers or weight is None:
             continue
-        placed = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        placed_on = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         if weight.device.type != "meta":
             found[index] = weight.device
-        elif placed is not None:
-            found[index] = torch.device("cuda", placed) if isinstance(placed, int) else placed
-    return tuple(found)
+        elif placed_on is not None:
+            found[index] = (
+                torch.device("cuda", placed_on) if isinstance(placed_on, int) else placed_on
+            )
+    return found
 
 
 def _block_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The bytes of the one storage that these tensors fill, or None if there is no such one."""
-    if not tensors:
+    own = sum(tensor.nbytes for tensor in tensors)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    if len(storages) != 1 or not all(tensor.is_contiguous() for tensor in tensors):
         return None
     storage = tensors[0].untyped_storage()
-    own = 0
-    for tensor in tensors:
-        if tensor.untyped_storage().data_ptr() != storage.data_ptr() or not tensor.is_contiguous():
-            return None
-        own += tensor.nbytes
     if storage.nbytes() > own * _SLACK + ALIGNMENT * len(tensors):
         return None
     return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage)
-
-
-def _same_part(block: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """The part of `block` that `tensor` is of its own storage."""
-    start = tensor.storage_offset() * tensor.element_size()
-    return block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-
-
-def _rebuilt(window: Window, tensors: Sequence[torch.Tensor]) -> Window:
-    layers = len(window.keys)
-    return Window(window.ids, window.start, tuple(tensors[:layers]), tuple(tensors[layers:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
 import logging
 import re
@@ -13,21 +12,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
-from weakref import WeakSet
+from typing import Any
 
 import torch
 
 from rag_windows.cache.codec import EXACT, Entry, check_store
-from rag_windows.cache.counters import CacheStats, TierStats, prometheus_text
+from rag_windows.cache.counters import CacheStats, prometheus_text
 from rag_windows.cache.disk import MOST_LABELS, DiskTier
 from rag_windows.cache.fingerprint import PROBE_BYTES
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.locks import LOCKS_WORK
 from rag_windows.cache.memory import MemoryTier, to_host
 from rag_windows.cache.sizes import Size, default_folder, free_disk, free_memory, parse_size
+from rag_windows.cache.tier import Tier
 from rag_windows.errors import CacheError, InputError
-from rag_windows.threads import Lock, in_children
+from rag_windows.threads import Lock, Worker, in_children
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ _WAITING_SHARE, _LEAST_WAITING = (
     0.25,
     256 << 20,
 )  # bytes to be written: of the memory tier; at least
-_EXIT_S = 30.0  # how long the end of the interpreter waits for what is not written yet
 
 
 class PassageCache:
@@ -91,7 +89,21 @@ class PassageCache:
         self.path: Path | None = None
         if path is not None or disk is not None:
             self.path = Path(path).expanduser() if path is not None else default_folder()
-        self.tiers = Tiers(memory, disk, self.path, device, store)
+        self.memory: MemoryTier | None = None
+        self.disk: DiskTier | None = None
+        waiting = _LEAST_WAITING
+        if memory is not None:
+            limit = parse_size(memory, "memory", free_memory())
+            self.memory = MemoryTier(limit, store)
+            waiting = max(waiting, int(limit * _WAITING_SHARE))
+        if self.path is not None:
+            free = free_disk(self.path)
+            limit = parse_size(DEFAULT_DISK if disk is None else disk, "disk", free)
+            self.disk = DiskTier(self.path, limit, store)
+        self.flights = Flights()
+        self._device_bytes = None if device is None else parse_size(device, "device")
+        self._writer = Writer(waiting)
+        self._shared = _Shared()
 
     @classmethod
     def default(cls, path: str | Path | None = None, **options: Any) -> PassageCache:
@@ -137,25 +149,15 @@ class PassageCache:
         other.salt_key = salt_key(salt)
         return other
 
-    @property
-    def disk(self) -> DiskTier | None:
-        """The tier on disk, if there is one."""
-        return self.tiers.disk
-
-    def __contains__(self, key: str) -> bool:
-        """Whether an entry is there, by what the tiers know without reading it."""
-        return any(key in tier for tier in self.tiers)
-
-    def relabel(self, key: str, entry: Entry, labels: Collection[str]) -> None:
-        """Note further ids of an entry that was found, so that `invalidate` knows them."""
-        missing = [one for one in self.digests(labels) if one not in entry.labels]
-        missing = missing[: max(0, MOST_LABELS - len(entry.labels))]
-        if missing:
-            self.tiers.add_labels(key, missing)
-
     def stats(self) -> CacheStats:
         """Hits, misses and seconds saved, and per tier what it holds and did."""
-        return self.tiers.stats()
+        named: dict[str, Tier | None] = {
+            "device" if len(self._shared.devices) == 1 else f"device {device}": tier
+            for device, tier in list(self._shared.devices.items())
+        }
+        named |= {"memory": self.memory, "disk": self.disk}
+        tiers = {name: tier.stats() for name, tier in named.items() if tier is not None}
+        return CacheStats(**self._shared.counts, tiers=tiers)
 
     def metrics(self, labels: Mapping[str, str] | None = None) -> str:
         """`stats` in Prometheus' text format; `labels` go with every line."""
@@ -183,30 +185,36 @@ class PassageCache:
         Returns:
             How many windows were forgotten.
         """
-        if not every_tenant:
-            return self.tiers.forget(self.digests(ids))
         given = [ids] if isinstance(ids, str) else list(ids)
-        for one in given:
+        for one in given if every_tenant else ():
             if not is_key(one) and not re.fullmatch("[0-9a-f]{32}", one):
                 raise InputError(
                     f"{one!r:.80} is neither a digest (32 hexadecimal digits, as from digests()) "
                     "nor an entry (64, the name of its file); an id has to be invalidated under "
                     "its tenant's salt."
                 )
-        return self.tiers.forget(given)
+        named = given if every_tenant else self.digests(given)
+        keys: set[str] = set()
+
+        def find(tier: Tier) -> None:
+            keys.update(one for one in named if is_key(one) and one in tier)
+            keys.update(tier.keys_with(named))
+
+        self._drop(find, lambda tier: tier.remove(keys))
+        return len(keys)
 
     def remove(self, keys: Collection[str]) -> None:
         """Forget entries by their keys, in this process and on disk."""
-        self.tiers.drop(lambda tier: tier.remove(keys))
+        self._drop(lambda tier: tier.remove(keys))
 
     def clear(self) -> None:
         """Forget all windows of all tenants and models, in this process and on disk."""
-        self.tiers.drop(lambda tier: tier.clear())
+        self._drop(lambda tier: tier.clear())
 
     def prune(self) -> int:
         """Drop entries whose time is up; returns how many."""
         now = time.time()
-        return sum(tier.prune(now) for tier in self.tiers)
+        return sum(tier.prune(now) for tier in self._tiers())
 
     def verify(self) -> tuple[int, int]:
         """Read every entry on disk and put aside those that can't be proved right.
@@ -224,12 +232,12 @@ class PassageCache:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was encoded is written; False if that took too long."""
-        return self.tiers.writer.flush(timeout_s)
+        return self._writer.flush(timeout_s)
 
     def close(self) -> None:
         """Write what waits and close the tiers; afterwards nothing is found or kept."""
-        self.tiers.writer.close()
-        for tier in self.tiers:
+        self._writer.close()
+        for tier in self._tiers():
             tier.close()
 
     def __enter__(self) -> PassageCache:
@@ -238,145 +246,92 @@ class PassageCache:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _drop(self, *calls: Callable[[Tier], object]) -> None:
+        """Drop entries from every tier, for good: every call on all tiers, one after the other.
 
-class Tier(Protocol):
-    """Keeps entries under a limit in bytes; threads may share one.
+        Twice: a read that begins in the midst of the first round may find an entry that is still
+        on disk, and put it into a fast tier that is through already. The second round's epoch
+        stops such a read, and the round takes out what it has put there before.
+        """
+        for _ in range(2):
+            with self._shared.lock:
+                self._shared.epoch += 1
+            for call in calls:
+                for tier in self._tiers():
+                    call(tier)
 
-    What goes wrong is a miss, or an entry that is not kept, never an error.
-    """
-
-    def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """Return the entries that are there and proved right; the other keys are missing."""
+    # What the engine calls
 
     def __contains__(self, key: str) -> bool:
-        """Whether an entry is there, by what is known without reading it."""
+        """Whether an entry is there, by what the tiers know without reading it."""
+        return any(key in tier for tier in self._tiers())
 
-    def put(self, key: str, entry: Entry) -> bool:
-        """Keep an entry in place of the key's present one; False if it isn't there afterwards."""
+    @property
+    def epoch(self) -> int:
+        """Another one whenever something was forgotten; what was encoded before is not kept."""
+        return self._shared.epoch
 
-    def add_labels(self, key: str, labels: Collection[str]) -> None:
-        """Give an entry more labels."""
-
-    def keys_with(self, labels: Collection[str]) -> list[str]:
-        """Keys of the entries that carry any of the labels."""
-
-    def remove(self, keys: Iterable[str]) -> int:
-        """Drop entries; returns how many there were."""
-
-    def prune(self, now: float) -> int:
-        """Drop what has expired at unix time `now`; returns how much."""
-
-    def clear(self) -> None:
-        """Drop all entries."""
-
-    def stats(self) -> TierStats:
-        """Counters, and what it holds now."""
-
-    def close(self) -> None:
-        """Give back what it holds: all that is asked for is missing from now on."""
-
-
-class Tiers:
-    """The tiers, counters and claims that the caches of several tenants share.
-
-    Attributes:
-        memory: the tier in host memory, or None.
-        disk: the tier on disk, or None.
-        writer: writes to the slow ones.
-        flights: claims on windows that are being encoded.
-        epoch: changes whenever something is forgotten; what was encoded in an earlier one is not
-            kept.
-    """
-
-    def __init__(
-        self,
-        memory: Size | None,
-        disk: Size | None,
-        path: Path | None,
-        device: Size | None,
-        store: str,
-    ) -> None:
-        self.flights = Flights()
-        self.epoch = 0
-        self._store = store
-        self._lock = Lock()
-        self._counts: dict[str, Any] = {}
-        self._device_bytes = None if device is None else parse_size(device, "device")
-        self._devices: dict[torch.device, MemoryTier] = {}
-        self.memory: MemoryTier | None = None
-        self.disk: DiskTier | None = None
-        waiting = _LEAST_WAITING
-        if memory is not None:
-            limit = parse_size(memory, "memory", free_memory())
-            self.memory = MemoryTier(limit, store)
-            waiting = max(waiting, int(limit * _WAITING_SHARE))
-        if path is not None:
-            limit = parse_size(DEFAULT_DISK if disk is None else disk, "disk", free_disk(path))
-            self.disk = DiskTier(path, limit, store)
-        self.writer = Writer(waiting)
-
-    def __iter__(self) -> Iterator[Tier]:
+    def _tiers(self) -> Iterator[Tier]:
         """Every tier, fastest first."""
-        yield from list(self._devices.values())
+        yield from list(self._shared.devices.values())
         yield from (tier for tier in (self.memory, self.disk) if tier is not None)
 
-    def near(self, device: torch.device | None) -> list[Tier]:
+    def _near(self, device: torch.device | None) -> list[Tier]:
         """The fast tiers: that of an accelerator, if one is wanted there, and host memory."""
         tiers: list[Tier] = [] if self.memory is None else [self.memory]
         if device is None or device.type == "cpu" or self._device_bytes is None:
             return tiers
-        with self._lock:
-            if device not in self._devices:
-                self._devices[device] = MemoryTier(self._device_bytes, self._store, device)
-            return [self._devices[device], *tiers]
+        with self._shared.lock:
+            if device not in self._shared.devices:
+                self._shared.devices[device] = MemoryTier(self._device_bytes, self.store, device)
+            return [self._shared.devices[device], *tiers]
 
-    def get(self, tiers: Iterable[Tier], keys: Sequence[str]) -> dict[str, Entry]:
-        """Look for keys in tiers, one after the other."""
-        now = time.time()
+    def quick(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
+        """Entries on the accelerator and in host memory."""
         found: dict[str, Entry] = {}
-        for tier in tiers:
+        for tier in self._near(device):
             missing = [key for key in keys if key not in found]
-            if missing:
-                found |= tier.get_many(missing)
-        return {key: entry for key, entry in found.items() if not entry.expired(now)}
+            found |= tier.get_many(missing) if missing else {}
+        return found
 
     def come(self, keys: Iterable[str]) -> dict[str, Entry]:
-        """Entries that came into memory since they were missed there."""
+        """Entries that came into host memory since they were missed there."""
         memory = self.memory
-        if memory is None:
-            return {}
-        return self.get([memory], [key for key in keys if key in memory])
+        return {} if memory is None else memory.get_many([key for key in keys if key in memory])
 
-    def from_disk(self, keys: Sequence[str], device: torch.device | None) -> dict[str, Entry]:
+    def from_disk(
+        self, keys: Sequence[str], device: torch.device | None = None
+    ) -> dict[str, Entry]:
         """Entries on disk; they are kept in the faster tiers, too."""
-        disk, epoch = self.disk, self.epoch
+        disk, epoch = self.disk, self._shared.epoch
         if disk is None or not keys:
             return {}
-        found = self.get([disk], keys)
-        near = self.near(device)
+        found, near = disk.get_many(keys), self._near(device)
         for key, entry in found.items():
             self._put(near, key, entry, epoch)
         more = [key for key, entry in found.items() if entry.more_labels and near]
 
         def look(do: bool) -> None:
-            if do:
-                disk.write_uses()
-            for key, labels in disk.labels(more).items() if do and more else ():
+            for key, labels in disk.labels(more).items() if do else ():
                 for tier in near:
                     tier.add_labels(key, labels)
 
         if more or disk.many_uses:
-            self.writer.submit(look, 0)
+            self._writer.submit(look, 0)
         return found
 
-    def add_labels(self, key: str, labels: Sequence[str]) -> None:
-        """Give an entry more labels, wherever it is; on disk by the writer."""
+    def relabel(self, key: str, entry: Entry, labels: Collection[str]) -> None:
+        """Note further ids of an entry that was found, so that `invalidate` knows them."""
+        missing = [one for one in self.digests(labels) if one not in entry.labels]
+        missing = missing[: max(0, MOST_LABELS - len(entry.labels))]
         disk = self.disk
-        for tier in self:
+        if not missing:
+            return
+        for tier in self._tiers():
             if tier is not disk:
-                tier.add_labels(key, labels)
+                tier.add_labels(key, missing)
         if disk is not None:
-            self.writer.submit(lambda do: disk.add_labels(key, labels) if do else None, 0)
+            self._writer.submit(lambda do: disk.add_labels(key, missing) if do else None, 0)
 
     def keep(
         self,
@@ -385,7 +340,6 @@ class Tiers:
         epoch: int,
         *,
         device: torch.device | None = None,
-        ready: Callable[[], None] | None = None,
         done: Callable[[], None] | None = None,
         wait: bool = False,
     ) -> None:
@@ -393,15 +347,14 @@ class Tiers:
 
         Args:
             key: of the entry.
-            entry: compact, on any device.
+            entry: compact, computed, on any device.
             epoch: in which its encoding began.
             device: of the model, if its windows may stay there.
-            ready: waits until the entry's tensors are computed.
             done: called when the entry is where it will be, or when it will not be.
             wait: whether to wait while too much is waiting to be written, rather than not write.
         """
         on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
-        near = self.near(device)
+        near = self._near(device)
         far: list[Tier] = [] if self.disk is None else [self.disk]
         if not on_host and self.memory is not None:
             near.remove(self.memory)
@@ -410,71 +363,42 @@ class Tiers:
 
         def write(do: bool) -> None:
             try:
-                if do and self.epoch == epoch:
-                    if ready is not None:
-                        ready()
+                if do and self._shared.epoch == epoch:
                     self._put(far, key, replace(entry, window=to_host(entry.window)), epoch)
             finally:
                 if done is not None:
                     done()
 
         if far:
-            self.writer.submit(write, entry.nbytes, wait=wait)
+            self._writer.submit(write, entry.nbytes, wait=wait)
         elif done is not None:
             done()
 
     def _put(self, tiers: Sequence[Tier], key: str, entry: Entry, epoch: int) -> None:
         """Store an entry in some tiers, unless something was forgotten since the epoch."""
-        if self.epoch == epoch:
+        if self._shared.epoch == epoch:
             for tier in tiers:
                 tier.put(key, entry)
-        if self.epoch != epoch:  # what was invalidated meanwhile must not come back
+        if self._shared.epoch != epoch:  # what was invalidated meanwhile must not come back
             for tier in tiers:
                 tier.remove([key])
 
-    def forget(self, named: Collection[str]) -> int:
-        """Forget entries that are named by their keys or by a label; returns how many."""
-        keys: set[str] = set()
-
-        def find(tier: Tier) -> None:
-            keys.update(one for one in named if is_key(one) and one in tier)
-            keys.update(tier.keys_with(named))
-
-        self.drop(lambda tier: tier.remove(keys), find)
-        return len(keys)
-
-    def drop(
-        self, drop: Callable[[Tier], object], find: Callable[[Tier], object] | None = None
-    ) -> None:
-        """Drop entries from every tier, for good, after all tiers were asked which.
-
-        Twice: a read that begins in the midst of the first round may find an entry that is still
-        on disk, and put it into a fast tier that is through already. The second round's epoch
-        stops such a read, and the round takes out what it has put there before.
-        """
-        calls = [drop] if find is None else [find, drop]
-        for _ in range(2):
-            with self._lock:
-                self.epoch += 1
-            for call in calls:
-                for tier in self:
-                    call(tier)
-
     def count(self, **amounts: float) -> None:
         """Add to the counters; see `CacheStats`."""
-        with self._lock:
+        with self._shared.lock:
+            counts = self._shared.counts
             for name, amount in amounts.items():
-                self._counts[name] = self._counts.get(name, 0) + amount
+                counts[name] = counts.get(name, 0) + amount
 
-    def stats(self) -> CacheStats:
-        """Counters, and what each tier holds."""
-        named: dict[str, Tier | None] = {
-            "device" if len(self._devices) == 1 else f"device {device}": tier
-            for device, tier in list(self._devices.items())
-        }
-        named |= {"memory": self.memory, "disk": self.disk}
-        tiers = {name: tier.stats() for name, tier in named.items() if tier is not None}
-        return CacheStats(**self._counts, tiers=tiers)
+
+class _Shared:
+    """What copies of a cache for other tenants have in common and change."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.epoch = 0
+        self.counts: dict[str, Any] = {}
+        self.devices: dict[torch.device, MemoryTier] = {}
 
 
 class Flights:
@@ -541,7 +465,6 @@ class Writer:
         self._closed = False
         self.after_fork()
         in_children(self)
-        _writers.add(self)
 
     def after_fork(self) -> None:
         """A child has no such thread, and what waits is the parent's to write."""
@@ -563,9 +486,7 @@ class Writer:
                 self._jobs.append((job, nbytes))
                 self._waiting_bytes += nbytes
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="rag-windows-cache", daemon=True
-                    )
+                    self._thread = Worker(self._run, "rag-windows-cache", lambda: None)
                     self._thread.start()
         if not taken:
             job(False)
@@ -601,12 +522,3 @@ class Writer:
             with self._change:
                 self._waiting_bytes -= nbytes
                 self._change.notify_all()
-
-
-_writers: WeakSet[Writer] = WeakSet()
-
-
-@atexit.register
-def _write_all() -> None:
-    for writer in list(_writers):
-        writer.flush(_EXIT_S)

@@ -163,15 +163,15 @@ class CacheShelf:
         )
 
     def put(self, number: int, version: int) -> bool:
-        tiers = self._cache.tiers
-        tiers.keep(KEYS[number], ENTRIES[number, version], tiers.epoch, wait=True)
+        cache = self._cache
+        cache.keep(KEYS[number], ENTRIES[number, version], cache.epoch, wait=True)
         return True
 
     def get(self, numbers: Iterable[int]) -> dict[int, Entry]:
         keys = [KEYS[number] for number in numbers]
-        tiers = self._cache.tiers
-        found = tiers.get(tiers.near(None), keys)
-        found |= tiers.from_disk([key for key in keys if key not in found], None)
+        cache = self._cache
+        found = cache.quick(keys)
+        found |= cache.from_disk([key for key in keys if key not in found])
         return {KEYS.index(key): entry for key, entry in found.items()}
 
     def remove(self, number: int) -> None:

@@ -79,7 +79,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "zeros": lambda folder: with_all(folder, lambda data: b"\0" * len(data)),
     "another format": lambda folder: altered(folder, "PRAGMA user_version = 7"),
     "no table": lambda folder: altered(folder, "DROP TABLE labels"),
-    "no sum": lambda folder: altered(folder, "DELETE FROM held"),
     "no numbers": lambda folder: altered(folder, "UPDATE entries SET nbytes = 'many'"),
     "foreign keys": lambda folder: altered(folder, "UPDATE entries SET key = '../' || key"),
     "a pipe": lambda folder: piped(database(folder)),

@@ -83,7 +83,6 @@ def maintain(folder: Path) -> tuple[DiskTier, bool]:
     user.add_labels(key_of(OLD), ["another"])
     user.labels([key_of(OLD)])
     lock = user.try_lock(key_of(OLD))
-    user.locked(key_of(OLD))
     if lock is not None:
         lock.release()
     user.verify()

@@ -127,7 +127,7 @@ def test_a_stopped_holder_of_the_lock_delays_nobody_for_long(
     os.close(ready)
     os.close(told)
     user = tier(tmp_path)
-    assert 2 * catalog.WAIT_S < LONGEST_WAIT_S, "what it is unless told otherwise"
+    assert catalog.WAIT_S < LONGEST_WAIT_S, "what it is unless told otherwise"
     monkeypatch.setattr(catalog, "WAIT_S", 0.3)
     assert user.keys_with(["passage-1"]) == [key_of(1)], "as the files say"
     start = time.monotonic()
@@ -154,18 +154,14 @@ def test_dead_owners_locks_are_free(tmp_path: Path) -> None:
     os.close(ready)
     os.close(told)
     user = tier(tmp_path)
-    assert user.locked(key_of(1))
     assert user.try_lock(key_of(1)) is None
-    assert not user.locked(key_of(2))
     os.kill(child, signal.SIGKILL)
     end_of(child)
-    assert not user.locked(key_of(1))
     lock = user.try_lock(key_of(1))
     assert lock is not None
     assert user.try_lock(key_of(1)) is None, "threads of one process exclude each other, too"
     lock.release()
     lock.release()
-    assert not user.locked(key_of(1))
     assert not list((tmp_path / "locks").glob(key_of(1)))
 
 

@@ -128,7 +128,7 @@ def test_what_is_read_from_disk_while_it_is_forgotten_does_not_stay(
 
         def late(*arguments: Any) -> Any:
             # Memory is through already, the disk is not.
-            read.append(len(cache.tiers.from_disk(keys, None)))
+            read.append(len(cache.from_disk(keys)))
             return original(*arguments)
 
         monkeypatch.setattr(cache.disk, name, late)
