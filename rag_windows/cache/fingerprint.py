@@ -7,25 +7,21 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import types
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import torch
 import transformers
+import xxhash
 from torch.nn.modules import module as torch_module
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
 from rag_windows.attention.twin import Twin
 from rag_windows.cache.keys import fields
-from rag_windows.cache.weights import (
-    STRETCH,
-    digests,
-    plain_tensors,
-    samples,
-    stretches,
-    version_of,
-)
 from rag_windows.loading import input_device
 from rag_windows.threads import Lock
 
@@ -151,172 +147,15 @@ def tokenizer_fingerprint(tokenizer: Any) -> bytes:
 PROBE_BYTES = 2 << 20
 """Weights that one check reads again; see `ModelIdentity`."""
 
-_HARMLESS_HOOKS = "transformers.utils.output_capturing"
-"""transformers installs these on first use; they only take notes."""
+_HARMLESS_HOOKS = "transformers.utils.output_capturing"  # installed on first use; takes notes
+_STRETCH = 256 << 10  # bytes that are summed together
+_SAMPLES = 16  # bytes of a tensor that every check reads
+_CHUNK = 64 << 20
+_DEEPEST_FUNCTION, _DEEPEST_PART = 4, 3
+_HASHERS = 8
 
-_DEEPEST = 4
-"""Functions around functions that are read."""
-
-
-class _Look:
-    """A model's modules, and what of them one check looks at; made anew when they change."""
-
-    def __init__(self, twin: Twin) -> None:
-        self.version = twin.version
-        modules = list(twin.model.named_modules())
-        places = [
-            (f"{name}.{kind}", getattr(module, kind))
-            for name, module in modules
-            for kind in ("_parameters", "_buffers")
-        ]
-        self._places = places
-        self._homes = [home for _, home in places]
-        self._hooks = [
-            hooks
-            for _, module in modules
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
-        self._loose = [(name, module) for name, module in modules if _has_tensors(module)]
-        self.offloaded = _offloaded(modules)
-        self._switches = [
-            value
-            for _, module in modules
-            if not isinstance(module, PreTrainedModel)
-            for key, value in module.__dict__.items()
-            if isinstance(value, dict | list) and value and counts(key) and is_plain(value)
-        ]
-        self._set: list[Any] = []
-        self._written = b""
-        self.readable = not any(_is_unreadable(module) for _, module in modules)
-        kinds = {base for _, module in modules for base in type(module).__mro__}
-        code = sorted(itertools.chain.from_iterable(map(_code, kinds)))
-        self.structure = hashlib.sha256(
-            fields(
-                canonical(twin.model.config.to_dict()),
-                canonical(code),
-                canonical([_functions(module) for _, module in modules]),
-                *(describe(name, module) for name, module in modules),
-            )
-        ).digest()
-
-    def switches(self) -> bytes:
-        """Plain dictionaries and lists of modules, such as adapters' scales, as they are now."""
-        if self._set != self._switches or not self._written:
-            self._set = copy.deepcopy(self._switches)
-            self._written = hashlib.sha256(canonical(self._set)).digest()
-        return self._written
-
-    def held(self) -> list[Any]:
-        """Parameters and buffers as they stand, None among them."""
-        return list(itertools.chain.from_iterable(map(dict.values, self._homes)))
-
-    def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """The ordinary tensors that the model computes with, by name."""
-        found: list[tuple[str, torch.Tensor]] = []
-        for home, values in self._places:
-            for own, value in values.items():
-                name = f"{home}.{own}"
-                if value is not None and name not in self.offloaded:
-                    found += plain_tensors(name, value)
-        for name, module in self._loose:
-            found += plain_tensors(name, _Loose(module))
-        return found
-
-    @property
-    def hooked(self) -> bool:
-        """Whether hooks that may change what is computed are installed."""
-        everywhere = (
-            torch_module._global_forward_hooks,
-            torch_module._global_forward_pre_hooks,
-        )
-        return any(
-            getattr(hook, "__module__", None) != _HARMLESS_HOOKS
-            for hooks in (*everywhere, *self._hooks)
-            if hooks
-            for hook in hooks.values()
-        )
-
-
-class _Read:
-    """What a model's weights held when they were read."""
-
-    def __init__(self, look: _Look, before: _Read | None, *, trusted: bool) -> None:
-        self.version = look.version
-        held = look.held()
-        named = look.tensors()
-        self.tensors = [tensor for _, tensor in named]
-        self.held = [id(value) for value in held]
-        # Parts of quantized weights and loose tensors can be replaced under the same parameter.
-        self._made_of_parts = {id(t) for t in held if t is not None} != {
-            id(t) for t in self.tensors
-        }
-        self.states = self._states(self.tensors)
-        tied: dict[tuple[Any, ...], int] = {}
-        unique: list[torch.Tensor] = []
-        places: list[int] = []
-        for tensor in self.tensors:
-            layout = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-            key = layout if tensor.data_ptr() else (id(tensor),)
-            if key not in tied:
-                tied[key] = len(unique)
-                unique.append(tensor)
-            places.append(tied[key])
-        known = digests(unique, trusted=trusted)
-        described = [
-            fields(name.encode(), tensor.device.type.encode(), known[place].sha256)
-            for (name, tensor), place in zip(named, places, strict=True)
-        ]
-        for name, (kept, own) in look.offloaded.items():
-            described.append(fields(name.encode(), digests([kept[own]])[0].sha256))
-        self.contents = hashlib.sha256(fields(*described)).digest()
-        self._sums = [total for digest in known for total in digest.sums]
-        self._stretches = [read for tensor in unique for read in stretches(tensor)]
-        self._lengths = [
-            min(STRETCH, tensor.nbytes - start)
-            for tensor in unique
-            for start in range(0, tensor.nbytes, STRETCH)
-        ]
-        self._turn: int = 0 if before is None else before._turn % max(1, len(self._sums))
-        self._samples = samples(unique)
-        self._sampled = b"".join(read() for read in self._samples)
-
-    @staticmethod
-    def _states(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-        try:
-            return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
-        except RuntimeError:  # tensors of inference mode count no changes
-            return [(version_of(tensor), tensor.data_ptr()) for tensor in tensors]
-
-    def counted(self, look: _Look) -> bool:
-        """Whether all tensors are the same by PyTorch's own count."""
-        if self.version != look.version or self.held != [id(value) for value in look.held()]:
-            return False
-        tensors = self.tensors
-        if self._made_of_parts:
-            now = [tensor for _, tensor in look.tensors()]
-            if [id(tensor) for tensor in now] != [id(tensor) for tensor in tensors]:
-                return False
-        return self._states(tensors) == self.states
-
-    @torch.no_grad()
-    def holds(self, most: int) -> bool:
-        """Whether what is looked at of the contents is what it was.
-
-        Args:
-            most: bytes to sum.
-        """
-        if b"".join([read() for read in self._samples]) != self._sampled:
-            return False
-        count, summed = len(self._sums), 0
-        for _ in range(count):
-            place = self._turn
-            if self._stretches[place]() != self._sums[place]:
-                return False
-            self._turn = (place + 1) % count
-            summed += self._lengths[place]
-            if summed >= most:
-                break
-        return True
+State = tuple[int, int]
+"""Of a tensor: PyTorch's count of in-place changes, and where its memory is."""
 
 
 class ModelIdentity:
@@ -353,13 +192,11 @@ class ModelIdentity:
         revision: str | None = None,
         probe_bytes: int = PROBE_BYTES,
     ) -> None:
-        self._model = model
-        self._twin = twin
-        self._revision = revision
+        self._model, self._twin, self._revision = model, twin, revision
         self._probe_bytes = probe_bytes
         self._lock = Lock()
         self._look = _Look(twin)
-        self._read: _Read | None = None
+        self._weights: _Weights | None = None
 
     def fingerprint(self) -> bytes | None:
         """32 bytes that only an equal model has; None if nothing can be said about this one.
@@ -374,40 +211,254 @@ class ModelIdentity:
         self._twin.follow()
         with self._lock:
             if self._look.version != self._twin.version:
-                self._look = _Look(self._twin)
-            look, read = self._look, self._read
+                self._look, self._weights = _Look(self._twin), None
+            look, weights = self._look, self._weights
             if not look.readable or look.hooked:
                 return None
-            if read is None:
-                read = _Read(look, None, trusted=False)
-            elif not read.counted(look):
-                read = _Read(look, read, trusted=True)
-            elif not read.holds(self._probe_bytes):
-                read = _Read(look, read, trusted=False)
-            self._read = read
-        device = input_device(self._twin.model)
+            if weights is not None and weights.counted(look):
+                if not weights.holds(self._probe_bytes):
+                    weights.forget()
+                    weights = None
+            else:
+                weights = None
+            weights = self._weights = weights or _Weights(look)
         commit = getattr(self._model.config, "_commit_hash", None)
-        return hashlib.sha256(
-            fields(
-                look.structure,
-                read.contents,
-                look.switches(),
-                canonical([self._revision, commit, _arithmetic(device)]),
-            )
-        ).digest()
+        arithmetic = _arithmetic(input_device(self._twin.model))
+        said = canonical([self._revision, commit, arithmetic])
+        return _sha256(look.structure, weights.contents, look.switches(), said)
 
 
-class _Loose:
-    """The tensors that a module keeps as plain attributes."""
+class _Look:
+    """A model's modules, and what of them one check looks at; made anew when they change."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.__dict__.update(
-            {key: v for key, v in module.__dict__.items() if isinstance(v, torch.Tensor)}
+    def __init__(self, twin: Twin) -> None:
+        self.version = twin.version
+        modules = list(twin.model.named_modules())
+        every = [module for _, module in modules]
+        self._places = [
+            (f"{name}.{kind}", getattr(module, kind))
+            for name, module in modules
+            for kind in ("_parameters", "_buffers")
+        ]
+        self._hooks = [
+            torch_module._global_forward_hooks,
+            torch_module._global_forward_pre_hooks,
+            *(module._forward_hooks for module in every),
+            *(module._forward_pre_hooks for module in every),
+        ]
+        self._modules = [
+            (name, module)
+            for name, module in modules
+            if any(isinstance(value, torch.Tensor) for value in module.__dict__.values())
+        ]
+        self.offloaded = _offloaded(modules)
+        self._switches = [
+            value
+            for module in every
+            if not isinstance(module, PreTrainedModel)
+            for key, value in module.__dict__.items()
+            if isinstance(value, dict | list) and value and counts(key) and is_plain(value)
+        ]
+        self._set: list[Any] | None = None
+        self._written = b""
+        self.readable = not any(map(_is_unreadable, every))
+        kinds = {base for module in every for base in type(module).__mro__}
+        self.structure = _sha256(
+            canonical(twin.model.config.to_dict()),
+            canonical(sorted(itertools.chain.from_iterable(map(_code, kinds)))),
+            canonical([_functions(module) for module in every]),
+            *(describe(name, module) for name, module in modules),
+        )
+
+    def switches(self) -> bytes:
+        """Plain dictionaries and lists of modules, such as adapters' scales, as they are now."""
+        if self._set != self._switches:
+            self._set = copy.deepcopy(self._switches)
+            self._written = hashlib.sha256(canonical(self._set)).digest()
+        return self._written
+
+    def held(self) -> list[Any]:
+        """Parameters and buffers as they stand, None among them."""
+        return [value for _, values in self._places for value in values.values()]
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The ordinary tensors that the model computes with, by name."""
+        found: list[tuple[str, torch.Tensor]] = []
+        for home, values in self._places:
+            for own, value in values.items():
+                name = f"{home}.{own}"
+                if value is not None and name not in self.offloaded:
+                    found += plain_tensors(name, value)
+        for name, module in self._modules:  # those that it keeps as plain attributes
+            for own, value in sorted(module.__dict__.items()):
+                if isinstance(value, torch.Tensor):
+                    found += plain_tensors(f"{name}.{own}", value, 1)
+        return found
+
+    @property
+    def hooked(self) -> bool:
+        """Whether hooks that may change what is computed are installed."""
+        return any(
+            getattr(hook, "__module__", None) != _HARMLESS_HOOKS
+            for hooks in self._hooks
+            if hooks
+            for hook in hooks.values()
         )
 
 
-def _has_tensors(module: torch.nn.Module) -> bool:
-    return any(isinstance(value, torch.Tensor) for value in module.__dict__.values())
+class _Weights:
+    """What a model's weights held when they were read."""
+
+    def __init__(self, look: _Look) -> None:
+        held, named = look.held(), look.tensors()
+        self._held = [id(value) for value in held]
+        self._tensors = [tensor for _, tensor in named]
+        # Parts of quantized weights and loose tensors can be replaced under the same parameter.
+        self._parts = {id(one) for one in held if one is not None} != {*map(id, self._tensors)}
+        self._states = [*map(_state_of, self._tensors)]
+        unique = list({id(tensor): tensor for tensor in self._tensors}.values())
+        with ThreadPoolExecutor(min(_HASHERS, os.cpu_count() or 1), "rag-windows-hash") as pool:
+            known = dict(zip(map(id, unique), pool.map(_digest_of_tensor, unique), strict=True))
+        described = [
+            fields(name.encode(), tensor.device.type.encode(), known[id(tensor)].sha256)
+            for name, tensor in named
+        ]
+        for name, (kept, own) in look.offloaded.items():
+            described.append(fields(name.encode(), _digest_of_tensor(kept[own]).sha256))
+        self.contents = _sha256(*described)
+        self._stretches = [
+            (tensor, start, total)
+            for tensor in unique
+            for start, total in zip(
+                range(0, tensor.nbytes, _STRETCH), known[id(tensor)].sums, strict=True
+            )
+        ]
+        self._turn = 0
+        self._samples = _samples(unique)
+        self._sampled = _together(self._samples)
+
+    def counted(self, look: _Look) -> bool:
+        """Whether all tensors are the same by PyTorch's own count."""
+        if self._held != [id(value) for value in look.held()]:
+            return False
+        if self._parts and [*map(id, self._tensors)] != [id(one) for _, one in look.tensors()]:
+            return False
+        return self._states == [*map(_state_of, self._tensors)]
+
+    @torch.no_grad()
+    def holds(self, most: int) -> bool:
+        """Whether what is looked at of the contents is what it was; sums so many bytes."""
+        if _together(self._samples) != self._sampled:
+            return False
+        summed = 0
+        for _ in self._stretches:
+            tensor, start, total = self._stretches[self._turn]
+            if _sum(tensor, start) != total:
+                return False
+            self._turn = (self._turn + 1) % len(self._stretches)
+            summed += min(_STRETCH, tensor.nbytes - start)
+            if summed >= most:
+                break
+        return True
+
+    def forget(self) -> None:
+        """Have all of them read anew: something changed that nobody counted."""
+        with _lock:
+            for tensor in self._tensors:
+                _digests.pop(tensor, None)
+
+
+class _Digest(NamedTuple):
+    """What one tensor held when it was read whole, and its state then."""
+
+    state: State
+    sample: bytes
+    sums: tuple[int, ...]
+    sha256: bytes
+
+
+_lock = Lock()
+_digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+@torch.no_grad()
+def _digest_of_tensor(tensor: torch.Tensor) -> _Digest:
+    """Read a tensor whole, unless it was read before and is unchanged as far as one can see."""
+    state, sample = _state_of(tensor), _together(_samples([tensor]))
+    with _lock:
+        known: _Digest | None = _digests.get(tensor)
+    if known is not None and (known.state, known.sample) == (state, sample):
+        return known
+    sums = tuple(_sum(tensor, start) for start in range(0, tensor.nbytes, _STRETCH))
+    # Of the dtype, the shape, and the bytes in row-major order.
+    digest = hashlib.sha256(fields(str(tensor.dtype).encode(), str(tuple(tensor.shape)).encode()))
+    numbers = flat(tensor)
+    for start in range(0, numbers.numel(), _CHUNK):
+        digest.update(numbers[start : start + _CHUNK].cpu().numpy().data)
+    made = _Digest(state, sample, sums, digest.digest())
+    with _lock:
+        _digests[tensor] = made
+    return made
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes in row-major order, uint8 (bytes,); no copy if it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _sum(tensor: torch.Tensor, start: int) -> int:
+    """Of a stretch of a tensor's bytes; their order counts."""
+    stretch = flat(tensor)[start : start + _STRETCH]
+    return xxhash.xxh3_64_intdigest(stretch.cpu().numpy().data)
+
+
+def _samples(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Views of a few bytes, spread evenly, of each tensor that stands in one piece; by device."""
+    found: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_contiguous() and tensor.device.type != "meta":
+            numbers = flat(tensor)
+            # An odd step meets all bytes of a number in turn.
+            some = numbers[:: max(1, numbers.numel() // _SAMPLES) | 1]
+            found.setdefault(tensor.device, []).append(some)
+    return list(found.values())
+
+
+def _together(samples: Sequence[Sequence[torch.Tensor]]) -> bytes:
+    return b"".join(torch.cat(list(some)).cpu().numpy().tobytes() for some in samples)
+
+
+def _state_of(tensor: torch.Tensor) -> State:
+    try:
+        return tensor._version, tensor.data_ptr()
+    except RuntimeError:  # tensors of inference mode count no changes
+        return -1, tensor.data_ptr()
+
+
+def plain_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """The ordinary tensors that a value is made of.
+
+    Quantized weights are tensor subclasses with parts (`__tensor_flatten__`), or carry their
+    scales in attributes (bitsandbytes' ``quant_state``); both count.
+    """
+    if isinstance(value, torch.Tensor):
+        flatten = getattr(value, "__tensor_flatten__", None)
+        inner = () if flatten is None else flatten()[0]
+        for part in inner:
+            yield from plain_tensors(f"{name}.{part}", getattr(value, part), depth + 1)
+        if not inner:
+            yield name, value
+    attributes = getattr(value, "__dict__", None)
+    if depth >= _DEEPEST_PART or not isinstance(attributes, dict):
+        return
+    for key in sorted(attributes, key=str):
+        part = attributes[key]
+        if isinstance(part, torch.Tensor) or (key == "quant_state" and part is not None):
+            yield from plain_tensors(f"{name}.{key}", part, depth + 1)
+
+
+def _sha256(*parts: bytes) -> bytes:
+    return hashlib.sha256(fields(*parts)).digest()
 
 
 def _is_unreadable(module: torch.nn.Module) -> bool:
@@ -466,7 +517,7 @@ def _instructions(function: types.FunctionType, depth: int = 0) -> str:
             value = cell.cell_contents
         except ValueError:  # not filled yet
             continue
-        if isinstance(value, types.FunctionType) and depth < _DEEPEST:
+        if isinstance(value, types.FunctionType) and depth < _DEEPEST_FUNCTION:
             parts.append(_instructions(value, depth + 1))
         else:
             parts.append(_written(value) if is_plain(value) else type(value).__qualname__)

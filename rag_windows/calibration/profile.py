@@ -26,9 +26,8 @@ from pydantic_core import from_json
 from transformers import PreTrainedModel
 from typing_extensions import TypedDict
 
-from rag_windows.cache.fingerprint import canonical
+from rag_windows.cache.fingerprint import canonical, flat, plain_tensors
 from rag_windows.cache.keys import fields
-from rag_windows.cache.weights import flat, plain_tensors
 from rag_windows.errors import MethodError, MissingExtraError, ProfileError, missing
 from rag_windows.methods import Method, describe, from_description
 from rag_windows.methods.registry import numbers_of

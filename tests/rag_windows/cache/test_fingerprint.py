@@ -12,8 +12,12 @@ from transformers import PreTrainedModel
 
 from rag_windows.attention.hook import register
 from rag_windows.attention.twin import Twin
-from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity, tokenizer_fingerprint
-from rag_windows.cache.weights import plain_tensors
+from rag_windows.cache.fingerprint import (
+    ModelIdentity,
+    TokenizerIdentity,
+    plain_tensors,
+    tokenizer_fingerprint,
+)
 from tests.rag_windows import small
 
 
