@@ -323,12 +323,15 @@ class DiskTier(Tier):
     def clear(self) -> None:
         """Drop all entries, those being written and the files put aside."""
         with self._trouble():
-            self._unlink_all()  # whatever becomes of the catalog
-            with self._changing() as rows:
-                rows.execute("DELETE FROM entries")
+            try:
+                with self._changing() as rows:
+                    rows.execute("DELETE FROM entries")
+                    self._unlink_all()
+                    with self._lock:
+                        self._policy.clear()
+            except OSError:
                 self._unlink_all()
-                with self._lock:
-                    self._policy.clear()
+                raise
 
     def _drop(self, keys: Sequence[str]) -> int:
         """Drop entries; without the catalog if it is not to be had: what shall go must go."""
