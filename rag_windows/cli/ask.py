@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.bar import Bar
@@ -18,6 +19,7 @@ from rag_windows.cli import options
 from rag_windows.cli.corpus import Corpus, SearchOptions, open_corpus
 from rag_windows.cli.errors import tell
 from rag_windows.cli.models import ModelOptions, loaded_model
+from rag_windows.cli.options import option
 from rag_windows.cli.render import console, plain_table, progress, show, write_json
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.passage import Passage
@@ -41,10 +43,16 @@ class AnswerOptions:
 
     system: options.System = None
     max_new_tokens: options.MaxNewTokens = 128
-    temperature: options.Temperature = None
-    seed: options.Seed = None
+    temperature: Annotated[
+        float | None,
+        option("T", "Of sampling; 0 takes the likeliest. Default: the model's own.", min=0.0),
+    ] = None
+    seed: Annotated[int | None, option("N", "Makes sampling repeatable.")] = None
     link_tokens: options.LinkTokens = None
-    fallback: options.Fallback = None
+    fallback: Annotated[
+        Literal["sequential"] | None,
+        option(None, "Read passages one after the other where windows are likely to lose."),
+    ] = None
     json: options.Json = False
 
 
@@ -115,53 +123,38 @@ class _Replies:
             **sampling_options(told.temperature),
         }
         method = linked(self.lm.method, told.link_tokens).name
-        if told.json:
-            with progress("Encoding the passages") as on_encoded:
-                generation = self.lm.generate(query, passages, on_encoded=on_encoded, **settings)
-            write_json(_answer_object(generation, passages, method, self.name))
-        else:
-            generation = self._stream(query, passages, settings, heard)
-            console().print("\n")
-            _show_passages(generation, passages)
-        for note in (*notes, *_notes(generation, passages, told.max_new_tokens)):
-            if told.json:
-                tell(f"Note: {note}")
-            else:
-                show(f"Note: {note}", "yellow")
-        if not told.json:
-            usage, timings = generation.usage, generation.timings
-            show(
-                f"{self.name}, {method}: passages encoded in {timings.encode_s:.2f} s, first token "
-                f"after {timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; "
-                f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
-                f"{usage.completion_tokens} generated.",
-                "dim",
-            )
-        return generation
-
-    def _stream(
-        self,
-        query: Query,
-        passages: Sequence[Passage],
-        settings: Mapping[str, Any],
-        heard: Callable[[str], object],
-    ) -> Generation:
-        generation = None
-        with ExitStack() as stack:
-            waiting = stack.enter_context(ExitStack())
-            doing = "Encoding the passages" if passages else "Answering"
-            on_encoded = waiting.enter_context(progress(doing))
+        with progress("Encoding the passages" if passages else "Answering") as on_encoded:
             stream = self.lm.stream(query, passages, on_encoded=on_encoded, **settings)
-            # A stream that is closed stops its work, also on Ctrl-C.
-            for chunk in stack.enter_context(closing(stream)):  # type: ignore[type-var] # has close()
-                if chunk.text or chunk.generation:
-                    waiting.close()
-                sys.stdout.write(visible(chunk.text))
-                sys.stdout.flush()
-                heard(chunk.text)
-                generation = chunk.generation or generation
+            begun = next(stream)
+        generation = begun.generation
+        # A stream that is closed stops its work, also on Ctrl-C.
+        with closing(stream):  # type: ignore[type-var]  # has close()
+            for chunk in chain([begun], stream):
+                if not told.json:
+                    sys.stdout.write(visible(chunk.text))
+                    sys.stdout.flush()
+                    heard(chunk.text)
+                generation = chunk.generation
         if generation is None:
             raise GenerationError("The stream ended without a result; please report this.")
+        notes = [*notes, *_notes(generation, passages, told.max_new_tokens)]
+        if told.json:
+            write_json(_answer_object(generation, passages, method, self.name))
+            for note in notes:
+                tell(f"Note: {note}")
+            return generation
+        console().print("\n")
+        _show_passages(generation, passages)
+        for note in notes:
+            show(f"Note: {note}", "yellow")
+        usage, timings = generation.usage, generation.timings
+        show(
+            f"{self.name}, {method}: passages encoded in {timings.encode_s:.2f} s, first token "
+            f"after {timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; "
+            f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
+            f"{usage.completion_tokens} generated.",
+            "dim",
+        )
         return generation
 
 

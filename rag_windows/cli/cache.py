@@ -91,10 +91,10 @@ def invalidate(
     ids: Annotated[list[str], typer.Argument(help="Ids of passages or documents.")],
     every_tenant: Annotated[
         bool,
-        typer.Option(
+        options.flag(
             "--every-tenant",
-            help="Take digests of ids or names of entries' files, of any tenant; without this, "
-            "ids of windows that were stored without a salt.",
+            "Take digests of ids or names of entries' files, of any tenant; without this, ids of "
+            "windows that were stored without a salt.",
         ),
     ] = False,
     cache_dir: options.CacheDir = None,
@@ -110,8 +110,7 @@ def invalidate(
 def prune(
     cache_dir: options.CacheDir = None,
     disk: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help='Drop what is worth least until all fits in "10GiB".'),
+        str | None, options.option("SIZE", 'Drop what is worth least until all fits in "10GiB".')
     ] = None,
     json: options.Json = False,
 ) -> None:

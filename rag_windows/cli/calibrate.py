@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.table import Column
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from rag_windows.cli import options
 from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.errors import tell
 from rag_windows.cli.models import ModelOptions, loaded_model
+from rag_windows.cli.options import count, option
 from rag_windows.cli.render import Counted, console, plain_table, progress, show, write_json
 from rag_windows.errors import InputError, MissingExtraError, missing
 from rag_windows.prompt.conversation import Dialogue
@@ -36,35 +36,26 @@ def calibrate(
     *,
     examples: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help='JSONL with "query", and perhaps "passages", "answer" and "kind". Without '
-            "passages they are retrieved from --docs. Default: the sample corpus's questions.",
+        option(
+            "FILE",
+            'JSONL with "query", and perhaps "passages", "answer" and "kind". Without passages '
+            "they are retrieved from --docs. Default: the sample corpus's questions.",
         ),
     ] = None,
     search: SearchOptions,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose numbers to choose; see rag-windows methods.")
+        str, option("NAME", "Whose numbers to choose; see rag-windows methods.")
     ] = "ape",
-    out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the profile here, for --profile.")
-    ] = None,
-    plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw all settings into this PNG.")
-    ] = None,
+    out: Annotated[str | None, option("FILE", "Write the profile here, for --profile.")] = None,
+    plot: Annotated[str | None, option("FILE", "Draw all settings into this PNG.")] = None,
     by: Annotated[
         Literal["auto", "labels", "agreement"],
-        typer.Option(
-            help="What decides: right answers, or agreement with sequential reading; auto takes "
-            "answers where every example has one."
-        ),
+        option(None, "What decides; auto: right answers where every example has one."),
     ] = "auto",
-    limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Take the first N examples at most.")
-    ] = 64,
+    limit: Annotated[int, count("Take the first N examples at most.")] = 64,
     max_new_tokens: options.MaxNewTokens = 32,
     system: options.System = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of folds and intervals.")] = 0,
+    seed: Annotated[int, option("N", "Of folds and intervals.", min=0)] = 0,
     model: ModelOptions,
     json: options.Json = False,
 ) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rag_windows.cli import options
 from rag_windows.cli.models import ModelOptions, loaded_model
+from rag_windows.cli.options import count, option
 from rag_windows.cli.render import console, plain_table, progress, show, write_json
 from rag_windows.errors import InputError
 from rag_windows.prompt.visible_text import encodable, one_line
@@ -26,27 +27,16 @@ if TYPE_CHECKING:
 class LearnerOptions:
     """How demonstrations are read; each field is the option and the argument of its name."""
 
-    template: Annotated[
-        str | None, typer.Option(metavar="FORM", help='Default: "{text}: {label}".')
-    ] = None
+    template: Annotated[str | None, option("FORM", 'Default: "{text}: {label}".')] = None
     normalize: Annotated[
-        Literal["sum", "mean"], typer.Option(help="How a label's tokens are counted together.")
+        Literal["sum", "mean"], option(None, "How a label's tokens are counted together.")
     ] = "sum"
     calibrate_with: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="A text that says nothing, such as N/A: its probabilities divide the others.",
-        ),
+        option("TEXT", "A text that says nothing, as N/A: its probabilities divide the others."),
     ] = None
-    windows: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Default: as few as hold the demonstrations."),
-    ] = None
-    window_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Or how long a window is at most."),
-    ] = None
+    windows: Annotated[int | None, count("Default: as few as hold the demonstrations.")] = None
+    window_tokens: Annotated[int | None, count("Or how long a window is at most.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +52,10 @@ def classify(
     texts: Annotated[
         list[str], typer.Argument(metavar="TEXT...", help="What to label, each quoted.")
     ],
-    demos: Annotated[
-        str,
-        typer.Option(metavar="FILE", help='Demonstrations: JSONL with "text" and "label" a line.'),
-    ],
+    demos: Annotated[str, option("FILE", 'Demonstrations: JSONL with "text" and "label" a line.')],
     label: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LABEL",
-            help="To choose from; repeat it for each. Default: those of the demonstrations.",
-        ),
+        option("LABEL", "To choose from, repeated for each. Default: the demonstrations' own."),
     ] = None,
     learner: LearnerOptions,
     system: options.System = None,
@@ -123,21 +107,18 @@ def _read_demonstrations(path: str) -> list[Demonstration]:
     """Demonstrations of a JSONL file; blank lines count for nothing."""
     from rag_windows.icl.demonstrations import demonstrations_of
 
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} can't be read as a text of UTF-8: {error}.") from error
     made: list[Demonstration] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            made += demonstrations_of([json_format.loads(line)])
-        except (ValueError, RecursionError, InputError) as error:
-            raise InputError(
-                f'{path}, line {number}: no object such as {{"text": "...", "label": "..."}}: '
-                f"{error}"
-            ) from error
+    place = path
+    try:
+        for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), start=1):
+            place = f"{path}, line {number}"
+            if line.strip():
+                made += demonstrations_of([json_format.loads(line)])
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error}.") from error
+    except (ValueError, RecursionError, InputError) as error:
+        shape = '{"text": "...", "label": "..."}'
+        raise InputError(f"{place}: no object such as {shape}: {error}") from error
     if not made:
         raise InputError(f"{path} holds no demonstrations.")
     return made

@@ -51,7 +51,7 @@ def rag_windows(
 @app.command()
 def methods(
     json: options.Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
+    markdown: Annotated[bool, options.flag("--markdown", "A Markdown table.")] = False,
 ) -> None:
     """List the methods with their formulas, parameters and papers."""
     from rag_windows.methods.registry import markdown_table, method_rows

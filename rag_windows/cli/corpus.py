@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from rag_windows.cli import options
 from rag_windows.cli.errors import tell
@@ -23,9 +23,18 @@ _TOLD = 50
 class SearchOptions:
     """Where passages come from; each field is the option of its name."""
 
-    docs: options.Docs = None
-    strict: options.Strict = False
-    top_k: options.TopK = 8
+    docs: Annotated[
+        list[str] | None,
+        options.option(
+            "PATH",
+            "A file, a folder or a quoted pattern, repeated for each: .txt, .md, .pdf, or .jsonl "
+            "with id, title, text. Default: the sample corpus.",
+        ),
+    ] = None
+    strict: Annotated[
+        bool, options.flag("--strict", "Stop where a file or a line of --docs can't be read.")
+    ] = False
+    top_k: Annotated[int, options.count("Passages to retrieve.")] = 8
     passage_words: options.PassageWords = 120
 
 

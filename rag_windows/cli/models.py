@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from rag_windows.cli import options
 from rag_windows.cli.errors import tell
+from rag_windows.cli.options import flag, option
 from rag_windows.cli.render import progress
 from rag_windows.errors import CacheError, InputError, MethodError
 
@@ -36,16 +37,35 @@ class ModelOptions:
         cache_memory: size of a cache in memory alone, in place of the one on disk; no option.
     """
 
-    model: options.ReaderModel = None
-    method: options.MethodName = None
-    profile: options.ProfilePath = None
-    rag_temperature: options.RagTemperature = None
-    rag_scale: options.RagScale = None
+    model: Annotated[
+        str | None,
+        option(
+            "MODEL",
+            "A local folder or a name on the Hub. Default, without --docs: the shipped "
+            "tiny-reader, which knows the sample corpus alone.",
+            envvar="RAG_WINDOWS_MODEL",
+        ),
+    ] = None
+    method: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "How windows are read, with numbers as in ape:temperature=0.9,scale=0.9; see "
+            "rag-windows methods. Default: the profile's, else ape.",
+        ),
+    ] = None
+    profile: Annotated[
+        str | None, option("FILE", "A method's numbers, by rag-windows calibrate.")
+    ] = None
+    rag_temperature: Annotated[
+        float | None, option("T", "The same as --method ape:temperature=T.")
+    ] = None
+    rag_scale: Annotated[float | None, option("S", "The same as --method ape:scale=S.")] = None
     device: options.Device = "auto"
     dtype: options.Dtype = "auto"
     max_window_tokens: options.MaxWindowTokens = None
     cache_dir: options.CacheDir = None
-    no_cache: options.NoCache = False
+    no_cache: Annotated[bool, flag("--no-cache", "Encode all anew, and keep nothing.")] = False
     verbose: options.Verbose = False
     cache_memory: str | None = None
 

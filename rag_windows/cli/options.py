@@ -12,6 +12,21 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 import typer
 
 
+def option(metavar: str | None, text: str, **settings: Any) -> Any:
+    """An option that takes a value; further arguments are those of `typer.Option`."""
+    return typer.Option(metavar=metavar, help=text, **settings)
+
+
+def flag(name: str, text: str) -> Any:
+    """An option that takes none."""
+    return typer.Option(name, help=text)
+
+
+def count(text: str) -> Any:
+    """An option that takes a number of something, at least one."""
+    return typer.Option(min=1, metavar="N", help=text)
+
+
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise typer.BadParameter(f"{value!r} is none of auto, cpu, cuda and cuda:N")
@@ -19,108 +34,33 @@ def _device(value: str) -> str:
 
 
 def _link_tokens(value: str) -> int | float | str:
-    if value == "all":
-        return value
     try:
         if value.endswith("%"):
             return float(value[:-1]) / 100
-        return int(value) if value.isdecimal() else float(value)
+        return value if value == "all" else int(value) if value.isdecimal() else float(value)
     except ValueError:
         raise typer.BadParameter(
             f"{value!r} is no number of tokens (16), share (0.15 or 15%) or all"
         ) from None
 
 
-Docs = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATH",
-        help="A file, a folder or a quoted pattern, repeated for each: .txt, .md, .pdf, or .jsonl "
-        "with id, title, text. Default: the sample corpus.",
-    ),
-]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Stop where a file or a line of --docs can't be read.")
-]
-ReaderModel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        envvar="RAG_WINDOWS_MODEL",
-        help="A local folder or a name on the Hub. Default, without --docs: the shipped "
-        "tiny-reader, which knows the sample corpus alone.",
-    ),
-]
-Model = Annotated[
-    str, typer.Option(metavar="MODEL", help="The shipped model, a local folder or a Hub name.")
-]
-MethodName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="How windows are read, with numbers as in ape:temperature=0.9,scale=0.9; see "
-        "rag-windows methods. Default: the profile's, else ape.",
-    ),
-]
-ProfilePath = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A method's numbers, by rag-windows calibrate.")
-]
-RagTemperature = Annotated[
-    float | None, typer.Option(metavar="T", help="The same as --method ape:temperature=T.")
-]
-RagScale = Annotated[
-    float | None, typer.Option(metavar="S", help="The same as --method ape:scale=S.")
-]
-LinkTokens = Annotated[
-    Any,
-    typer.Option(
-        parser=_link_tokens,
-        metavar="K",
-        help="Tokens of each window encoded in sight of the others: 16, 0.15, 15% or all.",
-    ),
-]
-Fallback = Annotated[
-    Literal["sequential"] | None,
-    typer.Option(help="Read passages one after the other where windows are likely to lose."),
-]
-TopK = Annotated[int, typer.Option(min=1, metavar="N", help="Passages to retrieve.")]
-PassageWords = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Length of a passage, about, in words.")
-]
-System = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Instruction that stands before the passages.")
-]
-MaxNewTokens = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Length of the answer at most.")
-]
-MaxWindowTokens = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Cuts longer passages. Default: the model's room."),
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0, metavar="T", help="Of sampling; 0 takes the likeliest. Default: the model's own."
-    ),
-]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Makes sampling repeatable.")]
-Device = Annotated[
-    str, typer.Option(callback=_device, metavar="DEVICE", help="auto, cpu, cuda, or cuda:N.")
-]
+_LINKED = "Tokens of each window encoded in sight of the others: 16, 0.15, 15% or all."
+_MODEL = "The shipped model, a local folder or a name on the Hub."
+_FOLDER = "Of the passage cache. Default: the platform's cache folder."
+
+Model = Annotated[str, option("MODEL", _MODEL)]
+LinkTokens = Annotated[Any, option("K", _LINKED, parser=_link_tokens)]
+PassageWords = Annotated[int, count("Length of a passage, about, in words.")]
+System = Annotated[str | None, option("TEXT", "Instruction that stands before the passages.")]
+MaxNewTokens = Annotated[int, count("Length of the answer at most.")]
+MaxWindowTokens = Annotated[int | None, count("Cuts longer passages. Default: the model's room.")]
+Device = Annotated[str, option("DEVICE", "auto, cpu, cuda, or cuda:N.", callback=_device)]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the weights.")
+    Literal["auto", "float32", "bfloat16", "float16"], option(None, "Of the weights.")
 ]
-CacheDir = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="Of the passage cache. Default: the platform's cache folder."),
-]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Encode every passage anew, and keep nothing.")
-]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Show the libraries' warnings, logs and progress bars.")
-]
+CacheDir = Annotated[str | None, option("DIR", _FOLDER)]
+Json = Annotated[bool, flag("--json", "JSON on stdout and nothing else.")]
+Verbose = Annotated[bool, flag("--verbose", "Show the libraries' warnings, logs and bars.")]
 
 _Command = Callable[..., None]
 
@@ -151,8 +91,8 @@ def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command
                 hint = inside[field.name]
                 if field.name not in without and get_origin(hint) is Annotated:
                     owners[field.name] = name
-                    option = parameter.replace(name=field.name, annotation=hint)
-                    taken.append(option.replace(default=field.default))
+                    spread = parameter.replace(name=field.name, annotation=hint)
+                    taken.append(spread.replace(default=field.default))
 
         @functools.wraps(command)
         def run(**given: Any) -> None:

@@ -147,7 +147,7 @@ def test_bad_files_are_listed_and_the_rest_is_read(run: Run, bad: Path) -> None:
         ("notes/broken.pdf", "not a PDF file"),
         ("notes/latin.txt:1", "not valid UTF-8"),
         ("notes/noise.txt", "binary"),
-        ("notes/rows.jsonl:2", 'needs a "text"'),
+        ("notes/rows.jsonl:2", "not a JSON object"),
     ):
         assert any(line.startswith(f"- {label}: ") and reason in line for line in listed), listed
     stopped = run(*ask, "--strict")

@@ -14,13 +14,13 @@ from tests.blackbox.conftest import Run
 def queries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the model is asked, turn by turn."""
     asked: list[Any] = []
-    generate = WindowedLM.generate
+    stream = WindowedLM.stream
 
     def record(self: WindowedLM, query: Any, *args: Any, **kwargs: Any) -> Any:
         asked.append(query)
-        return generate(self, query, *args, **kwargs)
+        return stream(self, query, *args, **kwargs)
 
-    monkeypatch.setattr(WindowedLM, "generate", record)
+    monkeypatch.setattr(WindowedLM, "stream", record)
     return asked
 
 

@@ -103,7 +103,7 @@ def test_memory_that_is_full(
     def full(*args: Any, **kwargs: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(WindowedLM, "generate", full)
+    monkeypatch.setattr(WindowedLM, "stream", full)
     result = run("ask", "bridge", "--docs", "docs", "--model", model, "--json")
     assert result.exit_code == 2
     assert "memory is full; take fewer passages (--top-k)" in result.stderr
@@ -117,7 +117,7 @@ def test_a_bug_stays_visible(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(WindowedLM, "generate", broken)
+    monkeypatch.setattr(WindowedLM, "stream", broken)
     result = run("ask", "bridge", "--docs", "docs", "--model", model, "--json")
     assert isinstance(result.exception, RuntimeError)
     assert result.exit_code == 1
@@ -129,6 +129,6 @@ def test_interruption(run: Run, docs: Path, model: str, monkeypatch: pytest.Monk
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(WindowedLM, "generate", interrupted)
+    monkeypatch.setattr(WindowedLM, "stream", interrupted)
     result = run("ask", "bridge", "--docs", "docs", "--model", model, "--json")
     assert result.exit_code == 130
