@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -62,12 +62,9 @@ class RowCaches:
     def room(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, with room for what was counted.
+        """Keys and values of a layer, with room for what was counted; shaped like the given ones.
 
-        Args:
-            layer: its number.
-            key: (kv heads, any, head dim), as they come.
-            value: (kv heads, any, value dim).
+        Those are (kv heads, any, head dim) and (kv heads, any, value dim).
         """
         held = self.keys.get(layer)
         rows, tokens = len(self.lengths), max(*self.lengths, FIRST_ROOM)
@@ -75,17 +72,20 @@ class RowCaches:
             if held is not None:
                 rows = held.shape[0] if held.shape[0] >= rows else max(rows, 2 * held.shape[0])
                 tokens = held.shape[2] if held.shape[2] >= tokens else 2 * tokens
-            self.keys[layer] = _grown(held, key, rows, tokens)
-            self.values[layer] = _grown(self.values.get(layer), value, rows, tokens)
+            for rooms, like in ((self.keys, key), (self.values, value)):
+                # Zeros, not what memory happens to hold: masked weights times NaN would be NaN.
+                room = like.new_zeros(rows, like.shape[0], tokens, like.shape[2])
+                if layer in rooms:
+                    before = rooms[layer]
+                    room[: before.shape[0], :, : before.shape[2]] = before
+                rooms[layer] = room
         return self.keys[layer], self.values[layer]
 
 
-def _grown(held: torch.Tensor | None, like: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
-    """Zeros, not what memory happens to hold: masked weights times NaN would be NaN."""
-    room = like.new_zeros(rows, like.shape[0], tokens, like.shape[2])
-    if held is not None:
-        room[: held.shape[0], :, : held.shape[2]] = held
-    return room
+def add(sums: dict[Role, torch.Tensor], shares: Mapping[Role, torch.Tensor]) -> None:
+    """Add shares to sums, role by role."""
+    for role, share in shares.items():
+        sums[role] = sums[role] + share if role in sums else share
 
 
 class Plan:
@@ -132,20 +132,18 @@ class Plan:
         }
         self._recorded: dict[Role, torch.Tensor] = {}
 
-    def record(self, segments: Sequence[Segments], weights: Sequence[torch.Tensor]) -> None:
-        """Add one layer's attention weights, of the tokens that predict an answer's next one."""
-        for one, weight in zip(segments, weights, strict=True):
-            share = weight[self._results[one.role].to(weight.device)].mean(dim=1)
-            before = self._recorded.get(one.role)
-            self._recorded[one.role] = share if before is None else before + share
+    def shares(
+        self, segments: Sequence[Segments], weights: Sequence[torch.Tensor]
+    ) -> dict[Role, torch.Tensor]:
+        """One layer's attention weights of the tokens that predict an answer's next one."""
+        return {
+            one.role: weight[self._results[one.role].to(weight.device)].mean(dim=1)
+            for one, weight in zip(segments, weights, strict=True)
+        }
 
-    def recorded(self) -> dict[Role, torch.Tensor]:
-        """What was recorded so far, for `restore`."""
-        return dict(self._recorded)
-
-    def restore(self, recorded: dict[Role, torch.Tensor]) -> None:
-        """Forget what a pass that failed has recorded."""
-        self._recorded = dict(recorded)
+    def keep(self, recorded: Mapping[Role, torch.Tensor]) -> None:
+        """Add a pass's attention weights, once it is done."""
+        add(self._recorded, recorded)
 
     def flush(self) -> None:
         """Hand the attention weights to the rows, once."""
@@ -211,13 +209,7 @@ class Plan:
     ) -> None:
         """Add a segment that rows read, and note where their attention weights will stand.
 
-        Args:
-            made: takes the segment.
-            role: of all of them.
-            rows: that read it.
-            stretch: its keys and values.
-            temperature: divides their logits.
-            of: of which entry of `Row.weights` each row's attention is a part.
+        ``of`` says of which entry of `Row.weights` each row's attention is a part.
         """
         place = sum(one.readers(self._tokens) for one in made)
         for row, entry in zip(rows, of, strict=True):
@@ -225,16 +217,11 @@ class Plan:
             if row.cited:
                 self._cited[role].append((place - 1, row, entry))
         positions = stretch.positions
-        made.append(
-            Segment(
-                int(positions.min()),
-                int(positions.max()),
-                tokens=torch.cat([self._places[row] for row in rows]),
-                positions=positions,
-                temperature=temperature,
-                layers=Parts(stretch.parts),
-            )
-        )
+        segment = Segment(int(positions.min()), int(positions.max()))
+        segment.tokens = torch.cat([self._places[row] for row in rows])
+        segment.positions, segment.temperature = positions, temperature
+        segment.layers = Parts(stretch.parts)
+        made.append(segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +267,9 @@ class BatchLayout:
         plan: which tokens read what.
         caches: of the rows, which already count this pass's tokens.
         positions: (tokens,) int64, on the CPU.
+
+    Attributes:
+        recorded: attention weights of the pass so far, see `Plan.shares`.
     """
 
     capture = None
@@ -295,6 +285,7 @@ class BatchLayout:
         self.weighs = plan.cited
         self._plan = plan
         self._caches = caches
+        self.recorded: dict[Role, torch.Tensor] = {}
         self._where: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         tokens, old = len(positions), plan.old
         own: list[Segment] = []
@@ -339,5 +330,5 @@ class BatchLayout:
         return self._reading
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
-        """See `Plan.record`."""
-        self._plan.record(reading.segments, weights)
+        """Add one layer's attention weights."""
+        add(self.recorded, self._plan.shares(reading.segments, weights))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -10,7 +11,6 @@ from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.attention.layout import use_layout
 from rag_windows.batching.layout import BatchLayout, Plan, RowCaches
 from rag_windows.batching.rows import Asked, Row
-from rag_windows.batching.sampler import Sampler
 from rag_windows.batching.shared_encoder import SharedEncoder
 from rag_windows.errors import InputError
 from rag_windows.generate import Decoder
@@ -72,19 +72,10 @@ class BatchLoop:
         elif self._table_limit is not None and last > self._table_limit:
             return None
         self._decoder.follow()
-        sampler = Sampler(
-            self._decoder,
-            [*context.prefix_ids, *asked.query_ids],
-            asked.options,
-            asked.criteria,
-            asked.seed,
-            asked.streamer,
-            windowed=bool(context.windows),
-        )
-        if not sampler.servable:
+        row = Row(self._decoder, asked)
+        if not row.servable:
             return None
         self._replan()
-        row = Row(asked, sampler)
         self.rows.append(row)
         return row
 
@@ -104,14 +95,14 @@ class BatchLoop:
         if self._plan is None:
             self._plan = self._planned()
         now = self._plan
-        lengths, recorded = [*self._caches.lengths], now.recorded()
+        lengths = [*self._caches.lengths]
         try:
-            logits = self._pass(now)
+            logits, layout = self._pass(now)
             largest = logits.argmax(dim=-1).tolist()
         except BaseException:
             self._caches.undo(lengths)
-            now.restore(recorded)
             raise
+        now.keep(layout.recorded)
         self._sample(now, logits, largest)
         ended = [row for row in now.rows if row.ended]
         if ended or len(now.rows) < len(self.rows) or now.old < len(now.rows):
@@ -120,8 +111,8 @@ class BatchLoop:
             self.drop(row)
         return ended
 
-    def _pass(self, now: Plan) -> torch.Tensor:
-        """Logits of each row's next token: (rows, vocabulary) fp32."""
+    def _pass(self, now: Plan) -> tuple[torch.Tensor, BatchLayout]:
+        """Logits of each row's next token (rows, vocabulary), fp32; what the pass recorded."""
         self._caches.grow(now.lengths)
         positions = torch.cat(
             [torch.arange(row.position, row.position + len(row.fed)) for row in now.rows]
@@ -135,7 +126,7 @@ class BatchLoop:
                 use_cache=False,
                 logits_to_keep=now.newest,
             )
-        return torch.as_tensor(output.logits)[0].float()
+        return torch.as_tensor(output.logits)[0].float(), layout
 
     def drop(self, row: Row) -> None:
         """Let a row leave, whether it ended or not."""
@@ -154,13 +145,9 @@ class BatchLoop:
     def _sample(self, now: Plan, logits: torch.Tensor, largest: Sequence[int]) -> None:
         for index, row in enumerate(now.rows):
             try:
-                sampler = row.sampler
-                token = largest[index] if sampler.greedy else sampler.sample(logits[index])
-                sampler.take(token)
+                row.take(largest[index] if row.greedy else row.sample(logits[index]))
             except BaseException as error:  # noqa: BLE001 - a caller's code; only its own row ends
-                row.error = error
-                continue
-            row.take(token)
+                row.error, row.ended = error, True
 
     def _replan(self) -> None:
         """Have the next step plan anew, and settle what the plan of before has measured."""
@@ -171,13 +158,10 @@ class BatchLoop:
     def _planned(self) -> Plan:
         """A plan of the rows that have a KV cache, and of as many new ones as a pass takes."""
         old = len(self._caches.lengths)
-        new = self.new_rows
         most = PASS_TOKENS[self._device.type != "cpu"]
-        taken = tokens = 0
-        for row in new:
-            if taken and tokens + len(row.fed) > most:
+        taken = 0
+        for tokens in accumulate(len(row.fed) for row in self.new_rows):
+            if taken and tokens > most:
                 break
             taken += 1
-            tokens += len(row.fed)
-        rows = self.rows[: old + taken]
-        return Plan(rows, old)
+        return Plan(self.rows[: old + taken], old)

@@ -10,14 +10,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from rag_windows.batching.loop import BatchLoop
-from rag_windows.batching.rows import Asked, Row
-from rag_windows.batching.sampler import served
+from rag_windows.batching.rows import Asked, Row, served
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError
 from rag_windows.prefill import ContextParts, Prefill
@@ -44,7 +42,7 @@ class Ticket:
         on_text: told the pieces.
         first: when its first token came.
         prefill: gives what it reads; None before and afterwards.
-        due: when the prefill may go on, if it waits for others that encode the same; else 0.
+        due: when a prefill that waits for others may go on; else 0.
         encoded_at: when its windows were there, ``time.perf_counter()``.
         counts: of tokens and windows that were computed for it or found.
     """
@@ -60,14 +58,10 @@ class Ticket:
     prefill: Prefill[ContextParts] | None = None
     due: float = 0.0
     encoded_at: float = 0.0
-    counts: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     def tell_rest(self, generation: Generation) -> None:
-        """Tell what of the whole text was not told yet.
-
-        Raises:
-            GenerationError: what was told is not how the text begins.
-        """
+        """Tell what of the whole text was not told yet."""
         if self.on_text is None:
             return
         sent = "" if self.pieces is None else self.pieces.sent
@@ -81,11 +75,7 @@ class Ticket:
 
 
 def checked(engine: Engine, asked: BatchRequest, on_text: OnText | None = None) -> Ticket:
-    """Check and tokenize a question, as `WindowedLM.generate` does.
-
-    Raises:
-        InputError, PromptError, LimitError: saying what to do.
-    """
+    """Check and tokenize a question, as `WindowedLM.generate` does."""
     reader, request = engine.ask(asked)
     method = request.method
     alone = (
@@ -115,12 +105,9 @@ _NAP_S = 0.01
 class Batch:
     """The rows of one model's batch, as questions and answers. Not for several threads at once.
 
-    Questions are encoded in turn, a forward pass of one between two tokens of the others.
-
-    Args:
-        engine: the model.
-        max_rows: so many are encoded or answered at a time, beside those that wait for others that
-            encode the same.
+    Questions are encoded in turn, a forward pass of one between two tokens of the others. At most
+    ``max_rows`` are encoded or answered at a time, beside those that wait for others that encode
+    the same.
     """
 
     def __init__(self, engine: Engine, max_rows: int) -> None:
@@ -152,9 +139,7 @@ class Batch:
     def step(self) -> list[Ended]:
         """A forward pass for a question that enters, and a token for each of the others.
 
-        Returns:
-            Those that ended. What fails ends one question; a pass of many that fails is tried again
-            with the others.
+        What fails ends one question; a pass of many that fails is tried again with the others.
         """
         ended: list[Ended] = []
         for ticket in [one for one in self._entering if one.cancelled.is_set()]:
@@ -186,9 +171,7 @@ class Batch:
     def _encode(self, ticket: Ticket, ended: list[Ended]) -> bool:
         """Go on with a prefill; whether that was a forward pass, after which it is others' turn.
 
-        Args:
-            ticket: of the question; it goes to the end of the line, or joins.
-            ended: takes it, if a batch can't answer it.
+        One that a batch can't answer after all is added to ``ended``.
         """
         try:
             pause = ticket.context.run(next, ticket.prefill)  # type: ignore[arg-type]  # it entered
@@ -248,8 +231,8 @@ class Batch:
     def _failed(self, error: BaseException) -> Ended:
         """The question that a pass of all rows ends: the largest of those that came last.
 
-        Where memory ends, whoever asks for more next runs into it, which need not be who took it.
-        So those that are being encoded count as well.
+        Where memory ends, those that are being encoded count as well: whoever asks for more next
+        runs into it, which need not be who took it.
         """
         among = [self._tickets[row] for row in self._loop.new_rows]
         if _out_of_memory(error):
@@ -277,11 +260,11 @@ class Batch:
         request = ticket.request
         generation = self._engine.generation(
             request,
-            row.sampler.result(),
+            row.tokens(),
             row.shares(),
             timings=Timings.of(request.started, ticket.encoded_at, ticket.first.seen_at),
             stopped_early=ticket.cancelled.is_set(),
-            raw=GenerateDecoderOnlyOutput(sequences=row.sampler.sequence),
+            raw=GenerateDecoderOnlyOutput(sequences=row.sequence),
             **ticket.counts,
         )
         ticket.context.run(ticket.tell_rest, generation)
@@ -296,15 +279,7 @@ def answer_alone(ticket: Ticket) -> Generation:
 
 
 def answer_all(engine: Engine, tickets: Sequence[Ticket], max_rows: int) -> list[Generation]:
-    """Answer questions, at most ``max_rows`` at a time.
-
-    Returns:
-        In the order given.
-
-    Raises:
-        InputError: ``max_rows`` is not at least 1.
-        Exception: the first that ended a question.
-    """
+    """Answers in the order given; what ends a question first is raised."""
     check_rows(max_rows)
     answers: dict[Ticket, Generation] = {}
     alone = [ticket for ticket in tickets if ticket.alone]
@@ -329,11 +304,7 @@ def answer_all(engine: Engine, tickets: Sequence[Ticket], max_rows: int) -> list
 
 
 def check_rows(max_rows: int) -> None:
-    """Refuse a batch without rows.
-
-    Raises:
-        InputError: ``max_rows`` is no whole number from 1 on.
-    """
+    """Refuse a batch without rows."""
     whole_number("max_rows", max_rows)
 
 

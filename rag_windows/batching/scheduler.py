@@ -27,11 +27,7 @@ from rag_windows.threads import Lock, Worker, in_children
 
 
 class Scheduled(Future[Generation]):
-    """A question on its way.
-
-    Args:
-        ticket: of the question.
-    """
+    """A question on its way: a future of its answer."""
 
     def __init__(self, ticket: Ticket) -> None:
         super().__init__()
@@ -303,15 +299,7 @@ def shared_scheduler(owner: Any, max_rows: int, make: Callable[[], Scheduler]) -
     """The scheduler with so many rows that everybody who asks this model gets now.
 
     Nothing is kept alive: one that answers nobody and that nobody holds is gone, and the next call
-    makes another, which costs nothing.
-
-    Args:
-        owner: the model; one with another cache (``with_cache``) is another owner.
-        max_rows: of the scheduler.
-        make: makes one.
-
-    Raises:
-        InputError: ``max_rows`` is below 1.
+    makes another, which costs nothing. A model with another cache is another owner.
     """
     with _lock:
         by_rows = _schedulers.setdefault(owner, WeakValueDictionary())

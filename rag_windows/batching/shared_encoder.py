@@ -39,11 +39,6 @@ class SharedEncoder:
         """What runs the model."""
         return self._encoder.runner
 
-    @property
-    def held(self) -> int:
-        """How many prefixes and windows rows read or are about to read."""
-        return len(self._windows)
-
     def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
         """Encode what one request reads; what other rows read counts as cached."""
         self.runner.follow()
@@ -63,45 +58,37 @@ class SharedEncoder:
 
     def _shared(self, prefix_key: Key, keys: Sequence[Key], asked: ToEncode) -> Prefill[Encoded]:
         """Encode what no row reads and no other prefill is encoding; wait for what another is."""
-        windows, method, on_encoded = asked.windows, asked.method, asked.on_encoded
         prefix = self._windows.get(prefix_key)
         cached = 0 if prefix is None else len(asked.prefix_ids)
         if prefix is None and (made := self.runner.encode_prefix(asked.prefix_ids)) is not None:
             prefix = self._kept(prefix_key, made)
             yield 0.0
-        lengths, starts = [len(ids) for ids in windows], asked.starts
+        lengths, starts = [len(ids) for ids in asked.windows], asked.starts
         read: dict[int, Window] = {}
         encoded: set[int] = set()
         told = 0
-
-        def tell() -> None:
-            nonlocal told
-            if on_encoded is not None and len(read) > told:
-                on_encoded(len(read), len(keys))
-            told = len(read)
-
         while True:
             for index, key in enumerate(keys):
                 if index not in read and (there := self._windows.get(key)) is not None:
                     read[index] = there
-            tell()
-            missing = [index for index in range(len(keys)) if index not in read]
-            if not missing:
+            told = _tell(asked, len(read), told)
+            if len(read) == len(keys):
                 break
-            mine = [index for index in missing if keys[index] not in self._claimed]
+            mine = [i for i, key in enumerate(keys) if i not in read and key not in self._claimed]
             if not mine:
                 yield _PAUSE_S
                 continue
             claims = {keys[index] for index in mine}
             self._claimed |= claims
             shelf = Shelf([lengths[index] for index in mine])
-            ids, places = [windows[index] for index in mine], [starts[index] for index in mine]
+            ids, places = [asked.windows[i] for i in mine], [starts[i] for i in mine]
+            batches = self.runner.encode_batches(prefix, ids, places, asked.method.refinement)
             try:
-                for batch in self.runner.encode_batches(prefix, ids, places, method.refinement):
+                for batch in batches:
                     for at, window in batch.items():
                         read[mine[at]] = self._kept(keys[mine[at]], shelf.put(at, window))
                         encoded.add(mine[at])
-                    tell()
+                    told = _tell(asked, len(read), told)
                     yield 0.0
             finally:
                 self._claimed -= claims
@@ -116,6 +103,13 @@ class SharedEncoder:
             # A row that reads the same text twice reads two windows, also where a cache has one.
             there = self._windows[key] = replace(window)
         return there
+
+
+def _tell(asked: ToEncode, done: int, told: int) -> int:
+    """Say how many windows are done, if they are more than were told."""
+    if asked.on_encoded is not None and done > told:
+        asked.on_encoded(done, len(asked.windows))
+    return done
 
 
 def _keys(prefix: Key, asked: ToEncode) -> list[Key]:

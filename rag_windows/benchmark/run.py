@@ -650,7 +650,7 @@ def measure_crowd(plan: Plan, questions: int, lm: WindowedLM) -> Part:
             for row in loop.step():
                 if row.error is not None:
                     raise row.error
-        return [list(row.sampler.result()) for row in rows]
+        return [row.tokens() for row in rows]
 
     ways, answers = {ALONE: alone, TOGETHER: together}, {}
     took: dict[str, list[float]] = {ALONE: [], TOGETHER: []}

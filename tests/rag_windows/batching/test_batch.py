@@ -113,7 +113,7 @@ def test_what_nobody_reads_is_let_go() -> None:
         batch.step()
     batch.step()
     loop = loop_of(batch)
-    assert loop.encoder.held == 1 + len(loop.rows[0].windows)
+    assert len(loop.encoder._windows) == 1 + len(loop.rows[0].windows)
     while batch:
         batch.step()
     assert not loop._caches.lengths
