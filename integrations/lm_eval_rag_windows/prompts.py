@@ -124,12 +124,8 @@ _MARK = "\ue000\ue001\ue002"
 class ChatContext(str):
     """A prompt written by a chat template, as the string that the harness passes on.
 
-    What makes a plain string of it (``strip``, ``+``) loses the parts.
-
-    Attributes:
-        pieces: the same text; what the template wrote is trusted, messages are not.
-        borders: of the turns that are examples; None where all stands in one user message.
-        content: start and end of that message.
+    ``pieces`` are the same text, ``borders`` the turns that are examples; where all stands in one
+    user message, ``content`` is its place instead. ``strip`` or ``+`` makes a plain string of it.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -238,28 +234,11 @@ def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
 class Prompts:
     """Encodes a run's prompts as the harness's own models do, cuts their ids, and makes them fit.
 
-    A window that is longer than it may be becomes several. What is too long then, loses tokens from
-    its left end, as with the harness's own models: the question where there are windows, the whole
-    prompt where there are none or they are read one after the other. Each time a warning is logged.
-
-    Args:
-        lm: the model, with a tokenizer.
-        boundary: turns texts into ids.
-        bos: text of the beginning-of-sequence token; where a template wrote it, it is not put
-            before the prompt once more.
-        add_bos_token: whether that token begins a prompt; None asks the tokenizer.
-        delimiter: what tasks put behind an example.
-        shots: how many examples a prompt has; None if that is not known, 0 for none.
-        each: examples a window; None for one.
-        windows: or how many windows they are spread over.
-        before: text that is put before every prompt, followed by the delimiter.
-        max_length: positions that may be used.
-        max_window_tokens: tokens that a window may hold.
-
-    Attributes:
-        wrote_chats: whether prompts come from a chat template; set by whoever applies one.
-        split: windows that were cut into several.
-        truncated: prompts that lost tokens.
+    A window that is longer than ``max_window_tokens`` becomes several. What is too long then, loses
+    tokens from its left end: the question where there are windows, the whole prompt where there are
+    none or they are read one after the other. Each time a warning is logged, and counted in
+    ``split`` and ``truncated``. ``bos`` is the text of what begins a prompt, unless a template
+    wrote it already; ``before`` is put before every prompt.
     """
 
     def __init__(
@@ -351,11 +330,7 @@ class Prompts:
         return cut, whole[length:]
 
     def fit(self, cut: Cut, more: int, name: str) -> Cut:
-        """A prompt that leaves room for ``more`` tokens.
-
-        Raises:
-            LimitError: there is no way; the message names the request.
-        """
+        """A prompt that leaves room for ``more`` tokens, or a LimitError that names the request."""
         windows: list[Ids] = []
         in_order = not self._method.windowed or self._method.alignment == "in order"
         for ids in cut.windows:

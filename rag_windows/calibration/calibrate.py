@@ -124,15 +124,10 @@ def _silent(what: str, done: int, whole: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """One example, tokenized, with the answers that every setting is held against.
+    """One example, tokenized for windows, with the answers that every setting is held against.
 
-    Attributes:
-        number: of the example, counted from 0.
-        example: as it was given.
-        request: tokenized for windows.
-        gold: tokens of the right answer and an end token; None if unlabelled.
-        reference: the sequential reader's greedy answer, end token included, and the distribution
-            of each token, (tokens, vocabulary) log-probabilities; None where it can't be had.
+    ``gold`` is the right answer and an end token; ``reference`` the sequential reader's greedy
+    answer and the distribution of each of its tokens, (tokens, vocabulary) log-probabilities.
     """
 
     number: int
@@ -145,8 +140,8 @@ class _Ready:
 class _Measuring:
     """Fills the table of figures, one round of settings after the other.
 
-    An example's windows are encoded once for all settings that encode them alike, as long as they
-    fit into ``keep_bytes``; the others are encoded once a round.
+    Windows are encoded once for all settings that encode them alike, if they fit into
+    ``keep_bytes``.
     """
 
     def __init__(
@@ -222,11 +217,7 @@ class _Measuring:
     def _along(
         self, context: EncodedContext, query: Sequence[int], answers: Sequence[Sequence[int]]
     ) -> list[torch.Tensor]:
-        """Log-probabilities along given answers (teacher forcing), in one forward pass.
-
-        Of each answer (tokens, vocabulary), fp32: row ``i`` is the distribution from which token
-        ``i`` would be taken after those before it.
-        """
+        """(tokens, vocabulary) log-probabilities along each answer, in one forward pass."""
         decoder = self._engine.decoder
         if context.method.selection is not None:
             context = decoder.narrowed(context, query)

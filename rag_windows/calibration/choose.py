@@ -151,16 +151,9 @@ def search(
 ) -> Choice:
     """Choose among settings, and compare the choice with the default on held-out examples.
 
-    Every fold makes the whole choice, the finer round included, on the examples outside of it.
-
-    Args:
-        coarse: settings of the first round; the default among them.
-        default: what the choice is compared with.
-        numbers: of the examples that decide.
-        criteria: figures that decide, the later ones between equals.
-        measure: measures settings on all examples and returns the table so far.
-        refine: whether there is a second round.
-        seed: of folds and intervals.
+    Every fold makes the whole choice, the finer round included, on the examples outside of it. The
+    first of ``criteria`` decides, the later ones between equals; ``measure`` measures settings on
+    all examples and returns the table so far.
     """
     table = measure(coarse)
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -90,13 +90,7 @@ class Threshold(TypedDict):
 
 @dataclass(frozen=True, config=_CHECKED)
 class Mean:
-    """A mean over examples with its 95% interval.
-
-    Attributes:
-        value: the mean.
-        low: 2.5th percentile of the means of resampled examples.
-        high: 97.5th percentile.
-    """
+    """A mean over examples, and its 95% interval from resampled examples."""
 
     value: float
     low: float

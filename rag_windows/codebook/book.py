@@ -189,10 +189,6 @@ class PassageBook:
     def chosen(self, model: PreTrainedModel, asked: BatchRequest) -> tuple[Engine, BatchRequest]:
         """What answers a question, and the question with the passages that this book chose for it.
 
-        Args:
-            model: that was asked.
-            asked: with this book in the place of passages.
-
         Raises:
             InputError: this book is another model's, or the request has another prefix.
             MethodError: a method that can't read what the book keeps.

@@ -20,13 +20,7 @@ from rag_windows.threads import in_children
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The keys that are searched.
-
-    Attributes:
-        ids: of the passages.
-        owners: (P,) int64, whose page each row is.
-        rows: (P, width) fp32 in host memory, from `Codebook.pages`.
-    """
+    """The keys that are searched: (P, width) fp32 rows in host memory, and whose each one is."""
 
     ids: tuple[str, ...] = ()
     owners: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -69,10 +63,7 @@ class Pages:
 class State:
     """What a book holds at one moment; never changed, so that a search needs no lock.
 
-    Attributes:
-        records: by id, in the order in which they came.
-        pages: the keys of all of them.
-        searches: how many there were, as far as they are written.
+    ``records`` are by id, in the order in which they came; ``searches`` as far as they are written.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -81,11 +72,7 @@ class State:
 
 
 class Holdings:
-    """Changes a book's state, one thread and process at a time.
-
-    Raises:
-        CacheError: the index is damaged, or was made for something else.
-    """
+    """Changes a book's state, one thread and process at a time."""
 
     def __init__(
         self,

@@ -23,14 +23,9 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A passage as a book keeps it.
+    """A passage as a book keeps it, and the keys of its windows, which follow from its text.
 
-    Attributes:
-        passage: with an id.
-        keys: its windows' keys in the cache; not written, they follow from the text.
-        hits: how many searches it was among the results of.
-        since: searches of the book when the passage came.
-        used: number of the last search that found it; `since` if none did.
+    ``hits`` searches found it, the last of them number ``used`` of the book; it came at ``since``.
     """
 
     passage: Passage
@@ -87,13 +82,7 @@ def same_passage(one: Passage, other: Passage) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an index holds.
-
-    Attributes:
-        made_for: what the book's windows depend on, by what people call it.
-        searches: how many there were.
-        records: by id, in the order in which they came.
-    """
+    """What an index holds: what its windows depend on, the searches so far, records by id."""
 
     made_for: Mapping[str, Any]
     searches: int
@@ -103,8 +92,7 @@ class Contents:
 class Index:
     """The index of a book's folder: read and written as a whole, and sealed against damage.
 
-    Several processes may share it: each takes `locked` for a change and looks at `stamp` to see
-    those of others. The folder is made for this user only if it is missing.
+    Processes that share it take `locked` for a change, and look at `stamp` for those of others.
     """
 
     def __init__(self, path: Path, wait_s: float) -> None:
@@ -120,11 +108,7 @@ class Index:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that changes this book.
-
-        Raises:
-            CacheError: another one did not end its change in time; the message names it.
-        """
+        """Be the only process that changes this book; CacheError if another one does not end."""
         try:
             lock = lock_file(self._folder / LOCK, wait_s=self._wait_s)
             if lock is None:
@@ -153,11 +137,7 @@ class Index:
         return state.st_ino, state.st_mtime_ns, state.st_size
 
     def read(self) -> Contents | None:
-        """What is written; None if nothing was yet.
-
-        Raises:
-            CacheError: it is damaged, or of another version.
-        """
+        """What is written; None if nothing was yet, CacheError where it is damaged."""
         try:
             whole = json.loads(self._file.read_bytes())
             body = whole["book"]
@@ -182,11 +162,7 @@ class Index:
             ) from error
 
     def write(self, contents: Contents) -> Stamp | None:
-        """Put an index in place of the present one, while `locked`; returns its stamp.
-
-        Raises:
-            CacheError: the system can't; the old one is still there then.
-        """
+        """Put an index in place of the present one, while `locked`; returns its stamp."""
         body = {
             "format": FORMAT,
             "made for": dict(contents.made_for),

@@ -39,12 +39,9 @@ _WHAT = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A passage, encoded.
+    """A passage, encoded: its pages, None if it makes no window, and the keys of all of it.
 
-    Attributes:
-        pages: (P, width) fp32 in host memory; None for a passage that makes no window.
-        keys: of all that is kept of it: of its windows and of their pages.
-        notes: on this passage; ``Note.passage`` is its place among those prepared together.
+    ``Note.passage`` of ``notes`` is its place among those prepared together.
     """
 
     pages: torch.Tensor | None
@@ -53,11 +50,7 @@ class Prepared:
 
 
 class Preparer:
-    """Encodes passages behind one prefix as a method reads them, and queries like them.
-
-    Raises:
-        InputError: windows of this model or method depend on a request, so none can be kept.
-    """
+    """Encodes passages behind one prefix as a method reads them, and queries like them."""
 
     def __init__(
         self,
@@ -99,11 +92,7 @@ class Preparer:
         }
 
     def check(self, made_for: Mapping[str, Any]) -> None:
-        """Refuse windows that were made for something else than there is now.
-
-        Raises:
-            CacheError: naming all that differs.
-        """
+        """Refuse windows that were made for something else than there is now, naming all of it."""
         now = self.made_for()
         differs = [what for name, what in _WHAT.items() if made_for.get(name) != now[name]]
         if differs:
@@ -121,15 +110,8 @@ class Preparer:
     ) -> list[Prepared]:
         """Encode passages and keep them; what is kept already is found.
 
-        Args:
-            passages: any number.
-            on_prepared: called after every few of them.
-            ahead: also encode windows of which only the pages are kept; without, those are encoded
-                when a query reads them.
-
-        Raises:
-            InputError, LimitError: a passage that can't be read.
-            NonFiniteError: one whose keys or values are no numbers.
+        ``on_prepared`` is called after every few of them. Without ``ahead``, windows of which only
+        the pages are kept are encoded when a query reads them.
         """
         if not passages:
             return []
@@ -165,11 +147,7 @@ class Preparer:
         ]
 
     def query(self, query: Messages, prefix: str | None) -> torch.Tensor:
-        """What is compared of a query: (T, width), fp32 in host memory.
-
-        Raises:
-            InputError: its prefix is another one than the passages were encoded behind.
-        """
+        """What is compared of a query behind the book's prefix: (T, width) fp32 on the CPU."""
         given = self._prefix if prefix is None else prefix
         request = self._engine.request(query, [Passage("?")], prefix=given, method=self._method)
         if request.parts.prefix_ids != self._prefix_ids:

@@ -137,15 +137,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Demonstrations packed into windows, for texts that are no longer than those it was made for.
-
-    Attributes:
-        engine: the model.
-        form: how demonstrations and texts are written.
-        windows: the windows' texts.
-        method: how they are read.
-        prefix: system prompt.
-    """
+    """Demonstrations packed into windows, for texts no longer than those it was made for."""
 
     engine: Engine
     form: Template
@@ -166,13 +158,7 @@ class Shown:
         prefix: str | None,
         sizes: Sizes,
     ) -> Self:
-        """Pack demonstrations into windows, in this order; none is allowed.
-
-        The longest of the texts (at least one) and of the labels leaves the windows the least room.
-
-        Raises:
-            LimitError: a demonstration that fits no window.
-        """
+        """Pack demonstrations into windows; the longest text and label leave the least room."""
         empty = cls(engine, form, (), method, prefix)
         if not demonstrations:
             return empty
@@ -210,18 +196,9 @@ class Shown:
         """Choose a label for each text; the windows are encoded once for all of them.
 
         With content-free texts it is contextual calibration (https://arxiv.org/abs/2102.09690,
-        section 5): ``q = softmax(W p)`` with ``W = diag(p_cf)^-1``, where ``p_cf`` is the mean of
-        the label probabilities over content-free inputs. The label of highest ``q`` is that of
-        highest ``log p - log p_cf``, and here the softmax of this difference is the probability.
-
-        Args:
-            texts: at least one.
-            choices: the labels of each; texts with the same ones share passes.
-            normalize: how the tokens of a label are counted together.
-            neutral: content-free texts, judged by the same labels.
-
-        Raises:
-            LimitError: read one after the other, the windows don't fit the model's positions.
+        section 5): ``q = softmax(W p)``, ``W = diag(p_cf)^-1``, ``p_cf`` the mean of the label
+        probabilities over those texts. The label of highest ``q`` is that of highest ``log p - log
+        p_cf``, and here the softmax of this difference is the probability.
         """
         kinds = list(dict.fromkeys(choices)) if neutral else []
         asked = [*texts, *(text for _ in kinds for text in neutral)]
@@ -263,11 +240,7 @@ class Shown:
         return Judged(found, result)
 
     def fits(self, text: str, choices: Sequence[Labels]) -> bool:
-        """Whether the windows fit the model's positions beside a text and its longest choice.
-
-        Packed windows always do where they are read side by side; read one after the other, all of
-        them together may not.
-        """
+        """Whether windows that are read one after the other fit beside a text and its choice."""
         if not in_order(self.method):
             return True
         try:
@@ -290,18 +263,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What reading gave.
-
-    Attributes:
-        sums: a list a question, of one log-probability a choice, in nats.
-        parts: the prompt of the first question, whose windows all of them read.
-        query_tokens: of each question.
-        context_tokens: of prefix and windows.
-        cached_tokens: those of them that were found in the passage cache.
-        encoded_windows: how many windows were computed.
-        cached_windows: how many were found in the passage cache.
-        encode_s: seconds that prefix and windows took.
-    """
+    """What reading gave: the sums of choices by question, and what prefix and windows cost."""
 
     sums: list[list[float]]
     parts: PromptParts
@@ -327,10 +289,6 @@ def read(
     """Score choices behind every question (at least one); passages are encoded once for all.
 
     Once for each prefix, to be exact: conversations may bring system messages of their own.
-    Questions with the same choices share passes.
-
-    Raises:
-        InputError, PromptError, LimitError: before any work.
     """
     prompt = engine.text.prompt if headers else engine.text.prompt.without_header()
     longest = max((len(ids) for one in choices for ids in one), default=1)

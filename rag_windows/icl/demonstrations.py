@@ -40,11 +40,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def demonstrations_of(values: Sequence[DemonstrationLike]) -> list[Demonstration]:
-    """Read demonstrations as callers give them.
-
-    Raises:
-        InputError: naming the one that can't be read, by its index.
-    """
+    """Demonstrations as callers give them; the error names one by its index."""
     if isinstance(values, str | Mapping | Demonstration):
         raise InputError("demonstrations must be a list of (text, label) pairs; wrap it in [].")
     made = []
@@ -203,9 +199,9 @@ class Labels:
     def scores(self, sums: Sequence[float], normalize: Normalize) -> list[float]:
         """Each label's score from the summed log-probabilities of its tokens, in nats.
 
-        Where one label begins with the whole of another, ``sums`` counts "art" whenever the answer
-        is "article". Here each label gets what is not a longer label's: ``log(P(label) - sum of
-        P(longer))`` over those longer labels that don't go on from a longer one themselves.
+        ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a
+        longer one's, ``log(P(label) - sum of P(longer))``, over those that don't go on from a
+        longer one.
         """
         values = list(sums)
         for index, own in enumerate(self.ids):

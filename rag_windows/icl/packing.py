@@ -35,11 +35,8 @@ class Sizes:
     def room(self, left: int | None, limit: int | None) -> int:
         """Tokens of a window, where prefix, text and label leave so many of the model's positions.
 
-        Rounded down to eighths of the positions, so that texts of other lengths mostly find the
-        same windows in the cache.
-
-        Raises:
-            LimitError: the model has no room for ``window_tokens``.
+        In eighths of the positions, so that texts of other lengths mostly find the same windows
+        cached.
         """
         asked = self.window_tokens
         if left is None or limit is None:
@@ -62,19 +59,7 @@ def fill(
     room: int,
     windows: int | None = None,
 ) -> list[str]:
-    """The texts of windows that hold all demonstrations, in order, each of them whole.
-
-    Args:
-        shown: demonstrations in their form.
-        separator: between two of them.
-        size_of: tokens of the window that a text makes.
-        room: tokens that a window may have.
-        windows: how many, or None for as few as hold them.
-
-    Raises:
-        InputError: more windows than demonstrations.
-        LimitError: a demonstration is longer than a window, or so few windows can't hold them.
-    """
+    """Texts of windows of at most ``room`` tokens that hold whole demonstrations, in order."""
     around = size_of("")
     sizes = []
     for index, text in enumerate(shown):

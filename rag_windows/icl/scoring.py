@@ -71,11 +71,7 @@ def score_queries(
     queries: Sequence[Sequence[int]],
     choices: Sequence[Sequence[int]],
 ) -> list[list[float]]:
-    """Log-probability of each choice's tokens after each query, in nats: a list a query.
-
-    Raises:
-        InputError: no choices, a choice or a query without tokens.
-    """
+    """Log-probability of each choice's tokens after each query, in nats: a list a query."""
     if not choices:
         raise InputError("score needs at least one choice.")
     for name, lists in (("Choice", choices), ("Query", queries)):
@@ -152,11 +148,7 @@ def _passes(
     ids_of: Callable[[T], Ids],
     before: int = 0,
 ) -> Iterator[list[T]]:
-    """Rows of like length, longest first, as many in a pass as tokens, logits and windows allow.
-
-    Where ``before`` them a question's tokens were read, logits of all their tokens are needed, else
-    of their last ones.
-    """
+    """Rows of like length, longest first, as many in a pass as tokens and logits allow."""
     windows, prefix = context.windows, len(context.prefix_ids) + before
     rows_each = windows.per_query if isinstance(windows, Members) else 1
     chunk: list[T] = []

@@ -161,11 +161,7 @@ class Calls:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """One call more is under way while the block runs.
-
-        A scheduler knows a question only once it is tokenized; by this count the first of many
-        that come at once is told from a lone one.
-        """
+        """One call more is under way: by this count the first of many is told from a lone one."""
         with self._lock:
             self._count += 1
         try:
