@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 
 from rag_windows.cache.keys import fields
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.codebook.holdings import Holdings, State
+from rag_windows.codebook.holdings import Holdings, OnPrepared, Preparer, State
 from rag_windows.codebook.index import Index, Record, require_json, same_passage
-from rag_windows.codebook.preparing import OnPrepared, Preparer
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, MethodError
 from rag_windows.methods import Codebook, Method, chain, resolve

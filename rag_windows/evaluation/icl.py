@@ -34,8 +34,7 @@ from rag_windows.evaluation.run import Answered, Arm, Asked
 from rag_windows.evaluation.task import Array, Example, ReadPassage, Record, Reference, Score
 from rag_windows.icl import Template
 from rag_windows.icl.classifier import Shown, labels_for
-from rag_windows.icl.demonstrations import Normalize
-from rag_windows.icl.packing import Sizes
+from rag_windows.icl.demonstrations import Normalize, Sizes
 from rag_windows.methods import Method
 
 USUAL = 8

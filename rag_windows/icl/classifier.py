@@ -19,11 +19,12 @@ from rag_windows.icl.demonstrations import (
     DemonstrationLike,
     Labels,
     Normalize,
+    Sizes,
     Template,
     check_text,
     demonstrations_of,
+    fill,
 )
-from rag_windows.icl.packing import Sizes, fill
 from rag_windows.icl.scoring import score_queries
 from rag_windows.methods import Method
 from rag_windows.passage import Note

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rag_windows import Demonstration, InputError, LimitError
-from rag_windows.icl import Template, packing
-from rag_windows.icl.demonstrations import Labels
+from rag_windows.icl import Template, demonstrations
 from tests.rag_windows import small
 
 
@@ -105,31 +104,33 @@ def encode(label: str) -> list[int]:
 )
 def test_labels_that_leave_no_choice_are_refused(names: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Labels.of(names, [Demonstration("a", "y")] if "z" in names else [], encode)
+        demonstrations.Labels.of(names, [Demonstration("a", "y")] if "z" in names else [], encode)
 
 
 def test_a_longer_label_takes_its_share_from_the_one_it_begins_with() -> None:
-    labels = Labels.of(["art", "article", "articles", "artist", "x"], [], encode)
+    labels = demonstrations.Labels.of(["art", "article", "articles", "artist", "x"], [], encode)
     sums = [math.log(share) for share in (0.5, 0.2, 0.05, 0.1, 0.4)]
     found = labels.scores(sums, "sum")
     assert list(map(math.exp, found)) == pytest.approx([0.5 - 0.2 - 0.1, 0.15, 0.05, 0.1, 0.4])
     means = [value / len(name) for value, name in zip(found, labels.names, strict=True)]
     assert labels.scores(sums, "mean") == means
-    assert -40 < Labels.of(["a", "ab"], [], encode).scores([-1.0, -1.0], "sum")[0] < -10
+    assert (
+        -40 < demonstrations.Labels.of(["a", "ab"], [], encode).scores([-1.0, -1.0], "sum")[0] < -10
+    )
 
 
 def test_room_is_the_models_in_eighths_so_that_like_texts_share_windows() -> None:
-    sizes, fixed = packing.Sizes(), packing.Sizes(window_tokens=300)
+    sizes, fixed = demonstrations.Sizes(), demonstrations.Sizes(window_tokens=300)
     assert sizes.room(1000, 1024) == sizes.room(900, 1024) == 896
     assert sizes.room(100, 1024) == 100
-    assert sizes.room(None, None) == packing.UNLIMITED_ROOM
+    assert sizes.room(None, None) == demonstrations.UNLIMITED_ROOM
     assert fixed.room(1000, 1024) == fixed.room(None, None) == 300
 
 
 @pytest.mark.parametrize("given", [{"windows": 2.0}, {"windows": True}, {"window_tokens": 0}])
 def test_sizes_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"must be a whole number|at least 1"):
-        packing.Sizes(**given)
+        demonstrations.Sizes(**given)
 
 
 def size_of(text: str) -> int:
@@ -138,19 +139,19 @@ def size_of(text: str) -> int:
 
 def test_windows_hold_whole_demonstrations_in_order() -> None:
     shown = [f"line {number}" for number in range(100)]
-    texts = packing.fill(shown, "\n", size_of, 60)
+    texts = demonstrations.fill(shown, "\n", size_of, 60)
     assert "\n".join(texts).split("\n") == shown
     assert max(map(size_of, texts)) <= 60
-    assert len(packing.fill(shown, "\n", size_of, 60, windows=40)) == 40
+    assert len(demonstrations.fill(shown, "\n", size_of, 60, windows=40)) == 40
     # One that fits by a hair is taken.
-    assert packing.fill(["x" * 38, "y" * 38], "\n", size_of, 40) == ["x" * 38, "y" * 38]
+    assert demonstrations.fill(["x" * 38, "y" * 38], "\n", size_of, 40) == ["x" * 38, "y" * 38]
 
 
 def test_texts_that_make_more_tokens_together_are_packed_more_loosely() -> None:
     def denser(text: str) -> int:
         return size_of(text) + 3 * text.count("\n")
 
-    texts = packing.fill(["abcd"] * 30, "\n", denser, 40)
+    texts = demonstrations.fill(["abcd"] * 30, "\n", denser, 40)
     assert max(map(denser, texts)) <= 40
     assert "\n".join(texts).split("\n") == ["abcd"] * 30
 
@@ -171,16 +172,16 @@ def test_any_sizes_are_covered_in_order_by_as_many_windows_as_asked_for() -> Non
         sizes = [drawn.randint(1, min(room, drawn.choice([3, 20, room]))) for _ in range(40)]
         least = fewest(sizes, room)
         for count in (None, drawn.randint(least, 40)):
-            windows = packing.pack(sizes, room, count)
+            windows = demonstrations.pack(sizes, room, count)
             assert len(windows) == (count or least)
             assert [index for window in windows for index in window] == list(range(40))
             assert all(0 < sum(sizes[i] for i in window) <= room for window in windows)
 
 
 def test_windows_are_about_as_full() -> None:
-    assert [len(window) for window in packing.pack([1] * 10, 4)] == [3, 4, 3]
-    assert [len(window) for window in packing.pack([5] * 101, 500)] == [51, 50]
-    assert {len(window) for window in packing.pack([3] * 500, 100, 32)} == {15, 16}
-    assert packing.pack([], 10) == []
+    assert [len(window) for window in demonstrations.pack([1] * 10, 4)] == [3, 4, 3]
+    assert [len(window) for window in demonstrations.pack([5] * 101, 500)] == [51, 50]
+    assert {len(window) for window in demonstrations.pack([3] * 500, 100, 32)} == {15, 16}
+    assert demonstrations.pack([], 10) == []
     with pytest.raises(LimitError, match="windows=2 are too few, 3 would hold them"):
-        packing.pack([4, 4, 4], 5, 2)
+        demonstrations.pack([4, 4, 4], 5, 2)
