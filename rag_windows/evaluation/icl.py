@@ -91,18 +91,16 @@ WORDINGS = {
 
 
 class Item(NamedTuple):
-    """One labelled text, or one question with choices; ``answer`` is the index of the right one."""
+    """A text to label, or a question with its context, and what there is to choose from.
+
+    ``answer`` is the index of the right choice; ``offered`` are the choices as the model sees them.
+    """
 
     key: str
     text: str
     choices: tuple[str, ...]
     answer: int
-    context: str | None = None
-
-    @property
-    def label(self) -> str:
-        """The right choice."""
-        return self.choices[self.answer]
+    offered: tuple[str, ...]
 
 
 _Filled = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -153,6 +151,7 @@ def from_files(
     demonstrations: Path | None = None,
     labels: Sequence[str] | None = None,
     classes: Sequence[int | str] = (),
+    by_letter: bool = False,
 ) -> Data:
     """Read a task from one file, whose lines name their split, or from two.
 
@@ -179,14 +178,22 @@ def from_files(
         return _labelled(train, asked, labels, classes, told)
     if labels is not None:
         raise InputError(f"{test} holds questions, which bring their own choices, not labels.")
-    return Data(_questions(train), _questions(asked), (), told)
+    return Data(_questions(train, by_letter), _questions(asked, by_letter), (), told)
 
 
-def _questions(lines: _Lines) -> list[Item]:
-    return [
-        Item(key, one.question, tuple(one.choices), one.answer, (one.context or "").strip() or None)
-        for _, key, one in lines
-    ]
+def _questions(lines: _Lines, by_letter: bool) -> list[Item]:
+    made = []
+    for place, key, one in lines:
+        choices = offered = tuple(one.choices)
+        context = [one.context] if (one.context or "").strip() else []
+        text = [*context, f"Question: {one.question}"]
+        if by_letter:
+            offered = tuple(ascii_uppercase[: len(choices)])
+            if len(offered) < len(choices):
+                raise place.error("there are more choices than letters; use --choices text.")
+            text += [f"{letter}. {one}" for letter, one in zip(offered, choices, strict=True)]
+        made.append(Item(key, "\n".join(text), choices, one.answer, offered))
+    return made
 
 
 def _lines(path: Path) -> tuple[_Lines, dict[str, str]]:
@@ -253,7 +260,7 @@ def _labelled(
                     f"{shown(label)} is none of the labels {list(known)}; correct it, or name all "
                     "labels with --label."
                 )
-            made.append(Item(key, line.text, known, known.index(label)))
+            made.append(Item(key, line.text, known, known.index(label), known))
     return Data(*items, known, stamp)
 
 
@@ -263,20 +270,13 @@ class IclTask:
 
     An arm's `top_k` is its number of demonstrations; 0 shows none, which is the blind baseline of
     the model itself. Those of a deeper arm begin with those of a shallower one. Examples bring no
-    passages: `IclAnswerer` knows the demonstrations. The fields are the command's options, but for
-    ``texts``, its --limit: so many are asked, drawn with the first seed.
+    passages: `IclAnswerer` knows the demonstrations.
     """
 
     name: str
     data: Data
     template: Template
-    by_letter: bool
-    normalize: Normalize
-    seeds: Sequence[int] = (0,)
-    windows: int | None = None
-    window_tokens: int | None = None
-    calibrate_with: Sequence[str] = ()
-    texts: int | None = None
+    settings: Mapping[str, Any]
 
     pool: None = None
     prefix: None = None
@@ -294,11 +294,16 @@ class IclTask:
         wording: str = "pcw",
         normalize: Normalize | None = None,
         choices_as: str = "text",
-        **options: Any,
+        seeds: Sequence[int] = (0,),
+        windows: int | None = None,
+        window_tokens: int | None = None,
+        calibrate_with: Sequence[str] = (),
+        texts: int | None = None,
     ) -> Self:
         """A task by its name, from the Hub or from local files, or by its file.
 
-        The arguments are the command's options; those not named here are fields of the class.
+        The arguments are the command's options; ``texts`` is its --limit: so many are asked, drawn
+        with the first seed.
         """
         demos, asked = (None if one is None else Path(one) for one in (demonstrations, test))
         if task in NAMED:
@@ -319,81 +324,54 @@ class IclTask:
             if not path.suffix and not path.exists():
                 known = ", ".join(sorted(NAMED))
                 raise InputError(f"--task {task!r} is neither a file nor one of {known}.")
-            data, task = from_files(path, demos, labels), path.stem
+            data = from_files(path, demos, labels, by_letter=choices_as == "letters")
             form = Template() if data.labels else Template("{text}\nAnswer: {label}", "", "\n\n")
-        by_letter = not data.labels and choices_as == "letters"
-        if by_letter and max(len(one.choices) for one in data.test) > len(ascii_uppercase):
-            raise InputError("A question has more choices than letters; use --choices text.")
-        usual: Normalize = "sum" if data.labels or by_letter else "mean"
+            task = path.stem
+        if texts is not None and texts < len(data.test):
+            chosen = random.Random(seeds[0]).sample(range(len(data.test)), texts)
+            data = data._replace(test=[data.test[index] for index in sorted(chosen)])
+        Sizes(windows, window_tokens)
+        by_text = not data.labels and choices_as == "text"
         form = form if template is None else Template(template)
-        made = cls(task, data, form, by_letter, normalize or usual, **options)
-        Sizes(made.windows, made.window_tokens)
-        return made
+        settings = {
+            "data": data.stamp,
+            "kind": "classification" if data.labels else "multiple choice",
+            "labels": list(data.labels),
+            "template": asdict(form),
+            "normalize": normalize or ("mean" if by_text else "sum"),
+            # No command changes these two.
+            "demonstrations": 32,
+            "balanced": True,
+            "seeds": list(seeds),
+            "windows": windows,
+            "window_tokens": window_tokens,
+            "calibrate_with": list(calibrate_with),
+            "choices_as": choices_as,
+            "texts": texts,
+            "baselines": baselines(data.test),
+        }
+        return cls(task, data, form, settings)
 
     @cached_property
     def examples(self) -> tuple[Example, ...]:
         """Each text once for each seed; all of one seed come first."""
-        several = len(self.seeds) > 1
-        made = []
-        for seed in self.seeds:
-            for item in self.asked.values():
-                kinds = (item.label,) if self.data.labels else ()
-                example = Example(
-                    key=f"{item.key}/seed {seed}" if several else item.key,
-                    messages=({"role": "user", "content": self.text_of(item)},),
-                    references=(Reference(item.label),),
-                    group=item.key,
-                    kinds=(*kinds, f"demonstrations of seed {seed}") if several else kinds,
-                    passages=(),
-                    choices=item.choices,
-                    details={"seed": seed, "item": item.key},
-                )
-                made.append(example)
-        return tuple(made)
-
-    @cached_property
-    def asked(self) -> Mapping[str, Item]:
-        """The items that are asked, by their keys."""
-        test = self.data.test
-        if self.texts is not None and self.texts < len(test):
-            drawn = random.Random(self.seeds[0]).sample(range(len(test)), self.texts)
-            test = [test[index] for index in sorted(drawn)]
-        return {one.key: one for one in test}
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Digests of the data, the template, labels, options, and what blind readers get."""
-        return {
-            "data": self.data.stamp,
-            "kind": "classification" if self.data.labels else "multiple choice",
-            "labels": list(self.data.labels),
-            "template": asdict(self.template),
-            "normalize": self.normalize,
-            # No command changes these two.
-            "demonstrations": 32,
-            "balanced": True,
-            "seeds": list(self.seeds),
-            "windows": self.windows,
-            "window_tokens": self.window_tokens,
-            "calibrate_with": list(self.calibrate_with),
-            "choices_as": "letters" if self.by_letter else "text",
-            "texts": self.texts,
-            "baselines": self.baselines,
-        }
-
-    @property
-    def baselines(self) -> dict[str, float]:
-        """Accuracy of two readers that see no text, in percent.
-
-        "chance" guesses among the choices; "majority", where all examples have the same choices,
-        always says the label which most of them have.
-        """
-        examples = self.examples
-        found = {"chance": sum(1.0 / len(one.choices) for one in examples) / len(examples)}
-        if len({one.choices for one in examples}) == 1:
-            counts = Counter(one.references[0].text for one in examples)
-            found["majority"] = max(counts.values()) / len(examples)
-        return {name: round(100.0 * value, 2) for name, value in found.items()}
+        seeds, kinds = self.settings["seeds"], bool(self.data.labels)
+        several = len(seeds) > 1
+        return tuple(
+            Example(
+                key=f"{item.key}/seed {seed}" if several else item.key,
+                messages=({"role": "user", "content": item.text},),
+                references=(Reference(item.choices[item.answer]),),
+                group=item.key,
+                kinds=(item.choices[item.answer],) * kinds
+                + (f"demonstrations of seed {seed}",) * several,
+                passages=(),
+                choices=item.choices,
+                details={"seed": seed, "item": item},
+            )
+            for seed in seeds
+            for item in self.data.test
+        )
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -416,22 +394,19 @@ class IclTask:
                 'fewer (--shots), mark lines with "split": "train", or give --demos FILE.'
             )
         order = drawn(there, seed, balanced=bool(self.data.labels))[:count]
-        return [Demonstration(self.text_of(one), self.choices_of(one)[one.answer]) for one in order]
+        return [Demonstration(one.text, one.offered[one.answer]) for one in order]
 
-    def text_of(self, item: Item) -> str:
-        """What stands for ``{text}`` in the template: of a question with its context."""
-        if self.data.labels:
-            return item.text
-        lines = [] if item.context is None else [item.context]
-        lines.append(f"Question: {item.text}")
-        if self.by_letter:
-            pairs = zip(ascii_uppercase, item.choices, strict=False)
-            lines += [f"{letter}. {choice}" for letter, choice in pairs]
-        return "\n".join(lines)
 
-    def choices_of(self, item: Item) -> tuple[str, ...]:
-        """What the model chooses from, in the order of the item's choices."""
-        return tuple(ascii_uppercase[: len(item.choices)]) if self.by_letter else item.choices
+def baselines(items: Sequence[Item]) -> dict[str, float]:
+    """Accuracy of two readers that see no text, in percent.
+
+    "chance" guesses among the choices; "majority", where all items have the same ones, always says
+    that which is right most often.
+    """
+    found = {"chance": sum(1.0 / len(one.choices) for one in items) / len(items)}
+    if len({one.choices for one in items}) == 1:
+        found["majority"] = max(Counter(one.answer for one in items).values()) / len(items)
+    return {name: round(100.0 * value, 2) for name, value in found.items()}
 
 
 def drawn(items: Sequence[Item], seed: int, *, balanced: bool) -> list[Item]:
@@ -446,7 +421,7 @@ def drawn(items: Sequence[Item], seed: int, *, balanced: bool) -> list[Item]:
         return order
     by_label: dict[str, list[Item]] = {}
     for item in order:
-        by_label.setdefault(item.label, []).append(item)
+        by_label.setdefault(item.choices[item.answer], []).append(item)
     made: list[Item] = []
     # Not in the order of the draw, so that every label leads as often as another.
     for row in zip_longest(*(by_label[label] for label in sorted(by_label))):
@@ -497,19 +472,19 @@ class IclAnswerer:
     def _judged(
         self, lm: WindowedLM, arm: Arm, seed: int, examples: Sequence[Example]
     ) -> list[Answered]:
-        task = self.task
-        items = [task.asked[one.details["item"]] for one in examples]
-        texts = [task.text_of(item) for item in items]
-        each = [task.choices_of(item) for item in items]
-        labels = {one: labels_for(lm.engine, task.template, one) for one in dict.fromkeys(each)}
-        choices = [labels[one] for one in each]
+        task, settings = self.task, self.task.settings
+        items: list[Item] = [one.details["item"] for one in examples]
+        texts, neutral = [item.text for item in items], settings["calibrate_with"]
+        kinds = {item.offered: None for item in items}
+        labels = {offered: labels_for(lm.engine, task.template, offered) for offered in kinds}
+        choices = [labels[item.offered] for item in items]
         demonstrations = task.shown(arm.top_k, seed)
 
         def windows(count: int) -> Shown:
             def filled(sizes: Sizes) -> Shown:
                 return Shown.of(
                     lm.engine,
-                    [*texts, *task.calibrate_with],
+                    [*texts, *neutral],
                     demonstrations[:count],
                     choices,
                     form=task.template,
@@ -518,10 +493,9 @@ class IclAnswerer:
                     sizes=sizes,
                 )
 
-            if task.window_tokens is not None:
-                return filled(Sizes(window_tokens=task.window_tokens))
-            if task.windows is not None:
-                return filled(Sizes(windows=max(1, min(task.windows, count))))
+            number, tokens = settings["windows"], settings["window_tokens"]
+            if number is not None or tokens is not None:
+                return filled(Sizes(number and max(1, min(number, count)), tokens))
             # So many windows may be too few.
             with suppress(LimitError):
                 return filled(Sizes(windows=max(1, min(USUAL, count // USUAL))))
@@ -538,7 +512,7 @@ class IclAnswerer:
             kept = max(1, bisect_left(range(kept), True, lo=1, key=too_many) - 1)
         read_in = windows(kept)
         begun = time.perf_counter()
-        judged = read_in.judge(texts, choices, task.normalize, task.calibrate_with)
+        judged = read_in.judge(texts, choices, settings["normalize"], neutral)
         seconds, read = (time.perf_counter() - begun) / len(items), judged.read
         passages = tuple(
             ReadPassage.of(

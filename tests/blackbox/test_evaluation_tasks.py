@@ -180,11 +180,11 @@ def test_labels_take_turns_until_they_run_out(tmp_path: Path) -> None:
     order = drawn(items, 3, balanced=True)
     assert sorted(one.key for one in order) == sorted(one.key for one in items)
     for start in range(0, 9, 3):
-        assert {one.label for one in order[start : start + 3]} == {"a", "b", "c"}
-    assert [one.label for one in order[9:]] == ["a"] * 17
+        assert {one.answer for one in order[start : start + 3]} == {0, 1, 2}
+    assert [one.answer for one in order[9:]] == [0] * 17
     assert order == drawn(items, 3, balanced=True) != drawn(items, 4, balanced=True)
     # Which label leads a round is drawn, too.
-    assert len({drawn(items, seed, balanced=True)[0].label for seed in range(20)}) == 3
+    assert len({drawn(items, seed, balanced=True)[0].answer for seed in range(20)}) == 3
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rag_windows.cli import options, render
 from rag_windows.cli.errors import Group
+from rag_windows.cli.models import ModelOptions
 from rag_windows.cli.options import spreading
 from rag_windows.errors import InputError
 from rag_windows.prompt.visible_text import one_line
@@ -45,12 +46,11 @@ Predictions = Annotated[Path, _option("FILE", "Answers that are there.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(ModelOptions):
     """What every evaluation that asks a model is told; each field is the option of its name."""
 
     out: Annotated[
-        Path | None,
-        _option("DIR", "Of the run, where the same command goes on. Default: below runs/."),
+        Path | None, _option("DIR", "Of the run, where the same command goes on; below runs/.")
     ] = None
     limit: Annotated[int | None, _option("N", "Only the first N questions.", min=1)] = None
     seed: Annotated[int, _option("N", "Of everything that is drawn.", min=0)] = 0
@@ -60,50 +60,27 @@ class Asking:
     system: Annotated[
         str | None, _option("TEXT", 'Before the passages; "" for none. Default: the dataset\'s.')
     ] = None
-    rag_temperature: Annotated[float | None, _option("T", "APE's, for methods that have one.")] = (
-        None
-    )
-    rag_scale: Annotated[float | None, _option("S", "APE's, for methods that have one.")] = None
     link_tokens: options.LinkTokens = None
-    profile: Annotated[str | None, _option("FILE", "Of rag-windows calibrate, for its method.")] = (
-        None
-    )
-    device: options.Device = "auto"
-    dtype: options.Dtype = "auto"
-    max_window_tokens: options.MaxWindowTokens = None
+    # Windows are kept in memory alone, so that no other run's windows count.
     cache_memory: Annotated[
         str, _option("SIZE", 'For encoded windows, such as "8GiB" or a share of what is free.')
     ] = "50%"
     fresh: Annotated[bool, _option(None, "Remove what the folder holds.", name="--fresh")] = False
     json: options.Json = False
-    verbose: options.Verbose = False
 
-    def ask(
-        self,
-        kind: str,
-        data: str | None,
-        chosen: dict[str, Any],
-        model: str,
-        methods: Sequence[str],
-        depths: Sequence[int | None],
-        speed: int = 0,
-        retriever: str = "given",
-        embedder: str | None = None,
-    ) -> None:
-        """Run an evaluation; ``chosen`` are the options of its kind's data."""
-        from rag_windows.cli.evaluation.running import Source, compared, evaluate
+    def ask(self, kind: str, data: str | None, chosen: dict[str, Any], **more: Any) -> None:
+        """Run an evaluation; see `running.evaluate`."""
+        from rag_windows.cli.evaluation.running import evaluate
 
-        source = Source(kind=kind, data=data, limit=self.limit, options=chosen)  # type: ignore[arg-type]  # one of the four
-        arms = compared(methods, depths, self)
-        evaluate(source, arms, self, model, speed, retriever, embedder)
+        evaluate(self, kind, data, chosen, **more)
+
+
+_NO_OPTIONS = ("model", "method", "cache_dir", "no_cache")
+"""Of a model that commands have otherwise, or not at all."""
 
 
 def numbers(given: Sequence[str], option: str = "--top-k", least: int = 1) -> tuple[int, ...]:
-    """Whole numbers such as "5,10,20", each once and in rising order.
-
-    Raises:
-        InputError: anything else.
-    """
+    """Whole numbers such as "5,10,20", each once and in rising order."""
     value = ",".join(given)
     words = [word.strip() for word in value.split(",")]
     right = all(word.isascii() and word.isdecimal() and int(word) >= least for word in words)
@@ -116,7 +93,7 @@ def numbers(given: Sequence[str], option: str = "--top-k", least: int = 1) -> tu
 
 
 @evaluation.command()
-@spreading()
+@spreading(without=_NO_OPTIONS)
 def inscit(
     *,
     data: Data,
@@ -152,12 +129,12 @@ def inscit(
     if corpus is not None and pool is not None:
         raise InputError("--corpus and --pool exclude each other; leave one of them out.")
     chosen = {"corpus": corpus, "style": style, "evidence": evidence}
-    depths = numbers(top_k)
-    asking.ask("inscit", data, chosen, model, methods, depths, speed, retriever, embedder)
+    run = {"model": model, "methods": methods, "depths": numbers(top_k), "speed": speed}
+    asking.ask("inscit", data, chosen, **run, retriever=retriever, embedder=embedder)
 
 
 @evaluation.command()
-@spreading()
+@spreading(without=_NO_OPTIONS)
 def chatrag(
     *,
     data: Data,
@@ -171,11 +148,12 @@ def chatrag(
 ) -> None:
     """ChatRAG-Bench: ten conversational datasets that bring their passages in ranked order."""
     chosen = {"dataset": dataset, "style": style}
-    asking.ask("chatrag", data, chosen, model, methods, numbers(top_k), speed)
+    run = {"model": model, "methods": methods, "depths": numbers(top_k), "speed": speed}
+    asking.ask("chatrag", data, chosen, **run)
 
 
 @evaluation.command()
-@spreading(without=("max_new_tokens", "max_window_tokens"))
+@spreading(without=(*_NO_OPTIONS, "max_new_tokens", "max_window_tokens"))
 def icl(
     *,
     task: Annotated[
@@ -235,11 +213,12 @@ def icl(
         "wording": wording,
         "choices_as": choices,
     }
-    asking.ask("icl", task, chosen, model, methods, numbers(shots, "--shots", least=0))
+    depths = numbers(shots, "--shots", least=0)
+    asking.ask("icl", task, chosen, model=model, methods=methods, depths=depths)
 
 
 @evaluation.command()
-@spreading(without=("limit",))
+@spreading(without=(*_NO_OPTIONS, "limit"))
 def long(
     *,
     task: Annotated[
@@ -281,7 +260,8 @@ def long(
         "seed": asking.seed,
         "passage_words": passage_words,
     }
-    asking.ask("long", task, chosen, model, methods, (None,), speed)
+    run = {"model": model, "methods": methods, "depths": (None,), "speed": speed}
+    asking.ask("long", task, chosen, **run)
 
 
 @evaluation.command()
@@ -296,9 +276,9 @@ def report(
     json: options.Json = False,
 ) -> None:
     """Score runs again and write their report, several runs in one."""
-    from rag_windows.cli.evaluation.running import report as write
+    from rag_windows.cli.evaluation.running import report_again
 
-    write(folders, out or folders[0], data, as_json=json)
+    report_again(folders, out or folders[0], data, as_json=json)
 
 
 @score.command("inscit")

@@ -20,32 +20,16 @@ from pydantic import BaseModel
 from rag_windows.calibration import Profile
 from rag_windows.cli import render
 from rag_windows.cli.errors import EXIT_ERROR, tell
-from rag_windows.cli.models import ModelOptions, loaded_model
+from rag_windows.cli.models import loaded_model
 from rag_windows.cli.render import progress
 from rag_windows.errors import DataError, InputError, MethodError, RagWindowsError
-from rag_windows.evaluation.chatrag import ChatRagTask, write_answers
+from rag_windows.evaluation import chatrag, icl, inscit, report
+from rag_windows.evaluation import run as runs
 from rag_windows.evaluation.files import read, write_whole
-from rag_windows.evaluation.icl import IclAnswerer, IclTask
-from rag_windows.evaluation.inscit import INSCIT_PACKAGES, InscitTask, write_predictions
 from rag_windows.evaluation.long import LongTask
 from rag_windows.evaluation.metrics import check_packages
-from rag_windows.evaluation.report import ReportedRun, write_report
 from rag_windows.evaluation.report.tables import cells, terminal
 from rag_windows.evaluation.retrieval import Ranker
-from rag_windows.evaluation.run import (
-    INDEX,
-    SCORES,
-    SOURCE,
-    Answerer,
-    Arm,
-    Generating,
-    Manifest,
-    RunFolder,
-    RunOptions,
-    arms,
-    measure_speed,
-    run,
-)
 from rag_windows.evaluation.summary import Summary, summarise
 from rag_windows.evaluation.task import Task
 from rag_windows.methods import linked, resolve
@@ -63,67 +47,51 @@ class Source(BaseModel):
     """What a command was told about its data; kept in the run's folder, to report it again later.
 
     It is no part of the run's settings: a data file may lie elsewhere tomorrow.
-
-    Attributes:
-        kind: of task.
-        data: the data file, or None where the project makes the questions itself.
-        limit: only so many of the first questions, or None.
-        options: of the reader of this kind, JSON values.
-        command: that made the run.
     """
 
     kind: Literal["inscit", "chatrag", "icl", "long"]
-    data: str | None = None
-    limit: int | None = None
-    options: dict[str, Any] = {}
-    command: str = ""
+    data: str | None
+    limit: int | None
+    options: dict[str, Any]
+    command: str
 
     def task(self) -> Task:
-        """Read the data."""
-        check_packages(*(INSCIT_PACKAGES if self.kind == "inscit" else ()), "matplotlib")
+        """Read the data; ``options`` are those of this kind's reader."""
+        check_packages(*(inscit.INSCIT_PACKAGES if self.kind == "inscit" else ()), "matplotlib")
         with progress("Reading the data"):
             if self.kind == "long":
-                return LongTask.open(self.data, **self.options)
+                return LongTruns.open(self.data, **self.options)
             if self.data is None:
                 raise DataError("The run's data file is not known; name it with --data.")
             if self.kind == "icl":
-                return IclTask.open(self.data, texts=self.limit, **self.options)
-            reader = InscitTask if self.kind == "inscit" else ChatRagTask
+                return icl.IclTruns.open(self.data, texts=self.limit, **self.options)
+            reader = inscit.InscitTask if self.kind == "inscit" else chatrag.ChatRagTask
             task = reader.read(self.data, **self.options)
-        if self.limit is None or self.limit >= len(task.examples):
+        if self.limit is None or self.limit >= len(truns.examples):
             return task
-        settings = {**task.settings, "limit": self.limit}
-        return replace(task, examples=task.examples[: self.limit], settings=settings)
+        settings = {**truns.settings, "limit": self.limit}
+        return replace(task, examples=truns.examples[: self.limit], settings=settings)
 
 
 def compared(
     methods: Sequence[str], depths: Sequence[int | None], asking: Asking
-) -> tuple[Arm, ...]:
-    """Each method at each depth, with the numbers of the options.
-
-    Raises:
-        MethodError: an unknown name, or a number outside a method's domain.
-        InputError: nothing, or something twice; or a number that none of the methods has.
-        ProfileError: the profile can't be read.
-    """
+) -> tuple[runs.Arm, ...]:
+    """Each method at each depth, with the numbers of the options for those that have them."""
     numbers = {"temperature": asking.rag_temperature, "scale": asking.rag_scale}
     numbers = {key: value for key, value in numbers.items() if value is not None}
-    names = names_in(",".join(methods))
-    if "" in names:
-        raise InputError(
-            f"--methods {','.join(methods)!r} has an empty name; write names with commas between "
-            "them, such as sequential,ape."
-        )
+    written = ",".join(methods)
+    if "" in (names := names_in(written)):
+        raise InputError(f"--methods {written!r} has an empty name; write sequential,ape.")
     chosen = [(name, resolve(name)) for name in names]
     if asking.profile is not None:
-        calibrated = Profile.load(asking.profile).method
-        if numbers or calibrated.name not in [method.name for _, method in chosen]:
+        found = Profile.load(asking.profile).method
+        if numbers or found.name not in [method.name for _, method in chosen]:
             raise InputError(
-                f"--profile holds numbers of {calibrated.name}: name it among --methods, and leave "
+                f"--profile holds numbers of {found.name}: name it among --methods, and leave "
                 "--rag-temperature and --rag-scale out."
             )
         chosen = [
-            (name, calibrated if method.name == calibrated.name and ":" not in name else method)
+            (name, found if method.name == found.name and ":" not in name else method)
             for name, method in chosen
         ]
     for key in numbers:
@@ -133,75 +101,69 @@ def compared(
     for name, method in chosen:
         free = {key: value for key, value in numbers.items() if f"{key}=" not in name}
         made.append((name, linked(with_known(method, free), asking.link_tokens)))
-    return arms(made, depths)
+    return runs.arms(made, depths)
 
 
 def evaluate(
-    source: Source,
-    chosen: tuple[Arm, ...],
     asking: Asking,
+    kind: Any,
+    data: str | None,
+    chosen: dict[str, Any],
+    *,
     model: str,
-    speed: int,
-    retriever: Any,
-    embedder: str | None,
+    methods: Sequence[str],
+    depths: Sequence[int | None],
+    speed: int = 0,
+    retriever: Any = "given",
+    embedder: str | None = None,
 ) -> None:
     """Read the data, answer what is not answered yet, score, and show.
 
-    Raises:
-        RagWindowsError: in the data or the arguments before any work; from the model at any time,
-            finished answers being kept.
-        typer.Exit: with code 2 if questions stayed without an answer.
+    ``chosen`` are the options of the data's kind. Errors in data or arguments come before any work;
+    where the model fails, finished answers are kept.
     """
+    arms = compared(methods, depths, asking)
+    source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=_command())
     task = source.task()
     _make_folder(asking.out or RUNS)
-    if isinstance(task, IclTask):
-        for arm in chosen:
-            task.shown(arm.top_k, task.seeds[0])
+    if isinstance(task, icl.IclTask):
+        for arm in arms:
+            truns.shown(arm.top_k, 0)
     if missing := getattr(task, "unfound", 0):
-        tell(
-            f"Note: {missing} evidence passages are not in the corpus: no retriever can find them."
-        )
+        tell(f"Note: {missing} evidence passages are not in the corpus, so nothing finds them.")
     prefix = None if asking.system is None else encodable(asking.system)
-    options = RunOptions.of(task, prefix, asking.max_new_tokens, asking.seed)
-    depth = None if source.kind in ("icl", "long") else max(arm.top_k or 0 for arm in chosen)
+    options = runs.RunOptions.of(task, prefix, asking.max_new_tokens, asking.seed)
+    depth = None if kind in ("icl", "long") else max(one or 0 for one in depths)
     ranker = Ranker(task, retriever, depth, embedder=embedder)
-    # A cache in memory alone, so that no other run's windows count.
-    loaded = ModelOptions(
-        model,
-        device=asking.device,
-        dtype=asking.dtype,
-        max_window_tokens=asking.max_window_tokens,
-        verbose=asking.verbose,
-        profile=asking.profile,
-        cache_memory=asking.cache_memory,
-    )
+    answerer: runs.Answerer = runs.Generating(options)
+    if isinstance(task, icl.IclTask):
+        answerer = icl.IclAnswerer(task, options.prefix)
+    # The methods' numbers are the arms'.
+    loaded = replace(asking, model=model, rag_temperature=None, rag_scale=None)
     with loaded_model(loaded) as lm:
-        manifest = Manifest.of(lm, task, chosen, ranker.settings, options)
+        manifest = runs.Manifest.of(lm, task, arms, ranker.settings, options)
         path = asking.out or _default_folder(manifest, model)
-        with _going_on(path), RunFolder.begin(path, manifest, asking.fresh) as folder:
-            # What the user typed, but for what would throw the answers away.
-            source = source.model_copy(update={"command": _command()})
-            write_whole(path / SOURCE, json.dumps(source.model_dump(), indent=2) + "\n")
+        with _going_on(path), runs.RunFolder.begin(path, manifest, asking.fresh) as folder:
+            write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
             _tell_notes(folder.notes)
             with progress("Embedding passages") as counted:
-                ranker.prepare(counted, path / INDEX)
-            answerer: Answerer = Generating(options)
-            if isinstance(task, IclTask):
-                answerer = IclAnswerer(task, options.prefix)
+                ranker.prepare(counted, path / runs.INDEX)
+            asked = (lm, task, arms, ranker, folder)
             with progress("Answering") as counted:
-                outcome = run(lm, task, chosen, ranker, folder, answerer=answerer, progress=counted)
+                outcome = runs.run(*asked, answerer=answerer, progress=counted)
             if speed:
                 with progress("Timing the first token") as counted:
-                    timed = (lm, task, chosen, ranker, folder, speed)
-                    _tell_notes(measure_speed(*timed, options=options, progress=counted))
+                    notes = runs.measure_speed(*asked, speed, options=options, progress=counted)
+                    _tell_notes(notes)
             with progress("Scoring"):
                 summary = summarise(task, folder)
-                write_whole(path / SCORES, summary.dump())
-                predictions = {arm.name: _predictions(folder, task, arm.name) for arm in chosen}
-                reports = write_report([ReportedRun(task, folder, summary, source.command)], path)
+                write_whole(path / runs.SCORES, summary.dump())
+                predictions = {arm.name: _predictions(folder, task, arm.name) for arm in arms}
+                one = report.ReportedRun(task, folder, summary, source.command)
+                reports = report.write_report([one], path)
     files: dict[str, Any] = {
         "folder": str(path),
-        "scores": str(path / SCORES),
+        "scores": str(path / runs.SCORES),
         "predictions": {arm: str(one) for arm, one in predictions.items()},
         "report": [str(one) for one in reports],
     }
@@ -212,8 +174,8 @@ def evaluate(
         render.show(f"Scores: {files['scores']}", "dim")
         render.show(f"Predictions: {', '.join(files['predictions'].values())}", "dim")
         render.show(f"Report: {', '.join(files['report'])}", "dim")
-    if outcome.failed:
-        first, count = outcome.failed[0], len(outcome.failed)
+    if count := len(outcome.failed):
+        first = outcome.failed[0]
         told = (
             "1 answer is missing and counts"
             if count == 1
@@ -226,20 +188,16 @@ def evaluate(
         raise typer.Exit(EXIT_ERROR)
 
 
-def report(folders: Sequence[Path], out: Path, data: str | None, *, as_json: bool) -> None:
-    """Score runs again and write one report of them; the data may lie elsewhere now.
-
-    Raises:
-        DataError: a folder or its data can't be read.
-    """
-    runs, told = [], []
+def report_again(folders: Sequence[Path], out: Path, data: str | None, *, as_json: bool) -> None:
+    """Score runs again and write one report of them; the data may lie elsewhere now."""
+    reported, told = [], []
     for path in folders:
-        folder, source = RunFolder.open(path), read(path / SOURCE).json(Source)
+        folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(Source)
         source.data = data or source.data
         _tell_notes(folder.notes)
         task, settings = source.task(), folder.manifest.settings["task"]
-        now = json.loads(json.dumps({"name": task.name, **task.settings}))
-        keys = tuple(one.key for one in task.examples)
+        now = json.loads(json.dumps({"name": truns.name, **truns.settings}))
+        keys = tuple(one.key for one in truns.examples)
         if keys != folder.manifest.keys or _nameless(settings) != _nameless(now):
             raise DataError(
                 f"{source.data} holds other data than the run of {folder.manifest.task} read; name "
@@ -247,15 +205,15 @@ def report(folders: Sequence[Path], out: Path, data: str | None, *, as_json: boo
             )
         with progress("Scoring"):
             summary = summarise(task, folder)
-        runs.append(ReportedRun(task, folder, summary, source.command))
+        reported.append(report.ReportedRun(task, folder, summary, source.command))
         files: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
         told.append({**summary.as_json(), "files": {"folder": str(path), **files}})
     with progress("Scoring"):
-        paths = [str(one) for one in write_report(runs, out)]
+        paths = [str(one) for one in report.write_report(reported, out)]
     if as_json:
         render.write_json({"runs": told, "report": paths})
         return
-    for one in runs:
+    for one in reported:
         _show(one.summary, one.task, one.folder)
     render.show(f"Report: {', '.join(paths)}", "dim")
 
@@ -269,17 +227,19 @@ def _nameless(value: Any) -> Any:
     }
 
 
-def _show(summary: Summary, task: Task, folder: RunFolder) -> None:
+def _show(summary: Summary, task: Task, folder: runs.RunFolder) -> None:
     """The summary, and what a task tells beside: baselines, or figures of each cell of a sweep."""
     render.show(f"{terminal(summary)}\n")
-    if isinstance(task, IclTask):
-        told = ", ".join(f"{name} {value:.1f}" for name, value in task.baselines.items())
+    if isinstance(task, icl.IclTask):
+        told = ", ".join(
+            f"{name} {value:.1f}" for name, value in truns.settings["baselines"].items()
+        )
         render.show(f"Accuracy without reading, in percent: {told}.\n")
     if isinstance(task, LongTask):
         for arm in summary.arms:
             records = folder.records(arm.name)
-            if examples := [one for one in task.examples if one.key in records]:
-                found = task.scores(examples, [records[one.key] for one in examples])[0].values
+            if examples := [one for one in truns.examples if one.key in records]:
+                found = truns.scores(examples, [records[one.key] for one in examples])[0].values
                 table = cells(examples, found).markdown
                 render.show(f"Found by {arm.name}, in percent:\n\n{table}\n")
 
@@ -289,16 +249,16 @@ def _tell_notes(notes: Sequence[str]) -> None:
         tell(f"Note: {note}")
 
 
-def _predictions(folder: RunFolder, task: Task, arm: str) -> Path:
+def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
     """Write an arm's answers: INSCIT's own format; else a line each, empty where there is none."""
     records = folder.records(arm)
-    if isinstance(task, InscitTask):
+    if isinstance(task, inscit.InscitTask):
         path = folder.predictions(arm)
-        write_predictions(path, task.examples, records, task.evidence)
+        inscit.write_predictions(path, truns.examples, records, truns.evidence)
         return path
     path = folder.predictions(arm, ".txt")
-    found = [records.get(one.key) for one in task.examples]
-    write_answers(path, ["" if one is None else one.answer for one in found])
+    found = [records.get(one.key) for one in truns.examples]
+    chatrag.write_answers(path, ["" if one is None else one.answer for one in found])
     return path
 
 
@@ -314,7 +274,7 @@ def _make_folder(path: Path) -> None:
         raise InputError(f"--out '{path}' can't be written; name another folder.")
 
 
-def _default_folder(manifest: Manifest, model: str) -> Path:
+def _default_folder(manifest: runs.Manifest, model: str) -> Path:
     """Named by task and model, and by all settings: the same command finds it again."""
     text = json.dumps(manifest.settings, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
