@@ -60,17 +60,17 @@ class Source(BaseModel):
         check_packages(*(inscit.INSCIT_PACKAGES if self.kind == "inscit" else ()), "matplotlib")
         with progress("Reading the data"):
             if self.kind == "long":
-                return LongTruns.open(self.data, **self.options)
+                return LongTask.open(self.data, **self.options)
             if self.data is None:
                 raise DataError("The run's data file is not known; name it with --data.")
             if self.kind == "icl":
-                return icl.IclTruns.open(self.data, texts=self.limit, **self.options)
+                return icl.IclTask.open(self.data, texts=self.limit, **self.options)
             reader = inscit.InscitTask if self.kind == "inscit" else chatrag.ChatRagTask
             task = reader.read(self.data, **self.options)
-        if self.limit is None or self.limit >= len(truns.examples):
+        if self.limit is None or self.limit >= len(task.examples):
             return task
-        settings = {**truns.settings, "limit": self.limit}
-        return replace(task, examples=truns.examples[: self.limit], settings=settings)
+        settings = {**task.settings, "limit": self.limit}
+        return replace(task, examples=task.examples[: self.limit], settings=settings)
 
 
 def compared(
@@ -128,7 +128,7 @@ def evaluate(
     _make_folder(asking.out or RUNS)
     if isinstance(task, icl.IclTask):
         for arm in arms:
-            truns.shown(arm.top_k, 0)
+            task.shown(arm.top_k, 0)
     if missing := getattr(task, "unfound", 0):
         tell(f"Note: {missing} evidence passages are not in the corpus, so nothing finds them.")
     prefix = None if asking.system is None else encodable(asking.system)
@@ -196,8 +196,8 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None, *, as_jso
         source.data = data or source.data
         _tell_notes(folder.notes)
         task, settings = source.task(), folder.manifest.settings["task"]
-        now = json.loads(json.dumps({"name": truns.name, **truns.settings}))
-        keys = tuple(one.key for one in truns.examples)
+        now = json.loads(json.dumps({"name": task.name, **task.settings}))
+        keys = tuple(one.key for one in task.examples)
         if keys != folder.manifest.keys or _nameless(settings) != _nameless(now):
             raise DataError(
                 f"{source.data} holds other data than the run of {folder.manifest.task} read; name "
@@ -232,14 +232,14 @@ def _show(summary: Summary, task: Task, folder: runs.RunFolder) -> None:
     render.show(f"{terminal(summary)}\n")
     if isinstance(task, icl.IclTask):
         told = ", ".join(
-            f"{name} {value:.1f}" for name, value in truns.settings["baselines"].items()
+            f"{name} {value:.1f}" for name, value in task.settings["baselines"].items()
         )
         render.show(f"Accuracy without reading, in percent: {told}.\n")
     if isinstance(task, LongTask):
         for arm in summary.arms:
             records = folder.records(arm.name)
-            if examples := [one for one in truns.examples if one.key in records]:
-                found = truns.scores(examples, [records[one.key] for one in examples])[0].values
+            if examples := [one for one in task.examples if one.key in records]:
+                found = task.scores(examples, [records[one.key] for one in examples])[0].values
                 table = cells(examples, found).markdown
                 render.show(f"Found by {arm.name}, in percent:\n\n{table}\n")
 
@@ -254,10 +254,10 @@ def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
     records = folder.records(arm)
     if isinstance(task, inscit.InscitTask):
         path = folder.predictions(arm)
-        inscit.write_predictions(path, truns.examples, records, truns.evidence)
+        inscit.write_predictions(path, task.examples, records, task.evidence)
         return path
     path = folder.predictions(arm, ".txt")
-    found = [records.get(one.key) for one in truns.examples]
+    found = [records.get(one.key) for one in task.examples]
     chatrag.write_answers(path, ["" if one is None else one.answer for one in found])
     return path
 
