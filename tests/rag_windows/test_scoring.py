@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from rag_windows import APE, InputError, LimitError, Passage
 from rag_windows.icl import scoring
@@ -37,15 +36,6 @@ def test_a_score_is_the_sum_of_its_log_probabilities(passages: list[str]) -> Non
         assert score.tokens == len(ids)
         assert score.logprob == pytest.approx(expected, abs=1e-4)
         assert score.mean_logprob == pytest.approx(expected / len(ids), abs=1e-3)
-
-
-def test_the_best_continuation_scores_best() -> None:
-    lm = small.lm()
-    context = lm.encode_ids([0, 4], [[70, 71, 72], [90, 91]])
-    greedy = lm.generate_ids(context, [99, 5], max_new_tokens=1)
-    others = [[token] for token in range(20, 40)]
-    (scores,) = scoring.score_queries(lm.engine.decoder, context, [[99, 5]], [greedy, *others])
-    assert int(torch.tensor(scores).argmax()) == 0
 
 
 QUERIES = ["Is it?", "What is it then, after all?", "Why?", "And is it?", "Who?"]
@@ -110,14 +100,6 @@ def test_conversations_may_bring_prefixes_of_their_own() -> None:
             [one.logprob for one in expected], abs=1e-4
         )
     assert briefly[0].logprob != pytest.approx(freely[0].logprob, abs=1e-3)
-
-
-def test_blank_passages_change_nothing() -> None:
-    lm = small.lm()
-    bare, blank = (lm.score_batch(QUERIES, passages, CHOICES) for passages in ([], [" ", ""]))
-    assert [[one.logprob for one in scores] for scores in blank] == [
-        [one.logprob for one in scores] for scores in bare
-    ]
 
 
 def test_the_longest_query_is_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import lm_eval_rag_windows
 
 ROOT = Path(__file__).parents[3]
 TASKS = Path(__file__).parent / "tasks"
-ASKED = 24
+ASKED = 10
 SHOTS = 32
 
 
@@ -49,7 +49,7 @@ def evaluate(tasks: Any, names: list[str], arguments: str = "", **options: Any) 
 
 def test_examples_in_windows_teach_and_no_examples_do_not(tasks: Any) -> None:
     names = ["made_up_labels", "made_up_answers"]
-    shown = evaluate(tasks, names, ",method=ape", num_fewshot=SHOTS)
+    shown = evaluate(tasks, names, ",method=ape", num_fewshot=SHOTS, limit=ASKED)
     assert shown["results"]["made_up_labels"]["acc,none"] >= 0.9
     assert shown["results"]["made_up_answers"]["exact_match,none"] >= 0.9
     told = shown["config"]["rag_windows"]
@@ -58,7 +58,7 @@ def test_examples_in_windows_teach_and_no_examples_do_not(tasks: Any) -> None:
     assert told["windows_encoded"] <= SHOTS
     assert told["method"]["name"] == "ape"
     json.dumps(shown["config"], default=handle_non_serializable)
-    blind = evaluate(tasks, names, ",method=ape", num_fewshot=0)
+    blind = evaluate(tasks, names, ",method=ape", num_fewshot=0, limit=ASKED)
     assert blind["results"]["made_up_labels"]["acc,none"] <= 0.6
     assert blind["results"]["made_up_answers"]["exact_match,none"] <= 0.6
     assert blind["config"]["rag_windows"]["requests_by_windows"] == {"0": 5 * ASKED}

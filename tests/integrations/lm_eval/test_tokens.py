@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
 
 pytest.importorskip("lm_eval")
@@ -16,10 +19,15 @@ from tests.integrations.lm_eval.models import ours
 TEXT = "Words  of a kind.\n\nQuestion: what?\nAnswer: water\n\n\n Say more: the sea\n\nSo:"
 
 
+@cache
+def prompts(name: str) -> Any:
+    return ours(name).prompts
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "llama2", "gemma", "unigram"])
 @given(ends=st.lists(st.integers(0, len(TEXT)), min_size=1, max_size=6).map(sorted))
 def test_wherever_it_is_cut(name: str, ends: list[int]) -> None:
-    made = ours(name).prompts
+    made = prompts(name)
     cut = made.cut_at((Piece(TEXT),), tuple(ends))
     assert (*cut.prefix, *(i for one in cut.windows for i in one), *cut.question) == made.text(TEXT)
     assert cut.question
@@ -27,7 +35,7 @@ def test_wherever_it_is_cut(name: str, ends: list[int]) -> None:
 
 
 def test_a_token_over_an_end_goes_to_the_later_part() -> None:
-    made = ours("gpt2").prompts
+    made = prompts("gpt2")
     for end in range(1, len(TEXT)):
         before = build("gpt2").tokenizer.decode(made.cut_at((Piece(TEXT),), (end,)).prefix)
         assert TEXT.startswith(before)
@@ -40,13 +48,13 @@ def test_line_breaks_before_a_letter_close_the_earlier_part() -> None:
     """GPT-2 writes them as two tokens there, and as one token at the end of a text."""
     tokenizer = build("gpt2").tokenizer
     first, second = "lunk: Daxa\n\n", "blog:"
-    cut = ours("gpt2").prompts.cut_at((Piece(first + second),), (0, len(first)))
+    cut = prompts("gpt2").cut_at((Piece(first + second),), (0, len(first)))
     assert tokenizer.decode(cut.windows[0]) == first
     assert list(cut.windows[0]) != tokenizer.encode(first, add_special_tokens=False)
 
 
 def test_the_beginning_is_not_written_twice() -> None:
-    bos, made = build("gemma").tokenizer.bos_token_id, ours("gemma").prompts
+    bos, made = build("gemma").tokenizer.bos_token_id, prompts("gemma")
     written = build("gemma").tokenizer.bos_token
     assert made.text("Say").count(bos) == 1
     assert made.ids([Piece(written, trusted=True), Piece("Say")]).count(bos) == 1
