@@ -146,53 +146,50 @@ class _Loader:
         self._labels: set[str] = set()
 
     def add(self, name: str) -> None:
-        path = Path(name).expanduser()
-        named, tops = True, [path]
+        given = Path(name).expanduser()
+        tops = [given]
         try:
-            if glob.has_magic(name) and not path.exists():
-                # pathlib's ** does not follow links; glob's does, round and round.
-                named, inside = False, path.relative_to(path.anchor)
-                tops = sorted(Path(path.anchor).glob(str(inside)))
+            if named := not glob.has_magic(name) or given.exists():
+                given.stat()
             else:
-                path.stat()
+                # pathlib's ** does not follow links; glob's does, round and round.
+                inside = given.relative_to(given.anchor)
+                tops = sorted(Path(given.anchor).glob(str(inside)))
         except (OSError, ValueError) as error:
             raise DocumentError(
                 f"{_printable(name)}: {_reason(error)}; name files, folders or quoted patterns "
                 "such as 'docs/**/*.md'."
             ) from error
         if not tops:
-            raise DocumentError(f"{path}: the pattern matches nothing; check it with ls.")
-        hidden = named or any(map(_hidden, path.parts))
+            raise DocumentError(f"{given}: the pattern matches nothing; check it with ls.")
         for top in tops:
-            base = Path(os.path.abspath(top)).parent
-            if not hidden and any(map(_hidden, top.parts)):
-                self._skip(self._label(top, base), "hidden")
-            else:
-                self._walk(top, base, named)
-
-    def _walk(self, top: Path, base: Path, named: bool) -> None:
-        """Read a file, or all files of a folder, sorted by name."""
-        waiting = [top]
-        while waiting:
-            path = waiting.pop()
-            label = self._label(path, base)
-            if path is not top:
-                named = False
-                if _hidden(path.name):
+            root = Path(os.path.abspath(top)).parent
+            waiting = [top]
+            while waiting:
+                path = waiting.pop()
+                full = Path(os.path.abspath(path))
+                inside = full.relative_to(self._root if self._root in full.parents else root)
+                label = _printable(inside.as_posix())
+                if any(_hidden(part) for part in path.parts if part not in given.parts):
                     self._skip(label, "hidden")
-                    continue
-            try:
-                if not path.is_dir():
-                    self._file(path, label, named)
-                elif not self._again(path):
-                    waiting += sorted(path.iterdir(), reverse=True)
-                elif path.is_symlink():
-                    self._skip(label, "a link to a folder that is read already")
-            except OSError as error:
-                if named or not path.is_symlink() or path.exists():
-                    self._fail(label, _reason(error), error)
                 else:
-                    self._skip(label, "a broken link")
+                    waiting += self._visit(path, label, named and path is top)
+
+    def _visit(self, path: Path, label: str, named: bool) -> list[Path]:
+        """Read a file; what a folder holds, the last one first."""
+        try:
+            if not path.is_dir():
+                self._file(path, label, named)
+            elif not self._again(path):
+                return sorted(path.iterdir(), reverse=True)
+            elif path.is_symlink():
+                self._skip(label, "a link to a folder that is read already")
+        except OSError as error:
+            if path.is_symlink() and not path.exists():
+                self._skip(label, "a broken link")
+            else:
+                self._fail(label, _reason(error), error)
+        return []
 
     def _again(self, path: Path) -> bool:
         """Whether it was visited before, under whatever name."""
@@ -220,8 +217,9 @@ class _Loader:
         kind = "pdf" if data.startswith(b"%PDF-") else SUFFIXES.get(suffix, "text")
         encoding = next((_ENCODINGS[mark] for mark in _ENCODINGS if data.startswith(mark)), "utf-8")
         if reason is None and not data:
-            reason, named = "empty", False
-        elif kind == "pdf" and not find_spec("pypdf"):
+            self._skip(label, "empty")
+            return
+        if kind == "pdf" and not find_spec("pypdf"):
             reason = missing("Reading PDF files", "pypdf", "pdf")
         elif kind != "pdf" and encoding == "utf-8" and b"\x00" in data[:8192]:
             reason = "binary, not text; name .txt, .md, .jsonl or .pdf files"
@@ -232,41 +230,32 @@ class _Loader:
         elif named:
             self._fail(label, reason)
         else:
-            self._skip(label, reason, problem=suffix in SUFFIXES and reason != "empty")
+            self._skip(label, reason, problem=suffix in SUFFIXES)
 
     def _read(self, data: bytes, kind: str, encoding: str, label: str) -> None:
-        title: str | None = None
         try:
-            if kind == "pdf":
-                text, title = _pdf(data)
-            else:
-                text = _plain_lines(data.decode(encoding))
+            text, title = _pdf(data) if kind == "pdf" else (_plain_lines(data.decode(encoding)), "")
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
-            self._fail(
-                f"{label}:{line}",
-                f"not valid {encoding.upper()} (byte {error.start}); convert the file, for example "
-                f"with: iconv -f WINDOWS-1252 -t UTF-8 {label}",
-                error,
-            )
-            return
+            advice = f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {label}"
+            reason = f"not valid {encoding.upper()} (byte {error.start}); {advice}"
+            return self._fail(f"{label}:{line}", reason, error)
         except DocumentError as error:
-            self._fail(label, str(error), error)
-            return
+            return self._fail(label, str(error), error)
         if kind == "markdown":
             title, text = _first_heading(text)
         if kind != "jsonl":
-            title = title or Path(label).stem
-            self._keep(Document(text, label, title, metadata={"source": label}))
-            return
+            metadata = {"source": label}
+            return self._keep(Document(text, label, title or Path(label).stem, metadata=metadata))
         # Not splitlines: U+2028 and its like may stand inside a JSON string.
-        for number, line_text in enumerate(text.split("\n"), start=1):
-            if line_text.strip():
+        for number, row in enumerate(text.split("\n"), start=1):
+            if row.strip():
                 place = f"{label}:{number}"
                 try:
-                    self._keep(_document(line_text, label, place))
+                    self._keep(_document(row, label, place))
                 except (ValueError, TypeError, RecursionError) as error:
                     self._fail(place, _ROW, error)
+        return None
 
     def _keep(self, document: Document) -> None:
         if document.text.strip():
@@ -282,18 +271,12 @@ class _Loader:
             raise DocumentError(f"{label}: {reason}") from cause
         self._skip(label, reason, problem=True)
 
-    def _label(self, path: Path, base: Path) -> str:
-        full = Path(os.path.abspath(path))
-        root = self._root if full.is_relative_to(self._root) else base
-        inside = full.relative_to(root) if full.is_relative_to(root) else Path(full.name)
-        return _printable(inside.as_posix())
-
 
 def _plain_lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _first_heading(text: str) -> tuple[str | None, str]:
+def _first_heading(text: str) -> tuple[str, str]:
     """The first heading outside code, and the text without it where it opens the text.
 
     Every passage carries the title, so the opening heading need not stand in the first one again.
@@ -306,25 +289,25 @@ def _first_heading(text: str) -> tuple[str | None, str]:
             continue
         title, first = _heading(line), number
         above, before = ("", "", *lines[max(0, number - 2) : number])[-1:-3:-1]
-        if title is None and _UNDERLINE.match(line) and above.strip() and not before.strip():
+        if not title and _UNDERLINE.match(line) and above.strip() and not before.strip():
             title, first = above.strip(), number - 1
-        if title is not None:
+        if title:
             rest = "\n".join(lines[number + 1 :])
             opens = not "".join(lines[:first]).strip()
             return title, rest if opens and rest.strip() else text
-    return None, text
+    return "", text
 
 
-def _heading(line: str) -> str | None:
-    """What a line of the form ``## Title ##`` names; None for other lines, and without a name."""
+def _heading(line: str) -> str:
+    """What a line of the form ``## Title ##`` names; nothing for other lines."""
     match = _HEADING.match(line)
     text = match[1].strip() if match else ""
     open_end = text.rstrip("#")
     closed = open_end != text and (not open_end or open_end[-1] in " \t")
-    return (open_end.rstrip() if closed else text) or None
+    return open_end.rstrip() if closed else text
 
 
-def _pdf(data: bytes) -> tuple[str, str | None]:
+def _pdf(data: bytes) -> tuple[str, str]:
     """Text and title of a PDF file."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, PyPdfError
@@ -339,7 +322,7 @@ def _pdf(data: bytes) -> tuple[str, str | None]:
         raise DocumentError(f"not a PDF file that pypdf reads ({first}); save it anew.") from error
     if not text.strip():
         raise DocumentError("its pages hold no text; scans need OCR first.")
-    return _encodable(text), _encodable(title).strip() if isinstance(title, str) else None
+    return _encodable(text), _encodable(str(title or "")).strip()
 
 
 def _document(line: str, label: str, place: str) -> Document:
