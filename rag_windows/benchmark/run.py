@@ -1,7 +1,4 @@
-"""`rag-windows bench`: a model, the tokens that it reads, the ways to answer, and their times.
-
-This module is also the program that answers for peak memory in a process of its own.
-"""
+"""`rag-windows bench`: a model, the tokens that it reads, the ways to answer, and their times."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -237,10 +234,14 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 class Clock(StoppingCriteria):
-    """Writes down when each token is there; never stops anything."""
+    """Writes down when each token of an answer is there; never stops anything.
+
+    `prefill_s` are seconds for the passages, or to the first token where passages and query are one
+    prompt; `stamps` are seconds from the start to each token.
+    """
 
     def __init__(self) -> None:
-        self.begun = now()
+        self.begun, self.prefill_s = now(), 0.0
         self.stamps: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -248,24 +249,13 @@ class Clock(StoppingCriteria):
         self.stamps.append(now() - self.begun)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """One run of one way: seconds for the passages, and from the start to each generated token.
-
-    Where passages and query are one prompt, the first token counts for both.
-    """
-
-    prefill_s: float
-    stamps: Sequence[float]
-
     @property
     def tokens_per_s(self) -> float:
         """Tokens after the first, by the second."""
         return (len(self.stamps) - 1) / (self.stamps[-1] - self.stamps[0])
 
 
-Way = Callable[[Load, int], Timing]
+Way = Callable[[Load, int], Clock]
 """From a prompt and a number of tokens to when they came."""
 
 
@@ -276,7 +266,7 @@ def plain(model: PreTrainedModel, *, keep_prefix: bool = False) -> Way:
     """
     kept: dict[tuple[int, ...], DynamicCache] = {}
 
-    def run(load: Load, tokens: int) -> Timing:
+    def run(load: Load, tokens: int) -> Clock:
         options: dict[str, Any] = {}
         if keep_prefix:
             if load.prefix not in kept:
@@ -295,7 +285,8 @@ def plain(model: PreTrainedModel, *, keep_prefix: bool = False) -> Way:
             stopping_criteria=[clock],
             **options,
         )
-        return Timing(clock.stamps[0], clock.stamps)
+        clock.prefill_s = clock.stamps[0]
+        return clock
 
     return run
 
@@ -303,13 +294,13 @@ def plain(model: PreTrainedModel, *, keep_prefix: bool = False) -> Way:
 def windowed(lm: WindowedLM) -> Way:
     """Windows by a model with the cache that it has."""
 
-    def run(load: Load, tokens: int) -> Timing:
+    def run(load: Load, tokens: int) -> Clock:
         clock = Clock()
         context = lm.encode_ids(load.prefix, load.windows)
-        prefill_s = now() - clock.begun
+        clock.prefill_s = now() - clock.begun
         options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
         lm.generate_ids(context, load.query, stopping_criteria=[clock], **options)
-        return Timing(prefill_s, clock.stamps)
+        return clock
 
     return run
 
@@ -530,7 +521,7 @@ def _alone(plan: Plan, place: Place, lm: WindowedLM, roofline: Roofline, tell: T
     """One question at a time over one context."""
     vocabulary = int(lm.model.config.vocab_size)
     asked, short = load(vocabulary, place), load(vocabulary, SHORT)
-    timings: dict[str, list[Timing]] = {name: [] for name in WAYS if name in (plan.way or WAYS)}
+    timings: dict[str, list[Clock]] = {name: [] for name in WAYS if name in (plan.way or WAYS)}
     peaks = {}
     with all_ways(lm, device=plan.device != "cpu") as ways:
         for name in timings:
@@ -711,10 +702,10 @@ def _peak(plan: Plan, place: Place, way: str, work: Callable[[], object], tell: 
         return peak_bytes(work, plan.device)
     if way == SEQUENTIAL:  # one prompt is the same however it would be cut
         place = Place(place.context, place.context, ragged=False)
+    asked = [dataclasses.asdict(plan), dataclasses.asdict(place), way, torch.get_num_threads()]
     try:
-        asked = [dataclasses.asdict(plan), dataclasses.asdict(place), way, torch.get_num_threads()]
         return peak_apart(json.dumps(asked))
-    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+    except (OSError, RuntimeError, MemoryError) as error:
         tell(f"Peak memory of {way} was not measured: {error}")
         return None
 
@@ -724,21 +715,10 @@ def peak_apart(asked: str) -> int | None:
     """Peak memory in a process of its own: memory that other ways freed would hide a part of it.
 
     Raises:
-        OSError: the process can't be started.
-        CalledProcessError: it failed, as for lack of memory; it says on stderr why.
-        ValueError: it answered something else.
+        OSError, RuntimeError, MemoryError: the process can't be started, or it failed.
     """
-    # It imports what this process would, wherever that comes from.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(  # noqa: S603 # this Python and this module, no shell
-        [sys.executable, "-m", __name__, asked],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    answer = json.loads((done.stdout.splitlines() or [""])[-1])
-    return None if answer is None else int(answer)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_answer_for_peak, asked).result()
 
 
 def _answer_for_peak(asked: str) -> int | None:
@@ -785,7 +765,3 @@ def peak_bytes(work: Callable[[], object], device: str) -> int | None:
 def _kilobytes(name: str) -> int:
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-
-
-if __name__ == "__main__":
-    print(json.dumps(_answer_for_peak(sys.argv[1])))
