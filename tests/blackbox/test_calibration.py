@@ -33,8 +33,8 @@ from rag_windows import (
     Profile,
     ProfileError,
     WindowedLM,
+    calibration,
 )
-from rag_windows.calibration import ModelFingerprint, ape_grid, read_examples
 from tests.rag_windows import small
 from tests.rag_windows.calibration.profiles import GUARD, profile, setting
 from training.tasks import draw_case
@@ -263,7 +263,7 @@ def questions(count: int, seed: int) -> list[Example]:
     ]
 
 
-EMBEDDED = ape_grid((0.7, 0.9), (0.6, 0.9))
+EMBEDDED = calibration.ape_grid((0.7, 0.9), (0.6, 0.9))
 
 
 def test_a_default_that_does_not_suit_is_beaten(reader: WindowedLM) -> None:
@@ -314,7 +314,7 @@ def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
     path = tmp_path / "examples.jsonl"
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     path.write_text(lines + '\n{"query": "half \\ud83d"}\n', encoding="utf-8")
-    first, second, third, fourth = read_examples(path)
+    first, second, third, fourth = calibration.read_examples(path)
     assert first == Example("Who?\u2028Now.", (Passage("One."), Passage("Two.", id="2")))
     assert second == Example.of(Example("Where?", (), "There", "multi-hop"))
     assert (first.multi_hop, second.multi_hop) == (False, True)
@@ -352,7 +352,7 @@ def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str | None, mess
     if text is not None:
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match=message):
-        read_examples(path)
+        calibration.read_examples(path)
 
 
 def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_rows_are_found_ranked_and_named() -> None:
 
 
 def stamped() -> Profile:
-    return dataclasses.replace(profile(), model=ModelFingerprint.of(small.model()))
+    return dataclasses.replace(profile(), model=calibration.ModelFingerprint.of(small.model()))
 
 
 def test_a_model_takes_its_method_from_the_profile(tmp_path: Path) -> None:
@@ -454,13 +454,13 @@ def test_another_model_is_warned_of() -> None:
 
 
 def test_a_fingerprint_tells_weights_and_precisions_apart() -> None:
-    one = ModelFingerprint.of(small.model())
+    one = calibration.ModelFingerprint.of(small.model())
     again = copy.deepcopy(small.model())
     again.config.transformers_version = "9.9.9"
-    assert ModelFingerprint.of(again) == one
-    assert ModelFingerprint.of(small.model(1)).fingerprint != one.fingerprint
+    assert calibration.ModelFingerprint.of(again) == one
+    assert calibration.ModelFingerprint.of(small.model(1)).fingerprint != one.fingerprint
     half = copy.deepcopy(small.model()).bfloat16()
-    assert ModelFingerprint.of(half).fingerprint != one.fingerprint
+    assert calibration.ModelFingerprint.of(half).fingerprint != one.fingerprint
 
 
 def size(path: Path) -> tuple[int, int]:

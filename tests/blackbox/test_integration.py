@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-import rag_windows.integration as promised
 from rag_windows import Chunk, Generation, InputError, MethodError, Passage, WindowedLM
-from rag_windows.integration import Call, Calls, ModelSource, guard_of, method_of, profile_of
+from rag_windows import integration as promised
 from tests.blackbox.conftest import ANSWER, QUESTION, ROOT
 
 
@@ -27,11 +26,11 @@ def test_every_name_is_there() -> None:
     assert [name for name in promised.__all__ if not hasattr(promised, name)] == []
 
 
-def read(_: Call, generation: Generation) -> str:
+def read(_: promised.Call, generation: Generation) -> str:
     return generation.text
 
 
-def pieces(_: Call, chunk: Chunk) -> Iterator[str]:
+def pieces(_: promised.Call, chunk: Chunk) -> Iterator[str]:
     yield chunk.text
 
 
@@ -39,10 +38,10 @@ def pieces(_: Call, chunk: Chunk) -> Iterator[str]:
 def test_every_way_of_asking_gives_the_answer(
     rows: int, reader: WindowedLM, passages: list[Passage]
 ) -> None:
-    calls = Calls(rows)
+    calls = promised.Calls(rows)
 
-    def prepare() -> Call:
-        return Call(lm=reader, query=QUESTION, passages=passages)
+    def prepare() -> promised.Call:
+        return promised.Call(lm=reader, query=QUESTION, passages=passages)
 
     async def awaited() -> list[str]:
         streamed = [piece async for piece in calls.stream_async(prepare, pieces)]
@@ -61,27 +60,27 @@ def test_files_are_read_before_weights(small_folder: Path, monkeypatch: Any) -> 
 
     loads: Callable[..., Any] = promised.load_shared
     monkeypatch.setattr("rag_windows.integration.shared_models.load_shared", refuse)
-    source = ModelSource(small_folder, template_kwargs={"a": 1})
+    source = promised.ModelSource(small_folder, template_kwargs={"a": 1})
     assert promised.position_limit(source.config()) == 1024
     assert source.tokenizer().encode("a")
     assert source.template_kwargs() == {"a": 1}
     assert source.by_name
     assert source.tool_format() is None
     monkeypatch.setattr("rag_windows.integration.shared_models.load_shared", loads)
-    assert source.lm() is ModelSource(str(small_folder), template_kwargs={"a": 1}).lm()
+    assert source.lm() is promised.ModelSource(str(small_folder), template_kwargs={"a": 1}).lm()
 
 
 def test_what_users_write_becomes_objects(tmp_path: Path) -> None:
-    method = method_of("ape", {"temperature": 0.5}, link_tokens=2)
+    method = promised.method_of("ape", {"temperature": 0.5}, link_tokens=2)
     assert promised.describe(method)["reader"]["temperature"] == 0.5
-    assert method_of(promised.describe(method)) == method
+    assert promised.method_of(promised.describe(method)) == method
     with pytest.raises(MethodError, match="sacle"):
-        method_of("ape", {"sacle": 1})
-    guard = guard_of("sequential")
+        promised.method_of("ape", {"sacle": 1})
+    guard = promised.guard_of("sequential")
     assert guard is not None
-    assert guard_of({"passages": guard.passages}) == guard
+    assert promised.guard_of({"passages": guard.passages}) == guard
     with pytest.raises(InputError, match="fallback must be"):
-        guard_of("always")  # type: ignore[arg-type]  # what is refused
-    assert profile_of(None) is None
+        promised.guard_of("always")  # type: ignore[arg-type]  # what is refused
+    assert promised.profile_of(None) is None
     with pytest.raises(InputError):
-        profile_of(tmp_path / "missing.json")
+        promised.profile_of(tmp_path / "missing.json")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rag_windows import InputError, ModelLoadError, loading
-from rag_windows.integration import folder_state, load_shared, shared_models
+from rag_windows.integration import shared_models
 from tests.rag_windows import small
 
 
@@ -48,8 +48,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_equal_arguments_share_everything(folder: Path, loads: list[str]) -> None:
-    first = load_shared(folder, method="pcw", template_kwargs={"a": 1, "b": [2]})
-    again = load_shared(str(folder), template_kwargs={"b": [2], "a": 1}, method="pcw")
+    first = shared_models.load_shared(folder, method="pcw", template_kwargs={"a": 1, "b": [2]})
+    again = shared_models.load_shared(str(folder), template_kwargs={"b": [2], "a": 1}, method="pcw")
     assert again is first
     assert len(loads) == 1
 
@@ -67,19 +67,19 @@ def test_equal_arguments_share_everything(folder: Path, loads: list[str]) -> Non
 def test_another_way_to_read_shares_the_weights(
     folder: Path, loads: list[str], other: dict[str, Any]
 ) -> None:
-    first = load_shared(folder)
-    second = load_shared(folder, **other)
+    first = shared_models.load_shared(folder)
+    second = shared_models.load_shared(folder, **other)
     assert second is not first
     assert second.model is first.model
     assert len(loads) == 1
 
 
 def test_other_weights_are_loaded_anew(folder: Path, loads: list[str]) -> None:
-    first = load_shared(folder)
+    first = shared_models.load_shared(folder)
     small.model(seed=1).save_pretrained(folder)
-    second = load_shared(folder)
+    second = shared_models.load_shared(folder)
     assert not torch.equal(first.model.lm_head.weight, second.model.lm_head.weight)
-    third = load_shared(folder, dtype="bfloat16")
+    third = shared_models.load_shared(folder, dtype="bfloat16")
     assert (second.model.dtype, third.model.dtype) == (torch.float32, torch.bfloat16)
     assert len(loads) == 3
 
@@ -89,7 +89,7 @@ def test_threads_that_ask_at_once_wait_for_one_load(folder: Path, loads: list[st
 
     def ask(_: int) -> int:
         start.wait()
-        made.append(load_shared(folder))
+        made.append(shared_models.load_shared(folder))
         return id(made[-1])
 
     made: list[Any] = []
@@ -105,49 +105,49 @@ def test_a_failed_load_is_told_to_all_and_tried_again(tmp_path: Path) -> None:
     def ask(_: int) -> str:
         start.wait()
         with pytest.raises(ModelLoadError, match="no model folder"):
-            load_shared(missing)
+            shared_models.load_shared(missing)
         return "told"
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(ask, range(4))) == ["told"] * 4
     small.model().save_pretrained(missing)
     small.tokenizer().save_pretrained(missing)
-    assert load_shared(missing).tokenizer is not None
+    assert shared_models.load_shared(missing).tokenizer is not None
 
 
 def test_nothing_is_kept_alive(folder: Path, loads: list[str]) -> None:
-    lm = load_shared(folder)
+    lm = shared_models.load_shared(folder)
     gone = weakref.ref(lm), weakref.ref(lm.model)
     del lm
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
-    load_shared(folder)
+    shared_models.load_shared(folder)
     assert len(loads) == 2
 
 
 def test_loaded_models_are_told_apart_by_identity() -> None:
-    one = load_shared(small.model(), tokenizer=small.tokenizer())
-    assert load_shared(small.model(), tokenizer=small.tokenizer()) is one
-    assert load_shared(small.model(seed=1), tokenizer=small.tokenizer()) is not one
+    one = shared_models.load_shared(small.model(), tokenizer=small.tokenizer())
+    assert shared_models.load_shared(small.model(), tokenizer=small.tokenizer()) is one
+    assert shared_models.load_shared(small.model(seed=1), tokenizer=small.tokenizer()) is not one
     with pytest.raises(InputError, match="model must be a name"):
-        load_shared(3)
+        shared_models.load_shared(3)
 
 
 def test_arguments_are_told_apart(folder: Path) -> None:
     variables: list[Any] = [0, False, 0.0, "0", b"0", Path("0"), [0], {"0": 0}, {0}, object()]
     variables += [torch.float16, torch.bfloat16, object()]
-    made = [load_shared(folder, template_kwargs={"a": value}) for value in variables]
+    made = [shared_models.load_shared(folder, template_kwargs={"a": value}) for value in variables]
     assert len({id(one) for one in made}) == len(variables)
-    first = load_shared(folder, template_kwargs={"a": [1, {"b": 2}]})
-    assert load_shared(folder, template_kwargs={"a": (1, {"b": 2})}) is first
+    first = shared_models.load_shared(folder, template_kwargs={"a": [1, {"b": 2}]})
+    assert shared_models.load_shared(folder, template_kwargs={"a": (1, {"b": 2})}) is first
 
 
 def test_a_hub_name_has_no_files(tmp_path: Path) -> None:
-    assert folder_state("somebody/something") == ()
-    assert folder_state("tiny-reader") != ()
+    assert shared_models.folder_state("somebody/something") == ()
+    assert shared_models.folder_state("tiny-reader") != ()
     (tmp_path / "config.json").write_text("{}")
-    before = folder_state(tmp_path)
+    before = shared_models.folder_state(tmp_path)
     (tmp_path / "config.json").write_text("{ }")
-    assert folder_state(tmp_path) != before
+    assert shared_models.folder_state(tmp_path) != before
     shutil.rmtree(tmp_path)
-    assert folder_state(tmp_path) == ()
+    assert shared_models.folder_state(tmp_path) == ()

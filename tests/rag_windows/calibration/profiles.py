@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rag_windows import APE, Method, Profile
-from rag_windows.calibration import Comparison, Mean, ModelFingerprint, Setting
+from rag_windows import APE, Method, Profile, calibration
 
 GUARD = {
     "measure": "1 - sum of squared shares",
@@ -17,12 +16,12 @@ GUARD = {
 }
 
 
-def mean(value: float) -> Mean:
-    return Mean(value, value - 0.1, value + 0.1)
+def mean(value: float) -> calibration.Mean:
+    return calibration.Mean(value, value - 0.1, value + 0.1)
 
 
-def setting(method: Method, divergence: float, *, fine: bool = False) -> Setting:
-    return Setting(
+def setting(method: Method, divergence: float, *, fine: bool = False) -> calibration.Setting:
+    return calibration.Setting(
         method, {"divergence": mean(divergence), "agreement": mean(1 - divergence)}, fine
     )
 
@@ -34,7 +33,7 @@ def profile(*, guard: Any = None) -> Profile:
         for S in (0.5, 0.9, 1.0)
     ]
     settings.append(setting(APE(0.95, 0.949), 0.2, fine=True))
-    comparison = Comparison("divergence", mean(0.2), mean(0.3), mean(0.11))
+    comparison = calibration.Comparison("divergence", mean(0.2), mean(0.3), mean(0.11))
     return Profile(
         method=APE(0.95, 0.949),
         best=APE(0.95, 0.949),
@@ -48,6 +47,6 @@ def profile(*, guard: Any = None) -> Profile:
         folds=4,
         seed=3,
         left_out=("Example 1 was left out: it has no passages.",),
-        model=ModelFingerprint("some/model", "ab" * 32),
+        model=calibration.ModelFingerprint("some/model", "ab" * 32),
         guard=guard,
     )

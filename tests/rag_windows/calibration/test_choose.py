@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rag_windows import APE, METHODS, PCW, DeepThinking, InputError, MateICL, Method
-from rag_windows.calibration import ape_grid, choose, default_grid
+from rag_windows.calibration import choose
 
-GRID = ape_grid((0.5, 0.7, 0.9), (0.5, 0.7, 0.9))
+GRID = choose.ape_grid((0.5, 0.7, 0.9), (0.5, 0.7, 0.9))
 DEFAULT = APE(0.9, 0.9)
 
 
@@ -88,29 +88,29 @@ def test_the_later_criterion_decides_between_equals_only() -> None:
 
 
 def test_methods_are_tried_over_grids_of_their_numbers() -> None:
-    grid = default_grid(APE(form="fixed ratio"))
+    grid = choose.default_grid(APE(form="fixed ratio"))
     assert len(set(grid)) == len(grid) == len(choose.VALUES) ** 2
     assert {one.form for one in grid if isinstance(one, APE)} == {"fixed ratio"}
-    assert set(ape_grid()) == set(default_grid(APE(0.2, 0.3)))
-    deep = default_grid(DeepThinking(momentum=0.5, reader=APE(0.8, 0.7)))
+    assert set(choose.ape_grid()) == set(choose.default_grid(APE(0.2, 0.3)))
+    deep = choose.default_grid(DeepThinking(momentum=0.5, reader=APE(0.8, 0.7)))
     assert {(type(one), getattr(one, "reader", None)) for one in deep} == {
         (DeepThinking, APE(0.8, 0.7))
     }
-    assert {MateICL(), MateICL(2.0)} <= set(default_grid(MateICL()))
+    assert {MateICL(), MateICL(2.0)} <= set(choose.default_grid(MateICL()))
     with pytest.raises(InputError, match="'pcw' has no numbers to choose"):
-        default_grid(PCW())
+        choose.default_grid(PCW())
 
 
 @pytest.mark.parametrize("name", ["ape", "codebook", "deep-thinking", "linked", "mateicl"])
 def test_every_method_with_numbers_has_a_grid_of_its_kind(name: str) -> None:
     method = METHODS[name]()
-    grid = default_grid(method)
+    grid = choose.default_grid(method)
     assert method in grid or name == "deep-thinking"
     assert all(type(one) is type(method) for one in grid)
 
 
 def test_a_finer_grid_lies_between_the_best_and_its_neighbours() -> None:
-    grid = ape_grid((0.4, 0.9, 1.0), (0.4, 0.9, 1.0))
+    grid = choose.ape_grid((0.4, 0.9, 1.0), (0.4, 0.9, 1.0))
     inside = choose.finer(APE(0.9, 0.9), grid)
     assert len(inside) == 8
     assert APE(0.6, 0.949) in inside
@@ -120,7 +120,7 @@ def test_a_finer_grid_lies_between_the_best_and_its_neighbours() -> None:
     deep: list[Method] = [DeepThinking(steps=steps) for steps in (1, 2, 5)]
     assert choose.finer(deep[2], deep) == [DeepThinking(steps=3)]
     assert choose.finer(deep[0], deep) == []
-    mateicl = default_grid(MateICL())
+    mateicl = choose.default_grid(MateICL())
     assert choose.finer(MateICL(), mateicl) == []
     assert choose.finer(MateICL(2.0), mateicl) == [MateICL(1.73), MateICL(2.45)]
 

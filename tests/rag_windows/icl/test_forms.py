@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rag_windows import Demonstration, InputError, LimitError
-from rag_windows.icl import Template, demonstrations
+from rag_windows.icl import demonstrations
 from tests.rag_windows import small
 
 
@@ -27,16 +27,18 @@ from tests.rag_windows import small
         ("{text}={label}", "a=x", "a=", ""),
         (("{label}: {text}", "{text}: "), "x: a", "a: ", ""),
         (("{text}: {label}", "Classify {text}:"), "a: x", "Classify a:", " "),
-        (Template("{text}: {label}", "{text} :"), "a: x", "a :", " "),
+        (demonstrations.Template("{text}: {label}", "{text} :"), "a: x", "a :", " "),
     ],
 )
 def test_a_template_writes_both_forms(given: Any, shown: str, query: str, gap: str) -> None:
-    form = Template.of(given)
+    form = demonstrations.Template.of(given)
     assert (form.show(Demonstration("a", "x")), form.ask("a"), form.gap) == (shown, query, gap)
 
 
 def test_braces_of_texts_and_forms_are_data() -> None:
-    shown = Template("{0} {{text}} {text} {label}").show(Demonstration("{label} {0} {", "{text}"))
+    shown = demonstrations.Template("{0} {{text}} {text} {label}").show(
+        Demonstration("{label} {0} {", "{text}")
+    )
     assert shown == "{0} {{label} {0} {} {label} {0} { {text}"
 
 
@@ -55,9 +57,9 @@ def test_braces_of_texts_and_forms_are_data() -> None:
 )
 def test_forms_that_cannot_work_are_refused(given: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Template.of(given)
+        demonstrations.Template.of(given)
     with pytest.raises(InputError, match="separator is empty"):
-        Template(separator="")
+        demonstrations.Template(separator="")
 
 
 def test_demonstrations_come_as_pairs_mappings_or_objects() -> None:
