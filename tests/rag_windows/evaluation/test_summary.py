@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,10 +94,24 @@ def speeds_of(arm: str) -> list[task.Speed]:
     ]
 
 
+def summarised(
+    records: dict[str, dict[str, task.Record]], data: Harbour = HARBOUR, *speeds: task.Speed
+) -> summary.Summary:
+    """Of a run that kept these."""
+    settings = {
+        "task": {"name": "harbour"},
+        "arms": {one.name: {"top_k": one.top_k} for one in ARMS},
+    }
+    with tempfile.TemporaryDirectory() as path:
+        manifest = run.Manifest(settings=settings, made_with=({},), keys=())
+        folder = run.RunFolder(Path(path), manifest)
+        folder.add([*(one for found in records.values() for one in found.values()), *speeds])
+        return summary.summarise(data, run.RunFolder(Path(path), manifest))
+
+
 @pytest.fixture(scope="module")
 def made() -> summary.Summary:
-    speeds = {arm.name: speeds_of(arm.name) for arm in ARMS}
-    return summary.summarise_records(HARBOUR, ARMS, records_of(), speeds)
+    return summarised(records_of(), HARBOUR, *(one for arm in ARMS for one in speeds_of(arm.name)))
 
 
 def arm_of(found: summary.Summary, name: str) -> summary.ArmSummary:
@@ -168,7 +184,7 @@ def test_counters_times_and_speed(made: summary.Summary) -> None:
     found = arm.counters
     assert (found.windows_encoded, found.windows_reused, found.prompt_tokens) == (108, 36, 3600)
     assert (found.errors, found.unfinished) == (0, 12)
-    assert arm.times == summary.Times(0.1, 0.25, 0.5)
+    assert arm.times == summary.Times(encode_s=0.1, ttft_s=0.25, total_s=0.5)
     bins = [(one.above, one.up_to, one.n, one.tokens) for one in arm.speed]
     assert bins == [(0, 256, 2, 178), (256, 512, 1, 257), (1024, 2048, 1, 2000)]
     # The rounds' medians: 1, 2.56, 2.57 and 20 seconds.
@@ -181,15 +197,15 @@ def test_an_unfinished_run_is_compared_on_what_all_arms_have() -> None:
     for key in KEYS[30:]:
         del records["pcw@4"][key]
     del records["ape@2"]["0/0"]
-    made = summary.summarise_records(HARBOUR, ARMS, records)
+    made = summarised(records)
     assert made.missing == {one.name: {"pcw@4": 6, "ape@2": 1}.get(one.name, 0) for one in ARMS}
     assert (made.examples, made.compared, made.groups) == (36, 29, 10)
     right = arm_of(made, "sequential@2").results[0]
     assert right.n == 29
     assert right.estimate.value == pytest.approx(share("sequential@2", KEYS[1:30]))
-    assert (made.arms[0].speed, math.isnan(made.arms[0].cold_s)) == ((), True)
-    nothing = summary.summarise_records(HARBOUR, ARMS, {})
-    assert (nothing.compared, nothing.retrieval, nothing.arms[0].results) == (0, (), ())
+    assert (made.arms[0].speed, math.isnan(made.arms[0].cold_s)) == ([], True)
+    nothing = summarised({})
+    assert (nothing.compared, nothing.retrieval, nothing.arms[0].results) == (0, [], [])
     assert nothing.arms[0].times is None
 
 
@@ -203,7 +219,7 @@ def test_errors_count_as_wrong_and_what_was_left_out_is_no_fault_of_the_retrieve
     for name in ("sequential@4", "pcw@4"):
         for key, one in records[name].items():
             records[name][key] = replace(one, passages=one.passages[:1], left_out=3)
-    made = summary.summarise_records(HARBOUR, ARMS, records)
+    made = summarised(records)
     # No arm could read the first question; another arm of that depth could read the other one.
     assert [found.n for found in made.retrieval] == [23, 23]
     assert made.retrieval[1].hit.value == pytest.approx(100 * 11 / 23)
@@ -215,7 +231,7 @@ def test_errors_count_as_wrong_and_what_was_left_out_is_no_fault_of_the_retrieve
 
 def test_one_conversation_has_values_and_no_intervals() -> None:
     data = Harbour(talks=1)
-    made = summary.summarise_records(data, ARMS, records_of(data))
+    made = summarised(records_of(data), data)
     right = arm_of(made, "ape@4").results[0]
     assert not right.estimate.bounded
     assert right.against is not None
