@@ -8,6 +8,7 @@ calculation.
 from __future__ import annotations
 
 import difflib
+import io
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,11 +41,8 @@ INSTRUCTION = (
     "helpful, detailed, and polite answers to the user's questions based on the context. The "
     "assistant should also indicate when the answer cannot be found in the context."
 )
-MAX_NEW_TOKENS = 64
-"""The benchmark's limit for an answer."""
-
-LAST_MESSAGES = 7
-"""Earlier messages are left out."""
+MAX_NEW_TOKENS, LAST_MESSAGES = 64, 7
+"""The benchmark's limits for an answer and for a conversation."""
 
 _LONG = "Please give a full and complete answer for the question. "
 _SHORT = {
@@ -53,8 +51,7 @@ _SHORT = {
     "The answer needs to be just in a few words. ",
     "sqa": "Answer the following question with one or a list of items. ",
 }
-"""What is put before the question. In the other datasets `_LONG` stands before the first message of
-the user that is left."""
+"""What is put before the question; otherwise `_LONG` stands before the user's first message."""
 
 DATASETS = (
     *("doc2dial", "quac", "qrecc", "inscit", "topiocqa", "coqa", "doqa_cooking", "doqa_travel"),
@@ -84,10 +81,7 @@ _PHRASES = (
 
 
 def worded(messages: Sequence[Message], dataset: str) -> tuple[Message, ...]:
-    """The messages that the benchmark shows to a model, the dataset's wording among them.
-
-    The roles' marks ("User: ") are the model's own template's.
-    """
+    """The messages that the benchmark shows to a model, without its marks ("User: ") of roles."""
     last = [dict(one) for one in messages[-LAST_MESSAGES:]]
     order = last[::-1] if dataset in _SHORT else last
     asked = next(one for one in order if one["role"] == "user")
@@ -310,11 +304,8 @@ def refuses(answer: str) -> bool:
 def holds_result(example: Example, answer: str) -> bool:
     """Whether an answer is right for ConvFinQA.
 
-    Readers answer at length, so it is enough that the answer contains the result or its formula
-    (the dataset's first answer) as text, once commas, dollar signs, "million", "billion" and single
-    words in parentheses are taken out of it. A result also counts rounded to three or two decimals;
-    times 100, in full and rounded to one or two decimals, if the question holds "percent"; without
-    ".0"; and without its minus if the answer speaks of a decrease.
+    Readers answer at length, so it is enough that the answer contains the result, also as `_written`
+    otherwise, or its formula, the dataset's first answer.
     """
     question, result = example.conversation[-1]["content"], example.details["exe_answer"]
     text = re.sub("[,$]|million|billion", "", answer)
@@ -325,7 +316,7 @@ def holds_result(example: Example, answer: str) -> bool:
 
 
 def _written(result: float | str, percent: bool, decrease: bool) -> Iterator[str]:
-    """Other ways to write a result that is a number."""
+    """Other ways to write a result that is a number: rounded, in percent, without ".0" or minus."""
     try:
         number = float(result)
     except (ValueError, OverflowError):
@@ -353,14 +344,13 @@ def write_answers(path: str | Path, answers: Sequence[str]) -> None:
 def read_answers(path: str | Path, count: int) -> tuple[str, ...]:
     """Read as many answers as there are records; the benchmark's script would take fewer."""
     source = read(path)
-    text = source.text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
-    lines = text.split("\n") if source.text else []
+    lines = tuple(line.strip() for line in io.StringIO(source.text, newline=None))
     if len(lines) != count:
         raise source.place.error(
             f"{len(lines)} line(s) for {count} record(s); it must hold one answer a line, "
             "an empty line for an empty answer."
         )
-    return tuple(line.strip() for line in lines)
+    return lines
 
 
 def read_answerable(path: str | Path, examples: Sequence[Example]) -> frozenset[str]:
@@ -372,11 +362,10 @@ def read_answerable(path: str | Path, examples: Sequence[Example]) -> frozenset[
     source = read(path)
     keys = [example.key for example in examples if not unanswerable(example)]
     numbers = source.json(list[int])
-    wrong = next((one for one in numbers if not 0 <= one < len(keys)), None)
-    if wrong is not None:
+    if wrong := set(numbers) - set(range(len(keys))):
         raise source.place.error(
-            f"{wrong} is in the list, but the {len(keys)} answerable questions are counted from 0; "
-            "take the list that belongs to this dataset."
+            f"{min(wrong)} is in the list, but the {len(keys)} answerable questions are counted "
+            "from 0; take the list that belongs to this dataset."
         )
     return frozenset(keys[number] for number in numbers)
 
@@ -384,10 +373,9 @@ def read_answerable(path: str | Path, examples: Sequence[Example]) -> frozenset[
 def score_chatrag(
     data: Path, dataset: str, predictions: Path, answerable: Path | None = None
 ) -> dict[str, float]:
-    """The figures of ChatRAG-Bench's own script, by name, of a file of predictions.
+    """The figures of ChatRAG-Bench's own script, and the number "n" of records; NaN for no figure.
 
-    ``answerable`` is the file of `read_answerable`. "n" is the number of records, and a figure that
-    no record counts for is NaN.
+    ``answerable`` is the file of `read_answerable`.
     """
     examples = ChatRagTask.read(data, dataset, style="plain").examples
     answers = read_answers(predictions, len(examples))

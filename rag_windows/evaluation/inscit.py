@@ -71,11 +71,8 @@ class InscitTask:
 
     Examples are one a turn, ``conversation/turn`` as their keys, turns counted from 1. A turn's
     kinds are the types of its labels: where two annotators chose differently, it counts in both.
-
-    Attributes:
-        pool: what is searched: the passages of a file, or else those of ``passages``.
-        evidence: how many passages count as the evidence of an answer.
-        passages: every passage of evidence in the data file, by id.
+    ``passages`` are those of evidence in the data file, by id, ``evidence`` is how many passages
+    count as that of an answer.
     """
 
     examples: tuple[Example, ...]
@@ -186,11 +183,9 @@ class _Named(BaseModel):
 def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
     """Passages to search, in the order of the file, and what a manifest keeps of it.
 
-    Either every line is a JSON object ``{"id": ..., "text": ..., "title": ...}``, the title being
-    optional; or every line has an id, a text and optionally a title with a tab between them, fields
-    quoted as in CSV or not, where lines ``id, text, title`` are headers (INSCIT's own script writes
-    several). " [SEP] " between titles becomes " - ", so that a passage reads alike from here and
-    from INSCIT's data file.
+    A line is a JSON object with "id", "text" and perhaps "title", or has these with tabs between
+    them, quoted as in CSV or not; INSCIT's own script writes several headers. " [SEP] " between
+    titles becomes " - ", as they are joined in INSCIT's data file.
     """
     source = read(path)
     found: dict[str, Passage] = {}
@@ -226,15 +221,11 @@ def _unquoted(text: str) -> str:
 def inscit_scores(
     examples: Sequence[Example], answers: Sequence[str], evidence: Sequence[Collection[str]]
 ) -> list[Score]:
-    """Score answers and the passages that they rest on, as INSCIT's own script does.
+    """Score answers and ids of the passages that they rest on, as INSCIT's own script does.
 
-    F1 and BLEU compare with all answers that annotators gave. Response types have no part in it.
-
-    - response_f1: words of spaCy's English rules, normalised as in SQuAD; best of the references.
-    - bleu: SacreBLEU of all answers together; see `bleu_score`.
-    - evidence_f1: of sets of passage ids; best of the references; 0 for an empty prediction, also
-      where the reference names no passage.
-    - chatrag_f1: words as ChatRAG-Bench counts them, of the answer as it was written.
+    The best of the references counts. Words are those of spaCy's English rules, normalised as in
+    SQuAD, and for "chatrag_f1" those of ChatRAG-Bench, of the answer as it was written. An empty
+    list of evidence scores 0, also where the reference names no passage.
     """
     plain, right, response, found, overlap = [], [], [], [], []
     for example, answer, named in zip(examples, answers, map(set, evidence), strict=True):
@@ -280,11 +271,7 @@ class _Prediction(BaseModel):
 
 
 def evidence_of(record: Record, count: int = 1) -> tuple[str, ...]:
-    """Ids of so many passages at most that an answer is taken to rest on.
-
-    Those that got most attention, and behind them, where attention was not measured, the best
-    retrieved. Passages without an id can't be named.
-    """
+    """Ids of so many passages that got most attention; unmeasured ones follow, best retrieved."""
     # The sort is stable: equal ones stay in the order of the ranking.
     ranked = sorted(record.passages, key=lambda one: 1.0 if one.mass is None else -one.mass)
     return tuple(dict.fromkeys(one.id for one in ranked if one.id is not None))[:count]
@@ -293,11 +280,7 @@ def evidence_of(record: Record, count: int = 1) -> tuple[str, ...]:
 def write_predictions(
     path: str | Path, examples: Sequence[Example], records: Mapping[str, Record], evidence: int = 1
 ) -> None:
-    """Write one arm's answers, by the examples' keys, as its official script reads them.
-
-    The script finds a prediction by ``conv_id``, ``turn_id`` and ``context``, and stops where a
-    turn has none; an error is written as an empty answer.
-    """
+    """Write one arm's answers, by the examples' keys, as INSCIT's script reads them."""
     rows = [
         {
             "conv_id": example.group,
@@ -339,11 +322,10 @@ def read_predictions(
 def score_inscit(
     data: Path, predictions: Path, *, by_type: bool = False
 ) -> dict[str, dict[str, float]]:
-    """The figures of INSCIT's own script, and ChatRAG-Bench's F1, of a file of predictions.
+    """The figures of INSCIT's own script, in its order, ChatRAG-Bench's F1, and how many turns.
 
-    By response type in the order of the data file, or under "" for all turns; so that BLEU is right
-    for a type too. A turn whose annotators chose different types counts in each of them, with all
-    its references. "n" is the number of turns; a figure that no turn counts for is NaN.
+    By response type, or under "" for all turns. A turn whose annotators chose different types
+    counts in each of them, with all its references.
     """
     examples = InscitTask.read(data).examples
     pairs = list(zip(examples, read_predictions(predictions, examples), strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -55,33 +54,3 @@ def evidence_f1(predicted: Sequence[str], references: Sequence[Sequence[str]]) -
             missed = len(set(right)) - hits
             best = max(best, hits / (hits + (wrong + missed) / 2))
     return best
-
-
-def bleu(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Corpus BLEU of texts whose words stand apart already (Papineni et al., ACL 2002)."""
-    right, total, length, closest = [0] * 4, [0] * 4, 0, 0
-    for answer, texts in zip(answers, references, strict=True):
-        words = answer.split()
-        length += len(words)
-        lengths = [len(text.split()) for text in texts]
-        closest += min(lengths, key=lambda one: (abs(one - len(words)), one))
-        for n in range(1, 5):
-            grams = _grams(words, n)
-            total[n - 1] += len(grams)
-            for gram in set(grams):
-                most = max(_grams(text.split(), n).count(gram) for text in texts)
-                right[n - 1] += min(grams.count(gram), most)
-    if not any(right):
-        return 0.0
-    logs, halved = 0.0, 1
-    for hits, count in zip(right, total, strict=True):
-        if not count:
-            return 0.0
-        if not hits:
-            halved *= 2
-        logs += math.log(hits / count if hits else 1 / (halved * count))
-    return 100 * min(1.0, math.exp(1 - closest / length)) * math.exp(logs / 4)
-
-
-def _grams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]

@@ -316,25 +316,6 @@ def test_damage_is_one_error_that_names_the_file(name: str, data: st.DataObject)
         read_damaged(name, json.dumps(data.draw(VALUES)).encode())
 
 
-@pytest.mark.parametrize("name", ["inscit", "chatrag"])
-@settings(max_examples=40)
-@given(st.data())
-def test_a_value_replaced_anywhere_is_one_error_or_other_data(
-    name: str, data: st.DataObject
-) -> None:
-    holder = tree = json.loads(READERS[name][0])
-    while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-        key = data.draw(st.sampled_from(keys))
-        inside = holder[key]
-        if not (isinstance(inside, dict | list) and inside) or data.draw(st.booleans()):
-            break
-        holder = inside
-    holder[key] = data.draw(VALUES)
-    with contextlib.suppress(DataError):
-        read_damaged(name, json.dumps(tree).encode())
-
-
 # Writing.
 
 

@@ -204,26 +204,7 @@ def test_what_concerns_the_whole_run_stops_it(tmp_path: Path, error: BaseExcepti
     assert sum(len(run.RunFolder.open(tmp_path).records(arm.name)) for arm in ARMS) == 3
 
 
-def test_each_passage_is_encoded_once_in_the_whole_run(tmp_path: Path) -> None:
-    lm = small.lm().with_cache(PassageCache(memory="64MB"))
-    compared = arms_of("pcw", "ape", depths=(2, 3))
-    go(tmp_path, lm, TASK, compared)
-    kept = [run.RunFolder.open(tmp_path).records(arm.name) for arm in compared]
-    for key in kept[0]:
-        both = [(one[key].windows_encoded, one[key].windows_reused) for one in kept]
-        assert [sum(pair) for pair in both] == [2, 2, 3, 3]
-        assert (both[1], both[3]) == ((0, 2), (0, 3))
-    different = {one.id for example in TASK.examples for one in given(example)}
-    assert sum(one.windows_encoded for arm in kept for one in arm.values()) == len(different)
-
-
 # task.Speed.
-
-
-def test_examples_are_evenly_spaced() -> None:
-    for count, places in ((1, [0]), (2, [0, 5]), (3, [0, 2, 5]), (5, [0, 1, 2, 3, 5])):
-        assert run.evenly(TASK.examples, count) == [TASK.examples[place] for place in places]
-    assert run.evenly(TASK.examples, 99) == TASK.examples
 
 
 def test_first_tokens_are_timed_cold_and_warm_and_once(

@@ -229,15 +229,6 @@ def test_errors_count_as_wrong_and_what_was_left_out_is_no_fault_of_the_retrieve
     assert (counters.left_out_passages, counters.left_out_questions) == (3 * 36, 36)
 
 
-def test_one_conversation_has_values_and_no_intervals() -> None:
-    data = Harbour(talks=1)
-    made = summarised(records_of(data), data)
-    right = arm_of(made, "ape@4").results[0]
-    assert not right.estimate.bounded
-    assert right.against is not None
-    assert (right.against.p, right.against.retention.bounded) == (1, False)
-
-
 # Intervals and tests.
 
 
