@@ -304,7 +304,7 @@ def refuses(answer: str) -> bool:
 def holds_result(example: Example, answer: str) -> bool:
     """Whether an answer is right for ConvFinQA.
 
-    Readers answer at length, so it is enough that the answer contains the result, also as `_written`
+    Readers answer at length, so it is enough that the answer contains the result, perhaps written
     otherwise, or its formula, the dataset's first answer.
     """
     question, result = example.conversation[-1]["content"], example.details["exe_answer"]
