@@ -86,32 +86,6 @@ def test_chatrags_records_become_examples(tmp_path: Path) -> None:
     assert styled.examples[0].question.startswith("Answer the following question with a short sp")
 
 
-LABEL = "dev.json, coast_1, turns 2, labels 2"
-
-
-def _label(data: Any) -> Any:
-    return data["coast_1"]["turns"][1]["labels"][1]
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda d: _label(d).pop("response"), f"{LABEL}, response: Field required."),
-        (lambda d: _label(d).update(evidence=[{}]), f"{LABEL}, evidence 1, passage_id: Field re"),
-        (lambda d: _label(d)["evidence"][0].update(passage_text="x"), "two different texts"),
-        (lambda d: d["coast_1"]["turns"][0].update(context=[]), "turns 1, context: user and agent"),
-        (lambda d: d.update({"\x1b[2Jx": {}}), "dev.json, \\x1b[2Jx, turns: Field required."),
-        (dict.clear, "there is no turn in it"),
-    ],
-)
-def test_malformed_inscit_is_named(tmp_path: Path, change: Any, told: str) -> None:
-    data = inscit_data()
-    change(data)
-    with pytest.raises(DataError) as caught:
-        inscit.InscitTask.read(write(tmp_path / "dev.json", data))
-    assert told in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

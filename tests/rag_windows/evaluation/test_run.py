@@ -204,7 +204,7 @@ def test_what_concerns_the_whole_run_stops_it(tmp_path: Path, error: BaseExcepti
     assert sum(len(run.RunFolder.open(tmp_path).records(arm.name)) for arm in ARMS) == 3
 
 
-# task.Speed.
+# Speed.
 
 
 def test_first_tokens_are_timed_cold_and_warm_and_once(
@@ -309,11 +309,9 @@ LINE = '{"kind": "record", "key": "k", "arm": "ape", "answer": ""'
     ("line", "told"),
     [
         ("{", "line 2: Invalid JSON"),
-        ("[" * 100_000, "line 2: Invalid JSON: recursion limit"),
         ('{"kind": "row"}', "line 2: Input tag 'row' found"),
         ('{"kind": "record", "key": "k", "arm": "ape"}', "line 2, record, answer: Field required"),
         (f'{LINE}, "hot": 1}}', "line 2, record, hot: Unexpected keyword argument"),
-        (f'{LINE}, "left_out": "x"}}', "line 2, record, left_out: Input should be a valid integer"),
         (f'{LINE}, "passages": [{{}}]}}', "line 2, record, passages 1, text: Field required"),
         (f"{LINE}}}".replace('"ape"', '"linked"'), "line 2: \"arm\" is 'linked'"),
     ],
@@ -391,7 +389,6 @@ def test_fresh_removes_what_is_ours_and_nothing_else(filled: Path) -> None:
     [
         ({"lm": OTHER}, ["model.sha256 is", "model.header is 'title' there and 'none' now"]),
         ({"task": replace(TASK, settings={"seed": 2})}, ["task.seed is 1 there and 2 now"]),
-        ({"task": invented(2)}, ["examples.count is 6 there and 3 now"]),
         (
             {"compared": (ARMS[0], run.Arm("ape", APE(scale=0.7)))},
             ["arms.ape.method.scale is 0.9 there and 0.7 now"],

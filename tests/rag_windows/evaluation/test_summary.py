@@ -6,17 +6,15 @@ import itertools
 import math
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from rag_windows import Passage
 from rag_windows.evaluation import metrics, run, summary, task
+from tests.rag_windows.evaluation.invented import Invented
 
 ARMS = tuple(
     run.Arm(label, None, top_k) for top_k in (2, 4) for label in ("sequential", "ape", "pcw")
@@ -24,53 +22,31 @@ ARMS = tuple(
 KINDS = ("answer", "clarification")
 
 
-class Harbour:
-    """Twelve talks of three questions; the last question of a talk names no evidence."""
-
-    name = "harbour"
-    pool: Sequence[Passage] | None = None
-    settings: Mapping[str, Any] = {}
-    prefix: str | None = None
-    max_new_tokens = 8
-    metrics: Sequence[str] = ("right", "length")
-
-    def __init__(self, talks: int = 12) -> None:
-        self.examples = [
-            task.Example(
-                key=f"{talk}/{turn}",
-                messages=({"role": "user", "content": f"Question {turn}?"},),
-                references=(task.Reference("yes", None, (f"p{talk}.{turn}",) if turn < 2 else ()),),
-                group=f"talk {talk}",
-                kinds=(KINDS[turn % 2],),
-            )
-            for talk in range(talks)
-            for turn in range(3)
-        ]
-
-    def scores(
-        self, examples: Sequence[task.Example], records: Sequence[task.Record]
-    ) -> list[task.Score]:
-        """A mean, and one that is computed from sums."""
-        right = [100.0 * (one.answer == "yes") for one in records]
-        lengths = np.array([(float(len(one.answer)), 4.0) for one in records])
-        return [
-            task.Score.mean("right", right),
-            task.Score.of_sums("length", lengths.reshape(-1, 2), task.ratio),
-        ]
-
-
-HARBOUR = Harbour()
+# Twelve talks of three questions; the last question of a talk names no evidence.
+HARBOUR = Invented(
+    [
+        task.Example(
+            key=f"{talk}/{turn}",
+            messages=({"role": "user", "content": f"Question {turn}?"},),
+            references=(task.Reference("yes", None, (f"p{talk}.{turn}",) if turn < 2 else ()),),
+            group=f"talk {talk}",
+            kinds=(KINDS[turn % 2],),
+        )
+        for talk in range(12)
+        for turn in range(3)
+    ]
+)
 KEYS = [example.key for example in HARBOUR.examples]
 
 
-def records_of(data: Harbour = HARBOUR) -> dict[str, dict[str, task.Record]]:
+def records_of() -> dict[str, dict[str, task.Record]]:
     """Sequential knows most; four passages hold the evidence of every even talk."""
     found: dict[str, dict[str, task.Record]] = {}
     chance = {"sequential": 0.9, "ape": 0.7, "pcw": 0.5}
     for arm in ARMS:
         rng = random.Random(arm.name)
         found[arm.name] = {}
-        for example in data.examples:
+        for example in HARBOUR.examples:
             talk, turn = map(int, example.key.split("/"))
             ids = ["a", "b", f"p{talk}.{turn}" if talk % 2 == 0 else "c", "d"][: arm.top_k]
             found[arm.name][example.key] = task.Record(
@@ -94,9 +70,7 @@ def speeds_of(arm: str) -> list[task.Speed]:
     ]
 
 
-def summarised(
-    records: dict[str, dict[str, task.Record]], data: Harbour = HARBOUR, *speeds: task.Speed
-) -> summary.Summary:
+def summarised(records: dict[str, dict[str, task.Record]], *speeds: task.Speed) -> summary.Summary:
     """Of a run that kept these."""
     settings = {
         "task": {"name": "harbour"},
@@ -106,12 +80,12 @@ def summarised(
         manifest = run.Manifest(settings=settings, made_with=({},), keys=())
         folder = run.RunFolder(Path(path), manifest)
         folder.add([*(one for found in records.values() for one in found.values()), *speeds])
-        return summary.summarise(data, run.RunFolder(Path(path), manifest))
+        return summary.summarise(HARBOUR, run.RunFolder(Path(path), manifest))
 
 
 @pytest.fixture(scope="module")
 def made() -> summary.Summary:
-    return summarised(records_of(), HARBOUR, *(one for arm in ARMS for one in speeds_of(arm.name)))
+    return summarised(records_of(), *(one for arm in ARMS for one in speeds_of(arm.name)))
 
 
 def arm_of(found: summary.Summary, name: str) -> summary.ArmSummary:
@@ -126,8 +100,8 @@ def share(name: str, keys: list[str]) -> float:
 def test_values_are_those_of_the_task(made: summary.Summary) -> None:
     assert (made.examples, made.compared, made.groups) == (36, 36, 12)
     for arm in made.arms:
-        right, length = arm.results
-        assert (right.metric, right.n, length.estimate.bounded) == ("right", 36, True)
+        (right,) = arm.results
+        assert (right.metric, right.n) == ("exact", 36)
         assert right.estimate.value == pytest.approx(share(arm.name, KEYS))
         assert right.estimate.low <= right.estimate.value <= right.estimate.high
     assert "NaN" not in made.dump()
