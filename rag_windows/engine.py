@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Self, cast
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -37,7 +38,7 @@ from rag_windows.errors import (
 from rag_windows.generate import Decoder
 from rag_windows.guard import FallbackPlan, guard_of
 from rag_windows.loading import autocast_here
-from rag_windows.methods import Method, Sequential, linked, resolve
+from rag_windows.methods import PCW, Method, Sequential, linked, resolve
 from rag_windows.passage import Passage
 from rag_windows.prefill import (
     ContextParts,
@@ -48,6 +49,7 @@ from rag_windows.prefill import (
     ToEncode,
     WindowEncoder,
     complete,
+    encode_context,
     prefill_parts,
 )
 from rag_windows.prompt.answer_form import with_form
@@ -159,10 +161,10 @@ class Engine:
         register()
         check_config(model)
         twin = Twin(model)
-        check_attention(model, twin)
-        twin.check = functools.partial(_check, model, twin)
         self.plain_encoder = Encoder(twin, max_batch_tokens)
         self.decoder = Decoder(model, self.plain_encoder)
+        twin.check = functools.partial(_check, model, self.decoder)
+        twin.check()
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision
         self._attach(PassageCache.of(cache))
@@ -599,7 +601,12 @@ class Engine:
         return "length" if timed or len(ids) >= request.max_new_tokens else "stop"
 
 
-def _check(model: PreTrainedModel, twin: Twin) -> None:
-    """Refuse a model as when it was wrapped."""
+def _check(model: PreTrainedModel, decoder: Decoder) -> None:
+    """Refuse a model whose attention can't be split, when it is wrapped and when it was edited."""
+
+    def split(prefix: Sequence[int], window: Sequence[int], query: Sequence[int]) -> torch.Tensor:
+        context = encode_context(decoder.runner, prefix, [window], PCW())
+        return decoder.forward(context, torch.tensor([list(query)]))[0, -1].float()
+
     check_config(model)
-    check_attention(model, twin)
+    check_attention(model, split)

@@ -45,12 +45,11 @@ def windowed_attention(
         key: (batch, kv heads, tokens, head dim), of the KV cache with the fed tokens behind.
         value: (batch, kv heads, tokens, value dim).
         attention_mask: must be None: a model that builds its own mask can't be served.
-        dropout: ignored; windows are for inference.
+        dropout: ignored, as what else a model passes: windows are for inference.
         scaling: multiplies the logits; head dim ** -0.5 if None.
         softcap: caps the logits, as Gemma 2 does.
         s_aux: (heads,) logits of attention sinks, as gpt-oss has them.
         position_bias: must be None, as the mask.
-        kwargs: what else a model passes; the layout already knows it.
 
     Returns:
         (batch, rows, heads, value dim) in the query's dtype, and None for the weights.
@@ -64,16 +63,9 @@ def windowed_attention(
             for tensor in (query, key, value)
         )
         with torch.autocast(kind, enabled=False):
+            extra = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux}
             return windowed_attention(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                scaling=scaling,
-                softcap=softcap,
-                s_aux=s_aux,
-                position_bias=position_bias,
+                module, query, key, value, attention_mask, position_bias=position_bias, **extra
             )
     if attention_mask is not None or position_bias is not None:
         raise UnsupportedModelError(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rag_windows.attention.layers import sliding_windows_of
-from rag_windows.attention.layout import Capture, PromptLayout, TextsLayout, use_layout
-from rag_windows.attention.twin import Twin
 from rag_windows.errors import RagWindowsError, UnsupportedModelError
-from rag_windows.kv import Window, pack
 from rag_windows.loading import input_device
 
 EXACT_TOLERANCE = 1e-3
@@ -56,7 +53,11 @@ def check_config(model: PreTrainedModel) -> None:
     sliding_windows_of(config)
 
 
-def check_attention(model: PreTrainedModel, twin: Twin) -> None:
+Split = Callable[[Sequence[int], Sequence[int], Sequence[int]], torch.Tensor]
+"""Logits (vocabulary,), fp32, of a query's last token, from prefix, window and query."""
+
+
+def check_attention(model: PreTrainedModel, split: Split) -> None:
     """Compare a split prompt with the plain model on a few tokens.
 
     A model whose attention ignores the registry, its position ids or the windows would answer
@@ -72,9 +73,10 @@ def check_attention(model: PreTrainedModel, twin: Twin) -> None:
     training = [module for module in model.modules() if module.training]
     try:
         with torch.no_grad():
-            split = _behind_a_window(twin.model, ids[:2], ids[2:4], ids[4:])
+            found = split(ids[:2], ids[2:4], ids[4:])
             model.eval()
-            plain = model(_row(model, ids)).logits[0, -1].float()
+            row = torch.tensor([ids], device=input_device(model))
+            plain = model(row).logits[0, -1].float()
     except UnsupportedModelError as error:
         raise _refusal(kind, str(error)) from error
     except RagWindowsError:
@@ -90,7 +92,7 @@ def check_attention(model: PreTrainedModel, twin: Twin) -> None:
         # Not by train(), which would set all the modules inside to one and the same.
         for module in training:
             module.training = True
-    difference = (split - plain).norm() / plain.norm().clamp_min(1e-6)
+    difference = (found - plain).norm() / plain.norm().clamp_min(1e-6)
     if not difference <= _tolerance(model):
         raise _refusal(
             kind,
@@ -107,61 +109,8 @@ def _tolerance(model: PreTrainedModel) -> float:
     return EXACT_TOLERANCE if exact else ROUGH_TOLERANCE
 
 
-def _behind_a_window(
-    model: PreTrainedModel, prefix: Sequence[int], window: Sequence[int], query: Sequence[int]
-) -> torch.Tensor:
-    """Logits of the query's last token (vocabulary,), fp32, read as every request is.
-
-    Args:
-        model: with our attention.
-        prefix: at least one token.
-        window: at least one token.
-        query: at least one token.
-    """
-    sliding_windows = sliding_windows_of(model.config.get_text_config(decoder=True))
-    before = _encoded(model, sliding_windows, prefix, 0, None)
-    packed = pack([_encoded(model, sliding_windows, window, len(prefix), before)], [0], 1)
-    start = len(prefix) + len(window)
-    # Without a config, since sliding layers count their tokens by positions.
-    cache = DynamicCache()
-    for layer, (key, value) in enumerate(zip(before.keys, before.values, strict=True)):
-        cache.update(key.unsqueeze(0), value.unsqueeze(0), layer)
-    positions = torch.arange(start, start + len(query), device=input_device(model)).unsqueeze(0)
-    with use_layout(PromptLayout(len(prefix), start, sliding_windows, packed)):
-        output = model(
-            _row(model, query), position_ids=positions, past_key_values=cache, use_cache=True
-        )
-    return torch.as_tensor(output.logits[0, -1]).float()
-
-
-def _encoded(
-    model: PreTrainedModel,
-    sliding_windows: tuple[int | None, ...],
-    ids: Sequence[int],
-    start: int,
-    prefix: Window | None,
-) -> Window:
-    """A text's keys and values behind a prefix."""
-    capture = Capture(None)
-    layout = TextsLayout(sliding_windows, [len(ids)], [start], prefix, capture=capture)
-    positions = layout.positions.unsqueeze(0).to(input_device(model))
-    with use_layout(layout):
-        model.base_model(_row(model, ids), position_ids=positions, use_cache=False)
-    layers = range(len(sliding_windows))
-    return Window(
-        ids=tuple(ids),
-        start=start,
-        keys=tuple(capture.keys[layer][0] for layer in layers),
-        values=tuple(capture.values[layer][0] for layer in layers),
-    )
-
-
 def _refusal(kind: str, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"Model type '{kind}' can't read parallel windows: {reason}. Choose a decoder-only model "
         "with rotary or learned positions, such as Llama, Qwen, Mistral or Gemma."
     )
-
-
-def _row(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
-    return torch.tensor([list(ids)], device=input_device(model))

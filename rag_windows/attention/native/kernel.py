@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import os
 import re
 import shlex
@@ -41,11 +40,8 @@ ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CHUNK = 256
 """Keys that it reads at a time."""
 
-STEP = 16
-"""Head and value dims are multiples of it."""
-
 MAX_DIM = 512
-"""Of either: what a thread's stack has room for."""
+"""Of heads and values: what a thread's stack has room for. They are multiples of 16."""
 
 MAX_STRIDE = 2**26
 """Elements from one key to the next: it counts the bytes between 16 keys in 32 bits."""
@@ -55,10 +51,8 @@ MOST_ROWS = 16
 as fast or faster."""
 
 LEAST_KEYS = 1024
-"""Below, what a call costs by itself outweighs what the kernel saves."""
-
 LEAST_TOKENS = 128
-"""The same, of texts that see themselves alone: tokens of all."""
+"""Keys, or tokens of texts that see themselves, below which a call costs more than it saves."""
 
 _SHARES = 2
 """Tasks a thread is given at least, where the keys suffice: threads do not end at once."""
@@ -109,14 +103,8 @@ def kernel(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
 
 
 def _checked(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
-    sizes = min(dim, value_dim), max(dim, value_dim)
-    if (
-        dtype not in ELEMENTS
-        or sizes[0] <= 0
-        or sizes[1] > MAX_DIM
-        or dim % STEP
-        or value_dim % STEP
-    ):
+    fitting = all(0 < size <= MAX_DIM and size % 16 == 0 for size in (dim, value_dim))
+    if dtype not in ELEMENTS or not fitting:
         return None
     try:
         made = _compiled(dtype, dim, value_dim)
@@ -345,43 +333,38 @@ def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tenso
 
 
 def _check(items: Sequence[Item]) -> None:
-    if not (items and items[0].parts):
-        raise RagWindowsError("The CPU kernel needs an item, and keys in it.")
+    """Refuse what would be read out of bounds: the kernel trusts its tables."""
+    if not (items and all(item.parts and len(item.tokens) for item in items)):
+        raise RagWindowsError("The CPU kernel needs tokens and keys in each of its items.")
     like, like_value = items[0].parts[0]
     _, kv_heads, _, dim = like.shape
     for item in items:
-        if not (item.parts and len(item.tokens) > 0 and int(item.tokens.min()) >= 0):
-            raise RagWindowsError("The CPU kernel needs tokens and keys in each item.")
+        sized = len(item.tokens) % item.groups == 0 and int(item.tokens.min()) >= 0
         for key, value in item.parts:
-            groups, _, length, _ = key.shape
-            if not (
-                length > 0
-                and len(item.tokens) % groups == 0
+            length = key.shape[2]
+            sized = (
+                sized
+                and length > 0
                 and key.shape == (item.groups, kv_heads, length, dim)
                 and value.shape == (item.groups, kv_heads, length, like_value.shape[3])
                 and key.dtype == value.dtype == like.dtype
                 and key.stride(3) == value.stride(3) == 1
                 and key.stride(2) <= MAX_STRIDE
                 and key.device.type == value.device.type == "cpu"
-            ):
-                raise RagWindowsError(
-                    "The CPU kernel reads keys and values on the CPU, of one dtype and one size, "
-                    "dense in their last dimension and near each other, at least one of each."
-                )
-        if item.between is not None:
-            first, end = item.between
-            inside = bool((first >= 0).all() and (first < end).all() and (end <= length).all())
-            sized = len(first) == len(end) == item.groups and len(item.parts) == 1
-            if not (sized and inside):
-                raise RagWindowsError("Each group reads at least one of the keys of one part.")
+            )
+        if sized and item.between is not None:
+            first, end = item.between[0].numpy(), item.between[1].numpy()
+            inside = (first >= 0).all() and (first < end).all() and (end <= length).all()
+            sized = len(first) == len(end) == item.groups and len(item.parts) == 1 and bool(inside)
+        if not sized:
+            raise RagWindowsError(
+                "The CPU kernel reads keys and values on the CPU, of one dtype and one size, dense "
+                "in their last dimension and near each other, at least one for each token."
+            )
 
 
 def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of a query's tokens over what the items say.
-
-    Args:
-        items: whose keys have the query's dtype.
-        query: (tokens, heads, head dim) on the CPU, the last dimension contiguous.
+    """Attention of a query's tokens (tokens, heads, head dim) over what the items say.
 
     Returns:
         Output (results, heads, value dim) in the query's dtype and lse (results, heads), fp32; a
@@ -435,14 +418,7 @@ def available(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
 
 
 def takes(query: torch.Tensor, parts: Sequence[Part], rows: int, *, causal: bool) -> bool:
-    """Whether the kernel answers for a segment.
-
-    Args:
-        query: (tokens, heads, head dim).
-        parts: of the segment.
-        rows: tokens of a group times query heads of a kv head.
-        causal: whether the i-th token of a group sees the first i + 1 keys alone.
-    """
+    """Whether the kernel answers for a segment; ``rows`` are tokens times query heads a kv head."""
     dtype = query.dtype
     for key, value in parts:
         if not (
@@ -452,11 +428,12 @@ def takes(query: torch.Tensor, parts: Sequence[Part], rows: int, *, causal: bool
             and 0 not in key.shape
         ):
             return False
-    tensors = query, *(tensor for part in parts for tensor in part)
-    if query.stride(2) != 1 or (
-        torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    ):
+    if query.stride(2) != 1:
         return False
+    if torch.is_grad_enabled():
+        tensors = query, *(tensor for part in parts for tensor in part)
+        if any(tensor.requires_grad for tensor in tensors):
+            return False
     made = kernel(dtype, parts[0][0].shape[3], parts[0][1].shape[3])
     if made is None:
         return False
@@ -471,9 +448,3 @@ def pays(items: Sequence[Item]) -> bool:
         return sum(len(one.tokens) for one in items) >= LEAST_TOKENS
     groups = sum(one.groups for one in items)
     return groups > 1 or sum(key.shape[2] for key, _ in items[0].parts) >= LEAST_KEYS
-
-
-def most_rows(dtype: torch.dtype, dim: int, value_dim: int) -> float:
-    """Tokens times query heads of a kv head for which it is the fastest; ``inf`` for any number."""
-    made = kernel(dtype, dim, value_dim)
-    return math.inf if made is not None and made.many else MOST_ROWS

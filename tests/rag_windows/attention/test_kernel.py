@@ -488,7 +488,7 @@ def test_items_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     for first, end in (([0], [21]), ([-1], [3]), ([3], [3]), ([0, 0], [1, 1])):
         one = item([GOOD])
         one.between = torch.tensor(first), torch.tensor(end)
-        with pytest.raises(RagWindowsError, match="at least one of the keys"):
+        with pytest.raises(RagWindowsError, match="at least one for each"):
             native.Items([one])
 
 
