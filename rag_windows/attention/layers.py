@@ -12,11 +12,10 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def sliding_windows_of(config: PreTrainedConfig) -> tuple[int | None, ...]:
-    """Per layer, the number of positions a token sees (itself included), or None for all.
+    """Per layer of a text decoder, how many positions a token sees, itself included; None for all.
 
-    Args:
-        config: of the text decoder. Where it lists no ``layer_types``, a ``sliding_window`` holds
-            for every layer, as it does in transformers' own masks.
+    Where the config lists no ``layer_types``, a ``sliding_window`` holds for every layer, as it
+    does in transformers' own masks.
 
     Raises:
         UnsupportedModelError: a layer is neither full nor sliding attention.
@@ -35,48 +34,29 @@ def sliding_windows_of(config: PreTrainedConfig) -> tuple[int | None, ...]:
 
 
 def table_limit(config: PreTrainedConfig) -> int | None:
-    """Positions up to which the model's rotary tables stay as they are, or None for always.
+    """Positions up to which a text decoder's rotary tables stay as they are, or None for always.
 
     Past it, dynamic NTK and LongRoPE give the same token at the same position another key, so that
     windows encoded before no longer fit, and a forward pass changes the tables of every other one.
     Windows rarely come near: only the longest of them counts.
-
-    Args:
-        config: of the text decoder.
     """
-    limits = [_limit(config, table) for table in _tables(config)]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def table_growth(config: PreTrainedConfig) -> float:
-    """How many times its positions a model reaches because its rotary tables grow with a prompt.
-
-    1 for tables that don't grow, and for LongRoPE, whose config counts all positions already.
-
-    Args:
-        config: of the text decoder.
-    """
-    tables = _tables(config)
-    growing = [table for table in tables if table.get("rope_type") == "dynamic"]
-    return min((float(str(table.get("factor", 1.0))) for table in growing), default=1.0)
+    limits = []
+    for table in _tables(config):
+        kind = table.get("rope_type")
+        if kind == "dynamic":
+            limits.append(int(config.max_position_embeddings))
+        elif kind == "longrope":
+            original = table.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limits.append(int(str(original or config.max_position_embeddings)))
+    return min(limits, default=None)
 
 
 def _tables(config: PreTrainedConfig) -> list[Mapping[str, object]]:
     """Rotary parameters, those of kinds of layers included."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
-
-
-def _limit(config: PreTrainedConfig, table: Mapping[str, object]) -> int | None:
-    kind = table.get("rope_type")
-    if kind == "dynamic":
-        return int(config.max_position_embeddings)
-    if kind == "longrope":
-        original = table.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        return int(str(original or config.max_position_embeddings))
-    return None
 
 
 def check_tables(limit: int | None, positions: int) -> None:
@@ -106,10 +86,11 @@ def position_limit(config: PreTrainedConfig) -> int | None:
 def prompt_limit(config: PreTrainedConfig) -> int | None:
     """Positions that a prompt without windows may use: all those the model was made for.
 
-    They are more than `position_limit` where rotary tables grow with the prompt: keys that were
-    made under other tables would not fit, but an ordinary prompt has none. None where the config
-    names no limit.
+    They are more than `position_limit` where dynamic tables grow with the prompt (LongRoPE's config
+    counts all positions already). None where the config names no limit.
     """
     text = config.get_text_config(decoder=True)
     limit = getattr(text, "max_position_embeddings", None)
-    return None if not limit else int(limit * max(1.0, table_growth(text)))
+    growing = [table for table in _tables(text) if table.get("rope_type") == "dynamic"]
+    growth = min((float(str(table.get("factor", 1.0))) for table in growing), default=1.0)
+    return None if not limit else int(limit * max(1.0, growth))

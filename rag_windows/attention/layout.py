@@ -38,13 +38,9 @@ class Layout(Protocol):
     ) -> Reading:
         """What the fed tokens read, batch row after batch row.
 
-        Args:
-            layer: number of the layer.
-            batch: batch rows.
-            rows: fed tokens of each.
-            key: (batch, kv heads, tokens, head dim), of the KV cache with the fed tokens behind, or
-                without one of the fed tokens.
-            value: (batch, kv heads, tokens, value dim).
+        ``batch`` rows are fed ``rows`` tokens each. ``key`` (batch, kv heads, tokens, head dim) and
+        ``value`` (batch, kv heads, tokens, value dim) are those of the KV cache with the fed tokens
+        behind, or without a KV cache those of the fed tokens.
         """
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
@@ -60,10 +56,7 @@ class AllCaptured(Exception):
 
 
 class Capture:
-    """Keeps the keys and values that each layer hands to attention.
-
-    Taking them here rather than from a cache keeps the model's forward pass free of any copy, and
-    sees them exactly as attention does: rotated, and per key/value head.
+    """Keeps the keys and values that each layer hands to attention: rotated, per key/value head.
 
     Attributes:
         keys: by layer, (batch, kv heads, tokens, head dim).
@@ -79,11 +72,7 @@ class Capture:
         self.values: dict[int, torch.Tensor] = {}
 
     def keep(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep one layer's keys and values.
-
-        Raises:
-            AllCaptured: nothing more is wanted of this pass.
-        """
+        """Keep one layer's keys and values; raise `AllCaptured` if nothing more is wanted."""
         self.keys[layer] = key
         self.values[layer] = value
         if layer == self._last:
@@ -122,11 +111,7 @@ class WeightRecorder:
 
 
 class Parts(dict[int, Sequence[Part]]):
-    """The parts of a segment by layer, each made when it is first asked for.
-
-    Args:
-        make: the parts of a layer.
-    """
+    """The parts of a segment by layer, each made when it is first asked for."""
 
     def __init__(self, make: Callable[[int], Sequence[Part]]) -> None:
         super().__init__()
@@ -156,7 +141,7 @@ def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.T
 class PromptLayout:
     """A query behind a prefix, which an ordinary KV cache holds, and windows, which it does not.
 
-    Not for several threads at once: it remembers what one pass's layers share.
+    Not for several threads at once: it remembers what a pass's layers share.
 
     Attributes:
         prefix_length: tokens of the KV cache before the query, at positions ``0 ..``.
@@ -339,9 +324,6 @@ class Texts:
         first: place of the first token.
         groups: how many these are.
         length: of each.
-
-    Args:
-        positions: (tokens,) int64, on the CPU: of all tokens of the batch row.
     """
 
     def __init__(self, positions: torch.Tensor, first: int, groups: int, length: int) -> None:

@@ -93,16 +93,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Queries:
-    """What the tokens of a pass ask in one layer.
-
-    Attributes:
-        layer: its number.
-        query: (tokens, heads, head dim).
-        rows: where the tokens stand.
-        scale: multiplies the logits.
-        softcap: caps them, or None.
-        sliding_window: positions that a token sees, itself included, or None for all.
-    """
+    """What the tokens of a pass ask in one layer; see `read`."""
 
     layer: int
     query: torch.Tensor

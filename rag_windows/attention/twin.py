@@ -20,12 +20,10 @@ from rag_windows.threads import in_children
 class Twin:
     """A module tree that shares every tensor with a model but uses our attention.
 
-    Which attention a transformers model runs stands in its config, which all its modules share.
-    Switching it there would change the model for everybody else who holds it, also in other
-    threads and after an exception. So each module gets a twin: a shallow copy that shares the
-    very dictionaries of parameters, buffers and hooks (what moves or requantizes the original
-    moves the twin), with its own config and its own children, in evaluation mode. No weight is
-    copied; the cost is a few kilobytes a module.
+    Which attention a transformers model runs stands in its config, which all its modules share, so
+    switching it there would change the model for everybody else who holds it. Each module gets a
+    twin instead: a shallow copy that shares the very dictionaries of parameters, buffers and hooks,
+    with its own config and its own children, in evaluation mode. No weight is copied.
 
     What is edited elsewhere (modules that are replaced, added or taken out, as PEFT and
     quantization do it; attributes, configs, classes) is taken over by `follow`, which every request
@@ -85,7 +83,7 @@ class Twin:
     def _build(self) -> None:
         modules = list(self._source.modules())
         self._twins = {
-            id(module): self._twins.get(id(module)) or (module, _shell(module))
+            id(module): self._twins.get(id(module)) or (module, type(module).__new__(type(module)))
             for module in modules
         }
         twins = {place: twin for place, (_, twin) in self._twins.items()}
@@ -199,10 +197,6 @@ def _copied(value: Any) -> Any:
     if type(value) in (list, tuple, set):
         return type(value)(_copied(entry) for entry in value)
     return value
-
-
-def _shell(module: torch.nn.Module) -> torch.nn.Module:
-    return type(module).__new__(type(module))
 
 
 def _rewrites_its_tables(module: torch.nn.Module) -> bool:

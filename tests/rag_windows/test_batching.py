@@ -1,0 +1,546 @@
+"""Many questions at once: each gets its own answer, whoever asks beside it, and a token a pass."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LogitsProcessor
+
+from rag_windows import (
+    BatchRequest,
+    GenerationError,
+    InputError,
+    LimitError,
+    PassageCache,
+    WindowedLM,
+)
+from rag_windows.batching.loop import BatchLoop
+from rag_windows.batching.questions import Batch, checked
+from rag_windows.batching.scheduler import BESIDE, Scheduled, Scheduler
+from rag_windows.integration import Calls
+from rag_windows.prefill import Encoder
+from rag_windows.results import Generation
+from tests.parity import tolerances, zoo
+from tests.rag_windows import small
+
+PASSAGES = tuple(f"Passage {i}: " + "abcdefgh"[i] * (5 + 4 * (i % 3)) for i in range(8))
+
+
+METHODS = ("pcw", "ape", "structured-prompting", "mateicl", "sequential")
+
+
+NAMES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding", "gpt_oss", "gemma2", "mistral-sliding")
+
+
+ASK: dict[str, Any] = {"query": "Why?", "passages": PASSAGES[:3], "max_new_tokens": 12}
+WAIT = 60
+
+
+@cache
+def lm_of(name: str) -> WindowedLM:
+    """An architecture of the zoo, with the byte tokenizer."""
+    entry = zoo.BY_NAME[name]
+    size = len(small.tokenizer())
+    model = zoo.build(replace(entry, options={**entry.options, "vocab_size": size}))
+    return WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
+
+
+def mixed(count: int = 7, tokens: int = 8) -> list[dict[str, Any]]:
+    """Ragged questions of all methods: some share passages, some a prefix, one has no passages."""
+    made: list[dict[str, Any]] = []
+    for i in range(count):
+        passages = [PASSAGES[0], PASSAGES[1], PASSAGES[2 + i % 6]]
+        made.append(
+            {
+                "query": "why" + "?" * i,
+                "passages": () if i == 5 else passages[: 1 + (i + 2) % 3],
+                "prefix": "Be short." if i % 2 else None,
+                "method": METHODS[i % len(METHODS)],
+                "max_new_tokens": tokens - i % 3,
+            }
+        )
+    return made
+
+
+class Recorder(LogitsProcessor):
+    """Keeps the logits of each token."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.seen.append(scores[0].clone())
+        return scores
+
+
+def alone(model: WindowedLM, requests: Sequence[Mapping[str, Any]]) -> list[Generation]:
+    """What `generate` answers to each."""
+    return [model.generate(**request) for request in requests]
+
+
+def assert_same(batched: Sequence[Generation], single: Sequence[Generation]) -> None:
+    """Answers are equal but for time, memory of what was shared, and rounding of the masses."""
+    assert len(batched) == len(single)
+    for mine, other in zip(batched, single, strict=True):
+        assert mine.token_ids == other.token_ids
+        assert (mine.text, mine.finish_reason) == (other.text, other.finish_reason)
+        assert mine.usage.prompt_tokens == other.usage.prompt_tokens
+        assert (mine.notes, mine.windows) == (other.notes, other.windows)
+        assert (mine.citations is None) == (other.citations is None)
+        for left, right in zip(mine.citations or (), other.citations or (), strict=True):
+            assert (left.passage, left.id) == (right.passage, right.id)
+            assert abs(left.mass - right.mass) < 1e-5
+        for name in ("prefix_mass", "query_mass"):
+            left, right = getattr(mine, name), getattr(other, name)
+            assert (left is None) == (right is None)
+            assert left is None or abs(left - right) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_and_logits_are_those_of_generate(name: str) -> None:
+    model = lm_of(name)
+    single, batched = mixed(), mixed()
+    theirs = [Recorder() for _ in single]
+    ours = [Recorder() for _ in single]
+    for request, recorder in zip(single, theirs, strict=True):
+        request["logits_processor"] = [recorder]
+    for request, recorder in zip(batched, ours, strict=True):
+        request["logits_processor"] = [recorder]
+    expected = alone(model, single)
+    # Four at a time: the others join while some are in the middle of their answers.
+    assert_same(model.generate_batch(batched, max_rows=4), expected)
+    for mine, other in zip(ours, theirs, strict=True):
+        reference = torch.stack(other.seen)
+        gap = tolerances.gap(torch.stack(mine.seen), reference)
+        assert gap <= tolerances.fp32(reference)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True, "temperature": 0.7, "seed": 1},
+        {"do_sample": True, "top_k": 5, "min_p": 0.05, "seed": 2},
+        {"do_sample": True, "top_p": 0.8, "repetition_penalty": 1.4, "seed": 3},
+        {"no_repeat_ngram_size": 1},
+        {"suppress_tokens": [10, 11, 12], "min_new_tokens": 3},
+        {"generation_config": GenerationConfig(max_new_tokens=5, do_sample=False)},
+        {"eos_token_id": list(range(30, 120))},
+        {"num_beams": 2},
+        {"do_sample": True, "num_return_sequences": 2, "seed": 4},
+        {"method": "ensemble"},
+        {"fallback": "sequential"},
+        {"link_tokens": 2},
+        {"method": "deep-thinking"},
+        {"stop_strings": ["a", "e"]},
+        {"citations": False},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_options_do_what_they_do_alone(options: dict[str, Any]) -> None:
+    first = {"query": "Who?", "passages": PASSAGES[1:4], "max_new_tokens": 4}
+    asked = [first, {**ASK, **options}, ASK]
+    if "generation_config" in options:
+        del asked[1]["max_new_tokens"]
+    lm = small.lm()
+    together, single = lm.generate_batch(asked), alone(lm, asked)
+    assert_same(together, single)
+    assert len(together[1].alternatives) == len(single[1].alternatives)
+    assert (together[1].fallback is None) == (single[1].fallback is None)
+
+
+def test_stop_strings_and_ends_come_at_different_times() -> None:
+    lm = small.lm()
+    text = lm.generate(**ASK).text
+    asked = [ASK, {**ASK, "stop": text[3:5]}, {**ASK, "max_new_tokens": 1}, {**ASK, "stop": "\0"}]
+    together = lm.generate_batch(asked)
+    assert_same(together, alone(lm, asked))
+    assert together[1].finish_reason == "stop"
+    assert len(together[1].token_ids) < len(together[0].token_ids)
+
+
+def batch_of(requests: list[dict[str, Any]]) -> Batch:
+    engine = small.lm().engine
+    batch = Batch(engine, len(requests))
+    for request in requests:
+        batch.admit(checked(engine, BatchRequest.of(request)))
+    return batch
+
+
+def test_a_shared_window_is_held_once_and_let_go_when_nobody_reads_it() -> None:
+    asked = [
+        {**ASK, "query": f"Why {i}?", "passages": [*PASSAGES[:2], PASSAGES[2 + i]]}
+        for i in range(4)
+    ]
+    batch = batch_of([*asked[:3], {**asked[3], "max_new_tokens": 30, "min_new_tokens": 30}])
+    loop = batch._loop
+    while len(loop.rows) < len(asked):
+        assert not batch.step()
+    batch.step()
+    held = Counter(id(window) for row in loop.rows for window in (row.prefix, *row.windows))
+    # The prefix and two windows are of all four; one window is each one's own.
+    assert sorted(held.values()) == [1, 1, 1, 1, 4, 4, 4]
+    while len(batch) > 1:
+        batch.step()
+    batch.step()
+    assert len(loop.encoder._windows) == 1 + len(loop.rows[0].windows)
+    while batch:
+        batch.step()
+    assert not loop._caches.lengths
+
+
+def test_the_same_text_twice_counts_twice() -> None:
+    lm = small.lm()
+    long = "same words " * 40
+    asked = [{**ASK, "passages": [long]}] * 2
+    short = WindowedLM.from_pretrained(
+        small.model(), tokenizer=small.tokenizer(), max_window_tokens=11, header="none"
+    )
+    assert_same(short.generate_batch(asked), alone(short, asked))
+    assert_same(lm.generate_batch(asked), alone(lm, asked))
+
+
+def test_with_a_cache() -> None:
+    lm = small.lm().with_cache(PassageCache("16MiB"))
+    asked = mixed(5)
+    assert_same(lm.generate_batch(asked), alone(small.lm(), asked))
+    again = lm.generate_batch(asked)
+    assert_same(again, alone(small.lm(), asked))
+    assert again[0].usage.cached_tokens > 0
+
+
+def test_arguments_are_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was encoded")
+
+    lm = small.lm()
+    for name, value in (("attention_mask", torch.ones(1, 1)), ("output_attentions", True)):
+        with pytest.raises(GenerationError, match=name):
+            lm.generate_batch([{**ASK, name: value}])
+    monkeypatch.setattr(Encoder, "run", never)
+    with pytest.raises(LimitError):
+        lm.generate_batch([ASK, {**ASK, "max_new_tokens": 10**6}])
+    with pytest.raises(InputError, match="query"):
+        lm.generate_batch([ASK, {"passages": PASSAGES}])
+    with pytest.raises(InputError, match="max_rows"):
+        lm.generate_batch([ASK], max_rows=0)
+    with pytest.raises(InputError, match="max_rows"):
+        lm.shared_scheduler(max_rows=0)
+    assert lm.generate_batch([]) == []
+
+
+def test_batches_leave_the_global_generator_to_others() -> None:
+    state = torch.get_rng_state()
+    small.lm().generate_batch([{**ASK, "do_sample": True, "seed": 5}] * 2)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+class Gate(LogitsProcessor):
+    """Holds a row at its second token until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            self.reached.set()
+            assert self.open.wait(WAIT)
+        return scores
+
+
+def gated(scheduler: Scheduler) -> tuple[Scheduled, Gate]:
+    """A question that is in the middle of its answer."""
+    gate = Gate()
+    future = scheduler.submit({**ASK, "logits_processor": [gate]})
+    assert gate.reached.wait(WAIT)
+    return future, gate
+
+
+def test_threads_get_their_own_answers() -> None:
+    lm = small.lm()
+    asked = mixed(12)
+    expected = alone(lm, asked)
+    with lm.scheduler(max_rows=5) as scheduler, ThreadPoolExecutor(6) as threads:
+        got = list(threads.map(lambda one: scheduler.submit(one).result(WAIT), asked))
+    assert_same(got, expected)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows took part in each step of a batch."""
+    made: list[int] = []
+    step = BatchLoop.step
+
+    def counted(self: BatchLoop) -> Any:
+        if self.rows:
+            made.append(len(self.rows))
+        return step(self)
+
+    monkeypatch.setattr(BatchLoop, "step", counted)
+    return made
+
+
+def test_a_question_joins_in_the_middle_of_another(steps: list[int]) -> None:
+    lm = small.lm()
+    with lm.scheduler() as scheduler:
+        first, gate = gated(scheduler)
+        second = scheduler.submit({**ASK, "query": "Where?"})
+        gate.open.set()
+        got = [first.result(WAIT), second.result(WAIT)]
+    assert_same(got, alone(lm, [ASK, {**ASK, "query": "Where?"}]))
+    assert (steps[0], max(steps)) == (1, 2)
+
+
+def test_streams_are_the_text() -> None:
+    lm = small.lm()
+    pieces: list[str] = []
+    beams: list[str] = []
+    with lm.scheduler() as scheduler:
+        answer = scheduler.submit({**ASK, "stop": "\0"}, on_text=pieces.append).result(WAIT)
+        other = scheduler.submit({**ASK, "num_beams": 2}, on_text=beams.append).result(WAIT)
+    assert "".join(pieces) == answer.text == lm.generate(**ASK).text
+    assert len(pieces) > 1
+    assert "".join(beams) == other.text == lm.generate(**ASK, num_beams=2).text
+
+
+def test_cancelling() -> None:
+    lm = small.lm()
+    with lm.scheduler(max_rows=1) as scheduler:
+        running, gate = gated(scheduler)
+        waiting = scheduler.submit(ASK)
+        assert waiting.cancel()
+        assert not running.cancel()
+        gate.open.set()
+        with pytest.raises(CancelledError):
+            waiting.result(WAIT)
+        cut = running.result(WAIT)
+        assert cut.finish_reason == "cancelled"
+        assert cut.token_ids == lm.generate(**ASK).token_ids[: len(cut.token_ids)]
+        assert len(cut.token_ids) == 2
+        assert scheduler.submit(ASK).result(WAIT).text == lm.generate(**ASK).text
+
+
+def test_a_pass_that_fails_ends_its_rows_and_the_next_question_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lm = small.lm()
+    with lm.scheduler() as scheduler:
+        first, gate = gated(scheduler)
+        with monkeypatch.context() as patch:
+
+            def fails(*_: Any, **__: Any) -> None:
+                raise MemoryError("no room")
+
+            patch.setattr("rag_windows.batching.layout.RowCaches.room", fails)
+            gate.open.set()
+            with pytest.raises(MemoryError):
+                first.result(WAIT)
+        assert scheduler.submit(ASK).result(WAIT).token_ids == lm.generate(**ASK).token_ids
+
+
+def test_the_worker_ends_when_nobody_asks() -> None:
+    scheduler = small.lm().scheduler()
+    scheduler.submit(ASK).result(WAIT)
+    worker = scheduler._worker
+    if worker is not None:
+        worker.join(WAIT)
+    assert scheduler._worker is None
+    assert scheduler.submit(ASK).result(WAIT).text
+    scheduler.close()
+    with pytest.raises(GenerationError, match="closed"):
+        scheduler.submit(ASK)
+
+
+def test_closing_can_cancel() -> None:
+    scheduler = small.lm().scheduler(max_rows=1)
+    running, gate = gated(scheduler)
+    waiting = scheduler.submit(ASK)
+    closer = threading.Thread(target=scheduler.close, kwargs={"cancel": True})
+    closer.start()
+    while not waiting.cancelled():
+        pass
+    gate.open.set()
+    closer.join(WAIT)
+    assert running.result(WAIT).finish_reason == "cancelled"
+
+
+def test_tasks_can_wait_for_it() -> None:
+    lm = small.lm()
+    asked = mixed(4)
+
+    async def ask() -> list[Any]:
+        with lm.scheduler() as scheduler:
+            return await asyncio.gather(
+                *(asyncio.wrap_future(scheduler.submit(one)) for one in asked)
+            )
+
+    assert_same(asyncio.run(ask()), alone(lm, asked))
+
+
+def own_lm() -> WindowedLM:
+    return WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer())
+
+
+def test_who_asks_for_as_many_rows_gets_the_same() -> None:
+    lm = own_lm()
+    first = lm.shared_scheduler(max_rows=8)
+    assert lm.shared_scheduler(max_rows=8) is first
+    assert lm.shared_scheduler(max_rows=9) is not first
+    # Another cache is another tenant's: its windows are not for this one's questions.
+    assert lm.with_cache(True).shared_scheduler(max_rows=8) is not first
+    first.close()
+    again = lm.shared_scheduler(max_rows=8)
+    assert again is not first
+    assert again.answer(ASK).text == lm.generate(**ASK).text
+
+
+def test_it_keeps_no_model_alive() -> None:
+    lm = own_lm()
+    lm.shared_scheduler().submit(ASK).result(WAIT)
+    gone = weakref.ref(lm)
+    del lm
+    for thread in threading.enumerate():
+        if thread.name == "rag-windows-batch":
+            thread.join(WAIT)
+    end = time.monotonic() + WAIT
+    while gone() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert gone() is None
+
+
+def test_a_lone_question_is_answered_as_generate_does(steps: list[int]) -> None:
+    lm, crowd = own_lm(), Calls()
+    scheduler = lm.shared_scheduler()
+    pieces: list[str] = []
+    with crowd.entered():
+        answers = [
+            scheduler.answer(ASK, lone=crowd.lone),
+            scheduler.submit(ASK, lone=crowd.lone, on_text=pieces.append).result(WAIT),
+        ]
+    assert not steps
+    assert answers[0].citations == answers[1].citations == lm.generate(**ASK).citations
+    assert "".join(pieces) == answers[1].text
+    assert len(pieces) > 1
+    with crowd.entered(), crowd.entered():
+        scheduler.answer(ASK, lone=crowd.lone)
+    scheduler.answer(ASK)
+    assert set(steps) == {1}
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_those_that_come_while_a_lone_one_is_answered_share_steps(
+    steps: list[int], waiting: bool
+) -> None:
+    lm, slow = own_lm(), Gate()
+    scheduler = lm.shared_scheduler()
+    first = {**ASK, "logits_processor": [slow]}
+    asked = mixed(4)
+    with ThreadPoolExecutor(1) as threads:
+        if waiting:
+            lone = threads.submit(scheduler.answer, first, lone=lambda: True)
+        else:
+            lone = scheduler.submit(first, lone=lambda: True)
+        assert slow.reached.wait(WAIT)
+        assert not steps
+        others = [scheduler.submit(one, lone=lambda: True) for one in asked]
+        got = [one.result(WAIT) for one in others]
+        slow.open.set()
+        assert lone.result(WAIT).text == lm.generate(**ASK).text
+    assert_same(got, alone(lm, asked))
+    assert max(steps) > 1
+
+
+def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
+    scheduler = own_lm().shared_scheduler()
+
+    def fails(done: int, total: int) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            scheduler.answer({**ASK, "on_encoded": fails}, lone=lambda: True)
+    assert scheduler._idle(lambda: True)
+
+
+def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
+    lm = own_lm()
+    scheduler = lm.shared_scheduler()
+    lock, running, most = threading.Lock(), 0, 0
+    full = threading.Event()
+
+    class Counted(LogitsProcessor):
+        def __init__(self) -> None:
+            self.began = False
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            nonlocal running, most
+            if not self.began:
+                self.began = True
+                with lock:
+                    running += 1
+                    most = max(most, running)
+                    if running == BESIDE:
+                        full.set()
+                assert full.wait(WAIT)
+            return scores
+
+    def left(_: Any) -> None:
+        nonlocal running
+        with lock:
+            running -= 1
+
+    asked = []
+    for _ in range(3 * BESIDE):
+        request = {**ASK, "fallback": "sequential", "logits_processor": [Counted()]}
+        asked.append(scheduler.submit(request))
+        asked[-1].add_done_callback(left)
+    last = scheduler.submit({**ASK, "fallback": "sequential"})
+    assert last.cancel(), "one that waits can be cancelled at once"
+    for one in asked:
+        assert one.result(WAIT).text
+    # The callback runs a moment after the answer, when the next may have begun already.
+    assert BESIDE <= most <= 2 * BESIDE
+
+
+def test_a_callback_may_ask_too() -> None:
+    """Without deadlock: the worker can't answer what it waits for itself."""
+    lm = own_lm()
+    scheduler = lm.shared_scheduler()
+    inner: list[str] = []
+
+    def told(done: int, total: int) -> None:
+        inner.append(scheduler.answer(ASK).text)
+
+    for kind in ({}, {"fallback": "sequential"}):
+        request = {**ASK, "query": "Where?", "on_encoded": told, **kind}
+        assert scheduler.submit(request).result(WAIT).text
+    assert set(inner) == {lm.generate(**ASK).text}
+
+
+@pytest.mark.parametrize("kind", [{}, {"fallback": "sequential"}])
+def test_callbacks_run_in_the_context_of_who_asks(kind: dict[str, Any]) -> None:
+    variable = contextvars.ContextVar("variable", default="unset")
+    scheduler = own_lm().shared_scheduler()
+    seen: list[str] = []
+    for value in ("one", "two"):
+        variable.set(value)
+        request = {**ASK, "on_encoded": lambda *_: seen.append(variable.get()), **kind}
+        scheduler.submit(request, on_text=lambda _: seen.append(variable.get())).result(WAIT)
+        assert set(seen) == {value}
+        assert len(seen) > 2
+        seen.clear()
