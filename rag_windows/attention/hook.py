@@ -63,7 +63,7 @@ def windowed_attention(
             for tensor in (query, key, value)
         )
         with torch.autocast(kind, enabled=False):
-            extra = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux}
+            extra: dict[str, Any] = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux}
             return windowed_attention(
                 module, query, key, value, attention_mask, position_bias=position_bias, **extra
             )

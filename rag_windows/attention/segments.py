@@ -421,12 +421,11 @@ def _in_steps(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     step = max(1, MAX_MASK // (request.key.shape[2] * heads * groups))
     if step >= rows:
         return attend(request)
-    made = [
-        attend(replace(request, query=query, mask=mask))
-        for query, mask in zip(
-            request.query.split(step, dim=2), request.mask.split(step, dim=2), strict=True
-        )
-    ]
+    made = []
+    for at in range(0, rows, step):
+        place = slice(at, at + step)
+        mask = None if request.mask is None else request.mask[:, :, place]
+        made.append(attend(replace(request, query=request.query[:, :, place], mask=mask)))
     return torch.cat([one[0] for one in made], dim=2), torch.cat([one[1] for one in made], dim=2)
 
 

@@ -83,7 +83,8 @@ class Twin:
     def _build(self) -> None:
         modules = list(self._source.modules())
         self._twins = {
-            id(module): self._twins.get(id(module)) or (module, type(module).__new__(type(module)))
+            id(module): self._twins.get(id(module))
+            or (module, cast(Any, type(module)).__new__(type(module)))
             for module in modules
         }
         twins = {place: twin for place, (_, twin) in self._twins.items()}

@@ -226,13 +226,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Tokens of some windows, which a segment reads.
-
-    Attributes:
-        windows: at least one.
-        first: of the tokens of each.
-        end: behind the last of them; None for the windows' end.
-    """
+    """Tokens ``first`` to ``end`` of each of some windows, which a segment reads."""
 
     windows: Sequence[Window]
     first: int = 0

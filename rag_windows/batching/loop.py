@@ -49,19 +49,11 @@ class BatchLoop:
         return self.rows[len(self._caches.lengths) :]
 
     def admit(self, asked: Asked) -> Row | None:
-        """Let a row join before the next step.
-
-        Args:
-            asked: its context comes from `encoder`.
+        """Let a row, whose context comes from `encoder`, join before the next step.
 
         Returns:
             The row; or None if a batch can't do what its options turn out to ask for, or if the
             row alone would leave the positions up to which the model's rotary tables stay.
-
-        Raises:
-            InputError: no query tokens.
-            LimitError: its windows would no longer fit its query.
-            Exception: whatever ``generate`` says of its options.
         """
         if not asked.query_ids:
             raise InputError("The query has no tokens; ask something.")

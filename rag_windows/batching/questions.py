@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
@@ -58,7 +59,7 @@ class Ticket:
     prefill: Prefill[ContextParts] | None = None
     due: float = 0.0
     encoded_at: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
 
     def tell_rest(self, generation: Generation) -> None:
         """Tell what of the whole text was not told yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -47,25 +47,14 @@ def passes(
     members: Members,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    tail: RowsCache,
+    cache: RowsCache,
     kept: int,
 ) -> Iterator[Pass]:
     """Run every query beside every window.
 
-    Tokens are cut into as few passes as the two bounds allow, one after the other through the
-    tail, which changes nothing but the memory that a pass takes.
-
-    Args:
-        twin: the model with our attention.
-        layout: of this call.
-        members: the windows.
-        ids: (queries, tokens) int64.
-        positions: (queries or 1, tokens) int64.
-        tail: of these queries; it grows by the tokens.
-        kept: how many last tokens' distributions are wanted, at least one.
-
-    Yields:
-        A pass for every piece that holds wanted tokens, in order.
+    Tokens ``ids`` (queries, tokens) at ``positions`` (queries or 1, tokens) are cut into as few
+    passes as the two bounds allow, one after the other through the KV cache. Those that hold some
+    of the last ``kept`` tokens are yielded.
     """
     queries, tokens = ids.shape
     batch = queries * members.per_query
@@ -77,7 +66,7 @@ def passes(
     while start < tokens:
         stop = min(tokens, start + by_tokens, max(start, wanted) + by_logits)
         first = max(start, wanted)
-        held = tail.get_seq_length()
+        held = cache.get_seq_length()
         recorder = None
         if layout.recorder is not None:
             recorder = WeightRecorder(max(layout.recorder.first_position, layout.position(held)))
@@ -87,7 +76,7 @@ def passes(
             members,
             ids[:, start:stop],
             positions[:, start:stop],
-            tail,
+            cache,
             max(1, stop - first),
         )
         if stop > first:
@@ -107,7 +96,7 @@ def _logits(
     members: Members,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    tail: RowsCache,
+    cache: RowsCache,
     last: int,
 ) -> torch.Tensor:
     """(rows, last, vocabulary) logits of the last tokens, fp32 at least."""
@@ -116,7 +105,7 @@ def _logits(
         output = twin(
             ids.repeat_interleave(members.per_query, dim=0),
             position_ids=rows,
-            past_key_values=tail,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=last,
         )
@@ -141,14 +130,11 @@ _MODEL = "_rag_windows_model"
 
 
 def make_view(twin: PreTrainedModel) -> PreTrainedModel:
-    """A second view of the windowed model, whose forward pass asks every window.
+    """A second view of the model with our attention, whose forward pass asks every window.
 
     It is of a subclass of the model's class, shares all of its modules and has no state, so
     transformers' own ``generate`` runs on it with its loop, processors, criteria and streamers and
     never sees the rows behind. What they read travels with the call, in its layout.
-
-    Args:
-        twin: the model with our attention.
     """
     plain: Any = type(twin)
     kind = _view_class(plain)
@@ -160,7 +146,7 @@ def make_view(twin: PreTrainedModel) -> PreTrainedModel:
     return cast(PreTrainedModel, view)
 
 
-@cache
+@lru_cache
 def _view_class(kind: Any) -> Any:
     """The subclass of a model's class whose forward pass is ours."""
 

@@ -128,11 +128,7 @@ def recompute(
 ) -> tuple[list[Window], list[int]]:
     """Encode some tokens of one request again, in sight of what stands before them.
 
-    Args:
-        encoder: of the model.
-        windows: each encoded behind the prefix, at the positions it has in one prompt.
-        prefix: what stands before the windows, or None.
-        plan: how many tokens, and by which rule.
+    The windows were encoded behind the prefix, each at the positions it has in one prompt.
 
     Returns:
         The windows with the chosen tokens' fresh keys and values in the place of the old ones; what

@@ -18,17 +18,7 @@ Run = Callable[..., list[Window]]
 def refine(
     refinement: DeepThinking, run: Run, windows: Sequence[Window], prefix: Window | None
 ) -> list[Window]:
-    """Refine each window of a batch by itself.
-
-    Args:
-        refinement: its numbers.
-        run: makes a forward pass over texts, see `rag_windows.prefill.Encoder.run`.
-        windows: as encoded behind the prefix, each at its own position.
-        prefix: what they were encoded behind, or None.
-
-    Returns:
-        As many windows in the same order, of the same ids, positions and shapes.
-    """
+    """Refine each window of a batch by itself; ``run`` is `rag_windows.prefill.Encoder.run`."""
     ids = [window.ids for window in windows]
     behind = refinement.positions == "continue"
     starts = [window.end if behind else window.start for window in windows]

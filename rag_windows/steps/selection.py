@@ -19,13 +19,8 @@ def fuse(windows: Sequence[Window], fusion: Fusion) -> Window:
     Windows of unlike lengths are laid over each other position by position; where a shorter one
     has no token, the mean and the sum are over those that have one. Keys are rotated already, but
     those that are mixed stand at the same position and are rotated alike.
-
-    Args:
-        windows: at least one.
-        fusion: "mean" or "sum".
-
-    Returns:
-        From the first position of any to the last. Its tokens stand for nothing but their number.
+    It goes from the first position of any to the last; its tokens stand for nothing but their
+    number.
     """
     start = min(window.start for window in windows)
     length = max(window.start + len(window.ids) for window in windows) - start
@@ -56,12 +51,6 @@ def pack_fused(
     """A fused window as the one that is read; passages share the attention on a position.
 
     Positions at which the same passages have a token are one span.
-
-    Args:
-        fused: from `fuse`.
-        windows: what it was made from.
-        groups: citation group of each of these.
-        n_groups: number of groups.
     """
     present = _present(windows, fused.start, len(fused.ids))
     same, counts = present.T.unique_consecutive(dim=0, return_counts=True)
@@ -124,17 +113,9 @@ def encode_query(
     alignment: Alignment = "left",
     end: int = 0,
 ) -> Window:
-    """A query's keys as they would be if it were one more window.
+    """A query's keys as they would be if it were one more window, and rotated as theirs are.
 
-    Keys hold their position. A query that stands where windows stand is rotated as they are, in
-    every kind of model, so that equal tokens at equal places have equal keys.
-
-    Args:
-        encoder: of the model.
-        prefix: behind which the windows were encoded.
-        query_ids: at least one token.
-        alignment: of the windows; with "right" the query ends where they do.
-        end: position behind the furthest window; needed with "right" alone.
+    With windows aligned on the right, the furthest of which ends before ``end``, it ends there too.
     """
     first = 0 if prefix is None else len(prefix.ids)
     start = max(first, end - len(query_ids)) if alignment == "right" else first

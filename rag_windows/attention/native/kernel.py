@@ -320,7 +320,8 @@ class Items:
 
 def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tensor] | None) -> None:
     """Write a part's addresses, keys and strides into (groups, 7) rows of the segments' table."""
-    first, keys = np.int64(0), np.int64(part[0].shape[2])
+    first: Any = 0
+    keys: Any = part[0].shape[2]
     if between is not None:
         first = between[0].numpy()
         keys = between[1].numpy() - first
