@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.blackbox.conftest import Run
+
 BRIDGE = "# The Halden Bridge\n\nThe bridge at Halden was built in 1931 by Mara Olsen.\n"
 OLSEN = "Mara Olsen was born in Tirmouth. She studied law.\n"
 HOSTILE = "Lamps of [bold red]Halden[/] \x1b[31mred\x1b[0m \u202eback\u202c [/nonsense]"
+QUESTION = "Who built the bridge at Halden?"
+SHORT = ("--max-new-tokens", "12")
+
+Told = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tiny matrices are faster on one thread."""
+    monkeypatch.delenv("RAG_WINDOWS_MODEL", raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,3 +53,30 @@ def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "docs"
     write_documents(folder)
     return folder
+
+
+@pytest.fixture
+def ask(run: Run, docs: Path, model: str) -> Told:
+    """The JSON of an answer: `ask("--top-k", "1")`; stderr as "notes"."""
+
+    def invoke(*args: str | Path) -> dict[str, Any]:
+        given = (*SHORT, *args)
+        given += () if "--docs" in args else ("--docs", "docs")
+        given += () if "--model" in args else ("--model", model)
+        result = run("ask", QUESTION, "--json", *given)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.count("\n") == 1
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return {**answer, "notes": result.stderr}
+
+    return invoke
+
+
+def refused(run: Run, *args: str | Path, stdin: str | None = None) -> str:
+    """The one line that a wrong command says."""
+    result = run(*args, stdin=stdin)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert "\x1b" not in line
+    return line

@@ -1,39 +1,30 @@
+"""The commands `ask` and `chat`: answers, JSON, sources, documents, and what a terminal shows."""
+
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rag_windows.prompt.visible_text import visible
-from tests.blackbox.cli.conftest import BRIDGE, HOSTILE
+from rag_windows import WindowedLM
+from tests.blackbox.cli.conftest import BRIDGE, HOSTILE, QUESTION, Told, refused
 from tests.blackbox.conftest import Run
 
-QUESTION = "Who built the bridge at Halden?"
-SHORT = ("--max-new-tokens", "12")
+SHAPE = ["answer", "passages", "usage", "timings", "method", "model", "fallback"]
 
 
-def ask_json(run: Run, *args: str | Path) -> dict[str, Any]:
-    result = run("ask", QUESTION, "--docs", "docs", "--json", *args)
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.count("\n") == 1
-    answer: dict[str, Any] = json.loads(result.stdout)
-    return answer
-
-
-def test_json_has_exactly_this_shape(run: Run, docs: Path, model: str) -> None:
-    answer = ask_json(run, "--model", model, "--max-new-tokens", "5")
-    assert {key: type(value) for key, value in answer.items()} == {
-        "answer": str,
-        "passages": list,
-        "usage": dict,
-        "timings": dict,
-        "method": str,
-        "model": str,
-        "fallback": type(None),
-    }
-    assert (answer["method"], answer["model"]) == ("ape", model)
+def test_json_has_exactly_this_shape(ask: Told, model: str) -> None:
+    answer = ask("--max-new-tokens", "5")
+    notes = answer.pop("notes")
+    assert (
+        notes == "Note: The answer ends at the limit of 5 new tokens; --max-new-tokens raises it.\n"
+    )
+    assert list(answer) == SHAPE
+    assert (answer["method"], answer["model"], answer["fallback"]) == ("ape", model, None)
     assert {key: type(value) for key, value in answer["usage"].items()} == {
         "prompt_tokens": int,
         "cached_tokens": int,
@@ -46,138 +37,254 @@ def test_json_has_exactly_this_shape(run: Run, docs: Path, model: str) -> None:
     first, second = answer["passages"]
     assert first.keys() == second.keys() == {"id", "title", "text", "score", "mass"}
     assert [first["id"], second["id"]] == ["docs/bridge.md#1", "lamps"]
-    assert first["title"] == "The Halden Bridge"
-    assert first["text"] == BRIDGE.splitlines()[2]
+    assert (first["title"], first["text"]) == ("The Halden Bridge", BRIDGE.splitlines()[2])
+    assert second["text"] == HOSTILE
     assert first["score"] > second["score"] > 0
     assert 0 < first["mass"] + second["mass"] < 1
 
 
-def test_json_keeps_hostile_text_exactly(run: Run, docs: Path, model: str) -> None:
-    result = run("ask", QUESTION, "--docs", "docs", "--json", "--model", model, *SHORT)
-    assert result.stdout.isascii()
-    assert "\x1b" not in result.stdout
-    assert json.loads(result.stdout)["passages"][1]["text"] == HOSTILE
-
-
-def test_streamed_text_is_the_answer(run: Run, docs: Path, model: str) -> None:
-    options = ("--model", model, "--max-new-tokens", "60")
-    answer = ask_json(run, *options)["answer"]
-    shown = run("ask", QUESTION, "--docs", "docs", *options)
-    assert shown.exit_code == 0
-    assert len(answer) > 20
-    assert shown.stdout.startswith(visible(answer) + "\n\n")
-
-
-def test_sources_and_timings_are_shown(run: Run, docs: Path, model: str) -> None:
-    answer = ask_json(run, "--model", model, "--max-new-tokens", "5")
-    shown = run("ask", QUESTION, "--docs", "docs", "--model", model, "--max-new-tokens", "5")
+def test_the_streamed_answer_its_sources_and_figures_are_shown(
+    run: Run, ask: Told, model: str
+) -> None:
+    answer = ask("--max-new-tokens", "60")
+    shown = run("ask", QUESTION, "--docs", "docs", "--model", model, "--max-new-tokens", "60")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    unseen = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+    printable = unseen.sub(lambda found: f"\\x{ord(found[0]):02x}", answer["answer"])
+    assert len(answer["answer"]) > 20
+    assert shown.stdout.startswith(f"{printable}\n\n")
     for number, passage in enumerate(answer["passages"], start=1):
-        (line,) = (one for one in shown.stdout.splitlines() if passage["id"] in one)
+        (line,) = (one for one in lines if passage["id"] in one)
         assert line.startswith(f"{number} ")
         assert line.rstrip().endswith(f"{passage['mass']:.1%}")
     longest = max(answer["passages"], key=lambda one: one["mass"])
     assert f"{'█' * 16}  {longest['mass']:.1%}" in shown.stdout
     assert "first token after" in shown.stdout
-    assert "limit of 5 new tokens; --max-new-tokens raises it" in shown.stdout
-    assert shown.stderr == ""
+    assert "limit of 60 new tokens; --max-new-tokens raises it" in shown.stdout
 
 
 def test_hostile_text_is_shown_spelled_out(run: Run, docs: Path, model: str) -> None:
     shown = run("ask", "lamps", "--docs", "docs", "--model", model, "--max-new-tokens", "1")
-    assert shown.exit_code == 0
     row = next(line for line in shown.stdout.splitlines() if "lamps" in line)
     assert "[red]Lamps\\x07: Lamps of [bold red]Halden[/] \\x1b[31mred" in row
     assert not set("\x1b\x07\u202e") & set(shown.stdout + shown.stderr)
+    told = run("ask", "lamps", "--docs", "docs", "--model", model, "--json")
+    assert told.stdout.isascii()
 
 
-def test_no_hits_are_told(run: Run, docs: Path, model: str) -> None:
-    args = ("ask", "xylophone", "--docs", "docs", "--model", model, "--max-new-tokens", "2")
-    shown = run(*args)
-    assert "No passage shares a word with the question" in shown.stdout
-    in_json = run(*args, "--json")
-    assert json.loads(in_json.stdout)["passages"] == []
-    assert "No passage shares a word with the question" in in_json.stderr
+@pytest.mark.parametrize("width", [28, 40, 60, 80, 120])
+def test_weights_are_whole_on_any_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = run("ask", "What does Zelwick Academy make?", "--top-k", "3", "--no-cache")
+    rows = [line for line in shown.stdout.splitlines() if ".md#1" in line]
+    assert len(rows) == 3
+    assert all(len(row) <= width and re.search(r"\d\.\d%$", row) for row in rows), rows
 
 
-def test_what_was_left_out_is_told(run: Run, docs: Path, model: str) -> None:
+def test_what_a_reader_should_know_is_told(run: Run, ask: Told, docs: Path, model: str) -> None:
     (docs / ".secret.md").write_text("x")
     for name in "abcd":
         (docs / f"{name}.png").write_text("x")
-    result = run("ask", QUESTION, "--docs", "docs", "--model", model, "--json", *SHORT)
-    why = "(not .txt, .md, .jsonl or .pdf)"
-    note = f"docs/a.png {why}; docs/b.png {why}; docs/c.png {why}"
-    assert f"Note: Left out: {note}" in result.stderr
-    assert "and 2 more." in result.stderr
-
-
-def test_duplicates_are_told(run: Run, docs: Path, model: str) -> None:
     (docs / "twice.jsonl").write_text('{"text": "Same bridge."}\n{"text": "Same bridge."}')
-    shown = run("ask", "same", "--docs", "docs", "--model", model, "--max-new-tokens", "2")
-    assert (
-        "Note: Passage 2 (docs/twice.jsonl:2#1) repeats passage 1, which was read instead."
-        in shown.stdout
-    )
+    why = "(not .txt, .md, .jsonl or .pdf)"
+    left_out = f"docs/a.png {why}; docs/b.png {why}; docs/c.png {why}; and 2 more."
+    notes = ask("--max-window-tokens", "50")["notes"]
+    assert f"Note: Left out: {left_out}" in notes
+    assert "Passage 1 (docs/bridge.md#1) is longer than a window and was read in several" in notes
+    same = run("ask", "same", "--docs", "docs", "--model", model, "--max-new-tokens", "2")
+    assert "Note: Passage 2 (docs/twice.jsonl:2#1) repeats passage 1, which was" in same.stdout
+    none = run("ask", "xylophone", "--docs", "docs", "--model", model, "--json")
+    assert json.loads(none.stdout)["passages"] == []
+    assert "No passage shares a word with the question" in none.stderr
 
 
-def test_links_and_fallback(run: Run, docs: Path, model: str) -> None:
-    ordinary = ask_json(run, "--model", model, *SHORT, "--method", "sequential")
-    for tokens in ("all", "1.0", "100%"):
-        linked = ask_json(run, "--model", model, *SHORT, "--link-tokens", tokens)
-        assert linked["answer"] == ordinary["answer"]
-    fallen = ask_json(run, "--model", model, *SHORT, "--fallback", "sequential")
-    assert fallen["answer"] == ordinary["answer"]
-    assert fallen["fallback"]["signal"] == "few short passages"
-    assert fallen["fallback"]["taken"] is True
-    shown = run(
-        *("ask", QUESTION, "--docs", "docs", "--model", model, *SHORT), "--fallback", "sequential"
-    )
-    assert "Note: Guard (few short passages): 2 passages of" in shown.stdout
-    for wrong in ("most", "1.5", "-3"):
-        refused = run("ask", QUESTION, "--docs", "docs", "--model", model, "--link-tokens", wrong)
-        assert refused.exit_code == 2
-        assert "tokens" in refused.stderr
-
-
-def test_options_reach_the_engine(run: Run, docs: Path, model: str) -> None:
-    base = ask_json(run, "--model", model, *SHORT)
-    for changed in (
-        ("--method", "sequential"),
-        ("--method", "PCW"),
-        ("--rag-temperature", "0.2"),
-        ("--rag-scale", "0.2"),
-        ("--system", "Answer in one word."),
-        ("--temperature", "5", "--seed", "1"),
-        ("--top-k", "1"),
-    ):
-        assert ask_json(run, "--model", model, *SHORT, *changed)["answer"] != base["answer"], (
-            changed
+def test_options_reach_the_engine(ask: Told, run: Run, model: str) -> None:
+    base = ask()
+    changes = [
+        ask(*changed)["answer"]
+        for changed in (
+            ("--method", "sequential"),
+            ("--method", "PCW"),
+            ("--rag-temperature", "0.2", "--rag-scale", "0.3"),
+            ("--system", "Answer in one word."),
+            ("--temperature", "5", "--seed", "1"),
+            ("--top-k", "1"),
         )
-    greedy = ask_json(run, "--model", model, *SHORT, "--temperature", "0", "--device", "cpu")
-    assert greedy["answer"] == base["answer"]
-    sampled = [
-        ask_json(run, "--model", model, *SHORT, "--temperature", "1", "--seed", "3")["answer"]
-        for _ in range(2)
     ]
-    assert sampled[0] == sampled[1]
-    assert len(ask_json(run, "--model", model, *SHORT, "--passage-words", "3")["passages"]) > 2
-    assert ask_json(run, "--model", model, *SHORT, "--dtype", "bfloat16")["usage"] == base["usage"]
-    split = run(
-        *("ask", QUESTION, "--docs", "docs", "--model", model, "--json", *SHORT),
-        *("--max-window-tokens", "50"),
-    )
-    assert "Note: Passage 1 (docs/bridge.md#1) is longer than a window" in split.stderr
+    assert base["answer"] not in changes
+    assert ask("--temperature", "0", "--device", "cpu")["answer"] == base["answer"]
+    sampled = {ask("--temperature", "5", "--seed", "1")["answer"] for _ in range(2)}
+    assert sampled == {changes[4]}
+    assert ask("--method", "ape:temperature=0.2,scale=0.3")["answer"] == changes[2]
+    assert ask("--method", "ape:scale=1,temperature=1")["answer"] == changes[1]
+    assert len(ask("--passage-words", "3")["passages"]) > 2
+    assert ask("--dtype", "bfloat16")["usage"] == base["usage"]
+    for tokens in ("all", "1.0", "100%"):
+        assert ask("--link-tokens", tokens)["answer"] == changes[0]
+    fallen = ask("--fallback", "sequential")
+    assert (fallen["answer"], fallen["fallback"]["taken"]) == (changes[0], True)
+    assert fallen["fallback"]["signal"] == "few short passages"
+    assert "Note: Guard (few short passages): 2 passages of" in fallen["notes"]
+
+
+def test_the_environment_names_a_default_model(
+    run: Run, docs: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ("--docs", "docs", "--max-new-tokens", "2", "--json", "--device", "cpu")
+    monkeypatch.setenv("RAG_WINDOWS_MODEL", model)
+    assert json.loads(run("ask", QUESTION, *args).stdout)["model"] == model
+    talked = run("chat", *args, stdin=f"{QUESTION}\n")
+    assert json.loads(talked.stdout)["model"] == model
+    named = run("ask", QUESTION, *args, "--model", "tiny-reader")
+    assert json.loads(named.stdout)["model"] == "tiny-reader"
 
 
 @pytest.mark.parametrize(
     "args",
     [
-        ("ask", "--docs", "docs/bridge.md", "--docs", "docs/olsen.txt", "--json", QUESTION),
-        ("ask", "--docs=docs/bridge.md", QUESTION, "--docs", "docs/olsen.txt", "--json"),
-        ("ask", "--docs", "docs/[bo]*", "--json", "--", QUESTION),
+        ("--docs", "docs/bridge.md", "--docs", "docs/olsen.txt", QUESTION),
+        ("--docs=docs/bridge.md", QUESTION, "--docs", "docs/olsen.txt"),
+        ("--docs", "docs/[bo]*", "--", QUESTION),
     ],
 )
 def test_ways_to_name_documents(run: Run, docs: Path, model: str, args: tuple[str, ...]) -> None:
-    result = run(args[0], "--model", model, "--max-new-tokens", "1", *args[1:])
+    result = run("ask", "--model", model, "--max-new-tokens", "1", "--json", *args)
     assert result.exit_code == 0, result.stderr
-    passages = json.loads(result.stdout)["passages"]
-    assert [one["id"] for one in passages] == ["docs/bridge.md#1"]
+    assert [one["id"] for one in json.loads(result.stdout)["passages"]] == ["docs/bridge.md#1"]
+
+
+def test_bad_files_are_listed_and_the_rest_is_read(
+    run: Run, ask: Told, docs: Path, model: str
+) -> None:
+    (docs / "latin.txt").write_bytes("Das Café in Halden.".encode("latin-1"))
+    (docs / "noise.txt").write_bytes(bytes(range(256)))
+    (docs / "rows.jsonl").write_text('{"text": "Boats of Halden."}\n{"title": "x"}\n')
+    (docs / "broken.pdf").write_bytes(b"%PDF-1.4\nnothing behind it")
+    answer = ask()
+    found = {one["id"] for one in answer["passages"]}
+    assert found == {"docs/bridge.md#1", "lamps", "docs/rows.jsonl:1#1"}
+    head, *listed = answer["notes"].splitlines()[:5]
+    assert head.startswith("Not read: 4 ")
+    for label, reason in (
+        ("docs/broken.pdf", "not a PDF file"),
+        ("docs/latin.txt:1", "not valid UTF-8"),
+        ("docs/noise.txt", "binary"),
+        ("docs/rows.jsonl:2", "not a JSON object"),
+    ):
+        assert any(line.startswith(f"- {label}: ") and reason in line for line in listed), listed
+    stopped = run("ask", QUESTION, "--docs", "docs", "--model", model, "--strict")
+    assert (stopped.exit_code, stopped.stdout) == (2, "")
+    assert stopped.stderr.startswith("Error: 4 of the documents' files and lines can't be read")
+    assert set(stopped.stderr.splitlines()[1:]) == set(listed)
+
+
+def pdf_file(text: str) -> bytes:
+    """A whole PDF file of one page with a line of text, all of it ASCII."""
+    drawn = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET"
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        "/Resources << /Font << /F1 5 0 R >> >> >>",
+        f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    body, places = "%PDF-1.4\n", []
+    for number, one in enumerate(objects, start=1):
+        places.append(len(body))
+        body += f"{number} 0 obj\n{one}\nendobj\n"
+    rows = "".join(f"{place:010} 00000 n \n" for place in places)
+    table = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{rows}"
+    end = f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(body)}\n%%EOF\n"
+    return f"{body}{table}{end}".encode("ascii")
+
+
+def test_the_text_of_a_pdf_is_read(
+    run: Run, ask: Told, docs: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docs / "tower.pdf").write_bytes(pdf_file("The tower of Halden has nine bells."))
+    for named in ("docs", "docs/tower.pdf"):
+        found = {one["id"]: one["text"] for one in ask("--docs", named)["passages"]}
+        assert found["docs/tower.pdf#1"] == "The tower of Halden has nine bells."
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    notes = ask()["notes"]
+    assert "- docs/tower.pdf: Reading PDF files needs pypdf" in notes
+    assert 'pip install ".[pdf]"' in notes
+    alone = refused(run, "ask", QUESTION, "--docs", "docs/tower.pdf", "--model", model)
+    assert 'pip install ".[pdf]"' in alone
+
+
+def test_long_work_is_told_on_standard_error(
+    ask: Told, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = " ".join(f"Person {number} of Halden lives in Sulava." for number in range(600))
+    (docs / "long.txt").write_text(words)
+    long = ("--docs", "docs/long.txt", "--passage-words", "100000", "--max-window-tokens", "500")
+    monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.01")
+    lines = ask(*long, "--model", "tiny-reader")["notes"].splitlines()
+    for work in ("Loading tiny-reader: ", "Encoding the passages: "):
+        told = [line for line in lines if line.startswith(work)]
+        assert all(line.endswith(" s so far.") for line in told)
+        assert any(" of " in line for line in told), lines
+    monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0")
+    assert "so far" not in ask()["notes"]
+
+
+def test_python_is_told_how_far_loading_and_encoding_are(small_folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+    lm = WindowedLM.from_pretrained(small_folder, on_loaded=lambda *far: told.append(far))
+    whole = told[0][1]
+    assert told == [(done, whole) for done in range(whole + 1)]
+    assert whole > 5
+    told.clear()
+    long = " ".join(f"Word {number}." for number in range(400))
+    lm.generate("Which?", [long], max_new_tokens=1, on_encoded=lambda *far: told.append(far))
+    assert told[-1][0] == told[-1][1] > 4
+    assert len({done for done, _ in told}) > 2
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the model is asked, turn by turn."""
+    asked: list[Any] = []
+    stream = WindowedLM.stream
+
+    def record(self: WindowedLM, query: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(query)
+        return stream(self, query, *args, **kwargs)
+
+    monkeypatch.setattr(WindowedLM, "stream", record)
+    return asked
+
+
+def test_piped_questions_become_a_conversation(
+    run: Run, docs: Path, model: str, queries: list[Any]
+) -> None:
+    result = run(
+        *("chat", "--docs", "docs", "--model", model, "--max-new-tokens", "4", "--json"),
+        stdin=f"{QUESTION}\n\n  \nIn which year?\n/help\n/clear\nboats\n/exit\nWho else?\n",
+    )
+    assert result.exit_code == 0, result.stderr
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [list(answer) for answer in answers] == [SHAPE] * 3
+    first = {"role": "user", "content": QUESTION}
+    told = {"role": "assistant", "content": answers[0]["answer"]}
+    followed = {"role": "user", "content": "In which year?"}
+    assert queries == [[first], [first, told, followed], [{"role": "user", "content": "boats"}]]
+    # The follow-up names nothing itself: what was said before finds the passage.
+    assert answers[1]["passages"][0]["id"] == "docs/bridge.md#1"
+    assert "/exit" in result.stderr
+
+
+def test_chat_shows_every_answer_with_its_sources(run: Run, docs: Path, model: str) -> None:
+    args = ("chat", "--docs", "docs", "--model", model, "--max-new-tokens", "4")
+    result = run(*args, stdin="bridge\nboats\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.count("first token after") == 2
+    assert result.stdout.index("docs/bridge.md#1") < result.stdout.index("docs/more.jsonl:2#1")
+    ended = run(*args, stdin="")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "", "")
+    refused(run, *args, stdin="bridge " * 300 + "\nboats\n")

@@ -1,0 +1,328 @@
+"""The other commands: passage cache, labels, calibration, demo, methods; where models go."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from rag_windows import APE, METHODS, DeepThinking, MateICL, MethodError, Passage, WindowedLM
+from rag_windows.calibration import Profile
+from tests.blackbox.cli.conftest import QUESTION, Told, refused
+from tests.blackbox.conftest import ROOT, Run
+from tests.rag_windows import small
+
+
+def told(run: Run, *args: str | Path) -> Any:
+    """The JSON that a command prints."""
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_a_second_question_finds_the_first_ones_windows(
+    ask: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = tmp_path / "default"
+    monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(default))
+    ask("--no-cache")
+    assert not default.exists()
+    for where in (), ("--cache-dir", tmp_path / "windows"):
+        assert ask(*where)["usage"]["cached_tokens"] == 0
+        assert ask(*where)["usage"]["cached_tokens"] > 50
+        assert ask("--no-cache", *where)["usage"]["cached_tokens"] == 0
+    taken = tmp_path / "file"
+    taken.write_text("no folder")
+    monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(taken))
+    assert "not cached" in ask()["notes"]
+
+
+def test_warm_stats_verify_prune_invalidate_clear(
+    run: Run, ask: Told, model: str, docs: Path, tmp_path: Path
+) -> None:
+    place = ("--cache-dir", tmp_path / "windows")
+    warm = ("cache", "warm", "--docs", "docs", "--model", model, *place)
+    warmed = told(run, *warm)
+    assert warmed["encoded"] == warmed["passages"] > 3
+    again = told(run, *warm)
+    assert (again["encoded"], again["present"]) == (0, warmed["encoded"])
+    assert ask(*place)["usage"]["cached_tokens"] > 50
+    held = told(run, "cache", "stats", *place)
+    assert held["entries"] == warmed["encoded"] + 1
+    assert held["folder"] == str(tmp_path / "windows")
+    assert 0 < held["bytes"] < held["limit_bytes"]
+    verified = told(run, "cache", "verify", *place)
+    assert verified == {"checked": held["entries"], "quarantined": 0}
+    assert told(run, "cache", "prune", *place)["removed"] == 0
+    assert told(run, "cache", "invalidate", "lamps", *place) == {"removed": 1}
+    pruned = told(run, "cache", "prune", "--disk", str(held["bytes"] // 2), *place)
+    assert 0 < pruned["entries"] < held["entries"]
+    assert told(run, "cache", "clear", *place) == {"removed": pruned["entries"]}
+    assert told(run, "cache", "stats", *place)["entries"] == 0
+    words = {"stats": "windows, ", "verify": "read", "prune": "dropped", "clear": "forgotten"}
+    for command, word in words.items():
+        assert word in run("cache", command, *place).stdout
+    assert "windows encoded" in run(*warm).stdout
+
+
+def test_a_damaged_window_is_put_aside(run: Run, model: str, docs: Path, tmp_path: Path) -> None:
+    place = ("--cache-dir", tmp_path / "windows")
+    told(run, "cache", "warm", "--docs", "docs", "--model", model, *place)
+    damaged = max(tmp_path.rglob("*.safetensors"))
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    assert told(run, "cache", "verify", *place)["quarantined"] == 1
+
+
+SHOWN = [("good film", "up"), ("bad film", "down"), ("fine book", "up"), ("dull book", "down")]
+
+
+def test_labels_and_probabilities_are_those_of_the_model(
+    run: Run, tmp_path: Path, model: str
+) -> None:
+    demos = tmp_path / "demos.jsonl"
+    rows = [json.dumps({"text": text, "label": label}) for text, label in SHOWN]
+    demos.write_text("\n".join([*rows[:2], "", *rows[2:]]), encoding="utf-8")
+    given = ("classify", "a film", "a [red]book\x07", "--demos", demos, "--model", model)
+    labels = ("--label", "up", "--label", "down", "--label", "so", "--windows", "2")
+    answer = told(run, *given, *labels)
+    assert (answer["demonstrations"], answer["windows"], answer["method"]) == (4, 2, "ape")
+    lm = WindowedLM.from_pretrained(model)
+    texts = ["a film", "a [red]book\x07"]
+    expected = lm.classify(texts, SHOWN, ["up", "down", "so"], windows=2)
+    for row, one in zip(answer["texts"], expected, strict=True):
+        assert row.keys() == {"text", "label", "probabilities", "scores"}
+        assert (row["text"], row["label"]) == (one.text, one.label)
+        assert row["probabilities"] == pytest.approx(dict(one.probabilities), abs=1e-4)
+        assert row["scores"] == pytest.approx(dict(one.scores), abs=1e-3)
+    second = told(run, *given, "--calibrate-with", "N/A")["texts"][1]
+    shown = run(*given, "--calibrate-with", "N/A").stdout
+    (line,) = (one for one in shown.splitlines() if "a [red]book\\x07" in one)
+    share = f"{second['probabilities'][second['label']]:.0%}"
+    assert line.split()[:2] == [second["label"], share]
+    assert "4 demonstrations in 1 window," in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no demonstrations"),
+        ('{"text": "a", "label": "x"}\n{"text": "a"}', "line 2: no object such as"),
+        ("x", "line 1: no object such as"),
+        ('["a", 3]', "line 1"),
+        (None, "can't be read"),
+    ],
+)
+def test_files_without_demonstrations_are_refused(
+    run: Run, tmp_path: Path, content: str | None, message: str
+) -> None:
+    path = tmp_path / "demos.jsonl"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    assert message in refused(run, "classify", "a film", "--demos", path)
+
+
+FAST = ("--method", "mateicl", "--max-new-tokens", "4")
+
+
+@pytest.fixture
+def examples(docs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Questions over ./docs, and two settings instead of eleven, which are tested elsewhere."""
+    grid = "rag_windows.calibration.calibrate.default_grid"
+    monkeypatch.setattr(grid, lambda _: (MateICL(2.0), MateICL(4.0)))
+    path = docs.parent / "examples.jsonl"
+    rows: list[dict[str, Any]] = [
+        {"query": f"Who built the bridge at Halden, part {number}?", "kind": "single-hop"}
+        for number in range(7)
+    ]
+    rows.append({"query": "Lamps?", "passages": ["Lamps.", "Lights."], "answer": "lights"})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_profile_is_made_shown_drawn_and_used(
+    run: Run, ask: Told, examples: Path, model: str
+) -> None:
+    given = ("calibrate", "--examples", examples, "--docs", "docs", "--model", model, *FAST)
+    result = run(*given, "--out", "profile.json", "--plot", "heat.png")
+    assert (result.exit_code, result.stderr) == (0, "")
+    profile = Profile.load("profile.json")
+    assert (profile.examples, profile.default, profile.criteria) == (8, MateICL(), ("divergence",))
+    assert Path("heat.png").read_bytes().startswith(b"\x89PNG")
+    for text in ("mateicl(schedule=2)", "default", profile.verdict[:40], "--profile profile.json"):
+        assert text in result.stdout
+    asked = ask("--profile", "profile.json")
+    assert asked["method"] == "mateicl"
+    assert "made for" not in asked["notes"]
+    assert ask("--profile", "profile.json", "--method", "pcw")["method"] == "pcw"
+    other = ask("--profile", "profile.json", "--model", "tiny-reader")
+    assert "Note: The profile was made for" in other["notes"]
+    as_json = told(run, *given, "--by", "agreement", "--limit", "8", "--out", "profile.json")
+    assert as_json == json.loads(Path("profile.json").read_text())
+    question = ("ask", QUESTION, "--docs", "docs", "--model", model, "--profile")
+    assert "can't be read" in refused(run, *question, "none.json")
+    numbers = refused(run, *question, "profile.json", "--rag-scale", "0.5")
+    assert "--profile brings the numbers" in numbers
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_sample_questions_are_the_default(run: Run) -> None:
+    profile = told(run, "calibrate", "--limit", "8", "--device", "cpu", "--no-cache", *FAST)
+    assert (profile["examples"], profile["criteria"][0]) == (8, "exact match")
+
+
+@pytest.mark.usefixtures("examples")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--docs", "docs"], "--docs alone can't be calibrated on"),
+        (["--examples", "examples.jsonl"], "Example 1 of 'examples.jsonl' has no passages"),
+        (["--examples", "none.jsonl"], "can't be read"),
+        (["--out", "no/profile.json"], "--out 'no/profile.json': the folder does not exist"),
+        (["--plot", "docs"], "--plot 'docs': the folder does not exist, or this is one"),
+    ],
+)
+def test_errors_come_before_the_model(run: Run, args: list[str], message: str) -> None:
+    assert message in refused(run, "calibrate", "--model", "./no-such-model", *args)
+
+
+def test_the_demo_answers_every_question_both_ways(run: Run) -> None:
+    rows = told(run, "demo", "--device", "cpu")
+    assert [(row["passages"], row["method"]) for row in rows] == [
+        (passages, method) for passages in (8, 16, 32) for method in ("sequential", "ape")
+    ]
+    assert all(row["right"] and row["first_token_s"] > 0 for row in rows)
+    assert all(row["answer"] == row["expected"] for row in rows)
+    assert rows[0].keys() == {
+        "question", "passages", "method", "answer", "expected", "first_token_s", "right",
+    }  # fmt: skip
+
+
+def test_methods_are_listed(run: Run) -> None:
+    rows = told(run, "methods")
+    assert [row["name"] for row in rows] == list(METHODS)
+    lines = run("methods").stdout.splitlines()
+    for row in rows:
+        kind = METHODS[row["name"]]
+        assert (row["formula"], row["paper"]) == (kind.formula, kind.paper)
+        (number,) = (i for i, one in enumerate(lines) if one.split()[0] == row["name"])
+        assert kind.formula in lines[number]
+        assert kind.paper == "-" or kind.paper in lines[number]
+        assert lines[number + 1].strip() == row["summary"]
+    table = run("methods", "--markdown").stdout
+    assert set(re.findall(r"^\| `([\w-]+)`", table, flags=re.MULTILINE)) == set(METHODS)
+
+
+def test_python_takes_the_same_names(reader: WindowedLM, passages: list[Passage]) -> None:
+    by_name = reader.generate("Who?", passages, method="ape:temperature=0.5,scale=0.7")
+    by_object = reader.generate("Who?", passages, method=APE(temperature=0.5, scale=0.7))
+    assert by_name.citations == by_object.citations
+    name = "deep-thinking:steps=2,eta=1e-2+ape:form=fixed ratio"
+    composed = WindowedLM.from_pretrained("tiny-reader", method=name)
+    assert composed.method == DeepThinking(reader=APE(form="fixed ratio"), steps=2, eta=0.01)
+    with pytest.raises(MethodError, match="sets no parameter of ape"):
+        reader.generate("Who?", passages, method="ape:steps=3")
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked", "place"),
+    [
+        (2, "auto", None),  # loading itself knows the best device
+        (2, "cpu", "cpu"),
+        (2, "cuda:1", "cuda:1"),
+        (1, "cuda:1", "refused"),
+        (0, "cuda", "refused"),
+    ],
+)
+def test_a_model_goes_where_it_is_asked_to(
+    run: Run,
+    small_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: int,
+    asked: str,
+    place: str | None,
+) -> None:
+    lm = small.lm()  # made while loading is what it is
+    loaded: list[dict[str, Any]] = []
+
+    def load(name: Any, **settings: Any) -> WindowedLM:
+        loaded.append({"name": name, **settings})
+        return lm
+
+    monkeypatch.setattr(WindowedLM, "from_pretrained", load)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    given = [
+        *("ask", "Zelwick?", "--model", str(small_folder), "--device", asked, "--no-cache"),
+        *("--dtype", "bfloat16", "--rag-scale", "0.5", "--top-k", "1", "--max-new-tokens", "1"),
+    ]
+    if place == "refused":
+        assert f"--device {asked}: PyTorch sees" in refused(run, *given)
+        return
+    assert run(*given).exit_code == 0
+    loaded[0].pop("on_loaded")
+    assert loaded[0] == {
+        "name": str(small_folder),
+        "dtype": "bfloat16",
+        "device_map": place,
+        "method": APE(scale=0.5),
+        "max_window_tokens": None,
+        "profile": None,
+        "cache": None,
+    }
+
+
+@pytest.mark.parametrize("proxy", [{}, {"https": "http://proxy.invalid"}])
+def test_without_a_way_to_the_hub_only_the_cache_is_used(
+    run: Run, monkeypatch: pytest.MonkeyPatch, proxy: dict[str, str]
+) -> None:
+    asked: list[Any] = []
+
+    def refuse(address: Any, timeout: float) -> Any:
+        asked.append(address)
+        raise OSError("unreachable")
+
+    def load(*args: Any, **settings: Any) -> WindowedLM:
+        raise RuntimeError(f"offline: {constants.is_offline_mode()}")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid:8443")
+    monkeypatch.setattr("rag_windows.cli.models.getproxies", lambda: proxy)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(WindowedLM, "from_pretrained", load)
+    result = run("ask", "Zelwick?", "--model", "no/such-model", "--no-cache")
+    assert str(result.exception) == f"offline: {not proxy}"
+    assert asked == ([] if proxy else [("hub.invalid", 8443)])
+
+
+BENCH = ("--rounds", "1", "--new-tokens", "2", "--dtype", "float32", "--no-memory")
+
+
+def test_a_model_of_ones_own_is_timed(run: Run, small_folder: Path) -> None:
+    ways = ("--way", "transformers", "--way", "windows, cold", "--window", "16")
+    timed = run("bench", "--model", small_folder, "--context", "64", *BENCH, *ways)
+    assert timed.exit_code == 0, timed.stderr
+    assert str(small_folder) in timed.stdout
+    assert "| windows, cold |" in timed.stdout
+    long = ("bench", "--model", small_folder, "--context", "1024")
+    assert "1024 positions" in refused(run, *long)
+
+
+def test_the_formats_in_the_readme_are_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("demos.jsonl", "questions.jsonl"):
+        (line,) = re.findall(rf"^    (\{{.*\}}) +# {name}$", readme, flags=re.MULTILINE)
+        Path(name).write_text(f"{line}\n{line.replace('animal', 'plant')}\n" * 4)
+    assert told(run, "classify", "gidra blog", "--demos", "demos.jsonl")
+    reader = ("--model", "tiny-reader", "--max-new-tokens", "2")
+    assert told(run, "calibrate", "--examples", "questions.jsonl", "--method", "mateicl", *reader)
