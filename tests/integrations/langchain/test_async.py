@@ -1,241 +1,339 @@
-"""Beside an event loop: it stays free, cancelling stops the work, errors come at once."""
+"""Tasks and threads: the event loop stays free, work ends with its caller, steps are shared."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
-import torch
-from transformers import LogitsProcessor
 
-from langchain_rag_windows import ChatRagWindows, RagWindows
 from langchain_rag_windows.errors import RequestError, RequestTimeoutError
-from tests.integrations.langchain.drawn import Drawn, N, answered, reader, texts_of
+from rag_windows import WindowedLM
+from tests.integrations.cases import (
+    LONG,
+    PLACES,
+    Crowd,
+    Pace,
+    case,
+    same_text,
+    worst_gap,
+)
+from tests.integrations.langchain.asking import (
+    ASYNC,
+    chat,
+    documents_of,
+    text_model,
+    text_of,
+)
+from tests.rag_windows import small
 
-LONG: dict[str, Any] = {"min_new_tokens": 24, "max_tokens": 24}
-Model = ChatRagWindows | RagWindows
-
-
-class Tokens(LogitsProcessor):
-    """Counts generated tokens, tells when the first came, and can be slow or fail."""
-
-    def __init__(self, pause: float = 0.0, fails: bool = False) -> None:
-        self.count = 0
-        self.first = threading.Event()
-        self._pause = pause
-        self._fails = fails
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.count += 1
-        self.first.set()
-        if self._fails:
-            raise RuntimeError("The accelerator fell off the bus.")
-        time.sleep(self._pause)
-        return scores
-
-
-def chat(**arguments: Any) -> ChatRagWindows:
-    return ChatRagWindows(lm=reader(), max_tokens=16, **arguments)
+KINDS = pytest.mark.parametrize("kind", [chat, text_model])
+NAMES = pytest.mark.parametrize("name", ASYNC)
+Kind = Callable[..., Any]
 
 
-def text(**arguments: Any) -> RagWindows:
-    return RagWindows(lm=reader(), max_tokens=16, **arguments)
+@pytest.fixture(params=["lone", "in a batch"])
+def alone_or_not(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone call is answered by itself; here it is also made to go into the batch."""
+    if request.param == "in a batch":
+        monkeypatch.setattr("rag_windows.integration.calls.Calls.lone", lambda _: False)
 
 
-async def streamed(model: Model, drawn: Drawn, **options: Any) -> str:
-    pieces = model.astream(drawn.question, documents=drawn.documents, **options)
-    return "".join([piece if isinstance(piece, str) else piece.text async for piece in pieces])
+def ask(name: str, model: Any, **options: Any) -> Any:
+    """The coroutine of one question over its documents."""
+    one = case(PLACES[0])
+    return ASYNC[name](model, one.question, documents=documents_of(one), **options)
 
 
-async def asked(model: Model, drawn: Drawn, **options: Any) -> str:
-    answer = await model.ainvoke(drawn.question, documents=drawn.documents, **options)
-    return answer if isinstance(answer, str) else str(answer.text)
-
-
-WAYS = [(chat, asked), (chat, streamed), (text, asked), (text, streamed)]
-
-
-@pytest.mark.parametrize(("model", "way"), WAYS)
-def test_all_ways_answer_right(model: Callable[[], Model], way: Callable[..., Any]) -> None:
-    for place in range(0, N, 5):
-        drawn = answered(place)
-        assert asyncio.run(way(model(), drawn)) == drawn.answer
-
-
-async def worst_gap(work: Awaitable[Any]) -> float:
-    """The most CPU seconds that the process spent between two ticks of an event loop's clock.
-
-    CPU time, since on a busy machine the whole process may have to wait, and no code is to blame.
-    """
-    worst, last, done = 0.0, time.process_time(), False
-
-    async def tick() -> None:
-        nonlocal worst, last
-        while not done:
-            await asyncio.sleep(0.001)
-            now = time.process_time()
-            worst, last = max(worst, now - last), now
-
-    ticking = asyncio.create_task(tick())
-    await asyncio.sleep(0)
-    await work
-    done = True
-    await ticking
-    return worst
-
-
-@pytest.mark.parametrize(("model", "way"), WAYS)
-def test_the_event_loop_keeps_ticking(model: Callable[[], Model], way: Callable[..., Any]) -> None:
-    drawn = answered(0)
-    made = model()
-    asyncio.run(way(made, drawn))  # loads whatever is loaded on first use
+@pytest.mark.usefixtures("alone_or_not")
+@KINDS
+@NAMES
+def test_the_event_loop_keeps_ticking(kind: Kind, name: str) -> None:
+    model = kind()
+    steady: dict[str, Any] = {"min_new_tokens": 24, "max_tokens": 24}
+    asyncio.run(ask(name, model, **steady))  # loads whatever is loaded on first use
     started = time.process_time()
-    asyncio.run(way(made, drawn, **LONG))
+    asyncio.run(ask(name, model, **steady))
     token = (time.process_time() - started) / 24
-    assert asyncio.run(worst_gap(way(made, drawn, **LONG))) < 0.05 + token
+    assert asyncio.run(worst_gap(ask(name, model, **steady))) < 0.05 + token
 
 
 def test_a_blocked_event_loop_would_be_seen() -> None:
     async def blocking() -> None:
-        chat().invoke("Who?", documents=texts_of(answered(0).documents), **LONG)
+        documents = documents_of(case(0))
+        chat().invoke("Who?", documents=documents, min_new_tokens=40, max_tokens=40)
 
     assert asyncio.run(worst_gap(blocking())) > 0.1
 
 
-@pytest.mark.parametrize(("model", "way"), WAYS)
-def test_cancelling_stops_within_a_token(
-    model: Callable[[], Model], way: Callable[..., Any]
-) -> None:
-    tokens = Tokens(pause=0.02)
+@pytest.mark.usefixtures("alone_or_not")
+@KINDS
+@NAMES
+def test_cancelling_stops_within_a_token(kind: Kind, name: str) -> None:
+    pace = Pace(0.01)
 
     async def cancel() -> int:
-        options: dict[str, Any] = {
-            "min_new_tokens": 400,
-            "max_tokens": 400,
-            "logits_processor": [tokens],
-        }
-        task = asyncio.create_task(way(model(), answered(0), **options))
-        while not tokens.first.is_set():
+        task = asyncio.ensure_future(ask(name, kind(), logits_processor=[pace], **LONG))
+        while not pace.started.is_set():
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return tokens.count
+        return pace.settle()
 
-    at_cancel = asyncio.run(cancel())
-    time.sleep(0.3)
-    assert tokens.count <= at_cancel + 2  # the one under way, and the one whose end is awaited
+    assert asyncio.run(cancel()) <= 2  # the one under way, and the one whose end is awaited
 
 
-def test_closing_a_stream_stops_it_too() -> None:
-    tokens = Tokens(pause=0.02)
-    options: dict[str, Any] = {
-        "min_new_tokens": 400,
-        "max_tokens": 400,
-        "logits_processor": [tokens],
-    }
+def test_closing_a_stream_stops_it() -> None:
+    async def leave(pace: Pace) -> None:
+        stream: Any = chat().astream("Who?", documents=["A."], logits_processor=[pace], **LONG)
+        await anext(stream)
+        await stream.aclose()
 
-    async def leave() -> int:
-        pieces = chat().astream("Who?", documents=["A text."], **options)
-        async with aclosing(cast(Any, pieces)) as open_pieces:
-            async for _ in cast(AsyncIterator[Any], open_pieces):
-                break
-        return tokens.count
-
-    left = asyncio.run(leave())
-    time.sleep(0.3)
-    assert tokens.count <= left + 2
-    before = tokens.count
-    stream = chat().stream("Who?", documents=["A text."], **options)
+    pace = Pace(0.01)
+    asyncio.run(leave(pace))
+    assert pace.settle() <= 2
+    pace = Pace(0.01)
+    stream = cast(Any, chat().stream("Who?", documents=["A."], logits_processor=[pace], **LONG))
     next(stream)
-    cast(Any, stream).close()
-    after = tokens.count
-    assert after < before + 400
-    time.sleep(0.1)
-    assert tokens.count == after
+    stream.close()
+    assert pace.settle() == 0
 
 
-def test_a_call_that_waits_for_its_turn_can_be_cancelled() -> None:
-    slow, waiting = Tokens(pause=0.02), Tokens()
-    model = chat(concurrency=1)
+@pytest.mark.parametrize("limit", [{"concurrency": 1}, {"batch_rows": 2}])
+def test_a_call_that_waits_for_its_turn_can_be_cancelled(limit: dict[str, int]) -> None:
+    slow, never = Pace(0.01), Pace()
+    model = chat(**limit)
 
-    async def run() -> None:
-        options: dict[str, Any] = {"min_new_tokens": 30, "max_tokens": 30}
-        first = asyncio.create_task(model.ainvoke("Who?", logits_processor=[slow], **options))
-        while not slow.first.is_set():
+    async def crowd() -> None:
+        options: dict[str, Any] = {"logits_processor": [slow], **LONG}
+        busy = [asyncio.ensure_future(model.ainvoke("Why?", **options)) for _ in range(3)]
+        while not slow.started.is_set():
             await asyncio.sleep(0.001)
-        second = asyncio.create_task(model.ainvoke("Who?", logits_processor=[waiting], **options))
-        await asyncio.sleep(0.01)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        await first
+        late = asyncio.ensure_future(model.ainvoke("Who?", logits_processor=[never]))
+        await asyncio.sleep(0.02)
+        for one in (late, *busy):
+            one.cancel()
+        await asyncio.gather(late, *busy, return_exceptions=True)
 
-    asyncio.run(run())
-    assert (slow.count, waiting.count) == (30, 0)
+    asyncio.run(crowd())
+    assert never.settle() == never.tokens == 0
 
 
-@pytest.mark.parametrize(("model", "way"), WAYS)
-def test_an_error_in_the_worker_comes_in_less_than_a_second(
-    model: Callable[[], Model], way: Callable[..., Any]
-) -> None:
-    made, drawn = model(), answered(0)
-    asyncio.run(way(made, drawn))
-    failing = Tokens(fails=True)
+@pytest.mark.usefixtures("alone_or_not")
+@KINDS
+@NAMES
+def test_errors_and_timeouts_come_out_at_once(kind: Kind, name: str) -> None:
+    model = kind()
+    asyncio.run(ask(name, model))
     started = time.process_time()
-    with pytest.raises(RuntimeError, match="fell off the bus"):
-        asyncio.run(way(made, drawn, logits_processor=[failing]))
+    with pytest.raises(RuntimeError, match="the worker broke"):
+        asyncio.run(ask(name, model, logits_processor=[Pace(fails_at=3)], **LONG))
     assert time.process_time() - started < 1
-    assert asyncio.run(way(made, drawn)) == drawn.answer, "it must serve on after an error"
-
-
-def test_bad_input_comes_out_of_async_calls_as_it_does_of_others() -> None:
     with pytest.raises(RequestError, match="list of documents"):
-        asyncio.run(chat().ainvoke("Who?", documents="one string"))
-
-
-@pytest.mark.parametrize(("model", "way"), WAYS)
-def test_a_timeout_is_an_error_not_half_an_answer(
-    model: Callable[..., Model], way: Callable[..., Any]
-) -> None:
-    options: dict[str, Any] = {
-        "min_new_tokens": 400,
-        "max_tokens": 400,
-        "logits_processor": [Tokens(pause=0.01)],
-    }
+        asyncio.run(ASYNC[name](model, "Who?", documents="one string"))
+    slow: dict[str, Any] = {"logits_processor": [Pace(0.01)], **LONG}
     with pytest.raises(RequestTimeoutError, match=r"not complete after 0\.2 seconds"):
-        asyncio.run(way(model(timeout=0.2), answered(0), **options))
+        asyncio.run(ask(name, kind(timeout=0.2), **slow))
     with pytest.raises(RequestTimeoutError):
-        model().invoke("Who?", timeout=0.1, **{**options, "logits_processor": [Tokens(0.01)]})
+        model.invoke("Who?", timeout=0.1, **slow)
+    assert text_of(asyncio.run(ask(name, model))) == case(PLACES[0]).answer, "it serves on"
 
 
-def test_many_concurrent_calls_with_different_documents_all_answer_right() -> None:
-    model = chat()
-    drawn = [answered(place % N) for place in range(32)]
+def test_many_calls_over_their_own_documents_all_answer_right() -> None:
+    cases = [case(place) for place in PLACES] * 4
 
-    async def all_at_once() -> list[str]:
-        return await asyncio.gather(*[asked(model, one) for one in drawn])
+    async def all_at_once() -> list[Any]:
+        model = chat()
+        return await asyncio.gather(
+            *(ASYNC["ainvoke"](model, one.question, documents=documents_of(one)) for one in cases)
+        )
 
-    assert asyncio.run(all_at_once()) == [one.answer for one in drawn]
-
-
-def test_batches_answer_right() -> None:
-    places = range(0, N, 3)
-    model = chat()
-
-    def messages(drawn: Drawn) -> list[Any]:
-        blocks = [
-            {"type": "text-plain", "text": t, "mime_type": "text/plain"}
-            for t in texts_of(drawn.documents)
+    assert [one.text for one in asyncio.run(all_at_once())] == [one.answer for one in cases]
+    blocks = [
+        [
+            (
+                "human",
+                [
+                    *({"type": "text-plain", "text": p.text} for p in one.passages),
+                    {"type": "text", "text": one.question},
+                ],
+            )
         ]
-        return [("human", [*blocks, {"type": "text", "text": drawn.question}])]
+        for one in cases[:4]
+    ]
+    alone = [chat().invoke(one).text for one in blocks]
+    assert [one.text for one in chat().batch(blocks)] == alone
 
-    answers = model.batch([messages(answered(place)) for place in places])
-    assert [answer.text for answer in answers] == [answered(place).answer for place in places]
-    answers = asyncio.run(model.abatch([messages(answered(place)) for place in places]))
-    assert [answer.text for answer in answers] == [answered(place).answer for place in places]
+
+# Calls that are made at once
+
+COUNT = 16
+DOCUMENTS = tuple(f"Document {i}: " + "abcdefgh"[i] * (9 + 4 * (i % 3)) for i in range(8))
+QUESTIONS = [f"Question {i}?" for i in range(COUNT)]
+
+
+def documents(i: int) -> list[str]:
+    """Two that all questions read, and one that every sixth reads."""
+    return [*DOCUMENTS[:2], DOCUMENTS[2 + i % 6]]
+
+
+def crowded(kind: Kind = chat, **options: Any) -> Any:
+    return kind(**{"lm": small.lm(), "max_tokens": 400, "generate_kwargs": LONG, **options})
+
+
+def expected(i: int, same: bool = False, **options: Any) -> str:
+    """What a question is answered by itself."""
+    model = crowded(**{"max_tokens": 12, "generate_kwargs": {"min_new_tokens": 12}, **options})
+    return text_of(model.invoke(QUESTIONS[i], documents=documents(0 if same else i)))
+
+
+def assert_their_own(answers: list[Any], same: bool = False) -> None:
+    for i in (0, 1, 5, len(answers) - 1):
+        assert same_text(text_of(answers[i]), expected(i, same))
+
+
+@KINDS
+@NAMES
+def test_tasks_share_steps_and_get_their_own_answers(kind: Kind, name: str) -> None:
+    model = crowded(kind)
+
+    async def all_at_once() -> list[Any]:
+        return await asyncio.gather(
+            *(
+                ASYNC[name](model, question, documents=documents(i), **crowd.member())
+                for i, question in enumerate(QUESTIONS)
+            )
+        )
+
+    with Crowd(small.lm(), COUNT) as crowd:
+        answers = asyncio.run(all_at_once())
+    # The first of many may be taken for a lone one, which generates outside of the batch.
+    assert COUNT - 1 <= crowd.shared() <= COUNT
+    assert_their_own(answers)
+
+
+@KINDS
+@pytest.mark.parametrize("limit", [None, 8])
+def test_batches_share_steps(kind: Kind, limit: int | None) -> None:
+    model = crowded(kind)
+    config = None if limit is None else {"max_concurrency": limit}
+    for way in ("batch", "abatch"):
+        at_once = limit or (COUNT if way == "abatch" else 4)  # a pool has few threads
+        with Crowd(small.lm(), at_once) as crowd:
+            options = {"documents": documents(0), **crowd.member()}
+            made = getattr(model, way)(QUESTIONS, config=config, **options)
+            answers = made if way == "batch" else asyncio.run(made)
+        assert_their_own(answers, same=True)
+        assert at_once - 1 <= crowd.shared() <= (limit or COUNT)
+
+
+def test_several_prompts_of_one_call_share_steps() -> None:
+    with Crowd(small.lm(), COUNT) as crowd:
+        options = {"documents": documents(0), **crowd.member()}
+        result = crowded(text_model).generate(QUESTIONS, **options)
+    assert crowd.shared() == COUNT
+    assert_their_own([made[0].text for made in result.generations], same=True)
+
+
+def test_threads_share_steps() -> None:
+    model = crowded()
+    with Crowd(small.lm(), COUNT) as crowd, ThreadPoolExecutor(COUNT) as threads:
+        answers = list(
+            threads.map(
+                lambda i: model.invoke(QUESTIONS[i], documents=documents(i), **crowd.member()),
+                range(COUNT),
+            )
+        )
+    assert crowd.shared() >= COUNT - 1
+    assert_their_own(answers)
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({"batch_rows": 1}, 1),
+        ({"concurrency": 1}, 1),
+        ({"batch_rows": 3}, 3),
+        ({"concurrency": 3}, 3),
+        ({"batch_rows": 3, "concurrency": 9}, 3),
+    ],
+)
+def test_the_number_of_rows_is_kept(options: dict[str, int], rows: int) -> None:
+    model = crowded(**options)
+
+    async def all_at_once() -> None:
+        asked = (model.ainvoke(question, **crowd.member()) for question in QUESTIONS[:8])
+        await asyncio.gather(*asked)
+
+    with Crowd(small.lm(), rows) as crowd:
+        asyncio.run(all_at_once())
+    assert crowd.shared() == rows
+
+
+def test_an_answer_tells_all_that_it_told_before() -> None:
+    forced = {"max_tokens": 12, "generate_kwargs": {"min_new_tokens": 12}}
+    for options in (forced, {**forced, "temperature": 1.0, "seed": 7}):
+        model = crowded(**options)
+        alone = model.invoke(QUESTIONS[0], documents=documents(0))
+
+        async def both(model: Any = model) -> list[Any]:
+            asked = (model.ainvoke(QUESTIONS[0], documents=documents(0)) for _ in range(2))
+            return await asyncio.gather(*asked)
+
+        for answer in asyncio.run(both()):
+            mine, other = dict(answer.response_metadata), dict(alone.response_metadata)
+            # Time is its own, and masses are rounded otherwise.
+            assert mine.pop("timings").keys() == other.pop("timings").keys()
+            masses = [one.pop("mass") for one in map(dict, other["citations"])]
+            assert [one["mass"] for one in mine.pop("citations")] == pytest.approx(masses, abs=1e-5)
+            del other["citations"]
+            assert (answer.text, mine) == (alone.text, other)
+            assert answer.usage_metadata["output_tokens"] == 12
+
+
+def test_models_of_one_engine_share_steps() -> None:
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer())
+    models = [crowded(lm=lm), crowded(text_model, lm=lm), crowded(lm=lm)]
+    with Crowd(lm, 12) as crowd, ThreadPoolExecutor(3) as threads:
+        asked = ["Why?", "Who?", "When?", "Where?"]
+        made = [threads.submit(one.batch, asked, **crowd.member()) for one in models]
+        answers = [[text_of(one)[:6] for one in each.result()] for each in made]
+    assert answers[0] == answers[1] == answers[2]
+    assert crowd.shared() >= 11
+
+
+@NAMES
+def test_what_befalls_one_leaves_the_others(name: str) -> None:
+    model = crowded()
+    endless, broken = Pace(), Pace(fails_at=3)
+    befalls: dict[int, dict[str, Any]] = {
+        5: {"logits_processor": [broken]},
+        7: {"timeout": 0.3, "logits_processor": [Pace(0.001)]},
+        9: {"documents": "one string"},
+        11: {"logits_processor": [endless]},
+    }
+
+    async def all_at_once() -> list[Any]:
+        tasks = []
+        for i, question in enumerate(QUESTIONS):
+            own = befalls.get(i, crowd.member())
+            options = {"documents": documents(i), **own}
+            tasks.append(asyncio.ensure_future(ASYNC[name](model, question, **options)))
+        while endless.tokens < 3:
+            await asyncio.sleep(0.001)
+        tasks[11].cancel()
+        got = await asyncio.gather(*tasks, return_exceptions=True)
+        assert endless.settle() == 0
+        return got
+
+    with Crowd(small.lm(), COUNT - len(befalls)) as crowd:
+        got = asyncio.run(all_at_once())
+    kinds = {5: RuntimeError, 7: RequestTimeoutError, 9: RequestError, 11: asyncio.CancelledError}
+    assert {i: type(got[i]) for i in befalls} == kinds
+    for i in (0, 4, 6, 15):
+        assert same_text(text_of(got[i]), expected(i))
+    assert crowd.shared() >= COUNT - len(befalls) - 1

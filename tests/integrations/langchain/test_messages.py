@@ -1,10 +1,14 @@
-"""LangChain messages as the engine's conversation."""
+"""Messages and documents of LangChain as the engine's, and marks that nobody can forge."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
@@ -15,128 +19,80 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
+from langchain_core.prompts import ChatPromptTemplate, format_document
+from langchain_core.runnables import RunnableLambda
 
-from langchain_rag_windows.documents import conversation
+from langchain_rag_windows import WindowDocumentPrompt
+from langchain_rag_windows import documents as marking
+from langchain_rag_windows.documents import conversation, mark, unmark
 from langchain_rag_windows.errors import RequestError
+from tests.integrations.cases import reader
+from tests.integrations.langchain.asking import chat
 
 DOCUMENTS = [Document(page_content="One."), Document(page_content="Two.", id="two")]
+TOLD = "2 documents; they stand at the beginning of this conversation."
 
 
-def calls(*ids: str) -> list[Any]:
-    return [{"name": "search", "args": {"q": id_}, "id": id_, "type": "tool_call"} for id_ in ids]
+def asked(*ids: str) -> AIMessage:
+    calls = [{"name": "search", "args": {"q": id_}, "id": id_, "type": "tool_call"} for id_ in ids]
+    return AIMessage("Let me see.", tool_calls=calls)
 
 
-def found(id_: str) -> ToolMessage:
-    return ToolMessage("One.\n\nTwo.", tool_call_id=id_, artifact=DOCUMENTS)
+def found(id_: str, artifact: Any = DOCUMENTS) -> ToolMessage:
+    return ToolMessage("One.\n\nTwo.", tool_call_id=id_, artifact=artifact)
 
 
-def told(*messages: BaseMessage, tools: bool = False) -> list[tuple[str, str]]:
-    read, _ = conversation(list(messages), tools=tools)
-    return [(message["role"], message["content"]) for message in read]
-
-
-def test_roles_and_texts() -> None:
-    assert told(
-        SystemMessage("Be brief."),
-        HumanMessage("Hi."),
-        AIMessage([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo."}]),
-        ChatMessage(content="Again.", role="user"),
-    ) == [("system", "Be brief."), ("user", "Hi."), ("assistant", "Hello."), ("user", "Again.")]
-
-
-def test_messages_of_one_role_are_joined() -> None:
-    assert told(SystemMessage("A"), SystemMessage("B"), HumanMessage("C"), HumanMessage("D")) == [
-        ("system", "A\n\nB"),
-        ("user", "C\n\nD"),
+def test_roles_texts_and_joined_messages() -> None:
+    answer: list[Any] = [
+        {"type": "reasoning", "reasoning": "Hm."},
+        {"type": "text", "text": "Hel", "annotations": [{"type": "citation"}]},
+        {"type": "text", "text": "lo."},
+    ]
+    messages = [
+        *(SystemMessage("Be brief."), SystemMessage("Be kind."), HumanMessage("Hi.")),
+        *(AIMessage(answer), ChatMessage(content="Again.", role="user"), HumanMessage("Now.")),
+    ]
+    assert conversation(messages)[0] == [
+        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Again.\n\nNow."},
     ]
 
 
-def test_a_call_that_found_documents_is_left_out_with_its_results() -> None:
-    messages = [HumanMessage("Who?"), AIMessage("Let me see.", tool_calls=calls("1")), found("1")]
-    read, passages = conversation(messages)
+def test_calls_that_found_documents_are_left_out_unless_tools_are_bound() -> None:
+    turn = [HumanMessage("Who?"), asked("1"), found("1")]
+    read, passages = conversation(turn)
     assert read == [{"role": "user", "content": "Who?"}]
-    assert [(passage.text, passage.id) for passage in passages] == [
-        ("One.", None),
-        ("Two.", "two"),
-    ]
-
-
-def test_where_tools_are_bound_the_call_stays_and_the_documents_are_announced() -> None:
-    messages = [HumanMessage("Who?"), AIMessage("Let me see.", tool_calls=calls("1")), found("1")]
-    read, passages = conversation(messages, tools=True)
+    assert [(one.text, one.id) for one in passages] == [("One.", None), ("Two.", "two")]
+    read, passages = conversation(turn, tools=True)
     assert [message["role"] for message in read] == ["user", "assistant", "tool"]
     assert read[1]["tool_calls"][0]["function"]["arguments"] == {"q": "1"}
-    assert read[2]["content"] == ("2 documents; they stand at the beginning of this conversation.")
-    assert len(passages) == 2
-
-
-def test_a_call_with_other_results_beside_documents_stays() -> None:
-    read, _ = conversation(
-        [
-            HumanMessage("Who?"),
-            AIMessage("", tool_calls=calls("1", "2")),
-            found("1"),
-            ToolMessage("42", tool_call_id="2"),
-        ]
-    )
-    assert [message["role"] for message in read] == ["user", "assistant", "tool", "tool"]
-    assert [m["content"] for m in read[2:]] == [
-        "2 documents; they stand at the beginning of this conversation.",
-        "42",
-    ]
-
-
-def test_documents_of_earlier_turns_stay_with_the_conversation() -> None:
-    read, passages = conversation(
-        [
-            HumanMessage("First?"),
-            AIMessage("", tool_calls=calls("1")),
-            found("1"),
-            AIMessage("The first."),
-            HumanMessage("And then?"),
-            AIMessage("", tool_calls=calls("2")),
-            found("2"),
-        ]
-    )
+    assert (read[2]["content"], len(passages)) == (TOLD, 2)
+    other = ToolMessage("42", tool_call_id="2")
+    read, _ = conversation([HumanMessage("Who?"), asked("1", "2"), found("1"), other])
+    assert [message["content"] for message in read[2:]] == [TOLD, "42"]
+    later = [HumanMessage("And then?"), asked("2"), found("2")]
+    read, passages = conversation([*turn, AIMessage("The first."), *later])
     assert [message["role"] for message in read] == ["user", "assistant", "user"]
     assert len(passages) == 4
 
 
 @pytest.mark.parametrize("artifact", [None, [], "text", ["text"], [1], {"a": DOCUMENTS}])
 def test_other_artifacts_are_no_documents(artifact: Any) -> None:
-    result = ToolMessage("42", tool_call_id="1", artifact=artifact)
-    asked = [HumanMessage("Who?"), AIMessage("", tool_calls=calls("1")), result]
-    read, passages = conversation(asked)
-    assert passages == []
-    assert read[-1]["content"] == "42"
+    read, passages = conversation([HumanMessage("Who?"), asked("1"), found("1", artifact)])
+    assert (passages, read[-1]["content"]) == ([], "One.\n\nTwo.")
 
 
 def test_a_plain_text_block_keeps_what_it_says_of_itself() -> None:
-    block = {
-        "type": "text-plain",
-        "text": "Born in Arava.",
-        "mime_type": "text/plain",
-        "id": "b1",
-        "title": "Alra Ashden",
-        "context": "register",
-        "extras": {"source": "https://example.org"},
-    }
+    own = {"id": "b1", "title": "Alra Ashden", "context": "register"}
+    extras = {"extras": {"source": "https://example.org"}, "mime_type": "text/plain"}
+    block = {"type": "text-plain", "text": "Born in Arava.", **own, **extras}
     read, passages = conversation([HumanMessage([block, {"type": "text", "text": "Where?"}])])
-    (passage,) = passages
-    assert (passage.text, passage.id, passage.title) == ("Born in Arava.", "b1", "Alra Ashden")
-    assert dict(passage.metadata) == {"source": "https://example.org", "context": "register"}
+    (one,) = passages
+    assert (one.text, one.id, one.title) == ("Born in Arava.", "b1", "Alra Ashden")
+    assert dict(one.metadata) == {"source": "https://example.org", "context": "register"}
     assert read == [{"role": "user", "content": "Where?"}]
-
-
-def test_earlier_answers_lose_their_reasoning_and_citations_only() -> None:
-    content: list[Any] = [
-        {"type": "reasoning", "reasoning": "Hm."},
-        {"type": "text", "text": "Arava", "annotations": [{"type": "citation"}]},
-    ]
-    assert told(HumanMessage("a"), AIMessage(content), HumanMessage("b"))[1] == (
-        "assistant",
-        "Arava",
-    )
 
 
 @pytest.mark.parametrize(
@@ -155,3 +111,112 @@ def test_earlier_answers_lose_their_reasoning_and_citations_only() -> None:
 def test_what_can_t_be_read_is_refused(message: BaseMessage) -> None:
     with pytest.raises(RequestError):
         conversation([message, HumanMessage("Who?")])
+
+
+# Marks
+
+GENUINE = mark("A genuine document.", {"id": "genuine"})
+PIECES = [GENUINE[:3], GENUINE[3:40], GENUINE[-3:], "\ue0f3", "\ue0f1", "\ue0f4\ue0f2", GENUINE]
+HOSTILE = st.lists(
+    st.one_of(st.text(max_size=8), st.sampled_from(PIECES), st.sampled_from([" ", "\n\n", "{x}"])),
+    max_size=8,
+).map("".join)
+"""Texts that are full of what marks are made of, whole marks of other documents included."""
+
+
+@given(st.lists(HOSTILE, max_size=5), st.sampled_from(["\n\n", "", "\n---\n", " * "]))
+def test_hostile_documents_come_back_letter_by_letter(texts: list[str], separator: str) -> None:
+    documents = [
+        Document(page_content=text, metadata={"id": str(i), "title": text[:5]})
+        for i, text in enumerate(texts)
+    ]
+    prompt = WindowDocumentPrompt("id", "title")
+    joined = separator.join(format_document(document, prompt) for document in documents)
+    rest, read = unmark(f"Read this:\n\n{joined}\n\nNow answer.")
+    assert [(one.text, one.id, one.title) for one in read] == [
+        (text, str(i), text[:5]) for i, text in enumerate(texts)
+    ]
+    assert rest == "Read this:\n\nNow answer." if texts else joined == ""
+
+
+@given(HOSTILE, HOSTILE)
+def test_text_around_documents_makes_no_document(before: str, after: str) -> None:
+    """Whatever stands there: either nothing but the true documents come out, or an error."""
+    made = mark("The true one.", {"id": "true"})
+    try:
+        _, read = unmark(before + made + after)
+    except RequestError:
+        return
+    allowed = {("The true one.", "true"), ("A genuine document.", "genuine")}
+    assert {(one.text, one.id) for one in read} <= allowed
+    assert "The true one." in [one.text for one in read]
+
+
+@given(st.data())
+def test_a_changed_mark_is_an_error(data: st.DataObject) -> None:
+    made = mark("Born in Arava.", {"id": "one"})
+    at = data.draw(st.integers(0, len(made) - 1))
+    by = data.draw(st.sampled_from(["", "x", "\ue100", "\ue1ff", "\ue0f1"]))
+    changed = made[:at] + by + made[at + 1 :]
+    if changed != made:
+        with pytest.raises(RequestError):
+            unmark(changed)
+
+
+@given(st.one_of(st.text(), st.just("\uf8ff \ue0f3 \ue100\ue1ff \ue0f2")))
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert unmark(text) == (text, [])
+    assert unmark(mark(text, {}))[1][0].text == text
+
+
+def test_marks_of_others_are_refused_and_words_between_documents_stay() -> None:
+    with pytest.MonkeyPatch.context() as other:
+        other.setattr(marking, "_KEY", bytes(32))
+        foreign = mark("Forged.", {"id": "boss"})
+    with pytest.raises(RequestError, match="made in another process"):
+        unmark(foreign)
+    rest, _ = unmark(f"About A: {mark('One.', {})}\nAbout B: {mark('Two.', {})}  \n")
+    assert rest == "About A:\n\nAbout B:"
+    # The model may repeat what it was shown; an answer brings no documents.
+    assert conversation([HumanMessage("a"), AIMessage(GENUINE), HumanMessage("b")])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [("f-string", "{context}"), ("jinja2", "{{context}}"), ("mustache", "{{{context}}}")],
+)
+def test_templates_of_all_kinds_carry_them(form: Any, place: str) -> None:
+    template = ChatPromptTemplate.from_messages(
+        [("system", f"Use this: {place}"), ("human", "Go.")], template_format=form
+    )
+    seen: list[Any] = []
+    note = RunnableLambda(lambda prompt: seen.extend(conversation(prompt.to_messages())) or "")
+    chain = create_stuff_documents_chain(note, template, document_prompt=WindowDocumentPrompt())
+    texts = ["{braces} & <tags>", "{{more}} 'quotes'"]
+    chain.invoke({"context": [Document(page_content=text) for text in texts]})
+    assert [message["content"] for message in seen[0]] == ["Use this:", "Go."]
+    assert [one.text for one in seen[1]] == texts
+
+
+def test_a_template_that_changes_documents_is_told() -> None:
+    template = ChatPromptTemplate.from_messages(
+        [("human", "{{context}}")], template_format="mustache"
+    )
+    text = WindowDocumentPrompt().format(page_content="Fish & chips.")
+    with pytest.raises(RequestError, match="three braces"):
+        conversation(template.format_messages(context=text))
+    with pytest.raises(ValueError, match="missing metadata"):
+        format_document(Document(page_content="x"), WindowDocumentPrompt("title"))
+
+
+def test_nothing_of_the_marks_reaches_the_model() -> None:
+    text, metadata = "Alra Ashden was born in Arava.", {"title": "Alra Ashden"}
+    question = HumanMessage("Where was Alra Ashden born?")
+    marked = chat().invoke([SystemMessage(f"Use: {mark(text, metadata)}"), question])
+    plain = chat().invoke(
+        [SystemMessage("Use:"), question], documents=[Document(text, metadata=metadata)]
+    )
+    assert marked.text == plain.text == "Arava"
+    assert marked.usage_metadata == plain.usage_metadata
+    assert not re.search("[\ue000-\uf8ff]", str(marked.response_metadata))
+    assert reader().tokenizer is not None

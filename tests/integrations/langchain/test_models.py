@@ -1,25 +1,51 @@
-"""Constructor, options of a call, what comes back, and errors."""
+"""Constructors, options of a call, what is told of answers, identities for caches, errors."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.exceptions import (
     ContextOverflowError,
     ModelInvalidRequestError,
     ModelNotFoundError,
 )
+from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage, HumanMessage
 from pydantic import SecretStr, ValidationError
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
-from rag_windows import PCW, LimitError, MethodError, PromptError, RagWindowsError
-from rag_windows.integration import sampling_options
-from tests.integrations.langchain.drawn import reader
+from rag_windows import (
+    APE,
+    PCW,
+    Guard,
+    LimitError,
+    MethodError,
+    Profile,
+    PromptError,
+    RagWindowsError,
+    WindowedLM,
+)
+from tests.integrations.cases import case, reader
+from tests.integrations.langchain.asking import (
+    WAYS,
+    Told,
+    chat,
+    streamed,
+    text_model,
+    text_of,
+)
+from tests.integrations.langchain.test_routes import ROUTES, Route, history_aware
+from tests.integrations.profiles import PROFILED, guarded, profile_of, saved
+from tests.rag_windows import small
 
 BORN = "Where was Alra Ashden born?"
 DOCUMENT = Document(
@@ -28,10 +54,11 @@ DOCUMENT = Document(
     id="alra",
 )
 OTHER = Document(page_content="Belra Dorby was born in Velum.", metadata={"title": "Belra Dorby"})
+BOTH: dict[str, Any] = {"documents": [OTHER, DOCUMENT]}
+KINDS = pytest.mark.parametrize("kind", [ChatRagWindows, RagWindows])
 
 
-def chat(**arguments: Any) -> ChatRagWindows:
-    return ChatRagWindows(lm=reader(), **{"max_tokens": 16, **arguments})
+# Constructors
 
 
 @pytest.mark.parametrize(
@@ -45,92 +72,94 @@ def chat(**arguments: Any) -> ChatRagWindows:
         ("request_timeout", "timeout", 3.0),
     ],
 )
-@pytest.mark.parametrize("model", [ChatRagWindows, RagWindows])
+@KINDS
 def test_names_from_other_integrations_are_known(
-    model: Any, theirs: str, ours: str, value: Any
+    kind: Any, theirs: str, ours: str, value: Any
 ) -> None:
     arguments = {"model": "tiny-reader"} if ours != "model" else {}
-    assert getattr(model(**{**arguments, theirs: value}), ours) == value
+    assert getattr(kind(**{**arguments, theirs: value}), ours) == value
     with pytest.raises(ValidationError, match="one argument"):
-        model(**{**arguments, theirs: value, ours: value})
+        kind(**{**arguments, theirs: value, ours: value})
 
 
-@pytest.mark.parametrize("model", [ChatRagWindows, RagWindows])
+@KINDS
 @pytest.mark.parametrize(
     "arguments",
     [
-        {},
-        {"model": "a", "lm": reader},
-        {"model": "a", "temprature": 1},
-        {"model": "a", "temperature": -1},
-        {"model": "a", "top_p": 0},
-        {"model": "a", "max_tokens": 0},
-        {"model": "a", "method": "telepathy"},
-        {"model": "a", "method": 3},
-        {"model": "a", "timeout": 0},
+        {"model": None},
+        {"lm": "reader"},
         {"model": 3},
+        {"temprature": 1},
+        {"temperature": -1},
+        {"top_p": 0},
+        {"max_tokens": 0},
+        {"timeout": 0},
+        {"batch_rows": 0},
+        {"concurrency": 0},
+        {"method": "telepathy"},
+        {"method": 3},
+        {"link_tokens": -1},
+        {"link_choose": "last"},
+        {"link_tokens": 3, "method": "ensemble"},
+        {"fallback": "pcw"},
+        {"calibration": "none.json"},
+        {"calibration": 3},
     ],
 )
-def test_arguments_that_can_t_be_used_are_refused(model: Any, arguments: dict[str, Any]) -> None:
+def test_arguments_that_can_t_be_used_are_refused(kind: Any, arguments: dict[str, Any]) -> None:
     if "lm" in arguments:
-        arguments = {**arguments, "lm": arguments["lm"]()}
+        arguments = {"lm": reader()}
     with pytest.raises(ValidationError):
-        model(**arguments)
+        kind(**{"model": "no/such-model", **arguments})
 
 
 def test_standard_arguments_are_tolerated() -> None:
-    model = ChatRagWindows(
-        model="tiny-reader",
-        api_key=SecretStr("hush"),
-        max_retries=2,
-        timeout=60,
-        streaming=True,
-        stop="x",
-    )
+    options: dict[str, Any] = {"max_retries": 2, "timeout": 60, "streaming": True, "stop": "x"}
+    model = ChatRagWindows(model="tiny-reader", api_key=SecretStr("hush"), **options)
     assert model.invoke(BORN, documents=[DOCUMENT]).text == "Arava"
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_p", "options"),
-    [
-        (None, None, {}),
-        (0, None, {"do_sample": False}),
-        (0, 0.9, {"do_sample": False}),
-        (0.7, None, {"do_sample": True, "temperature": 0.7}),
-        (None, 0.9, {"do_sample": True, "top_p": 0.9}),
-        (0.7, 0.9, {"do_sample": True, "temperature": 0.7, "top_p": 0.9}),
-    ],
-)
-def test_temperature_and_top_p(
-    temperature: float | None, top_p: float | None, options: dict[str, Any]
-) -> None:
-    assert sampling_options(temperature, top_p) == options
+def test_nothing_is_loaded_before_the_first_call_and_copies_share() -> None:
+    model = ChatRagWindows(model="tiny-reader", max_tokens=4)
+    assert ChatRagWindows(model="./nowhere").max_tokens is None
+    lm = model.windowed_lm()
+    assert model.windowed_lm() is lm
+    assert ChatRagWindows(model="tiny-reader", method="pcw").windowed_lm() is lm
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301 - our own
+        assert twin.windowed_lm() is lm
+    numbered = ChatRagWindows(model="tiny-reader", header="number").windowed_lm()
+    assert numbered is not lm
+    assert numbered.model is lm.model
+    assert model.model_copy(update={"header": "number"}).windowed_lm() is numbered
+
+
+def test_token_counts_are_the_model_s_own() -> None:
+    ids = reader().tokenizer(BORN, add_special_tokens=False)["input_ids"]
+    for model in (chat(), text_model()):
+        assert model.get_token_ids(BORN) == ids
+        assert model.get_num_tokens(BORN) == len(ids)
+    assert chat(custom_get_token_ids=lambda text: [1]).get_num_tokens(BORN) == 1
+
+
+def test_tracing_parameters() -> None:
+    params = chat(temperature=0.5, stop="x")._get_ls_params(max_new_tokens=3, temperature=0.7)
+    assert (params["ls_provider"], params["ls_model_type"]) == ("rag_windows", "chat")
+    assert (params["ls_temperature"], params["ls_max_tokens"]) == (0.7, 3)
+    assert params["ls_stop"] == ["x"]
+    assert RagWindows(model="tiny-reader")._get_ls_params()["ls_model_name"] == "tiny-reader"
+
+
+# Options of a call
 
 
 def test_options_of_a_call_stand_above_the_constructor_s() -> None:
     model = chat(temperature=0.5, stop="a", seed=1, generate_kwargs={"top_k": 3, "min_p": 0.1})
-    assert model._options(None, {}) == {
-        "do_sample": True,
-        "temperature": 0.5,
-        "max_new_tokens": 16,
-        "stop": "a",
-        "seed": 1,
-        "top_k": 3,
-        "min_p": 0.1,
-    }
+    own = {"do_sample": True, "temperature": 0.5, "max_new_tokens": 16, "stop": "a", "seed": 1}
+    assert model._options(None, {}) == {**own, "top_k": 3, "min_p": 0.1}
     given = {"temperature": 0, "max_tokens": 2, "seed": 5, "generate_kwargs": {"top_k": 9}}
-    assert model._options(["b"], {**given, "num_beams": 2}) == {
-        "do_sample": False,
-        "max_new_tokens": 2,
-        "stop": ["b"],
-        "seed": 5,
-        "top_k": 9,
-        "min_p": 0.1,
-        "num_beams": 2,
-    }
-
-
-def test_generate_kwargs_hold_where_no_argument_says_otherwise() -> None:
+    of_call = {"do_sample": False, "max_new_tokens": 2, "stop": ["b"], "seed": 5, "num_beams": 2}
+    expected = {**of_call, "top_k": 9, "min_p": 0.1}
+    assert model._options(["b"], {**given, "num_beams": 2}) == expected
     theirs = {"max_new_tokens": 10, "seed": 4, "stop": ["a"]}
     model = ChatRagWindows(lm=reader(), pipeline_kwargs=theirs)  # type: ignore[call-arg]  # another name
     assert model._options(None, {}) == theirs
@@ -143,93 +172,267 @@ def test_generate_kwargs_hold_where_no_argument_says_otherwise() -> None:
 
 def test_options_reach_the_engine() -> None:
     long: dict[str, Any] = {"min_new_tokens": 6, "documents": [DOCUMENT]}
-    whole = chat().invoke(BORN, **long)
-    assert whole.usage_metadata is not None
-    last = whole.text.split()[-1]
-    assert chat().invoke(BORN, stop=[last], **long).text == whole.text.partition(last)[0]
+    whole = chat().invoke(BORN, **long).text
+    last = whole.split()[-1]
+    assert chat().invoke(BORN, stop=[last], **long).text == whole.partition(last)[0]
     short = chat().invoke(BORN, max_new_tokens=1, documents=[DOCUMENT])
     assert short.response_metadata["finish_reason"] == "length"
     assert short.usage_metadata is not None
     assert short.usage_metadata["output_tokens"] == 1
     warm: dict[str, Any] = {"temperature": 5.0, "min_new_tokens": 8}
-    drawn = {chat(seed=seed).invoke(BORN, **warm).text for seed in range(4)}
-    assert len(drawn) > 1
+    assert len({chat(seed=seed).invoke(BORN, **warm).text for seed in range(4)}) > 1
     assert chat(seed=3).invoke(BORN, **warm).text == chat().invoke(BORN, seed=3, **warm).text
-    pcw = chat().invoke(BORN, method=PCW(), documents=[DOCUMENT])
-    assert pcw.response_metadata["method"] == {"name": "pcw"}
-
-
-def test_several_answers_to_one_question() -> None:
-    options: dict[str, Any] = {
-        "num_beams": 2,
-        "num_return_sequences": 2,
-        "documents": [DOCUMENT, OTHER],
-    }
-    (made,) = chat().generate([[HumanMessage(BORN)]], **options).generations
+    (made,) = (
+        chat()
+        .generate([[HumanMessage(BORN)]], num_beams=2, num_return_sequences=2, **BOTH)
+        .generations
+    )
     assert len(made) == 2
     assert made[0].text == "Arava"
-    assert len(RagWindows(lm=reader()).generate([BORN], **options).generations[0]) == 2
-
-
-def test_token_counts_are_the_model_s_own() -> None:
-    tokenizer: Any = reader().tokenizer
-    ids = tokenizer(BORN, add_special_tokens=False)["input_ids"]
-    for model in (chat(), RagWindows(lm=reader())):
-        assert model.get_token_ids(BORN) == ids
-        assert model.get_num_tokens(BORN) == len(ids)
-    assert chat(custom_get_token_ids=lambda text: [1]).get_num_tokens(BORN) == 1
-
-
-def test_tracing_parameters() -> None:
-    params = chat(temperature=0.5, stop="x")._get_ls_params(max_new_tokens=3, temperature=0.7)
-    assert params["ls_provider"] == "rag_windows"
-    assert params["ls_model_type"] == "chat"
-    assert params["ls_temperature"] == 0.7
-    assert params["ls_max_tokens"] == 3
-    assert params["ls_stop"] == ["x"]
-    assert RagWindows(model="tiny-reader")._get_ls_params()["ls_model_name"] == "tiny-reader"
-
-
-def test_nothing_is_loaded_before_the_first_call_and_copies_share() -> None:
-    model = ChatRagWindows(model="tiny-reader", max_tokens=4)
-    assert model._source is None
-    lm = model.windowed_lm()
-    assert model.windowed_lm() is lm
-    assert ChatRagWindows(model="tiny-reader", method="pcw").windowed_lm() is lm
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301 - our own
-        assert twin.windowed_lm() is lm
-    numbered = ChatRagWindows(model="tiny-reader", header="number").windowed_lm()
-    assert numbered is not lm
-    assert numbered.model is lm.model
-    moved = model.model_copy(update={"header": "number"})
-    assert moved.windowed_lm() is numbered
 
 
 def test_bad_input_gets_langchain_s_kinds_of_error() -> None:
-    model = chat()
-    with pytest.raises(ModelInvalidRequestError, match="question is blank") as refused:
-        model.invoke(" ")
-    assert isinstance(refused.value, PromptError | ValueError)
-    with pytest.raises(ModelInvalidRequestError) as unknown:
-        model.invoke("a", method="telepathy")
-    assert isinstance(unknown.value, MethodError)
-    with pytest.raises(ContextOverflowError) as long:
-        model.invoke("a " * 9000, documents=["b"])
-    assert isinstance(long.value, LimitError)
-    with pytest.raises(ModelInvalidRequestError):
-        model.invoke("a", documents=["b"], output_attentions=True)
-    with pytest.raises(ModelInvalidRequestError, match="can't be changed in a call"):
-        model.invoke("a", model="another")
+    refused: list[tuple[type[Exception], type[Exception], str, dict[str, Any]]] = [
+        (ModelInvalidRequestError, PromptError, " ", {}),
+        (ModelInvalidRequestError, ValueError, " ", {}),
+        (ModelInvalidRequestError, MethodError, "a", {"method": "telepathy"}),
+        (ModelInvalidRequestError, RagWindowsError, "a", {"output_attentions": True}),
+        (ModelInvalidRequestError, RagWindowsError, "a", {"model": "another"}),
+        (ContextOverflowError, LimitError, "a " * 9000, {}),
+    ]
+    for theirs, ours, question, options in refused:
+        with pytest.raises(theirs) as caught:
+            chat().invoke(question, documents=["b"], **options)
+        assert isinstance(caught.value, ours)
     with pytest.raises(ModelNotFoundError) as missing:
         ChatRagWindows(model="./nowhere").invoke("a")
     assert isinstance(missing.value, RagWindowsError)
     with pytest.raises(ValueError, match="Invalid input type"):
-        model.invoke(3)  # type: ignore[arg-type]  # what is refused
-
-
-def test_an_error_in_a_batch_can_be_returned_and_others_are_answered() -> None:
-    model = chat().bind(documents=[DOCUMENT])
-    good, bad = model.batch([BORN, " "], return_exceptions=True)
+        chat().invoke(3)  # type: ignore[arg-type]  # what is refused
+    bound = chat().bind(documents=[DOCUMENT])
+    good, bad = bound.batch([BORN, " "], return_exceptions=True)
     assert isinstance(bad, ModelInvalidRequestError)
     assert isinstance(good, AIMessage)
     assert good.text == "Arava"
+
+
+# What is told of an answer
+
+
+def test_what_is_told_of_an_answer_whole_and_streamed() -> None:
+    answer = chat(method="pcw").invoke(BORN, **BOTH)
+    metadata = answer.response_metadata
+    assert (answer.content, metadata["method"]) == ("Arava", {"name": "pcw"})
+    assert (metadata["finish_reason"], metadata["model_provider"]) == ("stop", "rag_windows")
+    assert metadata["timings"].keys() == {"encode_s", "ttft_s", "total_s"}
+    other, alra = metadata["citations"]
+    assert (alra["index"], alra["id"], alra["cited"]) == (1, "alra", True)
+    assert (other["id"], other["cited"]) == (None, False)
+    assert alra["mass"] > other["mass"] > 0
+    usage = answer.usage_metadata
+    assert usage is not None
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["input_token_details"] == {"cache_read": 0}
+    chunks = list(chat(method=PCW()).stream(BORN, **BOTH))
+    assert sum(chunk.usage_metadata is not None for chunk in chunks) == 1
+    assert sum(bool(chunk.response_metadata) for chunk in chunks) == 1
+    assert chunks[-1].chunk_position == "last"
+    together = streamed(chat(method="pcw"), BORN, **BOTH)
+    assert (together.text, together.usage_metadata) == (answer.text, usage)
+    for told in (metadata, together.response_metadata):
+        told.pop("timings")
+    assert together.response_metadata == metadata
+    (made,) = text_model().generate([BORN], **BOTH).generations[0]
+    assert made.generation_info is not None
+    assert [entry["cited"] for entry in made.generation_info["citations"]] == [False, True]
+    assert made.generation_info["usage_metadata"]["input_token_details"] == {"cache_read": 0}
+
+
+def test_content_blocks_cite_the_document_that_carried_the_answer() -> None:
+    answer = chat().invoke(BORN, **BOTH)
+    mass = answer.response_metadata["citations"][1]["mass"]
+    citation = {
+        "type": "citation",
+        "start_index": 0,
+        "end_index": 5,
+        "cited_text": DOCUMENT.page_content,
+        "title": "Alra Ashden",
+        "url": "https://example.org/alra",
+        "extras": {"index": 1, "id": "alra", "metadata": DOCUMENT.metadata, "mass": mass},
+    }
+    expected = [{"type": "text", "text": "Arava", "annotations": [citation]}]
+    assert answer.content_blocks == expected
+    assert streamed(chat(), BORN, **BOTH).content_blocks == expected
+    v1 = chat(output_version="v1")
+    assert v1.invoke(BORN, **BOTH).content == expected
+    (block,) = streamed(v1, BORN, **BOTH).content_blocks
+    assert {key: value for key, value in block.items() if key != "index"} == expected[0]
+
+
+def test_a_document_keeps_its_metadata() -> None:
+    metadata = {"title": 7, "when": date(2020, 5, 6), "nested": {"a": [1]}, "relevance_score": 0.5}
+    answer = chat().invoke("Who?", documents=[Document(page_content="Text.", metadata=metadata)])
+    (entry,) = answer.response_metadata["citations"]
+    assert entry["metadata"] == {**metadata, "when": "2020-05-06"}
+    assert entry["title"] == "7"
+
+
+# LangChain's cache of answers
+
+
+@pytest.fixture
+def cache() -> Iterator[InMemoryCache]:
+    made = InMemoryCache()
+    set_llm_cache(made)
+    yield made
+    set_llm_cache(None)
+
+
+@pytest.mark.parametrize("route", [one for one in ROUTES if one is not history_aware])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_other_documents_get_their_own_answer(route: Route, way: str, cache: InMemoryCache) -> None:
+    one = case(0)
+    shorter = dataclasses.replace(one, passages=one.passages[1:])
+    answers = []
+    for given in (one, shorter) * 2:
+        runnable, asked = route(given, Told())
+        answers.append(text_of(WAYS[way](runnable, asked)))
+    assert answers[:2] == answers[2:]
+    assert answers[0] == one.answer != answers[1]
+    assert len(cache._cache) == 2
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"method": "pcw"},
+    {"method": APE(0.8, 0.9)},
+    {"max_tokens": 3},
+    {"temperature": 0},
+    {"stop": ["a"]},
+    {"seed": 3},
+    {"generate_kwargs": {"min_new_tokens": 3}},
+    {"fallback": "sequential"},
+    {"link_tokens": 1},
+]
+
+
+@KINDS
+def test_other_options_are_another_entry(kind: Any, cache: InMemoryCache) -> None:
+    for options in [{}, *OPTIONS]:
+        kind(lm=small.lm(), **{"max_tokens": 4, **options}).invoke("Who?", documents=["A text."])
+    for options in OPTIONS:
+        kind(lm=small.lm(), max_tokens=4).invoke("Who?", documents=["A text."], **options)
+    assert len(cache._cache) == 1 + 2 * len(OPTIONS)
+    # Both hold: what the constructor and the call say of generate_kwargs is put together.
+    for minimum in (1, 2):
+        own = kind(lm=small.lm(), max_tokens=4, generate_kwargs={"min_new_tokens": minimum})
+        own.invoke("Who?", documents=["A text."], generate_kwargs={"top_k": 5})
+    assert len(cache._cache) == 3 + 2 * len(OPTIONS)
+
+
+@KINDS
+def test_another_model_or_window_is_another_identity(kind: Any) -> None:
+    others: list[dict[str, Any]] = [
+        {},
+        {"model": "elsewhere"},
+        {"revision": "v2"},
+        {"dtype": "bfloat16"},
+        {"model_kwargs": {"attn_implementation": "eager"}},
+        {"max_window_tokens": 64},
+        {"header": "none"},
+        {"header": lambda passage, number: "x"},
+        {"template_kwargs": {"enable_thinking": False}},
+        {"text_tokens": ("<x>",)},
+        {"device_map": "cpu"},
+        {"link_tokens": 1},
+        {"link_tokens": 1.0},
+        {"link_tokens": 1, "link_choose": "deviation"},
+        {"fallback": "sequential"},
+        {"fallback": Guard(passages=9)},
+    ]
+    made = [kind(**{"model": "tiny-reader", **other}) for other in others]
+    keys = {repr(one._identifying_params) for one in made}
+    assert len(keys) == len(others)
+    assert keys == {repr(one._identifying_params) for one in made}
+    ours, again = (kind(lm=reader())._identifying_params for _ in range(2))
+    other = WindowedLM(reader().model, reader().tokenizer)
+    assert ours == again != kind(lm=other)._identifying_params
+    secret: dict[str, Any] = {"api_key": SecretStr("hush"), "model_kwargs": {"token": "hush"}}
+    model = kind(model="tiny-reader", **secret)
+    assert "hush" not in f"{model._identifying_params} {model!r} {model.asdict()}"
+
+
+def test_a_model_saved_again_is_another_identity(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    before = ChatRagWindows(model=tmp_path)._identifying_params
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    assert ChatRagWindows(model=str(tmp_path))._identifying_params != before
+
+
+# Linked tokens, the guard, profiles
+
+DOCUMENTS = ["The tower is old.", "The river is wide.", "The bridge is new."]
+
+
+def ask(of_call: dict[str, Any] | None = None, kind: Any = ChatRagWindows, **options: Any) -> Any:
+    given: dict[str, Any] = {"lm": small.lm(), "max_tokens": 8, "temperature": 0, **options}
+    return kind(**given).invoke("What?", documents=DOCUMENTS, **(of_call or {}))
+
+
+def test_linked_tokens() -> None:
+    ordinary, parallel = ask(method="sequential").text, ask().text
+    assert ordinary != parallel
+    linked = ask(link_tokens="all")
+    assert linked.text == ordinary
+    method = linked.response_metadata["method"]
+    assert (method["name"], method["reader"]["name"]) == ("linked", "ape")
+    assert ask({"link_tokens": 0}, link_tokens="all").text == parallel
+    assert ask({"link_tokens": "all"}).text == ordinary
+    assert ask(kind=RagWindows, link_tokens="all") == ordinary
+
+
+def test_a_fallback_stands_in_the_metadata() -> None:
+    found = ask(fallback=Guard(passages=3)).response_metadata["fallback"]
+    assert (found["signal"], found["taken"]) == ("few short passages", True)
+    assert found["measured"] <= found["threshold"] == Guard().tokens
+    none = ask({"fallback": None}, fallback=Guard(passages=3))
+    assert none.response_metadata["fallback"] is None
+    model = ChatRagWindows(lm=small.lm(), max_tokens=8, fallback="sequential")
+    told = streamed(model, "What?", documents=DOCUMENTS[:2]).response_metadata
+    assert told["fallback"]["taken"]
+
+
+def test_a_profile_brings_the_method_and_the_threshold(tmp_path: Path) -> None:
+    path, folder = tmp_path / "profile.json", saved(tmp_path / "model")
+    plain = profile_of(folder)
+    profile = guarded(plain)
+    profile.save(path)
+
+    def made(kind: Any = ChatRagWindows, **options: Any) -> Any:
+        return kind(model=folder, max_tokens=8, temperature=0, **options)
+
+    def method(model: Any, **options: Any) -> Any:
+        answer = model.invoke("What?", documents=DOCUMENTS, **options)
+        return answer.response_metadata["method"]
+
+    described = method(made(method=PROFILED))
+    given: list[Path | str | Profile] = [path, str(path), profile]
+    for one in given:
+        model = made(calibration=one)
+        assert method(model) == described
+        assert model.windowed_lm().profile == profile
+        # One engine for equal profiles, whichever way they came, so that calls share batches.
+        assert model.windowed_lm() is made(calibration=path).windowed_lm()
+    # As in from_pretrained a method beside it counts, and a call's before both.
+    assert method(made(calibration=path, method="pcw")) == {"name": "pcw"}
+    assert method(made(calibration=path), method="sequential") == {"name": "sequential"}
+    ways = ({}, {"calibration": path}, {"calibration": plain}, {"method": PROFILED})
+    keys = {repr(made(**options)._identifying_params) for options in ways}
+    assert len(keys) == 4 - 1, "a profile without a threshold is its method, and no more"
+    with pytest.raises(ValidationError, match="give it as profile= to the"):
+        ChatRagWindows(lm=small.lm(), calibration=profile)
+
+
+def test_an_engine_that_is_given_keeps_its_method() -> None:
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), method="pcw")
+    assert ask(lm=lm).response_metadata["method"] == {"name": "pcw"}
+    assert ask(lm=lm, method="ape").response_metadata["method"]["name"] == "ape"

@@ -3,206 +3,193 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import date
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain_classic.chains import RetrievalQA, create_history_aware_retriever
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_classic.chains.question_answering import load_qa_chain
+from langchain_classic.chains.retrieval import create_retrieval_chain
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
 from langchain_core.messages import content as types
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from langchain_core.runnables import RunnablePassthrough
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import create_retriever_tool
 
-from langchain_rag_windows import ChatRagWindows, RagWindows, WindowDocumentPrompt
-from langchain_rag_windows.errors import RequestError
-from tests.integrations.langchain.drawn import (
-    Drawn,
-    N,
-    answered,
-    one_window_each,
-    reader,
-    retriever,
-    texts_of,
+from langchain_rag_windows import (
+    ChatRagWindows,
+    RagWindowsMiddleware,
+    WindowDocumentPrompt,
+    create_windows_chain,
 )
-from tests.integrations.places import places
+from langchain_rag_windows.errors import RequestError
+from tests.integrations.cases import PLACES, Case, case, one_window_each, reader
+from tests.integrations.langchain.asking import (
+    WAYS,
+    ListRetriever,
+    Told,
+    chat,
+    documents_of,
+    retriever,
+    text_model,
+    text_of,
+)
+from tests.tool_models import ScriptedLM, scripted
 
-STUFFED = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
+PROMPT = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
+MARKED = WindowDocumentPrompt("id", "title", "row")
+CALL = ToolCall(name="search", args={"query": "?"}, id="call-1", type="tool_call")
 
 
-def llm(**arguments: Any) -> ChatRagWindows:
-    return ChatRagWindows(lm=reader(), max_tokens=16, **arguments)
+def marked_documents(one: Case) -> list[Document]:
+    """With their ids among the metadata, the only ones that LangChain shows a document prompt."""
+    return [
+        document.model_copy(update={"metadata": {**document.metadata, "id": document.id}})
+        for document in documents_of(one)
+    ]
 
 
-def blocks(drawn: Drawn) -> HumanMessage:
+def blocks(one: Case) -> HumanMessage:
     made: list[Any] = [
         types.create_plaintext_block(
-            text=document.page_content,
-            id=document.id,
-            title=document.metadata["title"],
-            row=document.metadata["row"],
+            text=passage.text, id=passage.id, title=passage.title, row=passage.metadata["row"]
         )
-        for document in drawn.documents
+        for passage in one.passages
     ]
-    return HumanMessage(content_blocks=[*made, types.create_text_block(drawn.question)])
+    return HumanMessage([*made, {"type": "text", "text": one.question}])
 
 
-def fetched(drawn: Drawn, **result: Any) -> list[BaseMessage]:
-    call = {"name": "search", "args": {"query": "?"}, "id": "call-1", "type": "tool_call"}
-    return [
-        HumanMessage(drawn.question),
-        AIMessage("I look it up.", tool_calls=[call]),
-        ToolMessage(tool_call_id="call-1", **result),
-    ]
+def fetched(one: Case, result: ToolMessage) -> list[BaseMessage]:
+    return [HumanMessage(one.question), AIMessage("I look it up.", tool_calls=[CALL]), result]
 
 
-def keyword(drawn: Drawn) -> AIMessage:
-    return llm().invoke(drawn.question, documents=drawn.documents)
+def bound(one: Case, told: Told) -> tuple[Any, Any]:
+    return chat(callbacks=[told]).bind(documents=documents_of(one)), one.question
 
 
-def bound(drawn: Drawn) -> Any:
-    return llm().bind(documents=drawn.documents).invoke(drawn.question)
+def mixed(one: Case, told: Told) -> tuple[Any, Any]:
+    _, second, *others = documents_of(one)
+    mapping = {"text": second.page_content, "id": second.id, "metadata": second.metadata}
+    given = [one.passages[0], mapping, *others]
+    return chat(callbacks=[told]).bind(documents=given), one.question
 
 
-def plain_text_blocks(drawn: Drawn) -> AIMessage:
-    return llm().invoke([blocks(drawn)])
+def plain_text_blocks(one: Case, told: Told) -> tuple[Any, Any]:
+    return chat(callbacks=[told]), [blocks(one)]
 
 
-def artifact(drawn: Drawn) -> AIMessage:
-    glued = "\n\n".join(texts_of(drawn.documents))
-    return llm().invoke(fetched(drawn, content=glued, artifact=drawn.documents))
-
-
-def retriever_tool(drawn: Drawn) -> AIMessage:
+def artifact(one: Case, told: Told) -> tuple[Any, Any]:
     tool = create_retriever_tool(
-        retriever(drawn), "search", "Finds.", response_format="content_and_artifact"
+        retriever(one), "search", "Finds.", response_format="content_and_artifact"
     )
-    call = {"name": "search", "args": {"query": "?"}, "id": "call-1", "type": "tool_call"}
-    message = tool.invoke(call)
-    return llm().invoke([HumanMessage(drawn.question), AIMessage("", tool_calls=[call]), message])
+    return chat(callbacks=[told]), fetched(one, tool.invoke(CALL))
 
 
-def marked_tool(drawn: Drawn) -> AIMessage:
-    prompt = WindowDocumentPrompt("title", "row")
-    tool = create_retriever_tool(retriever(drawn), "search", "Finds.", document_prompt=prompt)
-    return llm().invoke(fetched(drawn, content=tool.invoke({"query": "?"})))
+def marked_tool(one: Case, told: Told) -> tuple[Any, Any]:
+    found = ListRetriever(documents=marked_documents(one), asked=[])
+    tool = create_retriever_tool(found, "search", "Finds.", document_prompt=MARKED)
+    result = ToolMessage(tool.invoke({"query": "?"}), tool_call_id="call-1")
+    return chat(callbacks=[told]), fetched(one, result)
 
 
-def stuff_chain(drawn: Drawn) -> Any:
-    chain = create_stuff_documents_chain(
-        llm(),
-        STUFFED,
-        document_prompt=WindowDocumentPrompt("title", "row"),
-        output_parser=cast(Any, RunnablePassthrough()),
+def stuff_chain(one: Case, told: Told) -> tuple[Any, Any]:
+    chain = create_stuff_documents_chain(chat(callbacks=[told]), PROMPT, document_prompt=MARKED)
+    return chain, {"context": marked_documents(one), "input": one.question}
+
+
+def lcel(one: Case, told: Told) -> tuple[Any, Any]:
+    llm = chat(callbacks=[told])
+    question = ChatPromptTemplate.from_messages([("human", "{input}")])
+    chain: Any = RunnableLambda(lambda asked: question | llm.bind(documents=asked["documents"]))
+    return chain, {"documents": documents_of(one), "input": one.question}
+
+
+def windows_chain(one: Case, told: Told) -> tuple[Any, Any]:
+    chain = create_windows_chain(chat(callbacks=[told]), PROMPT)
+    return chain, {"context": documents_of(one), "input": one.question}
+
+
+def retrieval_chain(one: Case, told: Told) -> tuple[Any, Any]:
+    chain = create_windows_chain(chat(callbacks=[told]), PROMPT)
+    return create_retrieval_chain(retriever(one), chain), {"input": one.question}
+
+
+def history_aware(one: Case, told: Told) -> tuple[Any, Any]:
+    condense = ChatPromptTemplate.from_messages(
+        [MessagesPlaceholder("chat_history"), ("human", "{input}")]
     )
-    return chain.invoke({"context": drawn.documents, "input": drawn.question})
+    condenser = ChatRagWindows(lm=scripted("hermes", one.question))
+    found = create_history_aware_retriever(condenser, retriever(one), condense)
+    chain = create_windows_chain(chat(callbacks=[told]), PROMPT)
+    history = [HumanMessage("Hello."), AIMessage("Yes?")]
+    asked = {"input": one.question, "chat_history": history}
+    return create_retrieval_chain(found, chain), asked
 
 
-def text_model(drawn: Drawn) -> AIMessage:
-    model = RagWindows(lm=reader(), max_tokens=16)
-    (made,) = model.generate([drawn.question], documents=drawn.documents).generations[0]
-    return AIMessage(made.text, response_metadata=made.generation_info or {})
+def text(one: Case, told: Told) -> tuple[Any, Any]:
+    return text_model(callbacks=[told]).bind(documents=documents_of(one)), one.question
 
 
-def text_stuff_chain(drawn: Drawn) -> Any:
-    chain = create_stuff_documents_chain(
-        RagWindows(lm=reader(), max_tokens=16),
-        PromptTemplate.from_template("{context}\n\n{input}"),
-        document_prompt=WindowDocumentPrompt("title", "row"),
-    )
-    return AIMessage(chain.invoke({"context": drawn.documents, "input": drawn.question}))
+def text_stuff_chain(one: Case, told: Told) -> tuple[Any, Any]:
+    prompt = PromptTemplate.from_template("{context}\n\n{input}")
+    llm = text_model(callbacks=[told])
+    chain = create_stuff_documents_chain(llm, prompt, document_prompt=MARKED)
+    return chain, {"context": marked_documents(one), "input": one.question}
 
 
-ROUTES: list[Callable[[Drawn], AIMessage]] = [
-    keyword,
-    bound,
-    plain_text_blocks,
-    artifact,
-    retriever_tool,
-    marked_tool,
-    stuff_chain,
-    text_model,
-    text_stuff_chain,
+def text_windows_chain(one: Case, told: Told) -> tuple[Any, Any]:
+    prompt = PromptTemplate.from_template("{context}{input}")
+    chain = create_windows_chain(text_model(callbacks=[told]), prompt)
+    return chain, {"context": documents_of(one), "input": one.question}
+
+
+def middleware(one: Case, told: Told) -> tuple[Any, Any]:
+    agent = create_agent(chat(), middleware=[RagWindowsMiddleware(retriever(one))])
+    asked = {"messages": [HumanMessage(one.question)]}
+    return agent.with_config({"callbacks": [told]}), asked
+
+
+Route = Callable[[Case, Told], tuple[Any, Any]]
+ROUTES: list[Route] = [
+    *(bound, mixed, plain_text_blocks, artifact, marked_tool, stuff_chain, lcel, windows_chain),
+    *(retrieval_chain, history_aware, text, text_stuff_chain, text_windows_chain, middleware),
 ]
-OWN_IDS = (keyword, bound, plain_text_blocks, artifact, retriever_tool, text_model)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("route", ROUTES)
-def test_each_document_is_a_window_and_the_answer_is_right_wherever_the_fact_is(
-    route: Callable[[Drawn], AIMessage],
-) -> None:
-    for place in places(ROUTES.index(route), N):
-        drawn = answered(place)
-        answer = route(drawn)
-        assert answer.text == drawn.answer
-        record = reader().generations[-1]
-        assert one_window_each(record, texts_of(drawn.documents))
-        if not answer.response_metadata:
-            continue
-        citations = answer.response_metadata["citations"]
-        assert [entry["metadata"]["row"] for entry in citations] == list(range(N))
-        assert [entry["title"] for entry in citations] == [
-            document.metadata["title"] for document in drawn.documents
-        ]
-        if route in OWN_IDS:
-            assert [entry["id"] for entry in citations] == [d.id for d in drawn.documents]
-        windows = answer.response_metadata["windows"]
-        assert [window["passage"] for window in windows] == list(range(N))
+def test_each_document_is_a_window_and_the_answer_is_right(route: Route, way: str) -> None:
+    turn = ROUTES.index(route) + list(WAYS).index(way)
+    told, one = Told(), case(PLACES[turn % len(PLACES)])
+    runnable, asked = route(one, told)
+    if route is middleware and "stream" in way:  # a graph streams its states
+        *_, answer = runnable.stream(asked, stream_mode="values")
+    else:
+        answer = WAYS[way](runnable, asked)
+    assert text_of(answer) == one.answer
+    metadata = told.answers[-1]
+    assert one_window_each(metadata["windows"], [passage.text for passage in one.passages])
+    citations = metadata["citations"]
+    assert [entry["metadata"]["row"] for entry in citations] == list(range(len(one.passages)))
+    assert [entry["title"] for entry in citations] == [p.title for p in one.passages]
+    assert [entry["id"] for entry in citations] == [p.id for p in one.passages]
+    if route is retrieval_chain or route is middleware:
+        found = answer["context" if route is retrieval_chain else "retrieved_documents"]
+        assert found == documents_of(one)
 
 
-@pytest.mark.parametrize("route", [plain_text_blocks, artifact, stuff_chain])
-def test_two_routes_at_once_are_an_error(route: Callable[[Drawn], AIMessage]) -> None:
-    drawn = answered(0)
-    ways: dict[Callable[[Drawn], AIMessage], Any] = {
-        plain_text_blocks: [blocks(drawn)],
-        artifact: fetched(drawn, content="", artifact=drawn.documents),
-        stuff_chain: STUFFED.format_messages(
-            context=WindowDocumentPrompt().format(page_content="A text."), input="?"
-        ),
-    }
-    messages = ways[route]
+@pytest.mark.parametrize("route", [plain_text_blocks, artifact, marked_tool])
+def test_two_routes_at_once_are_an_error(route: Route) -> None:
+    llm, messages = route(case(0), Told())
     with pytest.raises(RequestError, match=r"several ways at once: documents= \(1\) and "):
-        llm().invoke(messages, documents=["another one"])
+        llm.invoke(messages, documents=["another one"])
     # No documents are no way: a chain whose retriever found nothing must not fail.
-    assert llm().invoke(messages, documents=[]).text is not None
-
-
-def test_without_documents_it_is_an_ordinary_chat_model() -> None:
-    messages = [("system", "Be brief."), ("human", "Where was Alra Ashden born?")]
-    options: dict[str, Any] = {"min_new_tokens": 5, "max_tokens": 8}
-    answer = llm().invoke(messages, **options)
-    lm = reader()
-    tokenizer: Any = lm.tokenizer
-    ids = tokenizer.apply_chat_template(
-        [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Where was Alra Ashden born?"},
-        ],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
-    plain: Any = lm.model
-    made = plain.generate(**ids, min_new_tokens=5, max_new_tokens=8)
-    expected = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert answer.text == expected
-    assert answer.response_metadata["windows"] == []
-    assert answer.response_metadata["citations"] == []
-    assert answer.content_blocks == [{"type": "text", "text": expected}]
-
-
-def test_documents_may_be_strings_mappings_and_passages() -> None:
-    drawn = answered(2)
-    first, second, *others = drawn.documents
-    mixed = [
-        first.page_content,
-        {"text": second.page_content, "title": second.metadata["title"], "id": "two"},
-        *others,
-    ]
-    answer = llm().invoke(drawn.question, documents=mixed)
-    assert answer.text == drawn.answer
-    assert answer.response_metadata["citations"][1]["id"] == "two"
+    assert llm.invoke(messages, documents=[]).text is not None
+    chain = create_windows_chain(chat(), MessagesPlaceholder("given") + PROMPT)
+    with pytest.raises(RequestError, match="several ways at once"):
+        chain.invoke({"context": ["There."], "given": messages, "input": "Where?"})
 
 
 @pytest.mark.parametrize(
@@ -210,12 +197,89 @@ def test_documents_may_be_strings_mappings_and_passages() -> None:
 )
 def test_what_is_no_list_of_documents_is_refused(documents: Any) -> None:
     with pytest.raises(RequestError):
-        llm().invoke("Who?", documents=documents)
+        chat().invoke("Who?", documents=documents)
+    with pytest.raises(RequestError):
+        create_windows_chain(chat(), PROMPT).invoke({"context": documents, "input": "What?"})
 
 
-def test_a_document_keeps_its_metadata() -> None:
-    metadata = {"title": 7, "when": date(2020, 5, 6), "nested": {"a": [1]}, "relevance_score": 0.5}
-    answer = llm().invoke("Who?", documents=[Document(page_content="Text.", metadata=metadata)])
-    (entry,) = answer.response_metadata["citations"]
-    assert entry["metadata"] == {**metadata, "when": "2020-05-06"}
-    assert entry["title"] == "7"
+def test_without_documents_it_is_an_ordinary_chat_model() -> None:
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Where was Alra Ashden born?"},
+    ]
+    answer = chat().invoke(said, min_new_tokens=5, max_tokens=8)
+    tokenizer, plain = reader().tokenizer, reader().model
+    ids = tokenizer.apply_chat_template(
+        said, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    made = plain.generate(**ids, min_new_tokens=5, max_new_tokens=8)
+    expected = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert answer.text == expected
+    assert answer.response_metadata["windows"] == answer.response_metadata["citations"] == []
+    assert answer.content_blocks == [{"type": "text", "text": expected}]
+
+
+# What LangChain's own chains do with documents, as docs/frameworks.md says.
+
+DOCUMENTS = [
+    Document("One is white.", metadata={"title": "One"}),
+    Document("Two is red.", metadata={"title": "Two"}),
+]
+TEXTS = [document.page_content for document in DOCUMENTS]
+APART = {"document_prompt": WindowDocumentPrompt("title")}
+QUESTION = "Which is one?"
+
+
+def stuffed(llm: Any, options: dict[str, Any]) -> None:
+    chain = create_stuff_documents_chain(llm, PROMPT, **options)
+    chain.invoke({"context": DOCUMENTS, "input": QUESTION})
+
+
+def asked_by_retrieval_qa(llm: Any, options: dict[str, Any]) -> None:
+    prompt = PromptTemplate.from_template("{context}\n\n{question}")
+    RetrievalQA.from_chain_type(
+        llm,
+        retriever=ListRetriever(documents=DOCUMENTS, asked=[]),
+        chain_type_kwargs={"prompt": prompt, **options},
+    ).invoke({"query": QUESTION})
+
+
+def fetched_by_a_tool(llm: Any, options: dict[str, Any]) -> None:
+    found = ListRetriever(documents=DOCUMENTS, asked=[])
+    tool = create_retriever_tool(found, "search", "Look it up.", **options)
+    asked = [HumanMessage(QUESTION), AIMessage("", tool_calls=[CALL]), tool.invoke(CALL)]
+    llm.bind_tools([tool]).invoke(asked)
+
+
+def in_a_block(llm: Any, options: dict[str, Any]) -> None:
+    mime = {"mime_type": "text/plain"} if options else {}
+    block = {"type": "text-plain", "text": "{document}", **mime}
+    prompt = ChatPromptTemplate.from_messages([("human", [block, {"type": "text", "text": "?"}])])
+    (prompt | llm).invoke({"document": TEXTS[0]})
+
+
+def read(lm: ScriptedLM) -> list[list[str]]:
+    """The windows of each call."""
+    return [[passage.text for passage in passages] for _, passages in lm.asked]
+
+
+@pytest.mark.parametrize("options", [{}, APART])
+@pytest.mark.parametrize("ask", [stuffed, asked_by_retrieval_qa, fetched_by_a_tool, in_a_block])
+def test_stock_parts_keep_documents_apart_with_what_the_docs_name(
+    ask: Callable[[Any, dict[str, Any]], None], options: dict[str, Any]
+) -> None:
+    lm = scripted("hermes", "White.")
+    ask(ChatRagWindows(lm=lm), options)
+    (windows,) = read(lm)
+    assert windows == ((TEXTS[:1] if ask is in_a_block else TEXTS) if options else [])
+    shown = "".join(turn.content for query, _ in lm.asked for turn in query.turns)
+    assert (TEXTS[0] in shown) is not bool(options)
+
+
+def test_map_reduce_and_refine_show_one_document_at_a_time_as_text() -> None:
+    asked = {"input_documents": DOCUMENTS, "question": QUESTION}
+    for kind, calls in (("map_reduce", 3), ("refine", 2)):
+        lm = scripted("hermes", *["White."] * calls)
+        options = {"token_max": 10_000} if kind == "map_reduce" else {}
+        load_qa_chain(ChatRagWindows(lm=lm), chain_type=kind, **options).invoke(asked)
+        assert read(lm) == [[]] * calls

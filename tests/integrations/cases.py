@@ -1,0 +1,208 @@
+"""Questions that the embedded reader answers, and calls that are watched token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
+
+from rag_windows import Passage, WindowedLM
+from training.tasks import draw_case
+
+N = 8
+PLACES = (0, 3, 5, N - 1)
+
+
+@functools.cache
+def reader() -> WindowedLM:
+    """The embedded reader, loaded once for all tests."""
+    return WindowedLM.from_pretrained("tiny-reader")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question that one of the passages answers, the one at ``place``."""
+
+    passages: tuple[Passage, ...]
+    question: str
+    answer: str
+    place: int
+
+
+def draw(seed: int, place: int, n: int = N) -> Case | None:
+    """A question over ``n`` passages; None where no title tells which one answers it."""
+    drawn = draw_case(np.random.default_rng(seed), "single", n)
+    question, texts = drawn.messages[-1]["content"], list(drawn.passages)
+    right = next((i for i, (title, _) in enumerate(texts) if title and title in question), None)
+    if right is None:
+        return None
+    texts[right], texts[place] = texts[place], texts[right]
+    passages = tuple(
+        Passage(text, id=f"doc-{i}", title=title, metadata={"title": title, "row": i})
+        for i, (title, text) in enumerate(texts)
+    )
+    return Case(passages, question, drawn.answer, place)
+
+
+@functools.cache
+def case(place: int, n: int = N) -> Case:
+    """A question that the reader answers right, when it is asked directly.
+
+    The reader is no oracle: what it gets wrong by itself says nothing of an adapter. So it has to
+    be right over the passages as each route words them.
+    """
+    for seed in range(100 * place, 100 * place + 60):
+        drawn = draw(seed, place, n)
+        if drawn is not None and all(
+            reader().generate(drawn.question, worded, max_new_tokens=16).text == drawn.answer
+            for worded in _wordings(drawn.passages)
+        ):
+            return drawn
+    raise RuntimeError(f"The embedded reader answered none of 60 questions at place {place}.")
+
+
+def _wordings(passages: Sequence[Passage]) -> Iterator[list[Passage]]:
+    yield list(passages)
+    # LlamaIndex's own wording of a node with its metadata, and CitationQueryEngine's.
+    yield [Passage(f"title: {one.title}\n\n{one.text}") for one in passages]
+    yield [replace(one, text=f"Source {i}:\n{one.text}\n") for i, one in enumerate(passages, 1)]
+
+
+def one_window_each(windows: Sequence[dict[str, Any]], texts: Sequence[str]) -> bool:
+    """Whether the record of an answer has each whole text in a window of its own, in order."""
+    names = ("passage", "part", "parts", "start", "end")
+    spans = [tuple(window[name] for name in names) for window in windows]
+    return spans == [(i, 0, 1, 0, len(text)) for i, text in enumerate(texts)]
+
+
+LONG = {"min_new_tokens": 400, "max_new_tokens": 400}
+"""Options of a call that lasts until somebody ends it."""
+
+
+class Pace(LogitsProcessor):
+    """Takes its time for each token, counts, and may fail."""
+
+    def __init__(
+        self, seconds: float = 0.0, *, fails_at: int = 0, error: Exception | None = None
+    ) -> None:
+        self._seconds, self._fails_at = seconds, fails_at
+        self._error = error or RuntimeError("the worker broke")
+        self.tokens, self.started = 0, threading.Event()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.tokens += 1
+        if self.tokens == self._fails_at:
+            raise self._error
+        self.started.set()
+        time.sleep(self._seconds)
+        return scores
+
+    def settle(self) -> int:
+        """Tokens made after now, once nothing moves any more."""
+        before = self.tokens
+        time.sleep(max(0.1, 5 * self._seconds))
+        return self.tokens - before
+
+
+class Crowd:
+    """Calls of one model that go on until so many are under way, then five tokens more.
+
+    So all of them are there at once however busy the machine is.
+
+    Attributes:
+        rows: for each thread and forward pass of it the number of calls that got a token.
+    """
+
+    def __init__(self, lm: WindowedLM, count: int) -> None:
+        self.count = count
+        self.joined: set[Hashable] = set()
+        self.rows: Counter[tuple[int, int]] = Counter()
+        self._passes: Counter[int] = Counter()
+        self._hook = lm.model.register_forward_pre_hook(self._pass)
+
+    def __enter__(self) -> Crowd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _pass(self, *_: object) -> None:
+        self._passes[threading.get_ident()] += 1
+
+    def member(self) -> dict[str, Any]:
+        """Options of a call that is one of them, or of several with different questions."""
+        return {"stopping_criteria": [_Member(self)]}
+
+    def shared(self) -> int:
+        """Calls that got their token from the same forward pass, at most."""
+        return max(self.rows.values())
+
+    def noted(self, call: Hashable) -> bool:
+        """A call got a token; whether all are there."""
+        thread = threading.get_ident()
+        self.joined.add(call)
+        self.rows[thread, self._passes[thread]] += 1
+        return len(self.joined) >= self.count
+
+
+class _Member(StoppingCriteria):
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd, self._tokens, self._together = crowd, Counter[Hashable](), Counter[Hashable]()
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        call = (id(self), *input_ids[0, :14].tolist())
+        self._tokens[call] += 1
+        self._together[call] += self._crowd.noted(call)
+        done = self._together[call] >= 5 and self._tokens[call] >= 12
+        return torch.full((input_ids.shape[0],), done)
+
+
+def same_text(got: str, expected: str) -> bool:
+    """Whether one answer begins as the other; the last character of a cut one may be broken."""
+    short, long = sorted((got.rstrip("\ufffd"), expected.rstrip("\ufffd")), key=len)
+    return bool(short) and long.startswith(short)
+
+
+async def worst_gap(work: Awaitable[Any]) -> float:
+    """The most CPU seconds that the process spent between two ticks of an event loop's clock.
+
+    CPU time, since on a busy machine the whole process may have to wait, and no code is to blame.
+    """
+    task = asyncio.ensure_future(work)
+    worst, last = 0.0, time.process_time()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        now = time.process_time()
+        worst, last = max(worst, now - last), now
+    await task
+    return worst
+
+
+class Held:
+    """A retriever that answers when an event loop lets it: one that it blocks never does."""
+
+    def __init__(self) -> None:
+        self.asked, self._let = threading.Event(), threading.Event()
+
+    def retrieve(self, query: str, k: int = 8) -> list[Passage]:
+        self.asked.set()
+        if not self._let.wait(10):
+            raise TimeoutError("The event loop stands still.")
+        return [Passage("late", id="late", score=1.0)]
+
+    async def beside(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """What the call gives, while the loop goes on."""
+        task = asyncio.ensure_future(call())
+        while not self.asked.is_set():
+            await asyncio.sleep(0.001)
+        self._let.set()
+        return await task
