@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import Chunk, Generation, InputError, MethodError, Passage, WindowedLM
+from rag_windows import Chunk, Citation, Generation, InputError, MethodError, Passage, WindowedLM
 from rag_windows import integration as promised
 from tests.blackbox.conftest import ANSWER, QUESTION, ROOT
 
@@ -84,3 +84,20 @@ def test_what_users_write_becomes_objects(tmp_path: Path) -> None:
     assert promised.profile_of(None) is None
     with pytest.raises(InputError):
         promised.profile_of(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("masses", "expected"),
+    [
+        ([0.4, 0.01, 0.02], [0]),
+        ([0.2, 0.01, 0.3, 0.01], [2, 0]),
+        ([0.3, 0.3 * 0.5 * 0.99, 0.0, 0.01], [0]),
+        ([0.1, 0.1, 0.1], [0, 1, 2]),
+        ([0.0, 0.0], []),
+        ([], []),
+    ],
+)
+def test_who_carried_an_answer(masses: list[float], expected: list[int]) -> None:
+    citations = [Citation(i, None, mass) for i, mass in enumerate(masses)]
+    assert [citation.passage for citation in promised.carried(citations)] == expected
+    assert promised.carried(None) == ()

@@ -1,0 +1,327 @@
+"""Making an LLM, what LlamaIndex plans with, options of calls, and what is known of an answer."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle  # the LLM's own support of it is tested
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
+from llama_index.core.bridge.pydantic import ValidationError
+from llama_index.core.prompts import PromptTemplate
+
+from llama_index.llms.rag_windows import RagWindowsLLM
+from rag_windows import (
+    APE,
+    PCW,
+    Guard,
+    InputError,
+    MethodError,
+    ModelLoadError,
+    Passage,
+    PromptError,
+    RagWindowsError,
+    WindowedLM,
+)
+from tests.integrations.cases import PLACES, case, reader
+from tests.integrations.llama_index.asking import (
+    ENDPOINTS,
+    ask,
+    llm,
+    nodes,
+    nodes_of,
+    question,
+    text_of,
+    user,
+)
+from tests.integrations.profiles import PROFILED, guarded, profile_of, saved
+from tests.rag_windows import small
+
+
+def again(model: RagWindowsLLM) -> RagWindowsLLM:
+    """The LLM, made of what it writes down."""
+    made: RagWindowsLLM = RagWindowsLLM.from_dict(json.loads(json.dumps(model.to_dict())))
+    return made
+
+
+def test_weights_are_loaded_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: Any, **_: Any) -> None:
+        raise ModelLoadError("no weights in this test")
+
+    monkeypatch.setattr("rag_windows.integration.shared_models.load_shared", refuse)
+    model = RagWindowsLLM("tiny-reader", max_new_tokens=7, device_map="cpu")
+    assert (model.metadata.model_name, model.metadata.num_output) == ("tiny-reader", 7)
+    assert model.metadata.is_chat_model
+    assert not model.metadata.is_function_calling_model
+    assert model.to_dict()
+    assert model.to_payload()
+    assert repr(model)
+    pickle.loads(pickle.dumps(model))  # noqa: S301 - made here
+    copy.deepcopy(model)
+    with pytest.raises(ModelLoadError, match="no weights"):
+        model.complete("Where?")
+
+
+def test_equal_arguments_share_their_weights_also_from_threads() -> None:
+    first, second = RagWindowsLLM("tiny-reader"), RagWindowsLLM("tiny-reader", method="pcw")
+    assert first.lm is second.lm
+    assert first.lm.model is RagWindowsLLM("tiny-reader", header="number").lm.model
+    model = RagWindowsLLM("tiny-reader", max_window_tokens=333)
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(model.lm)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    assert set(map(id, found)) == {id(model.lm)}
+    assert model.lm.max_window_tokens == 333
+
+
+def test_context_window_is_what_one_prompt_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RagWindowsLLM("tiny-reader")
+    limit = reader().model.config.max_position_embeddings
+    assert model.position_limit == limit
+    window = model.metadata.context_window
+    assert limit / 4 < window < limit
+    assert RagWindowsLLM("tiny-reader", context_window=99).metadata.context_window == 99
+    assert RagWindowsLLM(lm=reader()).metadata.context_window == window
+    longer = RagWindowsLLM("tiny-reader", max_tokens=2000, system_prompt="Be brief. " * 50)
+    assert longer.metadata.context_window < window - 500
+    # A tokenizer of LlamaIndex's settings is the unit.
+    monkeypatch.setattr("llama_index.core.global_tokenizer", model.lm.tokenizer.encode)
+    assert window < 0.9 * model.metadata.context_window < limit
+
+
+def test_loaded_models_and_tokenizers_are_taken(tmp_path: Path) -> None:
+    one, inner, tokenizer = case(PLACES[0]), reader().model, reader().tokenizer
+    model = RagWindowsLLM(model=inner, tokenizer=tokenizer, max_new_tokens=16)
+    assert model.lm.model is inner
+    assert model.model_name == inner.config.name_or_path
+    assert model.complete(one.question, nodes=nodes_of(one)).text == one.answer
+    assert copy.deepcopy(model).lm is model.lm
+    with pytest.raises(InputError, match="can't be pickled"):
+        pickle.dumps(model)
+    tokenizer.save_pretrained(tmp_path)
+    for options in (
+        {"tokenizer_name": str(tmp_path)},
+        {"tokenizer_kwargs": {"padding_side": "left"}},
+        {"tokenizer": tokenizer},
+    ):
+        assert len(RagWindowsLLM("tiny-reader", **options).lm.tokenizer) == len(tokenizer)
+    older = RagWindowsLLM("tiny-reader", model_kwargs={"torch_dtype": "float32"})
+    assert older.lm.model.dtype == torch.float32
+
+
+def test_serialization_gives_the_same_llm_again(tmp_path: Path) -> None:
+    model = RagWindowsLLM(
+        "tiny-reader",
+        method=APE(temperature=0.8, scale=0.7),
+        model_kwargs={"dtype": torch.float32, "token": "hf_secret", "revision": "main"},
+        generate_kwargs={"do_sample": False},
+        max_new_tokens=11,
+        system_prompt="Be brief.",
+        header="number+title",
+        max_window_tokens=200,
+        stopping_ids=[3],
+        citations=False,
+        batch_rows=5,
+        link_tokens=0.2,
+        link_choose="deviation",
+        fallback=Guard(passages=7, spread=0.5),
+    )
+    data = model.to_dict()
+    assert "hf_secret" not in json.dumps(data)
+    assert data["model_kwargs"]["dtype"] == "float32"
+    made = again(model)
+    assert made.to_dict() == data
+    assert (made.method, made.fallback) == (model.method, model.fallback)
+    assert made.class_name() == data["class_name"] == "RagWindowsLLM"
+    pickled = pickle.loads(pickle.dumps(model))  # noqa: S301 - made here
+    assert pickled.to_dict() == data
+    assert pickled.lm.max_window_tokens == 200
+    # What has no plain form leaves its name, and fails with that.
+    named = again(RagWindowsLLM("tiny-reader", header=lambda passage, number: "x"))
+    with pytest.raises(PromptError, match="header"):
+        named.complete("Who?")
+    plain = RagWindowsLLM("x", method=PCW(), model_kwargs={"a": (torch.bfloat16,)}).to_dict()
+    assert (plain["method"], plain["model_kwargs"]) == ({"name": "pcw"}, {"a": ["bfloat16"]})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, InputError, "Give one of model_name"),
+        ({"model_name": "tiny-reader", "lm": "reader"}, InputError, "Give one of model_name"),
+        ({"model_name": "tiny-reader", "model": "loaded"}, InputError, "Give one of model_name"),
+        ({"lm": "reader", "model_kwargs": {"dtype": "float32"}}, InputError, "model_kwargs"),
+        ({"lm": "reader", "header": "number"}, InputError, "header"),
+        ({"messages_to_prompt": lambda messages: "x"}, InputError, "chat template"),
+        ({"completion_to_prompt": lambda text: text}, InputError, "chat template"),
+        ({"query_wrapper_prompt": PromptTemplate("<|u|>{query_str}")}, InputError, "chat"),
+        ({"method": "best"}, MethodError, "Unknown method"),
+        ({"method": {"name": "ape", "temperatur": 1.0}}, MethodError, "temperatur"),
+        ({"link_tokens": -1}, MethodError, "link"),
+        ({"fallback": "pcw"}, InputError, "fallback must be"),
+        ({"fallback": {"pages": 3}}, InputError, "pages"),
+        ({"profile": "none.json"}, InputError, "can't be read"),
+        ({"profile": {"a": 1}}, InputError, "is no rag-windows calibration profile"),
+        ({"max_new_tokens": 0}, ValidationError, "greater than"),
+        ({"batch_rows": 0}, ValidationError, "greater than"),
+        ({"max_window_tokens": 0}, ValidationError, "greater than"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if arguments and not arguments.keys() & {"lm", "model"}:
+        arguments = {"model_name": "no/such-model", **arguments}
+    if arguments.get("lm") == "reader":
+        arguments = {**arguments, "lm": reader()}
+    with pytest.raises(error, match=message):
+        RagWindowsLLM(**arguments)
+
+
+def test_what_asks_for_nothing_is_taken_and_what_is_missing_is_told() -> None:
+    model = RagWindowsLLM("tiny-reader", query_wrapper_prompt=PromptTemplate("{query_str}"))
+    assert model.query_wrapper_prompt is None
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        _ = RagWindowsLLM("./nowhere").metadata
+    with pytest.raises(ModelLoadError, match="trust_remote_code"):
+        RagWindowsLLM("tiny-reader", tokenizer_kwargs={"trust_remote_code": True}).complete("a")
+
+
+# Calls
+
+
+@pytest.mark.parametrize(("verb", "way"), ENDPOINTS)
+def test_raw_is_json_with_all_that_is_known(verb: str, way: str) -> None:
+    one = case(PLACES[1])
+    asked = question(verb, one.question)
+    text, _, pieces = ask(llm(), verb, way, asked, nodes=nodes_of(one), min_new_tokens=6)
+    kind = CompletionResponse if verb == "complete" else ChatResponse
+    assert all(isinstance(piece, kind) for piece in pieces)
+    *before, raw = [piece.raw for piece in pieces]
+    assert before == [None] * len(before)
+    assert json.loads(json.dumps(raw)) == raw
+    usage = raw["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert (raw["method"]["name"], raw["finish_reason"]) == ("ape", "stop")
+    assert 0 < raw["timings"]["encode_s"] < raw["timings"]["ttft_s"] < raw["timings"]["total_s"]
+    masses = [entry["mass"] for entry in raw["citations"]]
+    assert sum(masses) + raw["prefix_mass"] + raw["query_mass"] == pytest.approx(1, abs=1e-3)
+    if "stream" in way:
+        assert len(pieces) > 2
+        assert "".join(piece.delta for piece in pieces) == text
+        assert all(text.startswith(text_of(piece)) for piece in pieces)
+        if way == "stream":
+            assert inspect.isgenerator(llm().stream_complete("Where?"))
+
+
+@pytest.mark.parametrize(("verb", "way"), ENDPOINTS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"passages": ["a"], "nodes": nodes("b")}, "in several ways at once"),
+        ({"nodes": ["a text"]}, "as passages= instead"),
+        ({"passages": "a text"}, "wrap a single one in"),
+        ({"passages": [17]}, "must be a string"),
+    ],
+)
+def test_wrong_passages_are_refused(
+    options: dict[str, object], message: str, verb: str, way: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        ask(llm(), verb, way, question(verb, "Where?"), **options)
+
+
+def test_options_of_a_call_go_before_those_of_the_llm() -> None:
+    told: list[tuple[int, int]] = []
+    raw = (
+        llm()
+        .complete(
+            "Who?",
+            nodes=nodes("One.", "Two."),
+            method="pcw",
+            max_new_tokens=1,
+            citations=False,
+            on_encoded=lambda done, total: told.append((done, total)),
+        )
+        .raw
+    )
+    assert (raw["method"], raw["usage"]["completion_tokens"]) == ({"name": "pcw"}, 1)
+    assert raw["citations"] is None
+    assert told[-1] == (2, 2)
+    raw = llm().complete("Who?", passages=["One."], method="sequential").raw
+    assert raw["windows"] == []
+    response = llm().chat(user("Who is there?"), passages=[], nodes=None)
+    assert response.raw["windows"] == response.raw["citations"] == []
+    assert len(response.message.blocks) == 1
+    for name in ("complete", "stream_complete"):
+        with pytest.raises(TypeError, match="temprature") as caught:
+            list(getattr(llm(), name)("Who?", temprature=1.0))
+        assert isinstance(caught.value, RagWindowsError)
+
+
+# Linked tokens, the guard, profiles
+
+PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new."]
+
+
+def asked_small(options: dict[str, Any], **of_call: Any) -> Any:
+    given: dict[str, Any] = {"lm": small.lm(), "max_new_tokens": 8, "temperature": 0, **options}
+    return RagWindowsLLM(**given).complete("What?", passages=PASSAGES, **of_call)
+
+
+def test_linked_tokens() -> None:
+    ordinary, parallel = asked_small({"method": "sequential"}).text, asked_small({}).text
+    assert ordinary != parallel
+    linked = asked_small({"link_tokens": "all"})
+    assert linked.text == ordinary
+    method = linked.raw["method"]
+    assert (method["name"], method["reader"]["name"]) == ("linked", "ape")
+    assert asked_small({"link_tokens": "all"}, link_tokens=0).text == parallel
+    assert asked_small({}, link_tokens="all").text == ordinary
+
+
+def test_a_fallback_stands_in_raw() -> None:
+    assert asked_small({}).raw["fallback"] is None
+    made = asked_small({"fallback": Guard(passages=3)})
+    assert made.text == asked_small({"method": "sequential"}).text
+    found = json.loads(json.dumps(made.raw))["fallback"]
+    assert (found["signal"], found["taken"]) == ("few short passages", True)
+    model = RagWindowsLLM(lm=small.lm(), max_new_tokens=8, fallback="sequential")
+    _, _, pieces = ask(model, "complete", "stream", "What?", passages=PASSAGES[:2])
+    assert pieces[-1].raw["fallback"]["taken"]
+
+
+def test_a_profile_brings_the_method_and_the_threshold(tmp_path: Path) -> None:
+    path, folder = tmp_path / "profile.json", saved(tmp_path / "model")
+    profile = guarded(profile_of(folder))
+    profile.save(path)
+
+    def method(**options: Any) -> Any:
+        model = RagWindowsLLM(folder, max_new_tokens=4, **options)
+        return model.complete("What?", passages=PASSAGES).raw["method"]
+
+    assert method(profile=path) == method(method=PROFILED) != method()
+    assert method(profile=path, method="pcw") == {"name": "pcw"}
+    made = RagWindowsLLM(folder, profile=str(path))
+    assert made.lm.profile == again(made).profile == copy.deepcopy(made).profile == profile
+    assert again(made).method is None
+    assert again(made).lm is made.lm
+    with pytest.raises(InputError, match=r"profile.*set them on the WindowedLM"):
+        asked_small({"profile": profile})
+
+
+def test_an_engine_that_is_given_keeps_its_method() -> None:
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), method="pcw")
+    assert asked_small({"lm": lm}).raw["method"] == {"name": "pcw"}
+    assert asked_small({"lm": lm}, method="ape").raw["method"]["name"] == "ape"
+    assert Passage("a").text == "a"
