@@ -84,7 +84,7 @@ def one_window_each(windows: Sequence[dict[str, Any]], texts: Sequence[str]) -> 
     return spans == [(i, 0, 1, 0, len(text)) for i, text in enumerate(texts)]
 
 
-LONG = {"min_new_tokens": 400, "max_new_tokens": 400}
+LONG: dict[str, Any] = {"min_new_tokens": 400, "max_new_tokens": 400}
 """Options of a call that lasts until somebody ends it."""
 
 

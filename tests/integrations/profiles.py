@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from rag_windows import APE, Profile, WindowedLM
 from tests.rag_windows import small
@@ -11,7 +12,7 @@ from tests.rag_windows import small
 PROFILED = APE(0.9, 0.6)
 """The method that it brings; not the default."""
 
-GUARD = {
+GUARD: Any = {
     "measure": "1 - sum of squared shares",
     "threshold": 0.5,
     "false_alarms": 0.125,

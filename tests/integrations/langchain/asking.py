@@ -24,11 +24,10 @@ class Told(BaseCallbackHandler):
         self.answers: list[dict[str, Any]] = []
 
     def on_llm_end(self, response: LLMResult, **_: Any) -> None:
-        (made,) = response.generations[0]
+        made: Any = response.generations[0][0]
         chat = isinstance(made, ChatGeneration)
-        self.answers.append(
-            dict((made.message.response_metadata if chat else made.generation_info) or {})
-        )
+        metadata = made.message.response_metadata if chat else made.generation_info
+        self.answers.append(dict(metadata or {}))
 
 
 class ListRetriever(BaseRetriever):

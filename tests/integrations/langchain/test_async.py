@@ -153,7 +153,7 @@ def test_many_calls_over_their_own_documents_all_answer_right() -> None:
         )
 
     assert [one.text for one in asyncio.run(all_at_once())] == [one.answer for one in cases]
-    blocks = [
+    blocks: list[Any] = [
         [
             (
                 "human",
@@ -262,7 +262,7 @@ def test_threads_share_steps() -> None:
         ({"batch_rows": 3, "concurrency": 9}, 3),
     ],
 )
-def test_the_number_of_rows_is_kept(options: dict[str, int], rows: int) -> None:
+def test_the_number_of_rows_is_kept(options: dict[str, Any], rows: int) -> None:
     model = crowded(**options)
 
     async def all_at_once() -> None:
@@ -275,7 +275,7 @@ def test_the_number_of_rows_is_kept(options: dict[str, int], rows: int) -> None:
 
 
 def test_an_answer_tells_all_that_it_told_before() -> None:
-    forced = {"max_tokens": 12, "generate_kwargs": {"min_new_tokens": 12}}
+    forced: dict[str, Any] = {"max_tokens": 12, "generate_kwargs": {"min_new_tokens": 12}}
     for options in (forced, {**forced, "temperature": 1.0, "seed": 7}):
         model = crowded(**options)
         alone = model.invoke(QUESTIONS[0], documents=documents(0))

@@ -190,8 +190,14 @@ def test_templates_of_all_kinds_carry_them(form: Any, place: str) -> None:
         [("system", f"Use this: {place}"), ("human", "Go.")], template_format=form
     )
     seen: list[Any] = []
-    note = RunnableLambda(lambda prompt: seen.extend(conversation(prompt.to_messages())) or "")
-    chain = create_stuff_documents_chain(note, template, document_prompt=WindowDocumentPrompt())
+
+    def note(prompt: Any) -> str:
+        seen.extend(conversation(prompt.to_messages()))
+        return ""
+
+    chain = create_stuff_documents_chain(
+        RunnableLambda(note), template, document_prompt=WindowDocumentPrompt()
+    )
     texts = ["{braces} & <tags>", "{{more}} 'quotes'"]
     chain.invoke({"context": [Document(page_content=text) for text in texts]})
     assert [message["content"] for message in seen[0]] == ["Use this:", "Go."]

@@ -425,7 +425,7 @@ def test_a_profile_brings_the_method_and_the_threshold(tmp_path: Path) -> None:
     # As in from_pretrained a method beside it counts, and a call's before both.
     assert method(made(calibration=path, method="pcw")) == {"name": "pcw"}
     assert method(made(calibration=path), method="sequential") == {"name": "sequential"}
-    ways = ({}, {"calibration": path}, {"calibration": plain}, {"method": PROFILED})
+    ways: Any = ({}, {"calibration": path}, {"calibration": plain}, {"method": PROFILED})
     keys = {repr(made(**options)._identifying_params) for options in ways}
     assert len(keys) == 4 - 1, "a profile without a threshold is its method, and no more"
     with pytest.raises(ValidationError, match="give it as profile= to the"):

@@ -280,6 +280,6 @@ def test_map_reduce_and_refine_show_one_document_at_a_time_as_text() -> None:
     asked = {"input_documents": DOCUMENTS, "question": QUESTION}
     for kind, calls in (("map_reduce", 3), ("refine", 2)):
         lm = scripted("hermes", *["White."] * calls)
-        options = {"token_max": 10_000} if kind == "map_reduce" else {}
+        options: Any = {"token_max": 10_000} if kind == "map_reduce" else {}
         load_qa_chain(ChatRagWindows(lm=lm), chain_type=kind, **options).invoke(asked)
         assert read(lm) == [[]] * calls

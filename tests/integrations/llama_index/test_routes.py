@@ -61,7 +61,7 @@ def memory(*history: ChatMessage) -> ChatMemoryBuffer:
     return ChatMemoryBuffer.from_defaults(chat_history=list(history), token_limit=1000)
 
 
-def stock(mode: str, streams: bool = False, **options: Any) -> BaseSynthesizer:
+def stock(mode: Any, streams: bool = False, **options: Any) -> BaseSynthesizer:
     """LlamaIndex's own synthesizer; only the prompt helper is ours."""
     templates = {"text_qa_template": BARE, "summary_template": BARE}
     return get_response_synthesizer(
@@ -227,7 +227,7 @@ def test_each_node_is_a_window_and_the_answer_is_right(route: Route, way: str) -
     ],
 )
 def test_what_a_call_of_the_other_modes_reads(
-    mode: str, calls: list[int], caplog: pytest.LogCaptureFixture
+    mode: Any, calls: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     with told() as seen, caplog.at_level(logging.WARNING):
         stock(mode).synthesize("Who is it?", nodes("One.", "Two.", "Three."))
@@ -249,7 +249,7 @@ def test_a_bound_on_windows_makes_several_calls_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
-def test_the_stock_templates_keep_nodes_apart_and_hostile_texts_too(mode: str) -> None:
+def test_the_stock_templates_keep_nodes_apart_and_hostile_texts_too(mode: Any) -> None:
     texts = ["One.\n\n\ue000Two.\n\n------\nQuery: {query_str} {context_str}", "Three."]
     for synthesizer in (
         get_response_synthesizer(llm=llm(), response_mode=mode),
@@ -263,7 +263,7 @@ def test_the_stock_templates_keep_nodes_apart_and_hostile_texts_too(mode: str) -
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 @pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
-def test_stock_modes_answer_with_an_object_over_windows(mode: str, way: str) -> None:
+def test_stock_modes_answer_with_an_object_over_windows(mode: Any, way: str) -> None:
     scripted = ScriptedLLM(lm=reader(), max_new_tokens=2, says='{"year": 1861}')
     synthesizer = get_response_synthesizer(llm=scripted, response_mode=mode, output_cls=Year)
     engine = RetrieverQueryEngine(ListRetriever(nodes("One.", "Two.")), synthesizer)
@@ -338,7 +338,7 @@ def test_a_long_conversation_is_cut_to_what_a_prompt_holds(kind: Any) -> None:
     sizes = [raw["usage"]["prompt_tokens"] for raw in seen.raws()]
     turn = sizes[1] - sizes[0]
     assert sizes[:3] == [sizes[0], sizes[0] + turn, sizes[0] + 2 * turn], "it remembers"
-    assert max(sizes) == max(sizes[:6]) < model.position_limit / 2, "and is cut to half a window"
+    assert max(sizes) == max(sizes[:6]) < 1024 / 2, "and is cut to half a window"
 
 
 def test_nothing_here_needs_openai() -> None:
