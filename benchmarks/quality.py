@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,10 @@ import torch
 from numpy.typing import NDArray
 
 from rag_windows import Passage, WindowedLM
+from rag_windows.evaluation.files import JsonLines
 from rag_windows.evaluation.machine import machine
+from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
+from rag_windows.evaluation.summary import percent as percent_of
 from rag_windows_retrievers import BM25Retriever
 from training.tasks import FEWEST, Case, draw_case
 
@@ -79,7 +81,6 @@ CITED_TASK = "single-hop"
 TRAINED = 8
 """The most passages that the readers were trained with."""
 MOST_TOKENS = 40
-RESAMPLES = 2000
 NOT_RUN = "*Not run.*\n"
 
 
@@ -152,10 +153,11 @@ def scored(case: Case) -> list[Passage]:
 
 
 def read_results(path: Path) -> pd.DataFrame:
-    """Finished cells, the latest of each; what a kill left of the last line is ignored."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    """Finished cells, the latest of each; what a kill left of the last line is cut off."""
+    file = JsonLines(path)
     fields = [*KEY, "seed", "right", "cited", "blind", "encode_s", "answer_s"]
+    rows = [row for _, row in file.read(dict[str, Any])]
+    file.repair()
     return pd.DataFrame(rows, columns=fields).drop_duplicates(KEY, keep="last")
 
 
@@ -177,15 +179,11 @@ def run(options: argparse.Namespace) -> None:
     done = set(cells[same][KEY].itertuples(index=False, name=None))
     missing = [key for key in wanted(options) if key not in done]
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    with options.results.open("a", encoding="utf-8") as file:
-        if file.tell() and not options.results.read_bytes().endswith(b"\n"):
-            file.write("\n")
-        for number, cell in enumerate(answered(missing, options), start=1):
-            file.write(json.dumps(cell) + "\n")
-            file.flush()
-            what = " ".join(str(cell[name]) for name in KEY)
-            share = cell["right"].count("1") / len(cell["right"])
-            print(f"{number} of {len(missing)}: {what}: {share:.1%}", file=sys.stderr, flush=True)
+    for number, cell in enumerate(answered(missing, options), start=1):
+        JsonLines(options.results).append(cell)
+        what = " ".join(str(cell[name]) for name in KEY)
+        share = cell["right"].count("1") / len(cell["right"])
+        print(f"{number} of {len(missing)}: {what}: {share:.1%}", file=sys.stderr, flush=True)
 
 
 def answered(
@@ -206,41 +204,32 @@ def answered(
             pool.shutdown(cancel_futures=True)
 
 
-def marks(text: str) -> NDArray[np.float64]:
-    """1 for each right answer, 0 for each other."""
-    return np.array([mark == "1" for mark in text], dtype=np.float64)
+def shares(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Right answers for each of the base; (..., 2) to (...)."""
+    return np.asarray(percent_of(sums[..., 0], sums[..., 1]))
 
 
-def estimate(right: str, base: str | None = None) -> tuple[float, float, float]:
-    """Share of right answers; with a base, right answers for each right one of the base.
-
-    Value, lower and upper end of the percentile interval of a bootstrap over questions, the same
-    ones drawn for both.
-    """
-    own = marks(right)
-    other = np.ones_like(own) if base is None else marks(base)
-    drawn = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        resampled = own[drawn].sum(axis=1) / other[drawn].sum(axis=1)
-        value = own.sum() / other.sum()
-    low, high = np.nanpercentile(resampled, (2.5, 97.5))
-    return float(value), float(low), float(high)
+def estimated(
+    right: str, base: str | None = None, formula: Callable[..., NDArray[np.float64]] = shares
+) -> Estimate:
+    """Percent of right answers, of those that the base has right; the interval is paired."""
+    rows = [(mark == "1", base is None or base[i] == "1") for i, mark in enumerate(right)]
+    values, drawn = bootstrap(np.array(rows, dtype=np.float64)[:, None], formula)
+    return estimate(values[0], drawn[0])
 
 
 def percent(right: str, base: str | None = None, mark: str = "") -> str:
-    """An estimate in percent, a mark, and its interval."""
-    value, low, high = (100 * one for one in estimate(right, base))
-    return f"{value:.1f}{mark} ({low:.1f}–{high:.1f})"
+    """An estimate, a mark, and its interval."""
+    found = estimated(right, base)
+    return f"{found.value:.1f}{mark} ({found.low:.1f}–{found.high:.1f})"
 
 
 def arrow(right: str, base: str | None) -> str:
     """Whether the whole interval of the difference to the base is on one side of zero."""
     if base is None or right == base:
         return ""
-    gains = marks(right) - marks(base)
-    drawn = np.random.default_rng(0).integers(len(gains), size=(RESAMPLES, len(gains)))
-    low, high = np.percentile(gains[drawn].mean(axis=1), (2.5, 97.5))
-    return " ↑" if low > 0 else " ↓" if high < 0 else ""
+    gain = estimated(right, base, lambda sums: sums[..., 0] - sums[..., 1])
+    return " ↑" if gain.low > 0 else " ↓" if gain.high < 0 else ""
 
 
 def grid(
@@ -348,7 +337,8 @@ def draw(cells: pd.DataFrame, title: str, path: Path) -> None:
             own = cells[cells["label"] == label]
             if own.empty:
                 continue
-            value, low, high = 100 * np.transpose([estimate(one) for one in own["right"]])
+            found = [estimated(one) for one in own["right"]]
+            value, low, high = np.transpose([(one.value, one.low, one.high) for one in found])
             style = {"linestyle": "--", "color": "#222222"} if label == BASE else {"marker": "o"}
             errors = [value - low, high - value]
             axes.errorbar(own["passages"], value, yerr=errors, capsize=2, label=label, **style)

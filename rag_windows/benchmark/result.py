@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 from typer.models import OptionInfo
 
-from rag_windows.errors import DataError, MissingExtraError, missing
+from rag_windows.errors import MissingExtraError, missing
 
 SEQUENTIAL = "transformers"
 PREFIX_KEPT = "transformers, prefix kept"
@@ -236,7 +235,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run; `goes` counts the calls that it took, more than one after some were killed."""
+    """One run; `goes` counts the calls that it took, more than one after some were killed.
+
+    Its JSON is that of `pydantic.TypeAdapter(Result)`.
+    """
 
     format: Literal[2]
     shape: str
@@ -247,28 +249,6 @@ class Result:
     parts: list[Part]
     command: str
     goes: int
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_bytes(_RESULT.dump_json(self, indent=1) + b"\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Result:
-        """Read what `save` wrote.
-
-        Raises:
-            DataError: it is something else.
-        """
-        try:
-            return _RESULT.validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise DataError(
-                f"{path} is no result of rag-windows bench ({type(error).__name__}); name a JSON "
-                "file that it wrote."
-            ) from error
-
-
-_RESULT = TypeAdapter(Result)
 
 
 def median(values: Sequence[float]) -> float:

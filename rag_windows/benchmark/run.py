@@ -9,7 +9,6 @@ import functools
 import gc
 import hashlib
 import json
-import os
 import platform
 import statistics
 import tempfile
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoConfig,
@@ -62,6 +61,7 @@ from rag_windows.benchmark.result import (
 )
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import DataError, GenerationError, InputError
+from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.machine import surroundings
 from rag_windows.loading import load as load_model
 from rag_windows.loading import load_config
@@ -427,12 +427,9 @@ class Unfinished:
         made = cls(settings)
         if path is not None and path.exists():
             try:
-                made = TypeAdapter(cls).validate_json(path.read_bytes())
-            except (OSError, ValidationError) as error:
-                raise DataError(
-                    f"{path} is no unfinished run ({type(error).__name__}); delete the file to "
-                    "begin anew."
-                ) from error
+                made = read(path).json(cls)
+            except DataError as error:
+                raise DataError(f"{error} It is no unfinished run; delete the file.") from error
             differ = [key for key in settings if made.settings.get(key) != settings[key]]
             if differ:
                 raise InputError(
@@ -446,17 +443,8 @@ class Unfinished:
 
     def save(self, path: Path | None) -> None:
         """Replace the file; a `DataError` where it can't be written."""
-        if path is None:
-            return
-        fresh = path.with_name(f"{path.name}.new")
-        try:
-            with fresh.open("wb") as file:
-                file.write(TypeAdapter(Unfinished).dump_json(self))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-        except OSError as error:
-            raise DataError(f"{path} can't be written: {error.strerror}.") from error
+        if path is not None:
+            write_whole(path, TypeAdapter(Unfinished).dump_json(self).decode())
 
 
 @dataclass(frozen=True, slots=True)

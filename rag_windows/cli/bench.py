@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter
 
 from rag_windows.benchmark.result import Plan, Result, changes, draw, markdown
 from rag_windows.cli import options
@@ -43,12 +44,13 @@ def bench(
     import torch
 
     from rag_windows.benchmark.run import check, run
+    from rag_windows.evaluation.files import read, write_whole
     from rag_windows.evaluation.machine import lock_folder
 
     chosen = choose_device(plan.device)
     plan = dataclasses.replace(plan, device="cuda" if chosen == "auto" else chosen)
     check(plan)
-    older = None if compare is None else Result.load(Path(compare))
+    older = None if compare is None else read(compare).json(Result)
     if threads is not None:
         torch.set_num_threads(threads)
     command = shlex.join(["rag-windows", *sys.argv[1:]])
@@ -60,8 +62,9 @@ def bench(
         with lock_folder(folder):
             result = run(plan, command, tell, folder / PARTIAL)
             print(markdown(result))
-            result.save(folder / "performance.json")
-            (folder / "performance.md").write_text(markdown(result), encoding="utf-8")
+            found = TypeAdapter(Result).dump_json(result, indent=1).decode()
+            write_whole(folder / "performance.json", f"{found}\n")
+            write_whole(folder / "performance.md", markdown(result))
             draw(result, folder / "performance.png")
             tell(f"{folder}: performance.json, performance.md and performance.png")
             (folder / PARTIAL).unlink(missing_ok=True)

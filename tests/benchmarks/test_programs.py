@@ -106,11 +106,11 @@ def test_every_row_is_a_method() -> None:
 
 def test_shares_have_the_textbook_interval_and_retention_is_paired() -> None:
     marks = "1" * 300 + "0" * 100
-    value, low, high = quality.estimate(marks)
-    half = 1.96 * np.sqrt(0.75 * 0.25 / 400)
-    assert value == 0.75
-    assert (low, high) == pytest.approx((0.75 - half, 0.75 + half), abs=0.008)
-    assert quality.estimate(marks, marks) == (1.0, 1.0, 1.0)
+    found = quality.estimated(marks)
+    half = 196 * np.sqrt(0.75 * 0.25 / 400)
+    assert found.value == 75
+    assert (found.low, found.high) == pytest.approx((75 - half, 75 + half), abs=0.8)
+    assert quality.percent(marks, marks) == "100.0 (100.0–100.0)"
     assert quality.arrow(marks, "0" * 400) == " ↑"
 
 

@@ -154,7 +154,7 @@ def test_an_unfinished_run_that_cannot_be_read_is_not_overwritten(run: Run, tmp_
         (("--against", "none"), "none"),
         (("--question-context", "300"), "take multiples"),
         (("--device", "cuda"), "no CUDA device"),
-        (("--compare", "missing.json"), "missing.json is no result"),
+        (("--compare", "missing.json"), "missing.json: it can't be read"),
     ],
 )
 def test_bad_options_are_one_line_before_any_work(
