@@ -1,8 +1,8 @@
 """Trains the embedded reader: `python -m training.train --out DIR --steps N --seed S`.
 
-Writes to DIR: `checkpoint.safetensors` (to resume from: the same command goes on where it stopped),
-`model/` (weights, configuration, tokenizer) and `progress.jsonl`. An interrupt (SIGINT or SIGTERM)
-keeps the result. `--steps` counts all runs of DIR together, so that a busy machine only takes
+Writes to DIR: `checkpoint.safetensors` (to resume from: the same command goes on where the last
+checkpoint was written, every two minutes), `model/` (weights, configuration, tokenizer) and
+`progress.jsonl`. `--steps` counts all runs of DIR together, so that a busy machine only takes
 longer; the learning rate falls over their last half. On a CPU one process a core is fastest, each
 with OMP_NUM_THREADS=1: `torchrun --nproc-per-node 2 -m training.train --out DIR ...`. Each process
 draws its own batch; gradients and the few numbers that steer the run are averaged.
@@ -14,12 +14,10 @@ import argparse
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import torch
@@ -130,7 +128,6 @@ class Trainer:
         self.curriculum = Curriculum(settings.curriculum)
         self.step, self.tokens, self.elapsed = 0, 0, 0.0
         self.clock = time.monotonic()
-        self.stopped = False
 
     def draw(self, level: int, rng: np.random.Generator) -> Batch:
         """A batch of one level with about `tokens` tokens."""
@@ -143,7 +140,7 @@ class Trainer:
         return Batch(batch.ids.to(device), batch.positions.to(device), batch.loss.to(device))
 
     def train_step(self) -> float:
-        """One batch (in each process); returns its loss. Sets `elapsed` and `stopped` for all."""
+        """One batch (in each process); returns its loss."""
         settings = self.settings
         # Fresh generators for each step: a resumed run draws what an unbroken one would have drawn.
         level = self.curriculum.draw(np.random.default_rng([settings.seed, self.step]))
@@ -160,7 +157,7 @@ class Trainer:
             loss, accuracy = answer_loss(self.model, batch)
         loss.backward()
         before, self.clock = self.clock, time.monotonic()
-        numbers = [float(loss.detach()), accuracy, float(self.stopped), self.clock - before]
+        numbers = [float(loss.detach()), accuracy, self.clock - before]
         numbers = average(self.trained, numbers)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         for optimizer in self.optimizers:
@@ -169,23 +166,20 @@ class Trainer:
         self.step += 1
         size = dist.get_world_size() if dist.is_initialized() else 1
         self.tokens += batch.ids.numel() * size
-        self.elapsed += numbers[3]
-        self.stopped = numbers[2] > 0
+        self.elapsed += numbers[2]
         return numbers[0]
 
     def run(self) -> None:
-        """Trains until the steps are used up or the run is stopped, then saves."""
-        saved, loss = self.elapsed, None
-        while not self.stopped and self.step < self.settings.steps:
+        """Trains until the steps are used up, and saves."""
+        saved = self.elapsed
+        while self.step < self.settings.steps:
             loss = self.train_step()
-            if self.step % 50 == 0:
+            last = self.step == self.settings.steps
+            if last or self.step % 50 == 0:
                 self.report(loss)
-            if self.elapsed - saved > SAVE_EVERY_S:
+            if last or self.elapsed - saved > SAVE_EVERY_S:
                 self.save()
                 saved = self.elapsed
-        if loss is not None and self.step % 50:
-            self.report(loss)
-        self.save()
 
     def report(self, loss: float) -> None:
         """One line to the log and to progress.jsonl."""
@@ -258,16 +252,7 @@ def train(settings: Settings) -> Trainer:
     if trainer.resume():
         log.info("going on from step %d, %.1f min", trainer.step, trainer.elapsed / 60)
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        del signum, frame
-        trainer.stopped = True
-
-    previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        trainer.run()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    trainer.run()
     return trainer
 
 
