@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -13,45 +14,34 @@ from rag_windows.evaluation.task import Example, Task
 from rag_windows.passage import Passage
 
 if TYPE_CHECKING:
-    from rag_windows_retrievers import ConversationalRetriever, Encoder, Retriever
-
-Kind = Literal["bm25", "dense", "hybrid", "gold", "given"]
+    from rag_windows_retrievers import Encoder, Retriever
 
 TURNS, WEIGHT = 3, 3
 """Of `last_turns`: how the conversation becomes a query. They stand in the manifest."""
 
 
-class Ranker:
-    """Example -> passages, best first, the conversation being the query.
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How passages are found, at most ``depth`` of them; None for all that are given.
 
-    Args:
-        task: whose pool is searched.
-        kind: "bm25", "dense", "hybrid" (both, by reciprocal rank fusion), "gold" (the evidence of
-            an INSCIT example alone, in the data's order) or "given" (the example's own passages).
-        depth: how many passages an example gets at most; None for all that are given.
-        embedder: of "dense" and "hybrid": a sentence-transformers name or folder, or an `Encoder`.
+    "gold" is the evidence of an INSCIT example alone, "given" are the example's own passages,
+    "hybrid" is BM25 and dense search by reciprocal rank fusion. Dense search needs an embedder: a
+    sentence-transformers name or folder, or an `Encoder`.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        kind: Kind = "bm25",
-        depth: int | None = 20,
-        *,
-        embedder: Encoder | str | None = None,
-    ) -> None:
-        if (embedder is None) == (kind in ("dense", "hybrid")):
+    kind: Literal["bm25", "dense", "hybrid", "gold", "given"] = "bm25"
+    depth: int | None = 20
+    embedder: Encoder | str | None = None
+
+    def __post_init__(self) -> None:
+        option = f"--retriever {self.kind}"
+        if (self.embedder is None) == (self.kind in ("dense", "hybrid")):
             raise InputError(
-                f"--retriever {kind} {'needs' if embedder is None else 'has no'} --embedder: the "
-                "name or folder of a sentence-transformers model, for dense and hybrid."
+                f"{option} {'needs' if self.embedder is None else 'has no'} --embedder: the name "
+                "or folder of a sentence-transformers model, for dense and hybrid."
             )
-        if isinstance(embedder, str) and find_spec("sentence_transformers") is None:
-            raise MissingExtraError(
-                missing(f"--retriever {kind}", "sentence-transformers", "retrievers")
-            )
-        self.kind, self.depth = kind, depth
-        self._task, self._embedder = task, embedder
-        self._retriever: ConversationalRetriever | None = None
+        if isinstance(self.embedder, str) and find_spec("sentence_transformers") is None:
+            raise MissingExtraError(missing(option, "sentence-transformers", "retrievers"))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -59,19 +49,22 @@ class Ranker:
         told: dict[str, Any] = {"retriever": self.kind, "depth": self.depth}
         if self.kind not in ("gold", "given"):
             told["query"] = {"turns": TURNS, "weight": WEIGHT}
-        if self._embedder is not None:
-            told["embedder"] = getattr(self._embedder, "name", self._embedder)
+        if self.embedder is not None:
+            told["embedder"] = getattr(self.embedder, "name", self.embedder)
         return told
 
-    def prepare(
-        self, on_embedded: Callable[[int, int], None] | None = None, index: Path | None = None
-    ) -> None:
-        """Build the indexes; a second call does nothing.
+    def over(
+        self, task: Task, index: Path, on_embedded: Callable[[int, int], None] | None = None
+    ) -> Callable[[Example], Sequence[Passage]]:
+        """Gives an example's passages, best first, the conversation being the query.
 
         Vectors are kept in the folder ``index``, so that a run that goes on embeds nothing again.
         """
-        if self._retriever is not None or self.kind in ("gold", "given"):
-            return
+        depth = self.depth
+        if self.kind == "given":
+            return lambda example: (example.passages or ())[:depth]
+        if self.kind == "gold":
+            return lambda example: cast(InscitTask, task).gold(example)[:depth]
         from rag_windows_retrievers import (
             BM25Retriever,
             ConversationalRetriever,
@@ -80,28 +73,17 @@ class Ranker:
             last_turns,
         )
 
-        pool = self._task.pool or ()
         found: list[Retriever] = []
+        pool = task.pool or ()
         if self.kind != "dense":
             found.append(BM25Retriever(pool))
-        if self._embedder is not None and index is not None and any(index.glob("*.safetensors")):
-            found.append(DenseRetriever.load(index, self._embedder))
-        elif self._embedder is not None:
-            made = DenseRetriever(pool, self._embedder, progress=on_embedded)
+        if self.embedder is not None and any(index.glob("*.safetensors")):
+            found.append(DenseRetriever.load(index, self.embedder))
+        elif self.embedder is not None:
+            made = DenseRetriever(pool, self.embedder, progress=on_embedded)
+            made.save(index)
             found.append(made)
-            if index is not None:
-                made.save(index)
-        deep = max(100, self.depth or 0)
-        retriever = found[0] if len(found) == 1 else HybridRetriever(found, depth=deep)
-        self._retriever = ConversationalRetriever(retriever, last_turns(TURNS, weight=WEIGHT))
-
-    def __call__(self, example: Example) -> list[Passage]:
-        """The passages of an example: at most ``depth``; fewer where fewer are found or given."""
-        if self.kind == "given":
-            return list(example.passages or ())[: self.depth]
-        if self.kind == "gold":
-            return list(cast(InscitTask, self._task).gold(example))[: self.depth]
-        self.prepare()
-        if self._retriever is None or self.depth is None:
-            return []
-        return self._retriever.retrieve(example.conversation, self.depth)
+        most = depth or 0
+        retriever = found[0] if len(found) == 1 else HybridRetriever(found, depth=max(100, most))
+        conversational = ConversationalRetriever(retriever, last_turns(TURNS, weight=WEIGHT))
+        return lambda example: conversational.retrieve(example.conversation, most)

@@ -428,15 +428,6 @@ class Generating:
         return Answered(record, tuple(passage.text for passage in read))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How many answers a run added and found, and records of questions that have none."""
-
-    answered: int
-    kept: int
-    failed: tuple[Record, ...]
-
-
 def run(
     lm: WindowedLM,
     task: Task,
@@ -446,8 +437,8 @@ def run(
     *,
     answerer: Answerer,
     progress: Progress = _silent,
-) -> Outcome:
-    """Answer what the folder lacks, and keep each answer as it comes.
+) -> list[Record]:
+    """Answer what the folder lacks, and keep each answer as it comes; returns what has none.
 
     All arms answer an example before the next one is asked, so an arm finds in the model's cache
     what those before it encoded. An error of one question is kept as its record, and asked again by
@@ -481,7 +472,7 @@ def run(
         folder.add([answer.record for answer in answers], texts)
 
     total = len(task.examples) * len(arms)
-    kept = done = sum(not lacks(arm, one) for one in task.examples for arm in arms)
+    done = sum(not lacks(arm, one) for one in task.examples for arm in arms)
     progress(done, total)
     for start in range(0, len(task.examples), answerer.batch):
         block = task.examples[start : start + answerer.batch]
@@ -492,8 +483,7 @@ def run(
                 progress(done, total)
         rankings.clear()
     records = [folder.records(arm.name)[one.key] for arm in arms for one in task.examples]
-    failed = tuple(one for one in records if one.error is not None)
-    return Outcome(total - kept - len(failed), kept, failed)
+    return [one for one in records if one.error is not None]
 
 
 def measure_speed(

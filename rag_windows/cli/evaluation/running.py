@@ -29,7 +29,7 @@ from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.long import LongTask
 from rag_windows.evaluation.metrics import check_packages
 from rag_windows.evaluation.report.tables import cells, terminal
-from rag_windows.evaluation.retrieval import Ranker
+from rag_windows.evaluation.retrieval import Search
 from rag_windows.evaluation.summary import Summary, summarise
 from rag_windows.evaluation.task import Task
 from rag_windows.methods import linked, resolve
@@ -134,23 +134,23 @@ def evaluate(
     prefix = None if asking.system is None else encodable(asking.system)
     options = runs.RunOptions.of(task, prefix, asking.max_new_tokens, asking.seed)
     depth = None if kind in ("icl", "long") else max(one or 0 for one in depths)
-    ranker = Ranker(task, retriever, depth, embedder=embedder)
+    search = Search(retriever, depth, embedder)
     answerer: runs.Answerer = runs.Generating(options)
     if isinstance(task, icl.IclTask):
         answerer = icl.IclAnswerer(task, options.prefix)
     # The methods' numbers are the arms'.
     loaded = replace(asking, model=model, rag_temperature=None, rag_scale=None)
     with loaded_model(loaded) as lm:
-        manifest = runs.Manifest.of(lm, task, arms, ranker.settings, options)
+        manifest = runs.Manifest.of(lm, task, arms, search.settings, options)
         path = asking.out or _default_folder(manifest, model)
         with _going_on(path), runs.RunFolder.begin(path, manifest, asking.fresh) as folder:
             write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
             _tell_notes(folder.notes)
             with progress("Embedding passages") as counted:
-                ranker.prepare(counted, path / runs.INDEX)
-            asked = (lm, task, arms, ranker, folder)
+                ranking = search.over(task, path / runs.INDEX, counted)
+            asked = (lm, task, arms, ranking, folder)
             with progress("Answering") as counted:
-                outcome = runs.run(*asked, answerer=answerer, progress=counted)
+                failed = runs.run(*asked, answerer=answerer, progress=counted)
             if speed:
                 with progress("Timing the first token") as counted:
                     notes = runs.measure_speed(*asked, speed, options=options, progress=counted)
@@ -174,8 +174,8 @@ def evaluate(
         render.show(f"Scores: {files['scores']}", "dim")
         render.show(f"Predictions: {', '.join(files['predictions'].values())}", "dim")
         render.show(f"Report: {', '.join(files['report'])}", "dim")
-    if count := len(outcome.failed):
-        first = outcome.failed[0]
+    if count := len(failed):
+        first = failed[0]
         told = (
             "1 answer is missing and counts"
             if count == 1

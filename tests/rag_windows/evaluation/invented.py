@@ -86,7 +86,7 @@ def begin(
 
 def go(
     path: Path, lm: WindowedLM, task: Invented, compared: Sequence[run.Arm], **options: Any
-) -> run.Outcome:
+) -> list[task.Record]:
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:
         asked = {"answerer": run.Generating(run.RunOptions.of(task)), **options}

@@ -27,40 +27,40 @@ def ids(passages: Sequence[Passage] | None) -> list[str | None]:
     return [one.id for one in passages or ()]
 
 
-def test_the_conversation_is_the_query_without_a_styles_wording() -> None:
-    ranker = retrieval.Ranker(TASK, "bm25", 1)
+def test_the_conversation_is_the_query_without_a_styles_wording(tmp_path: Path) -> None:
+    search = retrieval.Search("bm25", 1)
+    ranker = search.over(TASK, tmp_path)
     assert ids(ranker(example("When was it?"))) == ["bridge"]
     assert ids(ranker(example("Is there a harbour?", "Yes.", "Behind what?"))) == ["harbour"]
     bare = [{"role": "user", "content": "Who sells bread?"}]
     assert ids(ranker(example("Answer over lakes: bread?", conversation=bare))) == ["bread"]
     query = {"turns": 3, "weight": 3}
-    assert ranker.settings == {"retriever": "bm25", "depth": 1, "query": query}
+    assert search.settings == {"retriever": "bm25", "depth": 1, "query": query}
 
 
-def test_given_passages_keep_their_order() -> None:
+def test_given_passages_keep_their_order(tmp_path: Path) -> None:
     asked = TASK.examples[1]
-    assert ids(retrieval.Ranker(TASK, "given", None)(asked)) == ids(asked.passages)
-    assert ids(retrieval.Ranker(TASK, "given", 2)(asked)) == ids(asked.passages)[:2]
+    for depth in (None, 2):
+        ranker = retrieval.Search("given", depth).over(TASK, tmp_path)
+        assert ids(ranker(asked)) == ids(asked.passages)[:depth]
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_vectors_are_kept_and_embedded_once(tmp_path: Path, kind: Any) -> None:
     first, again, asked = WordEncoder(), WordEncoder(), example("bakers sell bread")
-    ranker = retrieval.Ranker(TASK, kind, 2, embedder=first)
-    ranker.prepare(index=tmp_path / "index")
-    second = retrieval.Ranker(TASK, kind, 2, embedder=again)
-    second.prepare(index=tmp_path / "index")
+    ranker = retrieval.Search(kind, 2, first).over(TASK, tmp_path / "index")
+    second = retrieval.Search(kind, 2, again)
+    assert ids(second.over(TASK, tmp_path / "index")(asked)) == ids(ranker(asked))
     assert len(first.asked) >= len(CORPUS) > len(again.asked)
-    assert ids(second(asked)) == ids(ranker(asked))
     assert ids(ranker(asked))[0] == "bread"
-    assert ranker.settings["embedder"] == "words"
+    assert second.settings["embedder"] == "words"
 
 
 def test_what_can_not_be_served_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="dense needs --embedder"):
-        retrieval.Ranker(TASK, "dense")
+        retrieval.Search("dense")
     with pytest.raises(InputError, match="bm25 has no --embedder"):
-        retrieval.Ranker(TASK, "bm25", embedder="x")
+        retrieval.Search("bm25", embedder="x")
     monkeypatch.setattr(retrieval, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"sentence-transformers.*\.\[retrievers"):
-        retrieval.Ranker(TASK, "dense", embedder="all-MiniLM-L6-v2")
+        retrieval.Search("dense", embedder="all-MiniLM-L6-v2")
