@@ -11,7 +11,7 @@ from typing import Any
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.prompt.visible_text import encodable
+from rag_windows.prompt.visible_text import strict_json
 from rag_windows.request import Messages, PassageLike
 
 _KEYS = ("query", "question", "passages", "answer", "kind")
@@ -94,10 +94,8 @@ def read_examples(path: str | Path) -> list[Example]:
         if not line.strip():
             continue
         try:
-            # No tokenizer takes half of a surrogate pair, which JSON can spell.
-            text = encodable(json.dumps(json.loads(line), ensure_ascii=False))
-            examples.append(Example.of(json.loads(text)))
-        except (ValueError, RecursionError, InputError) as error:
+            examples.append(Example.of(json.loads(strict_json(line))))
+        except (ValueError, InputError) as error:
             raise InputError(
                 f"{str(path)!r}, line {number}, is no example: {error} Write one a line, such as "
                 '{"query": "...", "passages": ["...", "..."], "answer": "..."}.'

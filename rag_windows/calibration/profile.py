@@ -22,7 +22,6 @@ from pydantic import (
     with_config,
 )
 from pydantic.dataclasses import dataclass
-from pydantic_core import from_json
 from transformers import PreTrainedModel
 from typing_extensions import TypedDict
 
@@ -31,6 +30,7 @@ from rag_windows.cache.keys import fields
 from rag_windows.errors import MethodError, MissingExtraError, ProfileError, missing
 from rag_windows.methods import Method, describe, from_description
 from rag_windows.methods.registry import numbers_of
+from rag_windows.prompt.visible_text import strict_json
 
 FORMAT = "rag-windows calibration profile"
 VERSION = 1
@@ -279,7 +279,8 @@ class Profile:
             ProfileError: naming the entry that is missing or wrong.
         """
         try:
-            data = from_json(text)
+            text = strict_json(text)
+            data = json.loads(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise ProfileError(f"it is no {FORMAT}: its entry 'format' does not say so.")
             if data.get("version") != VERSION:

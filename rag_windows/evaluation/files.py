@@ -11,7 +11,6 @@ import re
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,7 +18,7 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from rag_windows.errors import DataError
-from rag_windows.prompt.visible_text import encodable, visible
+from rag_windows.prompt.visible_text import encodable, strict_json, visible
 
 T = TypeVar("T")
 
@@ -56,12 +55,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def validated(kind: type[T], text: str, place: Place) -> T:
     """A JSON text as a type that pydantic knows; a `DataError` names the first field in the way."""
-    if "\\ud" in text.lower():
-        # Half a surrogate pair, which no tokenizer takes, becomes U+FFFD.
-        with suppress(ValueError, RecursionError):
-            text = encodable(json.dumps(json.loads(text), ensure_ascii=False))
     try:
-        found: T = _adapter(cast(Any, kind)).validate_json(text, strict=True)
+        found: T = _adapter(cast(Any, kind)).validate_json(strict_json(text), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         inside = "".join(
@@ -70,6 +65,8 @@ def validated(kind: type[T], text: str, place: Place) -> T:
         inside = visible(f"record{inside}" if inside.startswith(" ") else inside[2:])
         where = place.at(inside) if inside else place
         raise where.error(f"{first['msg'].removeprefix('Value error, ').rstrip('.')}.") from error
+    except ValueError as error:
+        raise place.error(f"Invalid JSON: {error}.") from error
     return found
 
 

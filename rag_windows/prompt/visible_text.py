@@ -1,8 +1,10 @@
-"""Text of others, made harmless to show; needs neither torch nor transformers."""
+"""Text of others, made harmless to show and to read; needs neither torch nor transformers."""
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 # Control characters (a terminal obeys them), marks that reverse or hide text, line separators, and
 # lone surrogates (no encoder takes them). Tab and line feed stay.
@@ -24,6 +26,32 @@ def one_line(text: str) -> str:
 def encodable(text: str) -> str:
     """Replace what can't be UTF-8, as undecodable bytes of a command line, by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def strict_json(text: str) -> str:
+    """The same JSON text as UTF-8 can hold it: half surrogate pairs become U+FFFD.
+
+    Raises:
+        ValueError: it is no JSON; or holds NaN or infinity, a key twice, or nests too deeply.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_keys_once, parse_constant=_not_a_number)
+        return encodable(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} stands twice in an object")
+    return made
+
+
+def _not_a_number(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number that JSON has")
 
 
 def _spelled(code: int) -> str:

@@ -20,9 +20,9 @@ DIGITS = "9" * 5_000
 DAMAGED = {
     "nested 100,000 deep": (DEEP, "nested too deeply"),
     "nested 300 deep": ('{"a": ' * 300 + "1" + "}" * 300, ""),
-    "5,000 digits": (DIGITS, "too many digits"),
+    "5,000 digits": (DIGITS, "digits"),
     "400 digits": ("9" * 400, ""),
-    "beyond floats": ("1e999", "no number that JSON has"),
+    "beyond floats": ("1e999", "float values"),
     "NaN": ("NaN", "no number that JSON has"),
     "infinity": ("-Infinity", "no number that JSON has"),
     "duplicate keys": ('{"b": 1, "b": 2}', "stands twice"),
