@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,29 +95,23 @@ def test_damaged_entries_are_encoded_again(tmp_path: Path, damage: str) -> None:
         assert held.ids == TOPICS
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: text.replace("about cats", "about rats"),
-        lambda text: "[]",
-        lambda text: '{"seal": "", "book": {}}',
-    ],
-    ids=["cut", "edited", "no object", "no seal"],
-)
-def test_a_damaged_index_is_an_error(tmp_path: Path, change: object) -> None:
+def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
     with book(tmp_path) as held:
         held.add(PASSAGES[:1])
     file = tmp_path / "book.json"
-    file.write_text(change(file.read_text()))  # type: ignore[operator]  # one of the functions above
-    with pytest.raises(CacheError, match="damaged"):
-        book(tmp_path)
+    text = file.read_text()
+    edited = text.replace("about cats", "about rats")
+    for damaged in (text[: len(text) // 2], edited, "[]", '{"seal": "", "book": {}}'):
+        file.write_text(damaged)
+        with pytest.raises(CacheError, match="damaged"):
+            book(tmp_path)
 
 
 def test_what_a_book_was_made_with_is_checked(tmp_path: Path) -> None:
     with book(tmp_path) as held:
         held.add(PASSAGES[:2])
-    lm = small.lm()
+    lm, tokenizer = small.lm(), deepcopy(small.tokenizer())
+    tokenizer.chat_template = small.TEMPLATE + " "
     with pytest.raises(CacheError, match="another prefix"):
         book(tmp_path, prefix="Be brief.")
     with pytest.raises(CacheError, match="another encoding"):
@@ -124,24 +119,14 @@ def test_what_a_book_was_made_with_is_checked(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="another model"):
         WindowedLM(small.model(1), small.tokenizer()).codebook(METHOD, path=tmp_path)
     with pytest.raises(CacheError, match="another tokenizer"):
-        WindowedLM(small.model(), _other_tokenizer()).codebook(METHOD, path=tmp_path)
+        WindowedLM(small.model(), tokenizer).codebook(METHOD, path=tmp_path)
     # How windows are read and searched is free.
     for method in (Codebook(reader=APE(0.5)), Codebook(page=1, similarity="dot", fusion="mean")):
         with lm.codebook(method, path=tmp_path) as held:
             assert len(held.search(QUESTION)) == 2
 
 
-def _other_tokenizer() -> object:
-    from copy import deepcopy
-
-    other = deepcopy(small.tokenizer())
-    other.chat_template = small.TEMPLATE + " "
-    return other
-
-
 def test_weights_that_change_below_it_are_noticed() -> None:
-    from copy import deepcopy
-
     model = deepcopy(small.model())
     lm = WindowedLM(model, small.tokenizer())
     held = lm.codebook(METHOD)
@@ -165,9 +150,7 @@ def test_refined_windows_are_kept_refined(tmp_path: Path) -> None:
     assert first.token_ids == again.token_ids == given.token_ids
 
 
-@pytest.mark.parametrize(
-    "id", ["../../up", "/etc/passwd", "a\x00b", "\ud800", "x" * 5000, "book.json"]
-)
+@pytest.mark.parametrize("id", ["../../up", "/etc/passwd", "a\x00b", "\ud800", "x" * 5000])
 def test_hostile_ids_name_no_files(tmp_path: Path, id: str) -> None:
     folder = tmp_path / "book"
     with book(folder) as held:
