@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lm_eval.api.instance import Instance
@@ -40,6 +40,7 @@ UNKNOWN_LENGTH = 2048
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Pair = tuple[float, bool]
 
 
@@ -296,13 +297,11 @@ class RagWindowsLM(TemplateLM):
             with _named(request) as name:
                 context, continuation = request.args[:2]
                 asked.append(self._pair(context, continuation, request.doc, name))
-        found: dict[int, Pair] = {}
-        with _bar(len(asked), "Running loglikelihood requests", disable_tqdm) as bar:
-            for index, pair in self._scored(asked):
-                found[index] = pair
-                self.cache_hook.add_partial("loglikelihood", requests[index].args, pair)
-                bar.update()
-        return [found[index] for index in range(len(asked))]
+
+        def keep(index: int, pair: Pair) -> None:
+            self.cache_hook.add_partial("loglikelihood", requests[index].args, pair)
+
+        return self._scored(asked, disable_tqdm, keep)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Any], disable_tqdm: bool = False, **kwargs: Any
@@ -313,12 +312,7 @@ class RagWindowsLM(TemplateLM):
             cut = Cut((), (), tuple(context))
             fitted = self.prompts.fit(cut, len(continuation) - 1, "A request")
             asked.append((fitted, tuple(continuation)))
-        with _bar(len(asked), "Reading text", disable_tqdm) as bar:
-            found = {}
-            for index, pair in self._scored(asked, counted=False):
-                found[index] = pair
-                bar.update()
-        return [found[index] for index in range(len(asked))]
+        return self._scored(asked, disable_tqdm)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -360,15 +354,14 @@ class RagWindowsLM(TemplateLM):
                     raise InputError("the prompt has no tokens.")
                 asked.append(self.prompts.fit(cut, wish["max_new_tokens"], name))
                 wishes.append(wish)
-        found: dict[int, str] = {}
-        with _bar(len(asked), "Running generate_until requests", disable_tqdm) as bar:
-            for context, group in self._together(asked):
-                for index in group:
-                    found[index] = self._answer(context, asked[index].question, wishes[index])
-                    args = requests[index].args
-                    self.cache_hook.add_partial("generate_until", args, found[index])
-                    bar.update()
-        return [found[index] for index in range(len(asked))]
+
+        def answered(context: EncodedContext, group: Sequence[int]) -> Iterator[str]:
+            for index in group:
+                text = self._answer(context, asked[index].question, wishes[index])
+                self.cache_hook.add_partial("generate_until", requests[index].args, text)
+                yield text
+
+        return self._together(asked, answered, "Answering", disable_tqdm)
 
     def _wish(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """A task's generation arguments as those of `generate_ids`, and ``until``."""
@@ -390,34 +383,53 @@ class RagWindowsLM(TemplateLM):
         return str(postprocess_generated_text(text, list(until), self._think_end))
 
     def _scored(
-        self, asked: Sequence[tuple[Cut, Ids]], *, counted: bool = True
-    ) -> Iterator[tuple[int, Pair]]:
-        """Index and result of each prompt with what follows it, as they come."""
-        for context, group in self._together([cut for cut, _ in asked], counted=counted):
+        self,
+        asked: Sequence[tuple[Cut, Ids]],
+        disable_tqdm: bool,
+        keep: Callable[[int, Pair], None] | None = None,
+    ) -> list[Pair]:
+        """Results of prompts with what follows them; each is kept as soon as it is there."""
+
+        def scored(context: EncodedContext, group: Sequence[int]) -> Iterator[Pair]:
             pairs = [(asked[index][0].question, asked[index][1]) for index in group]
             for index, one in zip(group, likelihoods(self.lm, context, pairs), strict=True):
-                yield index, (one.logprob, one.greedy)
+                if keep is not None:
+                    keep(index, (one.logprob, one.greedy))
+                yield one.logprob, one.greedy
+
+        cuts = [cut for cut, _ in asked]
+        return self._together(cuts, scored, "Scoring", disable_tqdm, counted=keep is not None)
 
     def _together(
-        self, cuts: Sequence[Cut], *, counted: bool = True
-    ) -> Iterator[tuple[EncodedContext, list[int]]]:
-        """Each different set of prefix and windows, encoded, with the requests that read it.
+        self,
+        cuts: Sequence[Cut],
+        work: Callable[[EncodedContext, Sequence[int]], Iterable[T]],
+        title: str,
+        disable_tqdm: bool,
+        *,
+        counted: bool = True,
+    ) -> list[T]:
+        """Results of prompts; ``work`` gets those that read one set of prefix and windows.
 
-        They come sorted, so that sets which begin alike follow each other while their windows are
+        Sets come sorted, so that those which begin alike follow each other while their windows are
         still in the cache.
         """
         groups: dict[tuple[Ids, tuple[Ids, ...]], list[int]] = {}
         for index, cut in enumerate(cuts):
             groups.setdefault((cut.prefix, cut.windows), []).append(index)
-        for prefix, windows in sorted(groups):
-            group = groups[prefix, windows]
-            context = self.lm.encode_ids(prefix, windows)
-            if counted:
-                self._by_windows[len(windows)] += len(group)
-                self._counts["contexts"] += 1
-                self._counts["windows_encoded"] += context.encoded_windows
-                self._counts["windows_reused"] += context.cached_windows
-            yield context, group
+        found: dict[int, T] = {}
+        with tqdm(total=len(cuts), desc=title, disable=disable_tqdm) as bar:
+            for (prefix, windows), group in sorted(groups.items()):
+                context = self.lm.encode_ids(prefix, windows)
+                if counted:
+                    self._by_windows[len(windows)] += len(group)
+                    self._counts["contexts"] += 1
+                    self._counts["windows_encoded"] += context.encoded_windows
+                    self._counts["windows_reused"] += context.cached_windows
+                for index, one in zip(group, work(context, group), strict=True):
+                    found[index] = one
+                    bar.update()
+        return [found[index] for index in range(len(cuts))]
 
     def _pair(self, context: str, continuation: str, doc: Any, name: str) -> tuple[Cut, Ids]:
         """A prompt and what follows it; without a prompt, the model's first token stands for it."""
@@ -429,10 +441,6 @@ class RagWindowsLM(TemplateLM):
         if not ids:
             raise InputError("there is no token to score in the continuation.")
         return self.prompts.fit(cut, len(ids) - 1, name), ids
-
-
-def _bar(total: int, text: str, disable: bool) -> Any:
-    return tqdm(total=total, desc=text, disable=disable)
 
 
 @contextmanager

@@ -112,12 +112,14 @@ class Index:
         try:
             lock = lock_file(self._folder / LOCK, wait_s=self._wait_s)
             if lock is None:
-                holder = (self._folder / LOCK).read_text(encoding="ascii", errors="replace")
+                holder = ""
+                with contextlib.suppress(OSError, ValueError):
+                    holder = (self._folder / LOCK).read_text(encoding="ascii").strip()
                 raise CacheError(
                     f"The book in {str(self._folder)!r} is being changed by process "
-                    f"{holder.strip() or '(unknown)'}, which has not finished within "
-                    f"{self._wait_s:g} s. If that process was stopped or hangs, continue it or end "
-                    "it; else try again later, or with a larger wait_s."
+                    f"{holder or '?'}, which has not finished within {self._wait_s:g} s. If it was "
+                    "stopped or hangs, continue it or end it; else try again later, or with a "
+                    "larger wait_s."
                 )
         except OSError as error:
             raise CacheError(f"The book can't be changed: {error}.") from error
