@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rag_windows.cli import options
-from rag_windows.cli.corpus import Corpus, SearchOptions, open_corpus
+from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.errors import tell
 from rag_windows.cli.models import ModelOptions, loaded_model
 from rag_windows.cli.options import option
@@ -27,6 +27,7 @@ from rag_windows.prompt.visible_text import encodable, one_line, visible
 
 if TYPE_CHECKING:
     from rag_windows import Generation, WindowedLM
+    from rag_windows_retrievers import BM25Retriever
 
 _NO_HITS = "No passage shares a word with the question, so the model answered without any."
 _PROMPT = "> "
@@ -67,31 +68,39 @@ def ask(
     answer: AnswerOptions,
 ) -> None:
     """Answer one question over documents and show which passages the answer looked at."""
+    from rag_windows_retrievers import SUFFIXES
+
     question = encodable(question)
     if not question.strip():
         raise InputError("The question is empty; write one, in quotes.")
-    _check_not_a_file(question)
-    corpus = open_corpus(search, model.model)
-    passages = corpus.retriever.retrieve(question, search.top_k)
+    path = Path(question)
+    lone = question.split() == [question]
+    if lone and (path.suffix.lower() in SUFFIXES or ("/" in question and path.exists())):
+        raise InputError(
+            f"The question {question!r} is the name of a file; give each file a --docs of its own, "
+            "and the question in quotes."
+        )
+    retriever, notes = open_corpus(search, model.model)
+    passages = retriever.retrieve(question, search.top_k)
     with loaded_model(model) as lm:
         # Notes wait for the answer: where there is none, the error alone is told.
-        notes = corpus.notes if passages else (*corpus.notes, _NO_HITS)
+        notes += [] if passages else [_NO_HITS]
         _Replies(lm, model.name, answer).reply(question, passages, notes)
 
 
 @options.spreading()
 def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -> None:
     """The same as a conversation: one question a line, follow-ups welcome, /exit leaves."""
-    corpus = open_corpus(search, model.model)
+    retriever, notes = open_corpus(search, model.model)
     with loaded_model(model) as lm:
         # A process may be started without any standard input.
         interactive = sys.stdin is not None and sys.stdin.isatty()
-        for note in corpus.notes:
+        for note in notes:
             tell(f"Note: {note}")
         if interactive:
-            tell(f"{len(corpus.retriever.passages)} passages, {model.name}. {_HELP}")
+            tell(f"{len(retriever.passages)} passages, {model.name}. {_HELP}")
         replies = _Replies(lm, model.name, answer)
-        _converse(replies, corpus, search.top_k, interactive=interactive)
+        _converse(replies, retriever, search.top_k, interactive=interactive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +165,6 @@ class _Replies:
             "dim",
         )
         return generation
-
-
-def _check_not_a_file(question: str) -> None:
-    """A path that lost its --docs must not be answered as a question."""
-    from rag_windows_retrievers import SUFFIXES
-
-    if question.split() != [question]:
-        return
-    if Path(question).suffix.lower() in SUFFIXES or ("/" in question and Path(question).exists()):
-        raise InputError(
-            f"The question {question!r} is the name of a file; give each file a --docs of its own, "
-            "and the question in quotes."
-        )
 
 
 def _answer_object(
@@ -255,7 +251,9 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
         yield f"The answer ends at the limit of {limit} new tokens; --max-new-tokens raises it."
 
 
-def _converse(replies: _Replies, corpus: Corpus, top_k: int, *, interactive: bool) -> None:
+def _converse(
+    replies: _Replies, retriever: BM25Retriever, top_k: int, *, interactive: bool
+) -> None:
     """Answer line after line of standard input until /exit or its end.
 
     On a terminal, Ctrl-C stops an answer and an error ends only its turn; with input from a file or
@@ -276,7 +274,7 @@ def _converse(replies: _Replies, corpus: Corpus, top_k: int, *, interactive: boo
             tell(_HELP)
         if question in ("", "/clear", "/help"):
             continue
-        found = corpus.retriever.retrieve(dialogue.search_text(question), top_k)
+        found = retriever.retrieve(dialogue.search_text(question), top_k)
         heard: list[str] = []
         query = dialogue.with_question(question)
         try:

@@ -46,13 +46,13 @@ def warm(
 
     Give the model, the instruction (--system) and the lengths that the questions will have.
     """
-    corpus = open_corpus(search, model.model)
+    retriever, notes = open_corpus(search, model.model)
     with loaded_model(model) as lm:
-        for note in corpus.notes:
+        for note in notes:
             tell(f"Note: {note}")
         with progress("Encoding the passages") as counted:
             warmed = lm.warm(
-                corpus.retriever.passages,
+                retriever.passages,
                 prefix=None if system is None else encodable(system),
                 on_warmed=lambda done, total: counted(done, total or done),
             )

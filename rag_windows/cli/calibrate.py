@@ -122,14 +122,14 @@ def _examples(
     examples = examples[:limit]
     bare = [place for place, one in enumerate(examples) if not one.passages]
     if not bare:
-        notes = ["Every example has passages of its own; --docs was not read."]
-        return examples, notes if search.docs else []
+        told = "Every example has passages of its own; --docs was not read."
+        return examples, [told] if search.docs else []
     if path is not None and not search.docs:
         raise InputError(
             f"Example {bare[0] + 1} of {path!r} has no passages: give it some, or the documents to "
             "retrieve them from, with --docs."
         )
-    corpus = open_corpus(search, model)
+    retriever, notes = open_corpus(search, model)
     for place in bare:
         query = examples[place].query
         if isinstance(query, list | tuple):
@@ -137,9 +137,9 @@ def _examples(
             query = Dialogue(before).search_text(str(asked.get("content", "")))
         if not isinstance(query, str):
             raise InputError("Examples with tools need passages of their own.")
-        found = corpus.retriever.retrieve(query, search.top_k)
+        found = retriever.retrieve(query, search.top_k)
         examples[place] = replace(examples[place], passages=found)
-    return examples, list(corpus.notes)
+    return examples, notes
 
 
 def _show(profile: Profile) -> None:

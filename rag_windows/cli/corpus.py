@@ -38,20 +38,8 @@ class SearchOptions:
     passage_words: options.PassageWords = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Documents that can be searched, and what the user should know about them."""
-
-    retriever: BM25Retriever
-    notes: tuple[str, ...]
-
-
-def open_corpus(search: SearchOptions, model: str | None) -> Corpus:
-    """Read documents, tell which can't be read, split the rest into passages and index these.
-
-    Args:
-        search: what to read; the sample corpus where it names nothing.
-        model: as named by --model or RAG_WINDOWS_MODEL, or None.
+def open_corpus(search: SearchOptions, model: str | None) -> tuple[BM25Retriever, list[str]]:
+    """Read documents, split them into passages and index these; and what to tell of the documents.
 
     Raises:
         InputError: documents, and no model named to read them.
@@ -75,36 +63,30 @@ def open_corpus(search: SearchOptions, model: str | None) -> Corpus:
         else:
             sample = samples_path() / "corpus"
             loaded = load_documents([sample], root=sample)
-        problems = [f"{one.label}: {one.reason}" for one in loaded.skipped if one.problem]
+        problems = [f"- {one.label}: {one.reason}" for one in loaded.skipped if one.problem]
+        listed = problems[:_TOLD]
+        if len(problems) > _TOLD:
+            listed.append(f"- and {len(problems) - _TOLD} more")
         if problems and search.strict:
-            raise _refused(problems)
+            error = DocumentError(
+                f"{len(problems)} of the documents' files and lines can't be read; mend them, or "
+                "leave --strict out to read the others."
+                if len(problems) > 1
+                else problems[0].removeprefix("- ")
+            )
+            for line in listed if len(problems) > 1 else ():
+                error.add_note(line)
+            raise error
         retriever = BM25Retriever(split_documents(loaded.documents, words=search.passage_words))
     if problems:
         tell(f"Not read: {len(problems)} of the documents' files and lines (--strict stops there).")
-        for line in _listed(problems):
+        for line in listed:
             tell(line)
     others = [one for one in loaded.skipped if not one.problem]
     if not others:
-        return Corpus(retriever, ())
+        return retriever, []
     # Hidden entries are seldom what the user misses.
     others.sort(key=lambda one: one.reason == "hidden")
     shown = "; ".join(f"{one.label} ({one.reason})" for one in others[:3])
     more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
-    return Corpus(retriever, (f"Left out: {shown}{more}.",))
-
-
-def _refused(problems: list[str]) -> DocumentError:
-    if len(problems) == 1:
-        return DocumentError(problems[0])
-    error = DocumentError(
-        f"{len(problems)} of the documents' files and lines can't be read; mend them, or leave "
-        "--strict out to read the others."
-    )
-    for line in _listed(problems):
-        error.add_note(line)
-    return error
-
-
-def _listed(problems: list[str]) -> list[str]:
-    lines = [f"- {one}" for one in problems[:_TOLD]]
-    return [*lines, f"- and {len(problems) - _TOLD} more"] if len(problems) > _TOLD else lines
+    return retriever, [f"Left out: {shown}{more}."]

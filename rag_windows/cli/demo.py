@@ -29,7 +29,7 @@ def demo(
     device: options.Device = "auto", json: options.Json = False, verbose: options.Verbose = False
 ) -> None:
     """Answer three questions over the sample corpus, sequentially and with windows."""
-    retriever = open_corpus(SearchOptions(), None).retriever
+    retriever, _ = open_corpus(SearchOptions(), None)
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
     with loaded_model(ModelOptions(device=device, no_cache=True, verbose=verbose)) as lm:
         # The first call of a process pays for lazy set-up that no method is to be charged with.

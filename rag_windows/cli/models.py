@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import sys
 import warnings
@@ -23,7 +22,6 @@ from rag_windows.errors import CacheError, InputError, MethodError
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache, WindowedLM
-    from rag_windows.methods import Method
 
 DEFAULT_MODEL, DEFAULT_METHOD = "tiny-reader", "ape"
 _CONNECT_S = 5.0
@@ -88,19 +86,23 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
 
 def _load(model: ModelOptions) -> WindowedLM:
     quieten(model.verbose)
-    numbers = model.rag_temperature, model.rag_scale
-    profile = method = None
-    if model.profile is not None:
-        from rag_windows.calibration import Profile
+    from rag_windows.calibration import Profile
+    from rag_windows.integration import method_of
 
-        if model.method is None and numbers != (None, None):
-            raise InputError(
-                "--profile brings the numbers of the method: leave --rag-temperature and "
-                "--rag-scale out, or give --method too, which then counts instead."
-            )
-        profile = Profile.load(model.profile)
+    given = {"temperature": model.rag_temperature, "scale": model.rag_scale}
+    numbers = {name: value for name, value in given.items() if value is not None}
+    profile = None if model.profile is None else Profile.load(model.profile)
+    method = None
     if profile is None or model.method is not None:
-        method = build_method(model.method or DEFAULT_METHOD, *numbers)
+        named = model.method or DEFAULT_METHOD
+        if twice := [name for name in numbers if f"{name}=" in named]:
+            raise MethodError(f"--rag-{twice[0]} and --method {named} both set it; leave one out.")
+        method = method_of(named, numbers)
+    elif numbers:
+        raise InputError(
+            "--profile brings the numbers of the method: leave --rag-temperature and --rag-scale "
+            "out, or give --method too, which then counts instead."
+        )
     device = None if model.device == "auto" else choose_device(model.device)
     far = model.name != DEFAULT_MODEL
     # transformers draws bars of its own, of downloads and of the weights as they are loaded.
@@ -132,27 +134,6 @@ def _load(model: ModelOptions) -> WindowedLM:
     if profile is not None and (told := profile.model.mismatch(lm.model)):
         tell(f"Note: {told}")
     return lm
-
-
-def build_method(name: str, temperature: float | None, scale: float | None) -> Method:
-    """A method by name, with those parameters that were given.
-
-    Raises:
-        MethodError: the name is unknown, a parameter is not the method's, or out of its domain.
-    """
-    from rag_windows.methods import METHODS, resolve
-    from rag_windows.methods.registry import known_parameters, parameters, with_known
-
-    given = {"temperature": temperature, "scale": scale}
-    chosen = {key: value for key, value in given.items() if value is not None}
-    method = resolve(name)
-    for key in chosen:
-        if key not in known_parameters(method):
-            owners = ", ".join(other for other, one in METHODS.items() if key in parameters(one))
-            raise MethodError(f"--rag-{key} is not a parameter of {name}, only of {owners}.")
-        if re.search(rf"\b{key}\s*=", name):
-            raise MethodError(f"--rag-{key} and --method {name} both set it; leave one out.")
-    return with_known(method, chosen)
 
 
 def quieten(verbose: bool) -> None:

@@ -75,13 +75,9 @@ def with_form(
 def call_grammar(calls: Sequence[tuple[str, Mapping[str, Any]]], begun: str) -> str | None:
     """The grammar of what follows the beginning of a call that was written for the model.
 
-    Args:
-        calls: for each tool that may be called what is left to write before its arguments, and
-            their JSON schema.
-        begun: what stands before one's arguments; its open brackets are to be closed.
-
-    Returns:
-        None if a schema says what answers can't be held to.
+    For each tool that may be called, `calls` has what is left to write before its arguments, and
+    their JSON schema; open brackets in `begun`, what stands before one's arguments, are closed.
+    None if a schema says what answers can't be held to.
     """
     ways = []
     rules = []

@@ -250,25 +250,12 @@ Encode = Callable[[str], list[int]]
 
 
 def split(text: str, encode: Encode, limit: int, size: int) -> list[tuple[int, int, list[int]]]:
-    """Cut a text into parts whose windows hold at most ``limit`` tokens.
+    """Cut a text, whose window would have ``size`` tokens, for windows of ``limit`` tokens.
 
-    Parts follow each other without a gap or an overlap. A cut falls behind the last paragraph that
-    ends in the second half of what fits, else behind the last such sentence, else behind the last
-    white space, else between any two characters. Each part is encoded a few times at its own size,
-    so the work grows with the length of the text and not with its square.
-
-    Args:
-        text: the whole text.
-        encode: makes windows of its parts.
-        limit: greatest number of tokens in a window.
-        size: number of tokens of the window that the whole text would make.
-
-    Returns:
-        First character, the one behind the last, and ids, for each part.
-
-    Raises:
-        LimitError: a window with one character does not fit, or what stands around the text leaves
-            less than an eighth of the window for it.
+    Parts (start, end, ids) follow each other without a gap or an overlap. A cut falls behind the
+    last paragraph that ends in the second half of what fits, else behind the last such sentence,
+    else behind the last white space, else between any two characters. Each part is encoded a few
+    times at its own size, so the work grows with the length of the text and not with its square.
     """
     around = len(encode(""))
     room = limit - around

@@ -33,12 +33,7 @@ class ToolCall:
     def of(cls, value: object, where: str) -> ToolCall:
         """Read ``{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}``.
 
-        Args:
-            value: the mapping; ``arguments`` is an object or its JSON.
-            where: what errors call it, such as ``message 3``.
-
-        Raises:
-            PromptError: it has another shape.
+        ``arguments`` is an object or its JSON.
         """
         function = value.get("function") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or not isinstance(function, Mapping):
@@ -226,14 +221,10 @@ def _paired(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """A copy of the tools' definitions.
-
-    Args:
-        tools: ``{"type": "function", "function": {"name", "description", "parameters"}}`` each,
-            ``parameters`` being a JSON schema.
+    """A copy of definitions ``{"type": "function", "function": {"name", "parameters", ...}}``.
 
     Raises:
-        PromptError: a definition has another shape, or two have one name.
+        PromptError: one has another shape, or two have one name.
     """
     checked: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):

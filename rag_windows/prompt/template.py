@@ -19,14 +19,9 @@ from rag_windows.prompt.tokenizing import Piece
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """An untrusted text.
+    """An untrusted text of a message, by its index and role.
 
-    Attributes:
-        text: that stands in the place of its placeholder.
-        message: index of the message that it belongs to.
-        role: of that message.
-        encoded: whether a template may write it as a JSON string.
-        optional: whether a template may leave it out, as what an assistant says beside its calls.
+    A template may write it as a JSON string if `encoded`, and leave it out if `optional`.
     """
 
     text: str
@@ -44,12 +39,6 @@ class Filling:
         slot: the placeholder of the passages; None without passages.
         said: placeholder -> text: contents, and strings of tool calls; empty ones have none.
         marks: matches any placeholder, as a group.
-
-    Args:
-        conversation: the turns and tools.
-        system: the instruction as a message of its own, or None.
-        folded: text put before the passages in the first user message.
-        slot: whether there are passages.
     """
 
     def __init__(
@@ -125,13 +114,10 @@ class BaseLayout:
 
     Attributes:
         leading: ids that the tokenizer puts before a text by itself.
-        begins_in_text: False: without an instruction the first window begins the text.
-
-    Args:
-        tokenizer: a transformers tokenizer.
     """
 
     begins_in_text = False
+    """Without an instruction the first window begins the text."""
 
     def __init__(self, tokenizer: Any) -> None:
         bare, full = (
@@ -181,7 +167,7 @@ _CLOCK_TICKS = 3
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer.
+    """The chat template of a tokenizer, with further variables such as ``enable_thinking``.
 
     The template sees a placeholder in place of each message, of each string in a tool call and of
     the passages, so no text can steer it, and what it writes itself is known. A second rendering
@@ -191,21 +177,11 @@ class ChatTemplate:
     an assistant says beside its tool calls may be left out. A system message that the template
     refuses or leaves out is put before the passages in the first user message; later ones are not.
     What the assistant said last is left open, as ``continue_final_message`` has it.
-
-    Attributes:
-        leading: no ids: a template writes its own beginning.
-        begins_in_text: True: windows continue what the template writes.
-
-    Args:
-        tokenizer: a transformers tokenizer with a chat template.
-        kwargs: further variables of the template, such as ``enable_thinking``.
-
-    Raises:
-        PromptError: ``kwargs`` holds an argument that the prompt sets itself.
     """
 
     leading: tuple[int, ...] = ()
     begins_in_text = True
+    """A template writes its own beginning, and windows continue it."""
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
         reserved = sorted(_RESERVED & kwargs.keys())

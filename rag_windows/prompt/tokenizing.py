@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Encoding, Tokenizer, models, normalizers, pre_tokenizers
 
 from rag_windows.errors import PromptError
 from rag_windows.threads import cached_property
@@ -25,12 +25,10 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ControlTokens:
-    """The control tokens of one tokenizer.
+    """The control tokens of one tokenizer, by their spelling.
 
-    Attributes:
-        by_content: spelling -> id of every control token.
-        harmless: spelling -> id of tokens that text may come to, but not by spelling their names:
-            the unknown token, and bytes such as ``<0x0A>``.
+    `harmless` ones text may come to, but not by spelling their names: the unknown token, and bytes
+    such as ``<0x0A>``.
     """
 
     by_content: Mapping[str, int]
@@ -126,10 +124,10 @@ class FastReader:
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
 
-    def read(self, text: str, at: At) -> tuple[list[int], list[Place]]:
-        """Ids, and the characters that each was made of."""
+    def read(self, text: str, at: At) -> tuple[list[int], Encoding]:
+        """Ids, and what tells the characters that each was made of."""
         encoding = self._tokenizers[at].encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+        return encoding.ids, encoding
 
     def reads_whole(self, at: At) -> bool:
         """Whether a prompt that stands there can be read in one go.
@@ -154,9 +152,9 @@ class FastReader:
 
 
 def _without_prefix(tokenizer: Tokenizer) -> tuple[Any, Any, str]:
-    """Normalizer and splitter without the dummy prefix, and where it was put.
+    """Normalizer and splitter without the dummy prefix, and whether it was put.
 
-    That is "never", "first" (at the very start alone), or "always" (behind control tokens too).
+    Which is "never", "first" (at the very start alone), or "always" (behind control tokens too).
     """
     prefixed = "never"
     stages: Any = tokenizer.normalizer
@@ -291,19 +289,12 @@ class Boundary:
         return ids
 
     def encode_pieces(self, pieces: Sequence[Piece], at: At = "start") -> list[int]:
-        """Ids of a prompt made of trusted and untrusted stretches.
+        """Ids of a prompt made of trusted and untrusted stretches, in order.
 
         Where the control tokens in it are the template's own, each in the place where the template
         wrote it, the ids are those of the whole text in one go, merges over the borders included.
         Otherwise, and with a Python tokenizer (it tells no places), the prompt is cut at the
         template's control tokens, and what stands between them is encoded as untrusted text.
-
-        Args:
-            pieces: the prompt in order; their texts are joined without anything between.
-            at: what stands before the first piece.
-
-        Raises:
-            PromptError: as ``encode``.
         """
         text = "".join(piece.text for piece in pieces)
         _check_characters(text)
@@ -334,11 +325,11 @@ class Boundary:
 
     def _read(self, text: str, at: At) -> tuple[list[int], list[Span]]:
         """Ids, with the places of control tokens and of harmless ones whose names are spelled."""
-        ids, places = self._reader.read(text, at)
+        ids, encoding = self._reader.read(text, at)
         if self.controls.watched.keys().isdisjoint(ids):
             return ids, []
-        if places is not None:
-            found = [(*place, id_) for place, id_ in zip(places, ids, strict=True)]
+        if encoding is not None:
+            found = [(*place, id_) for place, id_ in zip(encoding.offsets, ids, strict=True)]
             return ids, [span for span in found if self._is_spelled(text, span)]
         return ids, self._named(text)
 

@@ -47,8 +47,7 @@ class ToolFormat:
     Attributes:
         template: for transformers' response parser.
         prefix: the part of the answer that the chat template writes, for that parser.
-        own: whether ``template`` is ours: contents of ``tool_calls`` are then texts or
-            name-and-arguments objects, otherwise what the tokenizer's author made of them.
+        own: whether ``template`` is ours and not the tokenizer's author's.
         bare: whether a call has no markers, and an answer that is no call is text.
         markers: special tokens that the parser must see.
         opening: what a call begins with, up to the tool's name; None if calls can't be forced.
@@ -65,29 +64,18 @@ class ToolFormat:
 
     @classmethod
     def of(cls, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ToolFormat:
-        """Try the chat template with a tool, a call and a result.
-
-        Args:
-            tokenizer: a transformers tokenizer.
-            template_kwargs: further variables of the chat template.
+        """Try a chat template with a tool, a call and a result.
 
         Raises:
-            ToolsUnsupportedError: it has no chat template, or one that leaves any of them out, or
-                that writes calls in a way not known here.
+            ToolsUnsupportedError: there is none, or one that leaves any of them out, or that writes
+                calls in a way not known here.
         """
         if getattr(tokenizer, "chat_template", None) is None:
             raise ToolsUnsupportedError(f"This model has no chat template. {_ADVICE}")
 
         def render(*messages: Mapping[str, Any], prompt: bool = False) -> str:
-            return str(
-                tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[_TOOL],
-                    tokenize=False,
-                    add_generation_prompt=prompt,
-                    **template_kwargs,
-                )
-            )
+            options = {"tools": [_TOOL], "add_generation_prompt": prompt, **template_kwargs}
+            return str(tokenizer.apply_chat_template([*messages], tokenize=False, **options))
 
         try:
             shown = render(_USER, prompt=True)
@@ -131,8 +119,8 @@ class ToolFormat:
             raise ToolsUnsupportedError(
                 "A call can't be forced with this model: its answers begin with reasoning, its "
                 "calls don't begin with the tool's name, or its tokenizer declares a "
-                "response_template of its own. Leave tool_choice out, or switch thinking off with "
-                "template_kwargs={'enable_thinking': False} where the template has that."
+                "response_template. Leave tool_choice out, or try "
+                "template_kwargs={'enable_thinking': False}."
             )
         return self.opening if name is None else f"{self.opening}{name}{self.middle}"
 
@@ -249,10 +237,9 @@ class AnswerReader:
     Without tools, query and answer pass through. Not for several threads at once.
 
     Args:
-        tokenizer: of the model; None without tools.
-        form: how the model writes calls; None without tools.
-        tools: definitions of those shown to the model, checked; arguments written as plain text get
-            the types declared there.
+        tokenizer: of the model; None without tools, as all others.
+        form: how the model writes calls.
+        tools: definitions, checked; arguments written as plain text get the types declared there.
         opening: the beginning of a forced call, written for the model.
         forced: names of tools of which one is to be called.
     """
@@ -355,12 +342,15 @@ class AnswerReader:
         """The end of a stream whose chunks were all fed: the rest of the text, and the calls."""
         if self._form is None:
             return ToolAnswer("")
-        if not self._form.own:
-            return self._declared(self._form, generation)
-        shown = ""
-        if not self._streams:
-            shown = self._take(self._parser.feed(self._decode(self._form, generation)))
-        shown += self._take(self._parser.finalize()[1])
+        shown = text = ""
+        try:
+            if not self._streams:
+                text = self._decode(self._form, generation)
+                shown = self._take(self._parser.feed(text))
+            message, events = self._parser.finalize()
+            shown += self._take(events)
+        except ValueError as error:  # a template of the tokenizer's author may parse JSON itself
+            return ToolAnswer("", broken=(BrokenCall(text, str(error)),))
         calls: list[ToolCall] = []
         broken: list[BrokenCall] = []
         for raw, value in self._regions:
@@ -370,6 +360,8 @@ class AnswerReader:
                 broken.append(BrokenCall(raw, str(error)))
         if self._form.bare and broken and not self._opening:
             return ToolAnswer(generation.text)
+        if not self._form.own:
+            shown = str(message.get("content") or "")
         rest = shown if shown.strip() or not (calls or broken) else ""
         return ToolAnswer(rest, self._reasoning, tuple(calls), tuple(broken))
 
@@ -402,7 +394,7 @@ class AnswerReader:
             kind, field = event["type"], event["field"]
             if kind == "region_chunk" and field == "content":
                 shown += event["text"]
-            elif kind == "region_chunk" and field == "reasoning_content":
+            elif kind == "region_chunk" and field in _REASONING:
                 self._reasoning += event["text"]
             elif kind == "region_chunk":
                 self._raw += event["text"]
@@ -411,21 +403,6 @@ class AnswerReader:
             elif field == "tool_calls":
                 self._regions.append((self._raw, event["value"]))
         return shown
-
-    def _declared(self, form: ToolFormat, generation: Generation) -> ToolAnswer:
-        """By the tokenizer's own response template."""
-        text = self._decode(form, generation)
-        prefix = self._prefix + self._opening
-        try:
-            message = self._tokenizer.parse_response(
-                text, dict(form.template), prefix=prefix, tools=self._tools
-            )
-            found = message.get("tool_calls") or []
-            calls = [_call(entry) for entry in (found if isinstance(found, list) else [found])]
-        except (ValueError, PromptError) as error:
-            return ToolAnswer("", broken=(BrokenCall(text, str(error)),))
-        thoughts = next((message[name] for name in _REASONING if message.get(name)), "")
-        return ToolAnswer(str(message.get("content") or ""), str(thoughts), tuple(calls))
 
     def _decode(self, form: ToolFormat, generation: Generation) -> str:
         """The answer's text with the markers of calls in it, cut where the generation was."""
@@ -452,7 +429,7 @@ def _calls(form: ToolFormat, raw: str, value: Any) -> list[ToolCall]:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise PromptError(f"The model wrote a call that is no JSON: {error}") from error
-    else:
+    elif form.own:
         arguments = form.template["fields"]["tool_calls"]["content_args"]
         left = re.sub(arguments["tag_pattern"], "", raw, flags=re.DOTALL).strip()
         if left:
