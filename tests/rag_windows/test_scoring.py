@@ -74,10 +74,11 @@ def test_passes_of_any_size_give_the_same(
             assert one == pytest.approx(other, abs=1e-5)
 
 
+@pytest.mark.parametrize("windows", [[zoo.ids(9, 1), zoo.ids(14, 2)], []], ids=["windows", "plain"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma3"])
-def test_padded_rows_score_like_plain_ones(name: str) -> None:
+def test_padded_rows_score_like_plain_ones(name: str, windows: list[list[int]]) -> None:
     lm = engine.shared(name)
-    context = lm.encode_ids(zoo.ids(4, 0), [zoo.ids(9, 1), zoo.ids(14, 2)])
+    context = lm.encode_ids(zoo.ids(4, 0), windows)
     queries = [zoo.ids(length, length) for length in (3, 9, 5, 8, 7, 3)]
     choices = [zoo.ids(length, 20 + length) for length in (1, 4, 2)]
     scored = scoring.score_queries(lm.engine.decoder, context, queries, choices)
