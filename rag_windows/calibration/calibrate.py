@@ -40,7 +40,7 @@ Metric = Callable[[str, str], float]
 """From a greedy answer and the right one to a number; more is better."""
 
 OnProgress = Callable[[str, int, int | None], None]
-"""Told what goes on, how much of it is done, and how much there is."""
+"""Called with what goes on, how much of it is done, and how much there is."""
 
 
 def calibrate(
@@ -150,13 +150,13 @@ class _Measuring:
         max_new_tokens: int,
         metric: Metric | None,
         keep_bytes: int,
-        tell: OnProgress,
+        report: OnProgress,
     ) -> None:
         self.table: Table = {}
         self._engine = engine
         self._metric = metric
         self._greedy = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1}
-        self._tell = tell
+        self._report = report
         self._ends = sorted(engine.decoder.end_tokens({}))
         self._bytes_left = keep_bytes
         self._kept: dict[Hashable, EncodedContext] = {}
@@ -177,7 +177,7 @@ class _Measuring:
         engine, count = self._engine, int(self._greedy["max_new_tokens"])
         ready, left_out = [], []
         for number, example in enumerate(examples):
-            self._tell("Reading sequentially", number, len(examples))
+            self._report("Reading sequentially", number, len(examples))
             ask = partial(engine.request, example.query, example.passages, prefix=prefix)
             reference = gold = None
             try:
@@ -203,7 +203,7 @@ class _Measuring:
                 # Any end token will do: what counts is the distribution from which it is taken.
                 gold = (*text, *self._ends[:1])
             ready.append(_Ready(number, example, request, gold, reference))
-        self._tell("Reading sequentially", len(examples), len(examples))
+        self._report("Reading sequentially", len(examples), len(examples))
         return ready, left_out
 
     def _read_in_order(self, request: Request) -> tuple[tuple[int, ...], torch.Tensor]:
@@ -242,10 +242,10 @@ class _Measuring:
         whole = len(fresh) * len(examples)
         for place, example in enumerate(examples):
             for number, method in enumerate(fresh):
-                self._tell("Trying settings", place * len(fresh) + number, whole)
+                self._report("Trying settings", place * len(fresh) + number, whole)
                 for figure, value in self._figures(example, method).items():
                     self.table.setdefault(figure, {}).setdefault(method, {})[example.number] = value
-        self._tell("Trying settings", whole, whole)
+        self._report("Trying settings", whole, whole)
         return self.table
 
     @torch.no_grad()
@@ -292,13 +292,13 @@ class _Measuring:
         if len(spreads) < 2:
             return None
         for place, one in enumerate(examples):
-            self._tell("Measuring attention", place, len(examples))
+            self._report("Measuring attention", place, len(examples))
             context, query = self._context(one, method), one.request.parts.query_ids
             # Over as many tokens as the guard writes to measure it.
             weights = attention_of_answer(self._engine.decoder, context, query, {}, Guard().rows)
             if weights:
                 spreads[one.example.multi_hop].append(attention_spread(weights))
-        self._tell("Measuring attention", len(examples), len(examples))
+        self._report("Measuring attention", len(examples), len(examples))
         return multi_hop_threshold(spreads[False], spreads[True])
 
     def _context(self, ready: _Ready, method: Method) -> EncodedContext:

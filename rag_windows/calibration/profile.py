@@ -171,7 +171,7 @@ class ModelFingerprint:
         return cls(name or type(model).__name__, hashlib.sha256(fields(*described)).hexdigest())
 
     def mismatch(self, model: PreTrainedModel) -> str | None:
-        """What to tell the user of a profile if it was made for another model."""
+        """A warning for the user of a profile that was made for another model."""
         own = ModelFingerprint.of(model)
         if own.fingerprint == self.fingerprint:
             return None
@@ -326,8 +326,8 @@ class Profile:
                 "`rag-windows calibrate --out FILE` writes one."
             ) from error
         except ProfileError as error:
-            told = f"The profile {str(path)!r} can't be used: {str(error)[:_SHOWN]}"
-            raise ProfileError(told) from error
+            message = f"The profile {str(path)!r} can't be used: {str(error)[:_SHOWN]}"
+            raise ProfileError(message) from error
 
     @classmethod
     def of(cls, value: Profile | str | Path) -> Profile:
@@ -370,9 +370,11 @@ def label(method: Method) -> str:
         field.name: (getattr(method, field.name), field.default)
         for field in dataclasses.fields(method)  # type: ignore[arg-type] # they are dataclasses
     }
-    told = [name for name, (value, default) in values.items() if value != default or _number(value)]
-    # A method that has no numbers is told by its words.
-    shown = [f"{name}={_shown(values[name][0])}" for name in told or values]
+    names = [
+        name for name, (value, default) in values.items() if value != default or _number(value)
+    ]
+    # A method that has no numbers is named by its words.
+    shown = [f"{name}={_shown(values[name][0])}" for name in names or values]
     return f"{method.name}({', '.join(shown)})"
 
 
@@ -442,8 +444,8 @@ def _draw(profile: Profile, path: str | Path) -> None:
         if method in places:
             at = places[method]
             height = y[0][at] if y else shown[at]
-            told = f"{name}: {label(method)}"
-            axes.plot(x[at], height, mark, fillstyle="none", markersize=size, label=told)
+            text = f"{name}: {label(method)}"
+            axes.plot(x[at], height, mark, fillstyle="none", markersize=size, label=text)
     for name, scale in zip(names, (axes.set_xscale, axes.set_yscale), strict=False):
         if 0 < 20 * values[name][0] < values[name][-1]:
             scale("log")

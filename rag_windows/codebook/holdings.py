@@ -32,7 +32,7 @@ CHUNK = 64
 """Windows that are encoded and stored together."""
 
 OnPrepared = Callable[[int, int], None]
-"""Told how many passages are done, of how many."""
+"""Called with how many passages are done, and of how many."""
 
 _WHAT = {
     "model": "another model (other weights, config or precision, or another version of torch or "

@@ -68,13 +68,13 @@ class Watch(StoppingCriteria):
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a generation with this watch among them."""
-        told: OnEncoded | None = options.get("on_encoded")
+        also: OnEncoded | None = options.get("on_encoded")
 
         def on_encoded(done: int, total: int) -> None:
             self._stopped = self._over()
             self.check()
-            if told is not None:
-                told(done, total)
+            if also is not None:
+                also(done, total)
 
         criteria = [*(options.get("stopping_criteria") or []), self]
         return {**options, "on_encoded": on_encoded, "stopping_criteria": criteria}
@@ -281,8 +281,8 @@ class Calls:
                 if not scheduled.cancelled():  # else nobody waits
                     put(scheduled.exception() or (call, Chunk("", scheduled.result())))
 
-            told = self._submit(call, watch, lambda text: put((call, Chunk(text))))
-            told.add_done_callback(ended)
+            scheduled = self._submit(call, watch, lambda text: put((call, Chunk(text))))
+            scheduled.add_done_callback(ended)
 
         def work() -> None:
             try:
@@ -322,9 +322,9 @@ class Calls:
         return scheduled
 
     async def _in_thread(self, context: contextvars.Context, work: Callable[[], T]) -> T:
-        # A StopIteration is told as another error: no future can carry one.
-        told = StopIterationTold()(work)
-        return await asyncio.get_running_loop().run_in_executor(self._pool(), context.run, told)
+        # A StopIteration becomes another error: no future can carry one.
+        safe = StopIterationTold()(work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool(), context.run, safe)
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
