@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rag_windows.errors import InputError
@@ -44,6 +44,10 @@ class Policy:
     `touch` and `admit` take O(log n) for n windows held (`touch` now and then O(n), when the
     leading memory changes).
 
+    A use counts 1 and loses half of that every half-life. The log2 of the sum, relative to a moving
+    origin (the clock), only changes when the key is used again, so a heap of such levels stays in
+    order without being touched (LRFU: Lee et al., IEEE Trans. Computers 50(12), 2001).
+
     Args:
         limit_bytes: most bytes that the windows held may have together.
         cost_exponent: worth grows with seconds to this power: 1 saves most seconds, 0 most windows.
@@ -52,18 +56,17 @@ class Policy:
     def __init__(self, limit_bytes: int, cost_exponent: float = 1.0) -> None:
         if limit_bytes < 0:
             raise InputError(f"a cache's limit is at least 0 bytes, not {limit_bytes}.")
-        if not 0.0 <= cost_exponent <= 1.0:
-            raise InputError(f"cost_exponent is from 0 to 1, not {cost_exponent}.")
         self.limit_bytes = limit_bytes
         self._cost_exponent = cost_exponent
         self.clear()
 
     def clear(self) -> None:
         """Forget everything, the counted uses included."""
-        self._held = Ranking(self.limit_bytes)
-        self._trials = [Ranking(self.limit_bytes) for _ in HALF_LIVES]
-        self._gains = [0.0] * len(HALF_LIVES)
-        self._history = History(HALF_LIVES, REMEMBERED)
+        self._held = _Ranking(self.limit_bytes)
+        self._trials = [_Ranking(self.limit_bytes) for _ in HALF_LIVES]
+        self._gains = [0.0 for _ in HALF_LIVES]
+        self._clocks = [0.0 for _ in HALF_LIVES]
+        self._levels: OrderedDict[str, list[float]] = OrderedDict()
         self._leader = len(HALF_LIVES) - 1
         self._until_choice = 0
 
@@ -73,27 +76,27 @@ class Policy:
         return self._held.nbytes
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held.members)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._held
+        return key in self._held.members
 
     def touch(self, key: str) -> None:
         """Count a request for `key`, held or not. Call it for every key asked for."""
-        levels = self._history.use(key, max(len(self._held), _MIN_PERIOD))
+        levels = self._use(key, 1)
         self._until_choice -= 1
         if self._until_choice < 0:
             self._choose()
-        member = self._held.get(key)
+        member = self._held.members.get(key)
         if member is not None:
-            self._held.raise_to(key, levels[self._leader])
+            member.used(levels[self._leader])
         for index, trial in enumerate(self._trials):
-            simulated = trial.get(key)
+            simulated = trial.members.get(key)
             if simulated is not None:
-                trial.raise_to(key, levels[index])
-                self._gains[index] += simulated.worth
+                simulated.used(levels[index])
+                self._gains[index] += simulated.nbytes * math.exp2(simulated.density)
             elif member is not None:
-                trial.offer(key, member.nbytes, member.log_density, levels[index])
+                trial.offer(key, member.nbytes, member.density, levels[index])
 
     def admit(self, key: str, nbytes: int, cost_s: float) -> list[str] | None:
         """Offer a window that took `cost_s` seconds; one that is held already is weighed anew.
@@ -103,8 +106,10 @@ class Policy:
             None if it is not admitted, and then nothing changes: what is held stays.
         """
         nbytes = max(nbytes, 1)
-        density = self._cost_exponent * _log_seconds(cost_s) - math.log2(nbytes)
-        levels = self._history.levels(key)
+        # Bounded: a clock that stood still or jumped must not decide for ever.
+        seconds = min(max(cost_s, 1e-6), 1e6) if cost_s == cost_s else 1e-6
+        density = self._cost_exponent * math.log2(seconds) - math.log2(nbytes)
+        levels = self._levels.get(key, self._clocks)
         for trial, level in zip(self._trials, levels, strict=True):
             trial.offer(key, nbytes, density, level)
         return self._held.offer(key, nbytes, density, levels[self._leader])
@@ -116,107 +121,75 @@ class Policy:
             held: key, size, seconds and number of uses of each window, in the order of last use,
                 oldest first.
         """
-        members = {key: (nbytes, cost_s, uses) for key, nbytes, cost_s, uses in held}
-        for key in self._held.members():
-            if key not in members or self._held.nbytes_of(key) != max(members[key][0], 1):
+        members = {key: rest for key, *rest in held}
+        for key, member in list(self._held.members.items()):
+            if key not in members or member.nbytes != max(members[key][0], 1):
                 self.forget(key)
         victims: list[str] = []
-        for key, (nbytes, cost_s, uses) in members.items():
-            if key not in self._held:
-                times = min(max(uses, 1), _MOST_USES)
-                self._history.use(key, max(len(self._held), _MIN_PERIOD), times)
-                given_up = self.admit(key, nbytes, cost_s)
-                victims += [key] if given_up is None else given_up
+        for key in [key for key in members if key not in self]:
+            nbytes, cost_s, uses = members[key]
+            self._use(key, min(max(int(uses), 1), _MOST_USES))
+            given_up = self.admit(key, int(nbytes), cost_s)
+            victims += [key] if given_up is None else given_up
         return victims
 
     def forget(self, key: str) -> bool:
         """A window is gone for another reason; False if it wasn't held. Its uses still count."""
-        return self._held.drop(key)
+        return self._held.pop(key) is not None
+
+    def _use(self, key: str, times: int) -> list[float]:
+        """Count so many uses at once and let time pass by one; one level per half-life."""
+        period = max(len(self), _MIN_PERIOD)
+        clocks = [
+            clock + 1.0 / (half_life * period)
+            for clock, half_life in zip(self._clocks, HALF_LIVES, strict=True)
+        ]
+        before = self._levels.pop(key, None)
+        if before is None:
+            levels = [clock + math.log2(times) for clock in clocks]
+            if len(self._levels) >= REMEMBERED:
+                self._levels.popitem(last=False)
+        else:
+            levels = [
+                clock + math.log2(times + math.exp2(level - clock))
+                for level, clock in zip(before, clocks, strict=True)
+            ]
+        self._clocks, self._levels[key] = clocks, levels
+        return levels
 
     def _choose(self) -> None:
-        self._until_choice = max(_LEAST_CHOICE, _CHOICE_PERIODS * len(self._held))
+        self._until_choice = max(_LEAST_CHOICE, _CHOICE_PERIODS * len(self))
         best = max(range(len(self._gains)), key=self._gains.__getitem__)
         if self._gains[best] > _ADVANTAGE * self._gains[self._leader]:
             self._leader = best
-            self._held.rescore(self._history.by_key(best))
+            for key, member in self._held.members.items():
+                levels = self._levels.get(key)  # those whose uses are not remembered go first
+                member.score = member.density + (levels[best] if levels else -math.inf)
+            self._held.rebuild()
         self._gains = [gain * _FADE for gain in self._gains]
 
 
-def _log_seconds(cost_s: float) -> float:
-    """Log2, bounded: a clock that stood still or jumped must not decide for ever."""
-    return math.log2(min(max(cost_s, 1e-6), 1e6)) if cost_s == cost_s else math.log2(1e-6)
-
-
-class History:
-    """Decayed numbers of uses of the keys seen last, whether they are held or not.
-
-    A use counts 1 and loses half of that every half-life. The log2 of the sum, relative to a moving
-    origin (the clock), only changes when the key is used again, so a heap of such levels stays in
-    order without being touched (LRFU: Lee et al., IEEE Trans. Computers 50(12), 2001).
-
-    Half-lives are in units of the period given to `use`. Of more keys than `limit`, those not used
-    for longest are forgotten.
-    """
-
-    def __init__(self, half_lives: Sequence[float], limit: int) -> None:
-        self._half_lives = tuple(half_lives)
-        self._limit = limit
-        self._levels: OrderedDict[str, list[float]] = OrderedDict()
-        self.clocks = [0.0] * len(self._half_lives)
-
-    def __len__(self) -> int:
-        return len(self._levels)
-
-    def use(self, key: str, period: float, times: float = 1.0) -> list[float]:
-        """Count a use, or so many at once, and let time pass by one; one level per half-life.
-
-        The half-lives' unit is `period` uses of any key.
-        """
-        clocks = self.clocks
-        for index, half_life in enumerate(self._half_lives):
-            clocks[index] += 1.0 / (half_life * period)
-        levels = self._levels.get(key)
-        if levels is None:
-            if len(self._levels) >= self._limit:
-                self._levels.popitem(last=False)
-            levels = [clock + math.log2(times) for clock in clocks]
-            self._levels[key] = levels
-            return levels
-        self._levels.move_to_end(key)
-        for index, clock in enumerate(clocks):
-            levels[index] = clock + math.log2(times + math.exp2(levels[index] - clock))
-        return levels
-
-    def levels(self, key: str) -> Sequence[float]:
-        """One level per half-life; that of a single use now if the key isn't remembered."""
-        return self._levels.get(key, self.clocks)
-
-    def by_key(self, index: int) -> dict[str, float]:
-        """The levels of all keys remembered for one half-life."""
-        return {key: levels[index] for key, levels in self._levels.items()}
-
-
 @dataclass(slots=True)
-class Member:
+class _Member:
     """One entry's bookkeeping.
 
     Attributes:
         nbytes: its size; at least 1.
-        log_density: log2 of what one use of it is worth per byte.
-        score: log2 of its decayed number of uses, plus `log_density`; the lowest goes first.
+        density: log2 of what one use of it is worth per byte.
+        score: log2 of its decayed number of uses, plus `density`; the lowest goes first.
     """
 
     nbytes: int
-    log_density: float
+    density: float
     score: float
 
-    @property
-    def worth(self) -> float:
-        """What one use of it is worth."""
-        return self.nbytes * math.exp2(self.log_density)
+    def used(self, level: float) -> None:
+        """Note a use: `level` is log2 of all of them."""
+        # Uses of a key that was long unused may have been forgotten; the heap needs rising scores.
+        self.score = max(self.score, level + self.density)
 
 
-class Ranking:
+class _Ranking:
     """Members under a limit in bytes; finding victims takes O(log n), a use O(1).
 
     A use only raises a score, so the heap may hold an older, lower one: what comes up first is
@@ -225,100 +198,57 @@ class Ranking:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+        self._limit_bytes = limit_bytes
         self.nbytes = 0
-        self._members: dict[str, Member] = {}
+        self.members: dict[str, _Member] = {}
         self._heap: list[tuple[float, str]] = []
 
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._members
-
-    def members(self) -> list[str]:
-        """Keys of all members."""
-        return list(self._members)
-
-    def nbytes_of(self, key: str) -> int:
-        """A member's size."""
-        return self._members[key].nbytes
-
-    def get(self, key: str) -> Member | None:
-        """A member's bookkeeping; None if the key is no member."""
-        return self._members.get(key)
-
-    def raise_to(self, key: str, level: float) -> None:
-        """Note a member's use: `level` is log2 of its uses."""
-        member = self._members[key]
-        # Uses of a key that was long unused may have been forgotten; the heap needs rising scores.
-        member.score = max(member.score, level + member.log_density)
-
-    def offer(self, key: str, nbytes: int, log_density: float, level: float) -> list[str] | None:
+    def offer(self, key: str, nbytes: int, density: float, level: float) -> list[str] | None:
         """Take in a newcomer, or a member with a new size or worth, if it is worth its room.
 
         Returns:
             What was dropped for it, worst first; None (and nothing changed) if it is too large, if
             one of those is worth as much per byte, or all of them together as much as it.
         """
-        before = self._members.pop(key, None)
-        if before is not None:
-            self.nbytes -= before.nbytes
-        victims = self._make_room(nbytes, level + log_density)
-        if victims is None:
-            if before is not None:
-                self._place(key, before)
-            return None
-        self._place(key, Member(nbytes, log_density, level + log_density))
-        return victims
-
-    def drop(self, key: str) -> bool:
-        """Let a key go; False if it was no member."""
-        member = self._members.pop(key, None)
-        if member is None:
-            return False
-        self.nbytes -= member.nbytes
-        return True
-
-    def _make_room(self, nbytes: int, score: float) -> list[str] | None:
-        if nbytes > self.limit_bytes:
-            return None
-        free, lost = self.limit_bytes - self.nbytes, 0.0
-        victims: list[tuple[str, Member]] = []
-        while free < nbytes:
-            worst, key = heapq.heappop(self._heap)
-            member = self._members.get(key)
+        newcomer = _Member(nbytes, density, level + density)
+        before = self.pop(key)
+        victims: list[tuple[str, _Member]] = []
+        lost = 0.0
+        admitted = nbytes <= self._limit_bytes
+        while admitted and self.nbytes + nbytes > self._limit_bytes:
+            worst, other = heapq.heappop(self._heap)
+            member = self.members.get(other)
             if member is None or member.score < worst:
                 continue  # left over from a member that is gone or was weighed anew
             if member.score > worst:
-                heapq.heappush(self._heap, (member.score, key))
+                heapq.heappush(self._heap, (member.score, other))
                 continue
             # Out at once: the heap may name a key that was weighed anew twice.
-            victims.append((key, self._members.pop(key)))
-            free += member.nbytes
-            lost += member.nbytes * math.exp2(min(0.0, worst - score))
-            if worst >= score or lost >= nbytes:
-                for key, member in victims:
-                    self._members[key] = member
-                    heapq.heappush(self._heap, (member.score, key))
-                return None
-        self.nbytes = self.limit_bytes - free
-        return [key for key, _ in victims]
+            self.pop(other)
+            victims.append((other, member))
+            lost += member.nbytes * math.exp2(min(0.0, worst - newcomer.score))
+            admitted = worst < newcomer.score and lost < nbytes
+        if admitted:
+            self._place(key, newcomer)
+            return [other for other, _ in victims]
+        for other, member in (*victims, *([(key, before)] if before else [])):
+            self._place(other, member)
+        return None
 
-    def _place(self, key: str, member: Member) -> None:
-        self._members[key] = member
-        self.nbytes += member.nbytes
-        if len(self._heap) > 2 * len(self._members) + 64:
-            self._rebuild()
-        else:
-            heapq.heappush(self._heap, (member.score, key))
+    def pop(self, key: str) -> _Member | None:
+        """Let a key go; None if it was no member."""
+        member = self.members.pop(key, None)
+        self.nbytes -= 0 if member is None else member.nbytes
+        return member
 
-    def rescore(self, levels: Mapping[str, float]) -> None:
-        """Rank all members anew; those without a level go first."""
-        for key, member in self._members.items():
-            member.score = levels.get(key, -math.inf) + member.log_density
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        self._heap = [(member.score, key) for key, member in self._members.items()]
+    def rebuild(self) -> None:
+        """Put the heap in order after scores fell."""
+        self._heap = [(member.score, key) for key, member in self.members.items()]
         heapq.heapify(self._heap)
+
+    def _place(self, key: str, member: _Member) -> None:
+        self.members[key] = member
+        self.nbytes += member.nbytes
+        heapq.heappush(self._heap, (member.score, key))
+        if len(self._heap) > 2 * len(self.members) + 64:
+            self.rebuild()
