@@ -135,9 +135,8 @@ class DiskTier(Tier):
                 return None, outcome
             try:
                 with opened(self._path(key), key) as file:
-                    if file.expires > time.time():
-                        return read_entry(file, self._store, room), "read"
-                raise OutdatedError("its time is up.")
+                    file.require_current(time.time())
+                    return read_entry(file, self._store, room), "read"
             except FileNotFoundError:
                 return None, outcome
             except OutdatedError:
