@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from rag_windows.errors import InputError
+
+_NAMESPACE = "rag_windows_cache"
 
 
 def _total(text: str, metric: str | None = None) -> Any:
@@ -35,11 +37,6 @@ class TierStats:
     quarantined: int = _total("Windows put aside as not proved right.")
     failed: int = _total("Errors of the device or the file system.")
 
-    @property
-    def hit_rate(self) -> float:
-        """Hits over windows asked for, 0 to 1; 0 if none was asked for."""
-        return self.hits / max(1, self.hits + self.misses)
-
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
@@ -57,21 +54,8 @@ class CacheStats:
     seconds_spent: float = _total("What encoding the misses took.", "spent_seconds")
     tiers: Mapping[str, TierStats] = field(default_factory=dict)
 
-    @property
-    def hit_rate(self) -> float:
-        """Hits over windows asked for, 0 to 1; 0 if none was asked for."""
-        return self.hits / max(1, self.hits + self.misses)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON and logs."""
-        return asdict(self)
-
-
-def prometheus_text(
-    stats: CacheStats,
-    labels: Mapping[str, str] | None = None,
-    namespace: str = "rag_windows_cache",
-) -> str:
+def prometheus_text(stats: CacheStats, labels: Mapping[str, str] | None = None) -> str:
     """Write statistics in the exposition format 0.0.4; serve it as ``text/plain; version=0.0.4``.
 
     https://prometheus.io/docs/instrumenting/exposition_formats/
@@ -80,7 +64,6 @@ def prometheus_text(
         stats: from `PassageCache.stats()`.
         labels: put on every sample, such as the model's name; values may hold any text. "tier" is
             ours.
-        namespace: what every metric's name begins with.
 
     Raises:
         InputError: if a label's name is not one that the format allows.
@@ -96,9 +79,9 @@ def prometheus_text(
     lines: list[str] = []
     for one in fields(CacheStats):
         if one.name != "tiers":
-            lines += _metric(namespace, one, [(constant, stats)])
+            lines += _metric(_NAMESPACE, one, [(constant, stats)])
     for one in fields(TierStats) if tiers else ():
-        lines += _metric(f"{namespace}_tier", one, tiers)
+        lines += _metric(f"{_NAMESPACE}_tier", one, tiers)
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -347,11 +347,11 @@ class PassageCache:
 
         Args:
             key: of the entry.
-            entry: compact, computed, on any device.
+            entry: compact and computed, on any device.
             epoch: in which its encoding began.
             device: of the model, if its windows may stay there.
             done: called when the entry is where it will be, or when it will not be.
-            wait: whether to wait while too much is waiting to be written, rather than not write.
+            wait: rather than not write while too much is waiting to be written.
         """
         on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
         near = self._near(device)
@@ -391,14 +391,14 @@ class PassageCache:
                 counts[name] = counts.get(name, 0) + amount
 
 
+@dataclass
 class _Shared:
     """What copies of a cache for other tenants have in common and change."""
 
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.epoch = 0
-        self.counts: dict[str, Any] = {}
-        self.devices: dict[torch.device, MemoryTier] = {}
+    lock: Lock = field(default_factory=Lock)
+    epoch: int = 0
+    counts: dict[str, Any] = field(default_factory=dict)
+    devices: dict[torch.device, MemoryTier] = field(default_factory=dict)
 
 
 class Flights:
@@ -420,15 +420,11 @@ class Flights:
 
     def claim(self, keys: Iterable[str]) -> tuple[list[str], dict[str, Future[Entry | None]]]:
         """Claim keys; those that this thread leads now, and those that another leads already."""
-        mine: list[str] = []
-        theirs: dict[str, Future[Entry | None]] = {}
         with self._lock:
-            for key in dict.fromkeys(keys):
-                if key in self._flying:
-                    theirs[key] = self._flying[key]
-                else:
-                    self._flying[key] = Future()
-                    mine.append(key)
+            asked = list(dict.fromkeys(keys))
+            theirs = {key: self._flying[key] for key in asked if key in self._flying}
+            mine = [key for key in asked if key not in theirs]
+            self._flying |= {key: Future() for key in mine}
         return mine, theirs
 
     def land(self, key: str, entry: Entry | None) -> None:

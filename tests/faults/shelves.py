@@ -5,14 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from functools import cache
-from typing import Protocol
+from typing import Any
 
 import torch
 
+from rag_windows import PassageCache
 from rag_windows.cache.codec import Entry
 from rag_windows.cache.disk import DiskTier
 from rag_windows.cache.memory import MemoryTier
-from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.kv import Window
 
 KEYS = tuple(f"{number:064x}" for number in range(1, 7))
@@ -39,16 +39,22 @@ def version_of(number: int, entry: Entry) -> int:
     expected = ENTRIES[number, version].window
     assert window.ids in (expected.ids, (0, 0))
     assert window.start == expected.start
-    for got, wanted in zip(
-        (*window.keys, *window.values), (*expected.keys, *expected.values), strict=True
-    ):
-        assert torch.equal(got, wanted)
+    pairs = zip((*window.keys, *window.values), (*expected.keys, *expected.values), strict=True)
+    assert all(torch.equal(got, wanted) for got, wanted in pairs)
     assert entry.labels == (KEYS[number],)
     return version
 
 
-class Shelf(Protocol):
-    """The calls.
+@cache
+def _size(number: int, version: int, store: str) -> int:
+    """Bytes that a memory tier counts for an entry."""
+    tier = MemoryTier(1_000_000, store)
+    tier.put(KEYS[number], ENTRIES[number, version])
+    return tier.stats().bytes
+
+
+class TierShelf:
+    """A tier by itself.
 
     Attributes:
         roomy: everything fits, so nothing may be missing that was not removed.
@@ -57,35 +63,15 @@ class Shelf(Protocol):
             entry under the same key.
     """
 
-    roomy: bool
-    versions: int
-    forgetful: bool
-
-    def put(self, number: int, version: int) -> bool: ...
-
-    def get(self, numbers: Iterable[int]) -> dict[int, Entry]: ...
-
-    def remove(self, number: int) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def settle(self) -> None:
-        """Wait until nothing happens any more, and check what must then be true."""
-
-    def close(self) -> None: ...
-
-
-class TierShelf:
-    """A tier by itself."""
-
     versions = VERSIONS
     forgetful = False
 
     def __init__(self, tier: MemoryTier | DiskTier, *, roomy: bool) -> None:
-        self._tier, self.roomy = tier, roomy
+        self._tier: Any = tier
+        self.roomy = roomy
 
     def put(self, number: int, version: int) -> bool:
-        return self._tier.put(KEYS[number], ENTRIES[number, version])
+        return bool(self._tier.put(KEYS[number], ENTRIES[number, version]))
 
     def get(self, numbers: Iterable[int]) -> dict[int, Entry]:
         found = self._tier.get_many([KEYS[number] for number in numbers])
@@ -98,30 +84,21 @@ class TierShelf:
         self._tier.clear()
 
     def settle(self) -> None:
+        """Wait until nothing happens any more, and check what must then be true."""
         stats = self._tier.stats()
         assert 0 <= stats.bytes <= stats.limit_bytes
         assert stats.entries == sum(key in self._tier for key in KEYS)
         assert stats.quarantined == stats.failed == 0
-        if self.roomy:
-            assert stats.evictions == 0
+        assert not (self.roomy and stats.evictions)
 
     def close(self) -> None:
         self._tier.close()
-
-
-@cache
-def _size(number: int, version: int, store: str) -> int:
-    """Bytes that a memory tier counts for an entry."""
-    tier = MemoryTier(1_000_000, store)
-    tier.put(KEYS[number], ENTRIES[number, version])
-    return tier.stats().bytes
 
 
 class MemoryShelf(TierShelf):
     """Host memory; the tight one holds about half of the entries."""
 
     def __init__(self, *, roomy: bool, store: str = "as computed") -> None:
-        self._tier: MemoryTier
         self._store = store
         super().__init__(MemoryTier(1_000_000 if roomy else 8_000, store), roomy=roomy)
 
@@ -146,7 +123,7 @@ class DiskShelf(TierShelf):
         self._folder.cleanup()
 
 
-class CacheShelf:
+class CacheShelf(TierShelf):
     """The whole cache: memory before a disk that holds everything.
 
     A key means one entry for ever, as it does where keys are hashes of all that matters.
@@ -158,34 +135,29 @@ class CacheShelf:
     def __init__(self, *, roomy: bool) -> None:
         self.roomy = roomy
         self._folder = tempfile.TemporaryDirectory(prefix="shelf-")
-        self._cache = PassageCache(
-            memory=1_000_000 if roomy else 8_000, disk=10_000_000, path=self._folder.name
-        )
+        memory = 1_000_000 if roomy else 8_000
+        self._tier = PassageCache(memory, disk=10_000_000, path=self._folder.name)
 
     def put(self, number: int, version: int) -> bool:
-        cache = self._cache
-        cache.keep(KEYS[number], ENTRIES[number, version], cache.epoch, wait=True)
+        entry = ENTRIES[number, version]
+        self._tier.keep(KEYS[number], entry, self._tier.epoch, wait=True)
         return True
 
     def get(self, numbers: Iterable[int]) -> dict[int, Entry]:
         keys = [KEYS[number] for number in numbers]
-        cache = self._cache
-        found = cache.quick(keys)
-        found |= cache.from_disk([key for key in keys if key not in found])
+        found = self._tier.quick(keys)
+        found |= self._tier.from_disk([key for key in keys if key not in found])
         return {KEYS.index(key): entry for key, entry in found.items()}
 
     def remove(self, number: int) -> None:
-        self._cache.invalidate(KEYS[number], every_tenant=True)
-
-    def clear(self) -> None:
-        self._cache.clear()
+        self._tier.invalidate(KEYS[number], every_tenant=True)
 
     def settle(self) -> None:
-        assert self._cache.flush(60.0)
-        for tier in self._cache.stats().tiers.values():
+        assert self._tier.flush(60.0)
+        for tier in self._tier.stats().tiers.values():
             assert 0 <= tier.bytes <= tier.limit_bytes
             assert tier.quarantined == tier.failed == 0
 
     def close(self) -> None:
-        self._cache.close()
+        super().close()
         self._folder.cleanup()

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rag_windows import WindowedLM
-from rag_windows.cache.passage_cache import PassageCache
+from rag_windows import PassageCache, WindowedLM
 from tests.rag_windows import small
 
 PAIRS = 40

@@ -26,7 +26,7 @@ from tests.faults.shelves import (
     CacheShelf,
     DiskShelf,
     MemoryShelf,
-    Shelf,
+    TierShelf,
     version_of,
 )
 
@@ -51,7 +51,7 @@ def operation(byte: int, versions: dict[int, int], count: int) -> Operation:
 class Threads(RuleBasedStateMachine):
     """Steps of operations that run at once; the model knows what each key may hold."""
 
-    make: ClassVar[Callable[[], Shelf]]
+    make: ClassVar[Callable[[], TierShelf]]
     pool: ClassVar[ThreadPoolExecutor]
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Threads(RuleBasedStateMachine):
         self.shelf.close()
 
 
-CASES: dict[str, tuple[Callable[[], Shelf], int, int]] = {
+CASES: dict[str, tuple[Callable[[], TierShelf], int, int]] = {
     "memory": (partial(MemoryShelf, roomy=True), 500, 5000),
     "memory, evicting": (partial(MemoryShelf, roomy=False), 500, 5000),
     "memory, int8": (partial(MemoryShelf, roomy=True, store="int8"), 20, 500),

@@ -14,21 +14,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_windows import APE, PCW, Generation, Sequential, StructuredPrompting, WindowedLM
-from rag_windows.cache.passage_cache import PassageCache
+from rag_windows import (
+    APE,
+    PCW,
+    Generation,
+    PassageCache,
+    Sequential,
+    StructuredPrompting,
+    WindowedLM,
+)
 from tests.parity import zoo
 from tests.rag_windows import small
 
 TOLERANCE = 1e-5
-ARCHITECTURES = (
-    "llama",
-    "qwen3",
-    "gemma2",
-    "gemma3_text-sliding",
-    "gemma4_text",
-    "gpt2",
-    "gpt_oss",
-)
+ARCHITECTURES = ("llama", "gemma3_text-sliding", "gemma4_text", "gpt2", "gpt_oss")
 METHODS = (APE(), PCW(), APE(0.7, 0.8), StructuredPrompting(), Sequential())
 PASSAGES = [f"Fact {number}: word {number * 7}. " + "more " * number for number in range(6)]
 
@@ -59,30 +58,24 @@ def test_any_combination_in_any_order_is_as_without_a_cache(name: str, data: Any
     torch.testing.assert_close(
         lm.logits(context, query), plain.logits(expected, query), rtol=0, atol=TOLERANCE
     )
-    assert lm.generate_ids(context, query, max_new_tokens=3) == plain.generate_ids(
-        expected, query, max_new_tokens=3
-    )
     again = lm.encode_ids(prefix, windows, method=method)
     if method.windowed:
         assert again.cached_tokens == len(prefix) + sum(map(len, windows))
-    assert torch.equal(lm.logits(again, query), lm.logits(context, query)) or not method.windowed
+        assert torch.equal(lm.logits(again, query), lm.logits(context, query))
 
 
-def test_the_second_question_computes_only_itself() -> None:
+def test_the_second_question_computes_only_itself_and_what_is_new() -> None:
     lm = cached()
-    first = lm.generate("What?", PASSAGES, max_new_tokens=2)
-    assert first.usage.cached_tokens == 0
+    assert lm.generate("What?", PASSAGES, max_new_tokens=2).usage.cached_tokens == 0
     second = lm.generate("And who was it?", PASSAGES[::-1], max_new_tokens=2)
-    windows = sum(len(window.ids) for window in second.windows)
-    prefix = second.usage.cached_tokens - windows
+    prefix = second.usage.cached_tokens - sum(len(window.ids) for window in second.windows)
     assert prefix > 0
-    query = len(
-        lm.engine.request("And who was it?", PASSAGES, prefix=None, method=None).parts.query_ids
-    )
-    assert second.usage.prompt_tokens == second.usage.cached_tokens + query
     third = lm.generate("What?", [*PASSAGES[:2], "Something new."], max_new_tokens=2)
     known = sum(len(window.ids) for window in third.windows if window.passage < 2)
     assert third.usage.cached_tokens == prefix + known
+    assert (
+        lm.with_cache(None).generate("What?", PASSAGES, max_new_tokens=2).usage.cached_tokens == 0
+    )
 
 
 def same(one: Generation, other: Generation) -> None:
@@ -93,24 +86,15 @@ def same(one: Generation, other: Generation) -> None:
     assert masses[0] == pytest.approx(masses[1], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_beams": 2}, {"do_sample": True, "seed": 3}, {"method": "pcw"}],
-    ids=["greedy", "beams", "sampled", "pcw"],
-)
-@pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
-def test_every_way_of_generating(options: dict[str, Any], streamed: bool) -> None:
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"do_sample": True, "seed": 3}], ids=str)
+def test_ways_of_generating(options: dict[str, Any]) -> None:
     lm = cached()
     expected = small.lm().generate("What?", PASSAGES, max_new_tokens=5, **options)
     for _ in range(2):
-        if streamed:
-            *_, last = lm.stream("What?", PASSAGES, max_new_tokens=5, **options)
-            assert last.generation is not None
-            generation = last.generation
-        else:
-            generation = lm.generate("What?", PASSAGES, max_new_tokens=5, **options)
-        same(generation, expected)
-    assert generation.usage.cached_tokens > 0
+        *_, last = lm.stream("What?", PASSAGES, max_new_tokens=5, **options)
+        assert last.generation is not None
+        same(last.generation, expected)
+        same(lm.generate("What?", PASSAGES, max_new_tokens=5, **options), expected)
 
 
 def test_one_after_the_other_only_the_prefix_is_kept() -> None:
@@ -122,34 +106,10 @@ def test_one_after_the_other_only_the_prefix_is_kept() -> None:
     assert 0 < again.usage.cached_tokens < len("Be brief.") + 20
 
 
-def test_a_passage_that_is_there_twice_is_encoded_once() -> None:
-    lm = cached(header="none")
-    ids = [5, 6, 7]
-    context = lm.encode_ids([4], [ids, ids, [8]])
-    plain = small.lm().encode_ids([4], [ids, ids, [8]])
-    assert lm.cache is not None
-    assert lm.cache.stats().misses == 3  # the prefix is one of them
-    torch.testing.assert_close(
-        lm.logits(context, [9, 10]), small.lm().logits(plain, [9, 10]), rtol=0, atol=TOLERANCE
-    )
-
-
-def test_without_passages_or_without_a_cache_nothing_is_kept() -> None:
-    lm = cached()
-    assert lm.generate("What?", max_new_tokens=2).usage.cached_tokens == 0
-    assert lm.cache is not None
-    assert lm.cache.stats().tiers["memory"].entries == 0
-    assert small.lm().cache is None
-    without = lm.with_cache(None).generate("What?", PASSAGES, max_new_tokens=2)
-    assert without.usage.cached_tokens == 0
-
-
 def test_sixteen_threads_answer_as_alone_and_encode_each_passage_once() -> None:
     lm = cached()
-    expected = {
-        count: small.lm().generate("What?", PASSAGES[:count], max_new_tokens=3)
-        for count in range(1, 7)
-    }
+    lone = small.lm()
+    expected = {n: lone.generate("What?", PASSAGES[:n], max_new_tokens=3) for n in range(1, 7)}
     start = threading.Barrier(16)
 
     def ask(number: int) -> None:
@@ -197,17 +157,33 @@ def test_a_failing_leader_neither_hangs_nor_poisons_those_who_wait(
     assert lm.cache.stats().misses == len(PASSAGES)
 
 
+def test_who_waits_too_long_encodes_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rag_windows.cache.encoder.FOLLOW_S", 0.05)
+    stuck, lm = (cached(PassageCache("50MB", path=tmp_path / "w")) for _ in "ab")
+    inside, follow = threading.Event(), threading.Event()
+
+    def held(*progress: int) -> None:
+        inside.set()
+        follow.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(stuck.generate, "What?", PASSAGES, max_new_tokens=2, on_encoded=held)
+        assert inside.wait(30)
+        expected = small.lm().generate("What?", PASSAGES, max_new_tokens=2)
+        for other in (lm, stuck):  # another process, as it were, and another thread
+            same(other.generate("What?", PASSAGES, max_new_tokens=2), expected)
+        follow.set()
+        same(first.result(60), expected)
+
+
 def test_a_cancelled_request_leaves_nothing_half_done() -> None:
     lm = cached(max_batch_tokens=16)
 
-    class Stop(Exception):
-        pass
-
     def stop(done: int, total: int) -> None:
         if done >= 2:
-            raise Stop
+            raise InterruptedError
 
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedError):
         lm.generate("What?", PASSAGES, on_encoded=stop)
     expected = small.lm().generate("What?", PASSAGES, max_new_tokens=2)
     same(lm.generate("What?", PASSAGES, max_new_tokens=2), expected)
@@ -218,20 +194,21 @@ def test_progress_counts_what_was_found() -> None:
     lm.generate("What?", PASSAGES[:4], max_new_tokens=1)
     told: list[tuple[int, int]] = []
     lm.generate("What?", PASSAGES, max_new_tokens=1, on_encoded=lambda *n: told.append(n))
-    assert told[0] == (4, 6)
-    assert told[-1] == (6, 6)
+    assert (told[0], told[-1]) == ((4, 6), (6, 6))
     told.clear()
     lm.generate("What?", PASSAGES, max_new_tokens=1, on_encoded=lambda *n: told.append(n))
     assert told == [(6, 6)]
 
 
-@pytest.mark.parametrize("store", ["int8"])
-def test_a_lossy_store_gives_one_answer_cold_and_warm(store: str) -> None:
-    lm = cached(PassageCache("50MB", store=store))
-    cold = lm.generate("What?", PASSAGES, max_new_tokens=6)
-    warm = lm.generate("What?", PASSAGES, max_new_tokens=6)
-    same(warm, cold)
-    assert warm.usage.cached_tokens == sum(len(window.ids) for window in warm.windows)
+def test_a_lossy_store_gives_one_answer_cold_and_warm(tmp_path: Path) -> None:
+    for memory, path in (("50MB", None), (None, tmp_path / "w")):
+        lm = cached(PassageCache(memory, path=path, store="int8"))
+        cold = lm.generate("What?", PASSAGES, max_new_tokens=6)
+        assert lm.cache is not None
+        lm.cache.flush()
+        warm = lm.generate("What?", PASSAGES, max_new_tokens=6)
+        same(warm, cold)
+        assert warm.usage.cached_tokens == sum(len(window.ids) for window in warm.windows)
 
 
 def test_weights_edited_while_encoding_store_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,11 +229,10 @@ def test_weights_edited_while_encoding_store_nothing(monkeypatch: pytest.MonkeyP
 
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     """Two objects on one folder see each other through files and locks alone, as processes do."""
-    one = cached(PassageCache("50MB", path=tmp_path / "w"))
-    two = cached(PassageCache("50MB", path=tmp_path / "w"))
+    caches = [PassageCache("50MB", path=tmp_path / "w") for _ in "ab"]
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(lm.generate, "What?", PASSAGES, max_new_tokens=2) for lm in (one, two)]
-        same(jobs[0].result(60), jobs[1].result(60))
-    assert one.cache is not None
-    assert two.cache is not None
-    assert one.cache.stats().misses + two.cache.stats().misses == len(PASSAGES) + 1
+        ask = (
+            pool.submit(cached(one).generate, "What?", PASSAGES, max_new_tokens=2) for one in caches
+        )
+        same(*(job.result(60) for job in list(ask)))
+    assert sum(one.stats().misses for one in caches) == len(PASSAGES) + 1

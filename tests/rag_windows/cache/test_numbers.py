@@ -1,0 +1,77 @@
+"""Sizes, the default folder, and counters as Prometheus scrapes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_windows import InputError, PassageCache
+from rag_windows.cache import sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (7, 7),
+        ("7", 7),
+        ("4GiB", 4 << 30),
+        ("500MB", 500 * 10**6),
+        (" 1.5 kib ", 1536),
+    ],
+)
+def test_sizes(text: Any, size: int) -> None:
+    assert sizes.parse_size(text, "memory") == size
+    assert sizes.parse_size("25%", "memory", 1000) == 250
+
+
+@pytest.mark.parametrize("text", [0, -1, "", "x", "4 XB", "-3GB", True, 1.5, "101%", "1e3"])
+def test_what_is_no_size(text: Any) -> None:
+    with pytest.raises(InputError, match="memory="):
+        PassageCache(text)
+    with pytest.raises(InputError, match="probe="):
+        PassageCache(probe="25%")
+
+
+def test_sizes_for_people_and_what_is_free(tmp_path: Path) -> None:
+    assert [sizes.show_size(n) for n in (3, 2048, 5 << 20)] == ["3 B", "2.0 KiB", "5.0 MiB"]
+    assert 1 << 20 < sizes.free_memory() < 1 << 50
+    assert sizes.free_disk(tmp_path / "not" / "yet" / "there") > 0
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(tmp_path))
+    assert sizes.default_folder() == tmp_path
+    monkeypatch.delenv("RAG_WINDOWS_CACHE_DIR")
+    for name, value in (("HOME", tmp_path), ("LOCALAPPDATA", tmp_path / "local")):
+        monkeypatch.setenv(name, str(value))
+    for platform, xdg, base in (
+        ("linux", str(tmp_path / "xdg"), "xdg"),
+        ("linux", "relative", ".cache"),
+        ("darwin", "", "Library/Caches"),
+        ("win32", "", "local"),
+    ):
+        monkeypatch.setattr("sys.platform", platform)
+        monkeypatch.setenv("XDG_CACHE_HOME", xdg)
+        assert sizes.default_folder() == tmp_path / base / "rag-windows" / "windows"
+
+
+def test_every_number_is_a_sample_of_its_own_and_a_label_holds_any_text(tmp_path: Path) -> None:
+    with PassageCache("1MB", path=tmp_path / "w") as cache:
+        lines = cache.metrics({"model": 'a "b"\\c\nd'}).splitlines()
+        plain = cache.metrics()
+        for name in ("tier", "__name__", "a-b", "", "1a", "ä"):
+            with pytest.raises(InputError, match="label"):
+                cache.metrics({name: "x"})
+    kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE "))
+    samples = [line for line in lines if not line.startswith("#")]
+    assert len(set(samples)) == len(samples) == 6 + 2 * 12
+    own = r'\{model="a \\"b\\"\\\\c\\nd"(,tier="(?:memory|disk)")?\}'
+    for line in samples:
+        found = re.fullmatch(rf"(\w+){own} \d+", line)
+        assert found is not None, line
+        assert (kinds[found[1]] == "counter") == found[1].endswith("_total")
+    assert "rag_windows_cache_saved_seconds_total 0\n" in plain
+    assert 'rag_windows_cache_tier_limit_bytes{tier="memory"} 1000000\n' in plain
