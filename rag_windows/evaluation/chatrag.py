@@ -80,29 +80,29 @@ _PHRASES = (
 # The wording.
 
 
-def worded(messages: Sequence[Message], dataset: str) -> tuple[Message, ...]:
-    """The messages that the benchmark shows to a model, without its marks ("User: ") of roles."""
-    last = [dict(one) for one in messages[-LAST_MESSAGES:]]
-    order = last[::-1] if dataset in _SHORT else last
-    asked = next(one for one in order if one["role"] == "user")
-    asked["content"] = _SHORT.get(dataset, _LONG) + asked["content"]
-    return united(last)
+def worded(messages: Sequence[Message], dataset: str, style: Style) -> tuple[Message, ...]:
+    """The messages as the benchmark shows them to a model, or in "plain" style as they are.
 
-
-def united(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Messages of one role in a row as one: most templates take roles only in turn."""
+    Those of one role in a row become one, since most templates take roles only in turn.
+    """
+    last = [dict(one) for one in messages]
+    if style == "chatrag":
+        last = last[-LAST_MESSAGES:]
+        order = last[::-1] if dataset in _SHORT else last
+        asked = next(one for one in order if one["role"] == "user")
+        asked["content"] = _SHORT.get(dataset, _LONG) + asked["content"]
     made: list[Message] = []
-    for one in messages:
+    for one in last:
         if made and made[-1]["role"] == one["role"]:
             made[-1]["content"] += f"\n\n{one['content']}"
         else:
-            made.append(dict(one))
+            made.append(one)
     return tuple(made)
 
 
-def titled(passage: Passage) -> Passage:
-    """The passage with its title in its text, as the benchmark's scripts show it to a model."""
-    if passage.title is None:
+def titled(passage: Passage, style: Style) -> Passage:
+    """The passage as the benchmark's scripts show it to a model, with its title in its text."""
+    if passage.title is None or style == "plain":
         return passage
     text = f"title: {passage.title}, source: {passage.text}"
     metadata = {**passage.metadata, "title": passage.title}
@@ -125,6 +125,10 @@ class _Passage(BaseModel):
     score: Annotated[
         float | None, BeforeValidator(lambda one: float(one) if isinstance(one, str) else one)
     ] = Field(None, allow_inf_nan=False)
+
+    def made(self) -> Passage:
+        name = str(self.id or digest_of(self.text))
+        return Passage(self.text, name, self.title or None, self.score)
 
 
 class _Row(BaseModel):
@@ -154,8 +158,8 @@ class ChatRagTask:
     """
 
     dataset: str
-    examples: tuple[Example, ...]
-    style: Style
+    examples: Sequence[Example]
+    prefix: str | None
     settings: Mapping[str, Any]
 
     pool = None
@@ -165,11 +169,6 @@ class ChatRagTask:
     def name(self) -> str:
         """Such as "chatrag/doc2dial"."""
         return f"chatrag/{self.dataset}"
-
-    @property
-    def prefix(self) -> str | None:
-        """The benchmark's instruction in its style, nothing in the plain one."""
-        return INSTRUCTION if self.style == "chatrag" else None
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -190,41 +189,31 @@ class ChatRagTask:
                 + (f"; did you mean {near[0]}?" if near else ".")
                 + f" It has {', '.join(DATASETS)}."
             )
-        source, groups = read(path), dict[str, str]()
-        examples = []
+        source, examples, groups = read(path), [], dict[str, str]()
         for number, (place, row) in enumerate(source.records(_Row), start=1):
             if dataset == "convfinqa" and row.exe_answer is None:
                 raise place.error('"exe_answer" is missing; it must be a number or a string.')
-            key = f"{dataset}/{number}"
-            group = groups.setdefault(row.messages[0].content, key)
-            examples.append(_example(row, dataset, style, key, group))
+            key, refused = f"{dataset}/{number}", row.answers[0] == SORRY
+            conversation = [one.model_dump() for one in row.messages]
+            examples.append(
+                Example(
+                    key=key,
+                    messages=worded(conversation, dataset, style),
+                    references=tuple(Reference(str(one)) for one in row.answers),
+                    group=groups.setdefault(row.messages[0].content, key),
+                    kinds=("unanswerable" if refused else "answerable",) * (dataset in REFUSING),
+                    passages=tuple(titled(one.made(), style) for one in row.ctxs),
+                    details={"conversation": conversation, "exe_answer": row.exe_answer},
+                )
+            )
         if not examples:
             raise source.place.error("there is no record in it; fetch or write it again.")
         settings = {"dataset": dataset, "data": source.stamp, "style": style}
-        return cls(dataset, tuple(examples), style, settings)
+        return cls(dataset, examples, INSTRUCTION if style == "chatrag" else None, settings)
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
         """Score one arm's records; see `chatrag_scores`."""
         return chatrag_scores(self.dataset, examples, [one.answer for one in records])
-
-
-def _example(row: _Row, dataset: str, style: Style, key: str, group: str) -> Example:
-    conversation = [one.model_dump() for one in row.messages]
-    passages = [
-        Passage(one.text, str(one.id or digest_of(one.text)), one.title or None, one.score)
-        for one in row.ctxs
-    ]
-    made = Example(
-        key=key,
-        messages=worded(conversation, dataset) if style == "chatrag" else united(conversation),
-        references=tuple(Reference(str(one)) for one in row.answers),
-        group=group,
-        passages=tuple(map(titled, passages) if style == "chatrag" else passages),
-        details={"conversation": conversation, "exe_answer": row.exe_answer},
-    )
-    if dataset not in REFUSING:
-        return made
-    return replace(made, kinds=("unanswerable" if unanswerable(made) else "answerable",))
 
 
 # The scores.

@@ -75,21 +75,16 @@ class InscitTask:
     count as that of an answer.
     """
 
-    examples: tuple[Example, ...]
-    pool: tuple[Passage, ...]
+    examples: Sequence[Example]
+    pool: Sequence[Passage]
     evidence: int
-    style: Style
+    prefix: str | None
     settings: Mapping[str, Any]
     passages: Mapping[str, Passage]
 
     name = "inscit"
     max_new_tokens = MAX_NEW_TOKENS
     metrics = ("response_f1", "bleu", "evidence_f1", "chatrag_f1")
-
-    @property
-    def prefix(self) -> str | None:
-        """ChatRAG-Bench's instruction in its style, nothing in the plain one."""
-        return INSTRUCTION if self.style == "chatrag" else None
 
     @classmethod
     def read(
@@ -107,12 +102,14 @@ class InscitTask:
         """
         source = read(path)
         examples, passages = _read_turns(source, style)
-        pool, stamp = (tuple(passages.values()), None) if corpus is None else read_corpus(corpus)
-        if style == "chatrag":
-            pool = tuple(map(titled, pool))
-            passages = {name: titled(one) for name, one in passages.items()}
+        known = {name: titled(one, style) for name, one in passages.items()}
+        pool, stamp = tuple(known.values()), None
+        if corpus is not None:
+            found, stamp = read_corpus(corpus)
+            pool = tuple(titled(one, style) for one in found)
         settings = {"data": source.stamp, "corpus": stamp, "style": style, "evidence": evidence}
-        return cls(tuple(examples), pool, evidence, style, settings, passages)
+        prefix = INSTRUCTION if style == "chatrag" else None
+        return cls(examples, pool, evidence, prefix, settings, known)
 
     @property
     def unfound(self) -> int:
@@ -160,7 +157,7 @@ def _example(name: str, number: int, turn: _Turn, style: Style) -> Example:
         references.append(Reference(label.response, label.responseType, tuple(ids)))
     return Example(
         key=f"{name}/{number}",
-        messages=worded(conversation, "inscit") if style == "chatrag" else tuple(conversation),
+        messages=worded(conversation, "inscit", style),
         references=tuple(references),
         group=name,
         kinds=tuple(dict.fromkeys(label.responseType for label in turn.labels)),

@@ -35,12 +35,7 @@ def surroundings() -> dict[str, str]:
 
 
 def lock_folder(path: Path) -> FileLock:
-    """Take the lock of a folder, which ends with the process; never waits.
-
-    Raises:
-        InputError: another process holds it.
-        DataError: the folder can't be made or does not let itself be locked.
-    """
+    """Take the lock of a folder, which is made if it is missing; never waits."""
     lock = FileLock(path / ".lock")
     try:
         path.mkdir(parents=True, exist_ok=True)

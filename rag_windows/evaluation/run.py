@@ -196,10 +196,6 @@ class Manifest(BaseModel):
             if own.get(name) != others.get(name)
         ]
 
-    def write(self, folder: Path) -> None:
-        """Write it into the run's folder."""
-        write_whole(folder / MANIFEST, self.model_dump_json(indent=1) + "\n")
-
 
 class _Text(BaseModel):
     """A line of passages.jsonl: a digest and its text."""
@@ -241,10 +237,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """Read a run, also one that is being written; nothing is changed."""
-        folder = Path(path)
-        if not (folder / MANIFEST).is_file():
-            raise DataError(f"{folder} holds no {MANIFEST}, so it is no run's folder.")
-        return cls(folder, read(folder / MANIFEST).json(Manifest))
+        return cls(Path(path), read(Path(path) / MANIFEST).json(Manifest))
 
     @classmethod
     @contextmanager
@@ -268,14 +261,13 @@ class RunFolder:
             if known and fresh:
                 _remove_run(folder)
             before, now = earlier.made_with[-1], manifest.made_with[-1]
-            if before != now:
-                made_with = (*earlier.made_with, now)
-                earlier = earlier.model_copy(update={"made_with": made_with})
-            earlier.write(folder)
+            changed = [f"{key} {old}" for key, old in before.items() if old != now.get(key)]
+            if changed:
+                earlier.made_with = (*earlier.made_with, now)
+            write_whole(folder / MANIFEST, earlier.model_dump_json(indent=1) + "\n")
             made = cls(folder, earlier)
             made._lines.repair()
             made._passages.repair()
-            changed = [f"{key} {old}" for key, old in before.items() if old != now.get(key)]
             if changed:
                 made.notes.append(f"{folder}: earlier answers were made with {', '.join(changed)}.")
             yield made
@@ -321,10 +313,6 @@ Asked = tuple[Example, Sequence[Passage]]
 Ranking = Callable[[Example], Sequence[Passage]]
 Progress = Callable[[int, int], None]
 """Told how much is done, and of how much."""
-
-
-def _silent(done: int, total: int) -> None:
-    """Progress that nobody is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +424,7 @@ def run(
     folder: RunFolder,
     *,
     answerer: Answerer,
-    progress: Progress = _silent,
+    progress: Progress,
 ) -> list[Record]:
     """Answer what the folder lacks, and keep each answer as it comes; returns what has none.
 
@@ -495,7 +483,7 @@ def measure_speed(
     count: int,
     *,
     options: RunOptions,
-    progress: Progress = _silent,
+    progress: Progress,
     rounds: int = 3,
 ) -> tuple[str, ...]:
     """Time the first token of so many examples, evenly spaced, with every arm, and keep it.
@@ -508,7 +496,8 @@ def measure_speed(
     Returns:
         What could not be measured, and why.
     """
-    chosen, notes = evenly(task.examples, count), list[str]()
+    count, last, notes = min(count, len(task.examples)), len(task.examples) - 1, list[str]()
+    places = [number * last // max(1, count - 1) for number in range(count)]
     asking = Generating(replace(options, max_new_tokens=1), citations=False)
 
     def timed(arm: Arm, example: Example, passages: Sequence[Passage]) -> Speed:
@@ -524,8 +513,8 @@ def measure_speed(
 
     with PassageCache(memory="4GiB") as cache:
         cold, warm = lm.with_cache(None), lm.with_cache(cache)
-        for place, example in enumerate(chosen):
-            progress(place, len(chosen))
+        for number, example in enumerate(task.examples[place] for place in places):
+            progress(number, count)
             lacking = [arm for arm in arms if example.key not in folder.speeds(arm.name)]
             try:
                 passages = ranking(example) if lacking else ()
@@ -538,11 +527,3 @@ def measure_speed(
             # A cache that fills up would begin to refuse windows.
             cache.clear()
     return tuple(notes)
-
-
-def evenly(examples: Sequence[Example], count: int) -> Sequence[Example]:
-    """So many examples at even distances, the first and the last one among them."""
-    last = len(examples) - 1
-    if count > last:
-        return examples
-    return [examples[number * last // max(1, count - 1)] for number in range(count)]

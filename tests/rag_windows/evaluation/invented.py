@@ -89,7 +89,7 @@ def go(
 ) -> list[task.Record]:
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:
-        asked = {"answerer": run.Generating(run.RunOptions.of(task)), **options}
+        asked = {"answerer": run.Generating(run.RunOptions.of(task)), "progress": print, **options}
         return run.run(lm, task, compared, given, folder, **asked)
 
 

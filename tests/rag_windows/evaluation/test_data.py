@@ -81,7 +81,7 @@ def test_chatrags_records_become_examples(tmp_path: Path) -> None:
     assert [one.text for one in one.passages] == list(TEXTS.values())
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n\n".join(json.dumps(row) for row in (chatrag_row(), other, chatrag_row())))
-    assert chatrag.ChatRagTask.read(lines, "coqa", style="plain").examples == (one, two, three)
+    assert chatrag.ChatRagTask.read(lines, "coqa", style="plain").examples == [one, two, three]
     styled = chatrag.ChatRagTask.read(path, "coqa")
     assert styled.examples[0].question.startswith("Answer the following question with a short sp")
 

@@ -179,7 +179,9 @@ def test_rankings_are_asked_once_and_their_errors_are_the_questions(tmp_path: Pa
     compared = arms_of("ape", depths=(1, 3, None))
     answerer = run.Generating(OPTIONS)
     with begin(tmp_path, small.lm(), TASK, compared) as folder:
-        failed = run.run(small.lm(), TASK, compared, ranking, folder, answerer=answerer)
+        failed = run.run(
+            small.lm(), TASK, compared, ranking, folder, answerer=answerer, progress=print
+        )
         counts = {arm.name: len(folder.records(arm.name)["c0-0"].passages) for arm in compared}
     assert counts == {"ape@1": 1, "ape@3": 3, "ape": 3}
     assert asked[:5] == [example.key for example in TASK.examples[:5]], "once an example"
@@ -226,7 +228,7 @@ def test_first_tokens_are_timed_cold_and_warm_and_once(
 
         arguments = (lm, TASK, compared, ranking)
         with begin(tmp_path, lm, TASK, compared) as folder:
-            return run.measure_speed(*arguments, folder, count, options=OPTIONS)
+            return run.measure_speed(*arguments, folder, count, options=OPTIONS, progress=print)
 
     assert measure(2, "c0-0") == ("c0-0: not timed: Nothing to search for.",)
     assert measure(2) == ()
@@ -358,7 +360,7 @@ def test_a_full_disk_leaves_whole_lines(filled: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no manifest\.json"):
+    with pytest.raises(DataError, match=r"manifest\.json: it can't be read"):
         run.RunFolder.open(tmp_path)
     (tmp_path / "records.jsonl").write_text("mine")
     with pytest.raises(DataError, match="but no manifest"), folder_at(tmp_path, fresh=True):
