@@ -69,10 +69,6 @@ LLAMA3 = (
     "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MISTRAL = (
     "{{ bos_token }}{% set ns = namespace(system='', turns=messages) %}"
     "{% if messages[0].role == 'system' %}{% set ns.system = messages[0].content + '\n\n' %}"
@@ -100,22 +96,18 @@ QWEN3 = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
     "{% endif %}"
 )
-PHI3 = (
-    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
-)
-ZEPHYR = (
-    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-ROLES = (
-    "{{ bos_token }}{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|user|>assistant:{% endif %}"
-)
-READER = (
-    "<|begin|>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+
+
+def turns(begin: str, end: str, opening: str = "") -> str:
+    """A template that writes each message between two markers."""
+    shown = begin.replace("ROLE", "{{ m.role }}")
+    return (
+        f"{opening}{{% for m in messages %}}{shown}{{{{ m.content }}}}{end}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{begin.replace('ROLE', 'assistant')}{{% endif %}}"
+    )
+
+
+CHATML = turns("<|im_start|>ROLE\n", "<|im_end|>\n")
 
 
 @dataclass(frozen=True)
@@ -228,9 +220,7 @@ def _gpt2_prefix() -> Any:
         eos_token="<|end|>",
         add_bos_token=True,
     )
-    tokenizer.chat_template = CHATML.replace("<|im_start|>", "<|start|>").replace(
-        "<|im_end|>", "<|end|>"
-    )
+    tokenizer.chat_template = turns("<|start|>ROLE\n", "<|end|>\n")
     return tokenizer
 
 
@@ -242,7 +232,7 @@ def _neox() -> Any:
     )
     tokenizer.add_tokens([AddedToken(" " * n, normalized=False) for n in range(24, 1, -1)])
     tokenizer.add_tokens([AddedToken("\t\t", normalized=True), AddedToken("<|sep|>")])
-    tokenizer.chat_template = ZEPHYR.replace("</s>", "<|endoftext|>")
+    tokenizer.chat_template = turns("<|ROLE|>\n", "<|endoftext|>\n")
     return tokenizer
 
 
@@ -345,7 +335,7 @@ def _phi3() -> Any:
             ]
         }
     )
-    tokenizer.chat_template = PHI3
+    tokenizer.chat_template = turns("<|ROLE|>\n", "<|end|>\n")
     return tokenizer
 
 
@@ -396,7 +386,7 @@ def _unigram() -> Any:
         extra_special_tokens=["<|user|>", "<|end|>"],
     )
     tokenizer.add_tokens(["<sep>"])
-    tokenizer.chat_template = ROLES
+    tokenizer.chat_template = turns("<|user|>ROLE: ", "<|end|>", "{{ bos_token }}")
     return tokenizer
 
 
@@ -412,7 +402,7 @@ def _unigram_nfkc() -> Any:
         unk_token="<unk>",
         extra_special_tokens=["<|user|>", "<|end|>"],
     )
-    tokenizer.chat_template = ROLES
+    tokenizer.chat_template = turns("<|user|>ROLE: ", "<|end|>", "{{ bos_token }}")
     return tokenizer
 
 
@@ -520,7 +510,7 @@ def _words() -> Any:
             AddedToken("word-token", single_word=True, rstrip=True),
         ]
     )
-    tokenizer.chat_template = READER
+    tokenizer.chat_template = turns("<|ROLE|>", "<|end|>", "<|begin|>")
     return tokenizer
 
 
@@ -539,7 +529,7 @@ def _lower() -> Any:
             AddedToken("Solo", normalized=True, single_word=True),
         ]
     )
-    tokenizer.chat_template = CHATML.replace("<|im_start|>", "<|S|>").replace("<|im_end|>", "<|E|>")
+    tokenizer.chat_template = turns("<|S|>ROLE\n", "<|E|>\n")
     return tokenizer
 
 

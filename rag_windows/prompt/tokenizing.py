@@ -122,7 +122,10 @@ class FastReader:
     """
 
     def __init__(self, backend: Tokenizer) -> None:
-        self._backend = backend
+        self._whole = copy.deepcopy(backend)
+        self._whole.no_truncation()
+        self._whole.no_padding()
+        self._whole.encode_special_tokens = False
 
     def read(self, text: str, at: At) -> tuple[list[int], Encoding]:
         """Ids, and what tells the characters that each was made of."""
@@ -139,12 +142,8 @@ class FastReader:
 
     @cached_property
     def _tokenizers(self) -> dict[At, Tokenizer]:
-        start = copy.deepcopy(self._backend)
-        start.no_truncation()
-        start.no_padding()
-        start.encode_special_tokens = False
+        start = text = self._whole
         normalizer, splitter, prefixed = _without_prefix(start)
-        text = start
         if prefixed != "never":
             text = copy.deepcopy(start)
             text.normalizer, text.pre_tokenizer = normalizer, splitter

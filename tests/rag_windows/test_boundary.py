@@ -275,6 +275,13 @@ def test_ordinary_text_that_is_a_control_token_is_named_and_can_be_allowed() -> 
         Boundary(tokenizer, text_tokens=["?"])
 
 
+def test_tokens_that_are_added_later_are_not_seen() -> None:
+    tokenizer = added()
+    boundary = Boundary(tokenizer)
+    tokenizer.add_tokens(["<late>"])
+    assert tokenizer.convert_tokens_to_ids("<late>") not in boundary.encode("the <late>")
+
+
 class WideWords(Words):
     """Folds wide characters before it looks words up, unseen from outside."""
 
