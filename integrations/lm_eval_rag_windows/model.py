@@ -179,25 +179,23 @@ class RagWindowsLM(TemplateLM):
         self._template_kwargs = {**self.lm.template_kwargs, **(chat_template_args or {})}
         if enable_thinking is not None:
             self._template_kwargs["enable_thinking"] = enable_thinking
-        self._max_length = max_length or position_limit(self.lm.model.config) or UNKNOWN_LENGTH
-        self._window = max_window_tokens or max(1, self._max_length // 2)
+        length = max_length or position_limit(self.lm.model.config) or UNKNOWN_LENGTH
         boundary = Boundary(self.tokenizer)
         if parse_special_tokens:
             boundary = Boundary(self.tokenizer, tuple(boundary.controls.by_content))
-        self._prefix = prefix
         self._shown = {"examples_per_window": examples_per_window, "windows": windows}
         self.prompts = Prompts(
-            self.lm,
-            boundary,
-            str(self.tokenizer.decode([self.prefix_token_id])),
+            lm=self.lm,
+            boundary=boundary,
+            bos=str(self.tokenizer.decode([self.prefix_token_id])),
             add_bos_token=add_bos_token,
             delimiter=_unescaped(fewshot_delimiter),
             shots=num_fewshot,
-            each=examples_per_window,
+            each=examples_per_window or 1,
             windows=windows,
             before=_unescaped(prefix),
-            max_length=self._max_length,
-            max_window_tokens=self._window,
+            max_length=length,
+            max_window_tokens=max_window_tokens or max(1, length // 2),
         )
         # How many requests had so many windows; sets of prefix and windows, and what they cost.
         # Requests without any prompt, as for perplexity, are left out.
@@ -223,7 +221,7 @@ class RagWindowsLM(TemplateLM):
     @property
     def max_length(self) -> int:
         """Positions that may be used."""
-        return self._max_length
+        return self.prompts.max_length
 
     @property
     def batch_size(self) -> int | str | None:
@@ -245,7 +243,7 @@ class RagWindowsLM(TemplateLM):
                 "version": __version__,
                 "method": describe(self.lm.method),
                 **self._shown,
-                "max_window_tokens": self._window,
+                "max_window_tokens": self.prompts.max_window_tokens,
                 "windows_split": self.prompts.split,
                 "prompts_truncated": self.prompts.truncated,
                 "requests_by_windows": {
@@ -263,7 +261,7 @@ class RagWindowsLM(TemplateLM):
         Raises:
             PromptError: see `ChatWriter`.
         """
-        if self._prefix:
+        if self.prompts.before:
             raise PromptError(
                 "prefix= is for prompts without a chat template; give --system_instruction instead."
             )

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from jinja2.exceptions import TemplateError
 
@@ -231,64 +231,65 @@ def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
+@dataclass(kw_only=True, eq=False)
 class Prompts:
     """Encodes a run's prompts as the harness's own models do, cuts their ids, and makes them fit.
 
-    A window that is longer than ``max_window_tokens`` becomes several. What is too long then, loses
-    tokens from its left end: the question where there are windows, the whole prompt where there are
-    none or they are read one after the other. Each time a warning is logged, and counted in
-    ``split`` and ``truncated``. ``bos`` is the text of what begins a prompt, unless a template
-    wrote it already; ``before`` is put before every prompt.
+    A window that is longer than it may be becomes several. What is too long then, loses tokens from
+    its left end: the question where there are windows, the whole prompt where there are none or
+    they are read one after the other. Each time a warning is logged.
+
+    Attributes:
+        lm: the model, with a tokenizer.
+        boundary: turns texts into ids.
+        bos: text of what begins a prompt, unless a template wrote it already.
+        add_bos_token: whether it begins one; None asks the tokenizer.
+        delimiter: what tasks put behind an example.
+        shots: how many examples a prompt has; None if that is not known, 0 for none.
+        each: examples a window.
+        windows: or how many windows they are spread over.
+        before: text that is put before every prompt, followed by the delimiter.
+        max_length: positions that may be used.
+        max_window_tokens: tokens that a window may hold.
+        wrote_chats: whether prompts come from a chat template; set by whoever applies one.
+        split: windows that were cut into several.
+        truncated: prompts that lost tokens.
     """
 
-    def __init__(
-        self,
-        lm: WindowedLM,
-        boundary: Boundary,
-        bos: str,
-        *,
-        add_bos_token: bool | None,
-        delimiter: str,
-        shots: int | None,
-        each: int | None,
-        windows: int | None,
-        before: str,
-        max_length: int,
-        max_window_tokens: int,
-    ) -> None:
-        tokenizer: Any = lm.tokenizer
-        if add_bos_token is None:
-            self._leading: Ids = leading_ids(tokenizer)
-        else:
-            bos_id = tokenizer.bos_token_id if add_bos_token else None
-            self._leading = () if bos_id is None else (bos_id,)
-        self._method = lm.method
-        self._boundary = boundary
-        self._bos = bos
-        self._delimiter = delimiter
-        self._shots = shots
-        self._each = each or 1
-        self._windows = windows
-        self._before = before
-        self._limit = max_length
-        self._window = max_window_tokens
-        self._told = False
-        self.wrote_chats = False
-        self.split = 0
-        self.truncated = 0
+    lm: WindowedLM
+    boundary: Boundary
+    bos: str
+    add_bos_token: bool | None
+    delimiter: str
+    shots: int | None
+    each: int
+    windows: int | None
+    before: str
+    max_length: int
+    max_window_tokens: int
+    wrote_chats: bool = False
+    split: int = 0
+    truncated: int = 0
+
+    def __post_init__(self) -> None:
+        bos_id = cast(Any, self.lm.tokenizer).bos_token_id
+        self._leading: Ids = () if bos_id is None or not self.add_bos_token else (bos_id,)
+        if self.add_bos_token is None:
+            self._leading = leading_ids(self.lm.tokenizer)
         # A question's choices ask for one cut.
         self.cut_at = lru_cache(maxsize=8)(self._cut_at)
+        self._told = False
 
     def ids(self, pieces: Sequence[Piece]) -> Ids:
         """A prompt's ids, leading ones included."""
-        written = bool(pieces and pieces[0].trusted and self._bos)
-        begun = written and pieces[0].text.startswith(self._bos)
-        ids = self._boundary.encode_pieces(pieces, "start")
+        written = bool(pieces and pieces[0].trusted and self.bos)
+        begun = written and pieces[0].text.startswith(self.bos)
+        ids = self.boundary.encode_pieces(pieces, "start")
         return (*(() if begun else self._leading), *ids)
 
     def text(self, text: str, *, leading: bool = True) -> Ids:
         """Ids of a text as a prompt, with or without leading ones."""
-        return self.ids([Piece(text)]) if leading else tuple(self._boundary.encode(text))
+        return self.ids([Piece(text)]) if leading else tuple(self.boundary.encode(text))
 
     def _cut_at(self, pieces: tuple[Piece, ...], ends: tuple[int, ...]) -> Cut:
         """Cut a prompt behind the prefix and each window, by ascending character offsets.
@@ -297,7 +298,7 @@ class Prompts:
         """
         whole, cuts = self.ids(pieces), [0]
         for end in ends:
-            rest = self._boundary.encode_pieces(clipped(pieces, end), "text" if end else "start")
+            rest = self.boundary.encode_pieces(clipped(pieces, end), "text" if end else "start")
             at = len(whole) - len(rest)
             if whole[at:] != tuple(rest):
                 at = common_length(self.ids(clipped(pieces, 0, end)), whole)
@@ -332,21 +333,21 @@ class Prompts:
     def fit(self, cut: Cut, more: int, name: str) -> Cut:
         """A prompt that leaves room for ``more`` tokens, or a LimitError that names the request."""
         windows: list[Ids] = []
-        in_order = not self._method.windowed or self._method.alignment == "in order"
+        in_order = not self.lm.method.windowed or self.lm.method.alignment == "in order"
         for ids in cut.windows:
-            size = len(ids) if in_order else self._window
+            size = len(ids) if in_order else self.max_window_tokens
             parts = [ids[i : i + size] for i in range(0, len(ids), size)]
             self.split += len(parts) > 1
             windows += parts
         used = sum(map(len, windows)) if in_order else max(map(len, windows), default=0)
-        over = len(cut.prefix) + used + len(cut.question) + more - self._limit
+        over = len(cut.prefix) + used + len(cut.question) + more - self.max_length
         if over <= 0:
             return Cut(cut.prefix, tuple(windows), cut.question)
-        whole = not windows or not self._method.windowed
+        whole = not windows or not self.lm.method.windowed
         ids = tuple(itertools.chain(cut.prefix, *windows, cut.question)) if whole else cut.question
         if over >= len(ids):
             raise LimitError(
-                f"{name} does not fit the {self._limit} positions that may be used: {over} tokens "
+                f"{name} does not fit the {self.max_length} positions to be used: {over} tokens "
                 f"too many, with {len(cut.question)} of the question and {more} behind it. Set "
                 "max_window_tokens lower, give fewer examples, or raise max_length if the model "
                 "can."
@@ -355,7 +356,7 @@ class Prompts:
         _log.warning(
             "%s is longer than %d positions; it loses %d tokens from the left of %s.",
             name,
-            self._limit,
+            self.max_length,
             over,
             "the prompt" if whole else "its question",
         )
@@ -365,8 +366,8 @@ class Prompts:
         """The prompt's pieces, up to ``kept`` characters, and the ends of prefix and windows."""
         pieces, borders = self._pieces(context, doc)
         ends = [borders.start, *self._window_ends(borders.ends)]
-        if self._before and not isinstance(context, ChatContext):
-            before = self._before + self._delimiter
+        if self.before and not isinstance(context, ChatContext):
+            before = self.before + self.delimiter
             pieces, kept = (Piece(before), *pieces), kept + len(before)
             ends = [end + len(before) for end in ends]
         return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in ends)
@@ -374,13 +375,13 @@ class Prompts:
     def _window_ends(self, examples: Sequence[int]) -> list[int]:
         """Ends of windows out of the ends of examples, which are spread as evenly as can be."""
         count = len(examples)
-        if self._windows is None:
-            return [examples[min(i + self._each, count) - 1] for i in range(0, count, self._each)]
-        windows = min(self._windows, count)
+        if self.windows is None:
+            return [examples[min(i + self.each, count) - 1] for i in range(0, count, self.each)]
+        windows = min(self.windows, count)
         return [examples[count * (i + 1) // windows - 1] for i in range(windows)]
 
     def _pieces(self, context: str, doc: Any) -> tuple[tuple[Piece, ...], Borders]:
-        delimiter, shots = self._delimiter, self._shots
+        delimiter, shots = self.delimiter, self.shots
         if isinstance(context, ChatContext):
             if context.borders is not None or context.content is None:
                 return context.pieces, context.borders or Borders()
@@ -388,7 +389,7 @@ class Prompts:
             found = find_borders(context[start:end], delimiter, shots=shots, doc=doc)
             ends = tuple(start + end for end in found.ends)
             return context.pieces, Borders(start + found.start if ends else 0, ends)
-        if self.wrote_chats and self._boundary.spelled(context):
+        if self.wrote_chats and self.boundary.spelled(context):
             # The task made a plain string of it, so which texts are the template's is lost.
             if not self._told:
                 self._told = True

@@ -112,19 +112,6 @@ def test_a_template_writes_both_forms(encoded: list[Windows]) -> None:
     assert found.scores["up"] == pytest.approx(expected, abs=1e-3)
 
 
-def test_many_texts_share_one_encoding_and_get_what_each_gets_alone(
-    encoded: list[Windows],
-) -> None:
-    lm = small.lm()
-    together = lm.classify(TEXTS, SHOWN, LABELS, windows=2)
-    assert len(encoded) == 1
-    assert [one.text for one in together] == TEXTS
-    for text, one in zip(TEXTS, together, strict=True):
-        alone = lm.classify(text, SHOWN, LABELS, windows=2)
-        assert one.label == alone.label
-        assert one.scores == pytest.approx(alone.scores, abs=1e-4)
-
-
 def test_a_cache_keeps_the_windows_for_texts_of_other_lengths() -> None:
     with PassageCache("50MB") as cache:
         lm = small.lm().with_cache(cache)
@@ -153,9 +140,16 @@ def test_hundreds_of_demonstrations_beyond_the_context_work(encoded: list[Window
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_classifies_many_texts_as_each_alone(name: str) -> None:
-    lm = small.lm()
+def test_every_method_classifies_many_texts_as_each_alone(
+    name: str, encoded: list[Windows]
+) -> None:
+    # The model's own header stays out of the demonstrations.
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), header="number")
+    encoded.clear()
     together = lm.classify(TEXTS, SHOWN, LABELS, windows=4, method=name)
+    assert len(encoded) <= 1
+    assert all("[1]" not in text for text in shown_windows(encoded or [[]]))
+    assert [one.text for one in together] == TEXTS
     for text, one in zip(TEXTS, together, strict=True):
         assert sum(one.probabilities.values()) == pytest.approx(1)
         alone = lm.classify(text, SHOWN, LABELS, windows=4, method=name)
@@ -177,6 +171,8 @@ def test_content_free_inputs_divide_the_probabilities(encoded: list[Windows]) ->
     assert len(encoded) == 1
     found = lm.classify("a good book", SHOWN, LABELS, calibrate_with="N/A")
     assert len(encoded) == 2
+    twice = lm.classify("a", SHOWN[:2] * 2, windows=2)
+    assert (twice.windows, [note.kind for note in twice.notes]) == (1, ["duplicate"])
     raw, neutral = (one.probabilities for one in plain)
     weights = {label: raw[label] / neutral[label] for label in LABELS}
     total = sum(weights.values())
@@ -193,18 +189,6 @@ def test_labels_that_begin_with_each_other_share_their_probability() -> None:
     )
     assert scores["upper"] == pytest.approx(long, abs=1e-4)
     assert scores["up"] == pytest.approx(short + math.log1p(-math.exp(long - short)), abs=1e-5)
-
-
-def test_the_models_header_stays_out_of_the_demonstrations(encoded: list[Windows]) -> None:
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), header="number")
-    encoded.clear()
-    lm.classify("a", SHOWN)
-    assert "[1]" not in shown_windows(encoded)[0]
-
-
-def test_a_window_that_repeats_another_is_told() -> None:
-    found = small.lm().classify("a", SHOWN[:2] * 2, windows=2)
-    assert (found.windows, [note.kind for note in found.notes]) == (1, ["duplicate"])
 
 
 def test_control_tokens_stay_text(encoded: list[Windows]) -> None:

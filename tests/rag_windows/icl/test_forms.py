@@ -24,9 +24,7 @@ from tests.rag_windows import small
             " ",
         ),
         ("{text} ->\n{label}.", "a ->\nx.", "a ->", "\n"),
-        ("{text}={label}", "a=x", "a=", ""),
         (("{label}: {text}", "{text}: "), "x: a", "a: ", ""),
-        (("{text}: {label}", "Classify {text}:"), "a: x", "Classify a:", " "),
         (demonstrations.Template("{text}: {label}", "{text} :"), "a: x", "a :", " "),
     ],
 )
