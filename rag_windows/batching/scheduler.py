@@ -63,7 +63,7 @@ class Scheduler:
     A worker thread answers; it starts with a question and ends when there is none left. Between two
     forward passes that encode a question's windows, each of the others gets a token. Questions that
     can't be part of a batch (see `WindowedLM.generate_batch`) are answered beside it, `BESIDE` at a
-    time, each in a thread. What goes wrong with a question, whatever it is, ends this one alone.
+    time, each in a thread. What goes wrong with a question ends this one alone.
 
     Args:
         engine: the model.

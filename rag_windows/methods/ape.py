@@ -28,17 +28,16 @@ class APE(Method):
     fixed ratio   ``l_C(T) + log S``     in the paper's ablation
     ============= ====================== ==================================================
 
-    The formula printed for the experiments multiplies the context's weights by
-    ``1 / (sum a')^(S-1)`` while its denominator uses ``(sum a')^S``; it normalises only with the
-    exponent ``+(S-1)``. "as used" is that normalised form. The released code raises the context's
-    mass to ``S * T`` rather than ``S``: `from_released` converts its numbers.
+    The formula printed for the experiments normalises only with the exponent ``+(S-1)``, which is
+    "as used". The released code raises the context's weight to ``S * T`` rather than ``S``:
+    `from_released` converts its numbers.
 
     In models that cap their logits, ``T`` divides the capped logits. An attention sink is a
     segment of its own and is not rescaled.
 
     Attributes:
         temperature: T > 0, divides the logits inside the context.
-        scale: S > 0, the exponent of the context's mass ("as used") or a factor on it.
+        scale: S > 0, the exponent of the context's weight ("as used") or a factor on it.
         form: which of the three.
 
     Raises:
@@ -65,13 +64,9 @@ class APE(Method):
 
     @classmethod
     def from_released(cls, temperature: float, scale: float) -> APE:
-        """Convert the two numbers of the authors' released code.
+        """Convert the ``temperature`` and ``scale`` of the authors' released code.
 
-        That code gives the context the mass ``exp(l_C(T)) ** (S * T)``.
-
-        Args:
-            temperature: its ``temperature``.
-            scale: its ``scale``.
+        That code gives the context the weight ``exp(l_C(T)) ** (S * T)``.
         """
         return cls(temperature=temperature, scale=scale * temperature, form="as used")
 

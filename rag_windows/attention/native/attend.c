@@ -73,21 +73,21 @@ static void read_chunks(
     }
 }
 
-/* Shares of one row, each its output, peak and mass, become its output and lse. */
+/* Shares of one row, each its output, peak and total, become its output and lse. */
 static void finish(const float *shares, int64_t splits, element *output, float *lse) {
     const int64_t room = VALUE_DIM + 2;
-    float most = -INFINITY, mass = 0.0f, mixed[VALUE_DIM] = {0};
+    float most = -INFINITY, total = 0.0f, mixed[VALUE_DIM] = {0};
     for (int64_t s = 0; s < splits; s++) most = fmaxf(most, shares[s * room + VALUE_DIM]);
     for (int64_t s = 0; s < splits; s++) {
         const float *share = shares + s * room;
         if (share[VALUE_DIM + 1] == 0.0f) continue;
         float weight = expf(share[VALUE_DIM] - most);
-        mass += weight * share[VALUE_DIM + 1];
+        total += weight * share[VALUE_DIM + 1];
         for (int d = 0; d < VALUE_DIM; d++) mixed[d] += weight * share[d];
     }
-    const float weight = mass == 0.0f ? 0.0f : 1.0f / mass;
+    const float weight = total == 0.0f ? 0.0f : 1.0f / total;
     for (int d = 0; d < VALUE_DIM; d++) output[d] = narrowed(mixed[d] * weight);
-    *lse = most + logf(mass);
+    *lse = most + logf(total);
 }
 
 static int64_t tiles_of(const int64_t *item, int64_t groups) {
@@ -128,7 +128,7 @@ void rag_windows_attend(
                 int64_t whose = head * groups + row % groups;
                 take_query(&at, r, rows, query + token * query_token + whose * query_head);
                 at.rows.most[r] = -INFINITY;
-                at.rows.mass[r] = 0.0f;
+                at.rows.total[r] = 0.0f;
                 at.rows.seen[r] = item[CAUSAL] ? row / groups + 1 : INT64_MAX;
             }
             if (begin < end)
@@ -141,7 +141,7 @@ void rag_windows_attend(
                 float *to = work + ((result * heads + whose) * splits + split) * room;
                 memcpy(to, at.rows.output[r], sizeof at.rows.output[r]);
                 to[VALUE_DIM] = at.rows.most[r];
-                to[VALUE_DIM + 1] = at.rows.mass[r];
+                to[VALUE_DIM + 1] = at.rows.total[r];
             }
         }
 #pragma omp for schedule(static)

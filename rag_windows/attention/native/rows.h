@@ -24,7 +24,7 @@ typedef struct {
 typedef struct {
     float output[TILE][VALUE_DIM];
     float most[TILE];
-    float mass[TILE];
+    float total[TILE];
     int64_t seen[TILE]; /* keys of the item, from its first; never fewer than the row before */
 } rows_state;
 
@@ -37,7 +37,7 @@ INLINE int64_t seen(const rows_state *at, int row, const chunk *of) {
 /* Keys for which there are weights: whole vectors of pairs. */
 INLINE int64_t padded(int64_t keys) { return (keys + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
-/* Products of one row and `of_all` keys become weights; the row's mass grows by them, and what it
+/* Products of one row and `of_all` keys become weights; the row's total grows by them, and what it
    has shrinks to its new peak. `scores` has room for CHUNK; what the row does not see weighs 0. */
 INLINE void weigh(rows_state *at, int row, float *scores, int64_t of_all, const chunk *of) {
     const setting by = of->by;
@@ -51,19 +51,19 @@ INLINE void weigh(rows_state *at, int row, float *scores, int64_t of_all, const 
     for (int64_t j = keys; j < whole; j++) scores[j] = -INFINITY;
     floats peaks = (floats){} - INFINITY;
     for (int64_t j = 0; j < whole; j += LANES) peaks = larger(load(scores + j), peaks);
-    float most = at->most[row], mass = at->mass[row];
+    float most = at->most[row], total = at->total[row];
     for (int i = 0; i < LANES; i++) most = peaks[i] > most ? peaks[i] : most;
-    float kept = mass == 0.0f ? 0.0f : expf(at->most[row] - most);
+    float kept = total == 0.0f ? 0.0f : expf(at->most[row] - most);
     /* Products of -inf weigh nothing, also where there are no others. */
     const float peak = most == -INFINITY ? 0.0f : most;
-    floats masses = {};
+    floats totals = {};
     for (int64_t j = 0; j < whole; j += LANES) {
         floats some = exponential(load(scores + j) - peak);
         store(scores + j, some);
-        masses += some;
+        totals += some;
     }
     at->most[row] = most;
-    at->mass[row] = mass * kept + sum(masses);
+    at->total[row] = total * kept + sum(totals);
     if (kept == 1.0f) return;
     for (int d = 0; d < VALUE_DIM; d += LANES)
         store(at->output[row] + d, load(at->output[row] + d) * kept);
