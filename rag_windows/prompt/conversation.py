@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rag_windows.errors import PromptError
 
-_EXTRA = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}
+_ALSO: Mapping[str, set[str]] = {
+    "system": set(),
+    "user": set(),
+    "assistant": {"tool_calls"},
+    "tool": {"tool_call_id", "name"},
+}
+"""What is read of a message beside role and content, by its role."""
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _DEEPEST = 32
 
@@ -35,12 +43,11 @@ class ToolCall:
 
         ``arguments`` is an object or its JSON.
         """
+        shape = f"A tool call of {where}", '{"function": {"name": ..., "arguments": {...}}}'
         function = value.get("function") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or not isinstance(function, Mapping):
-            raise PromptError(
-                f"A tool call of {where} must look like "
-                '{"id": ..., "function": {"name": ..., "arguments": {...}}}.'
-            )
+            raise _malformed(*shape, value)
+        name, identity = function.get("name"), value.get("id")
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
@@ -49,13 +56,10 @@ class ToolCall:
                 raise PromptError(
                     f"The arguments of a tool call of {where} are no JSON: {error}."
                 ) from error
-        if not isinstance(arguments, Mapping):
-            raise PromptError(f"The arguments of a tool call of {where} must be a JSON object.")
-        return cls(
-            _identifier(function.get("name"), f"The name of a tool call of {where}"),
-            _plain(arguments, f"the arguments of a tool call of {where}"),
-            _identifier(value.get("id"), f"The id of a tool call of {where}", optional=True),
-        )
+        if not isinstance(arguments, Mapping) or name is None or not _named(name, identity):
+            raise _malformed(*shape, value)
+        plain = _plain(arguments, f"the arguments of a tool call of {where}")
+        return cls(name, plain, identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +84,24 @@ class Message:
     @classmethod
     def of(cls, entry: object, index: int) -> Message:
         """Read one message; see `Conversation.of`."""
-        where = f"message {index}"
-        if not isinstance(entry, Mapping) or "role" not in entry or "content" not in entry:
-            raise PromptError(f"{where.capitalize()} must be a mapping with 'role' and 'content'.")
-        role, content = entry["role"], entry["content"]
-        if role not in ("system", "user", "assistant", "tool"):
-            raise PromptError(
-                f"{where.capitalize()} has the role {role!r}; use 'system', 'user', 'assistant' or "
-                "'tool'."
+        given = entry if isinstance(entry, Mapping) else {}
+        role, content = given.get("role"), given.get("content")
+        call_id, name = given.get("tool_call_id"), given.get("name")
+        if (
+            not isinstance(role, str)
+            or not isinstance(content, str)
+            or role not in _ALSO
+            or not given.keys() <= {"role", "content", *_ALSO[role]}
+            or not _named(call_id, name)
+        ):
+            raise _malformed(
+                f"Message {index}",
+                '{"role": "user", "content": "text"}, the role being system, user, assistant (also '
+                "with tool_calls) or tool (also with tool_call_id and name) and no keys but these",
+                entry,
             )
-        if not isinstance(content, str):
-            raise PromptError(
-                f"The content of {where} must be a string, not {type(content).__name__}; join the "
-                "text of its parts."
-            )
-        read = {"role", "content"} | _EXTRA.get(role, set())
-        if unknown := sorted(str(key) for key in entry.keys() - read):
-            raise PromptError(
-                f"{where.capitalize()} has the keys {unknown}; only {sorted(read)} are read of "
-                f"role {role}."
-            )
-        return cls(
-            role,
-            content,
-            tuple(ToolCall.of(call, where) for call in entry.get("tool_calls") or ()),
-            _identifier(entry.get("tool_call_id"), f"'tool_call_id' of {where}", optional=True),
-            _identifier(entry.get("name"), f"'name' of {where}", optional=True),
-        )
+        calls = (ToolCall.of(call, f"message {index}") for call in given.get("tool_calls") or ())
+        return cls(role, content, tuple(calls), call_id, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +224,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], 
     checked: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping):
-            raise PromptError(
-                f"Tool {index} must look like "
-                '{"type": "function", "function": {"name": ..., "parameters": {...}}}.'
-            )
-        name = str(_identifier(function.get("name"), f"The name of tool {index}"))
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if name is None or not _named(name):
+            shape = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+            raise _malformed(f"Tool {index}", shape, tool)
         if name in checked:
             raise PromptError(f"Two tools have the name {name!r}; rename one.")
         checked[name] = _plain(tool, f"tool {name}")
@@ -259,11 +252,17 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(entry)
 
 
-def _identifier(value: Any, what: str, *, optional: bool = False) -> Any:
-    if (optional and value is None) or (isinstance(value, str) and _IDENTIFIER.fullmatch(value)):
-        return value
-    raise PromptError(
-        f"{what} must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -, not {value!r}."
+def _named(*names: Any) -> bool:
+    """Whether names and ids can stand in a template; None stands for none."""
+    return all(
+        name is None or (isinstance(name, str) and _IDENTIFIER.fullmatch(name)) for name in names
+    )
+
+
+def _malformed(what: str, shape: str, value: object) -> PromptError:
+    return PromptError(
+        f"{what} must look like {shape}, names and ids being 1 to 128 of A-Z a-z 0-9 _ . : -, not "
+        f"{reprlib.repr(value)}."
     )
 
 

@@ -88,12 +88,12 @@ def test_a_definition_that_holds_a_control_token_is_refused() -> None:
         ([{"role": "tool", "content": "x"}], [], "role 'tool' must follow"),
         (history()[:2], [], "nothing answers it"),
         (history("{no json"), [], "no JSON"),
-        (history([1]), [], "must be a JSON object"),
+        (history([1]), [], "A tool call of message 1 must look like"),
         (history({"x": object()}), [], "object in the arguments"),
         ("Who?", [{"name": "search"}], "Tool 0 must look like"),
         ("Who?", [SEARCH, SEARCH], "Two tools have the name 'search'"),
-        ("Who?", [{"function": {"name": "</s>"}}], "The name of tool 0 must be"),
-        ([{"role": "user", "content": "x", "tool_calls": []}], [], "keys \\['tool_calls'\\]"),
+        ("Who?", [{"function": {"name": "</s>"}}], "Tool 0 must look like"),
+        ([{"role": "user", "content": "x", "tool_calls": []}], [], "no keys but these"),
     ],
 )
 def test_what_makes_no_sense_is_refused(messages: Any, tools: Any, match: str) -> None:
@@ -178,7 +178,7 @@ def test_text_beside_several_calls_is_kept(kind: str) -> None:
     [
         ("hermes", "<tool_call>{broken</tool_call>", "no JSON"),
         ("hermes", '<tool_call>{"name": "search", "arg', "no JSON"),
-        ("hermes", '<tool_call>{"name": "a b", "arguments": {}}</tool_call>', "name of a tool"),
+        ("hermes", '<tool_call>{"name": "a b", "arguments": {}}</tool_call>', "must look like"),
         ("hermes", "<tool_call>[3]</tool_call>", "must look like"),
         ("mistral", "[CALLS]{", "no JSON"),
         ("coder", "<tool_call><function=search>nonsense</function></tool_call>", "more than"),
