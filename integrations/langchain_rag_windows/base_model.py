@@ -271,20 +271,21 @@ class BaseWindowModel(ModelOptions):
     ) -> list[Any]:
         """Answers of what is asked at once."""
         prepares = [self._prepare(one, stop, kwargs) for one in asked]
+        timeout = prepares[0][1] if prepares else None
         with in_langchain_terms():
-            return self._calls.answer_all(prepares, self._read, timeout=self._timeout(kwargs))
+            return self._calls.answer_all([p for p, _ in prepares], self._read, timeout=timeout)
 
     async def _answered_async(
         self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
     ) -> Any:
-        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
+        prepare, timeout = self._prepare(asked, stop, kwargs)
         with in_langchain_terms():
             return await self._calls.answer_async(prepare, self._read, timeout=timeout)
 
     def _stream(
         self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> Generator[Any, None, None]:
-        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
+        prepare, timeout = self._prepare(asked, stop, kwargs)
         with in_langchain_terms():
             pieces = self._calls.stream(prepare, self._read_chunk, timeout=timeout)
             with closing(pieces):
@@ -296,7 +297,7 @@ class BaseWindowModel(ModelOptions):
     async def _astream(
         self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        prepare, timeout = self._prepare(asked, stop, kwargs), self._timeout(kwargs)
+        prepare, timeout = self._prepare(asked, stop, kwargs)
         pieces = self._calls.stream_async(prepare, self._read_chunk, timeout=timeout)
         with in_langchain_terms():
             async with aclosing(pieces):
@@ -305,29 +306,23 @@ class BaseWindowModel(ModelOptions):
                         await run_manager.on_llm_new_token(piece.text, chunk=piece)
                     yield piece
 
-    def _timeout(self, kwargs: Mapping[str, Any]) -> float | None:
-        chosen: float | None = unalias(kwargs).get("timeout", self.timeout)
-        return chosen
-
     def _prepare(
         self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
-    ) -> Callable[[], ModelCall]:
-        """What reads a call's messages, documents and keywords; it loads the model on first use."""
+    ) -> tuple[Callable[[], ModelCall], float | None]:
+        """What reads a call and loads the model on first use, and the call's timeout."""
+        given = unalias(kwargs)
+        timeout = given.pop("timeout", self.timeout)
 
         def prepare() -> ModelCall:
-            given = unalias(kwargs)
             if "model" in given:
                 raise RequestError(
                     "The model can't be changed in a call; make another one, it shares nothing but "
                     "what is equal."
                 )
-            for name in ("stream", "timeout"):
-                given.pop(name, None)
-            tools, choice = given.pop("tools", None), given.pop("tool_choice", None)
-            strict, form = given.pop("strict", None), given.pop("response_format", None)
+            taken = ("stream", "documents", "tools", "tool_choice", "strict", "response_format")
+            _, documents, tools, choice, strict, form = (given.pop(name, None) for name in taken)
             if form is not None:
-                given |= _answer_form(form, tools and choice != "none")
-            documents = given.pop("documents", None)
+                given.update(_answer_form(form, tools and choice != "none"))
             messages, passages = conversation(self._messages(asked), documents, tools=bool(tools))
             if not passages:
                 text = "\n".join(str(message["content"]) for message in messages)
@@ -349,7 +344,7 @@ class BaseWindowModel(ModelOptions):
                 reader=reader,
             )
 
-        return prepare
+        return prepare, timeout
 
     def _options(self, stop: Sequence[str] | str | None, given: dict[str, Any]) -> dict[str, Any]:
         """The constructor's options of `WindowedLM.generate`, and those of the call above them."""
@@ -371,24 +366,23 @@ class BaseWindowModel(ModelOptions):
         }
 
 
-def _answer_form(form: object, tools: object) -> dict[str, Any]:
+def _answer_form(form: Any, tools: object) -> dict[str, Any]:
     """The engine's option for OpenAI's ``response_format``, which agents give, too."""
     kind = form.get("type") if isinstance(form, Mapping) else None
-    if tools and kind != "text":
+    if kind == "text":
+        return {}
+    if kind not in ("json_schema", "json_object"):
+        raise RequestError(
+            "response_format must be {'type': 'json_schema', 'json_schema': {'name': ..., "
+            "'schema': ...}}, {'type': 'json_object'} or {'type': 'text'}."
+        )
+    if tools:
         raise RequestError(
             "An answer that is held to response_format can't call a tool. Leave the tools out, or "
             "have an agent answer by a tool: create_agent(..., response_format=ToolStrategy(A))."
         )
-    if isinstance(form, Mapping) and kind == "json_schema":
-        return {"json_schema": form["json_schema"]["schema"]}
-    if kind == "json_object":
-        return {"json_schema": {"type": "object"}}
-    if kind == "text":
-        return {}
-    raise RequestError(
-        "response_format must be {'type': 'json_schema', 'json_schema': {'name': ..., 'schema': "
-        "...}}, {'type': 'json_object'} or {'type': 'text'}."
-    )
+    schema = form["json_schema"]["schema"] if kind == "json_schema" else {"type": "object"}
+    return {"json_schema": schema}
 
 
 _names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

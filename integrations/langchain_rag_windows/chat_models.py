@@ -1,25 +1,40 @@
-"""The chat model."""
+"""The chat model, its tools, and its answers as data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import (
+    JsonOutputKeyToolsParser,
+    PydanticToolsParser,
+)
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBinding,
+    RunnableConfig,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableSequence,
+)
+from langchain_core.runnables.utils import AddableDict
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, field_validator
 
 from langchain_rag_windows.answers import as_message, last_chunk
 from langchain_rag_windows.base_model import BaseWindowModel
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from langchain_rag_windows.structured import StructuredModel, json_schema, reader_of, with_raw
 from rag_windows import Chunk, Generation, Profile, WindowedLM
 from rag_windows.errors import ToolsUnsupportedError, install
 from rag_windows.integration import (
@@ -27,9 +42,41 @@ from rag_windows.integration import (
     ModelCall,
     ModelSource,
     ToolFormat,
+    check_schema,
     position_limit,
     schemas_available,
 )
+
+
+class StructuredModel(RunnableSequence[LanguageModelInput, Any]):
+    """A model and what reads its answers; keywords of a call, ``documents=`` too, reach the model.
+
+    A plain sequence hands them to its first step only, but when streaming to every step, which
+    then fails.
+    """
+
+    def transform(
+        self,
+        input: Iterator[LanguageModelInput],
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """See `Runnable.transform`; ``stream`` comes here, too."""
+        yield from RunnableSequence.transform(self._bound(kwargs), input, config)
+
+    async def atransform(
+        self,
+        input: AsyncIterator[LanguageModelInput],
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        """Like `transform`."""
+        async for piece in RunnableSequence.atransform(self._bound(kwargs), input, config):
+            yield piece
+
+    def _bound(self, kwargs: Mapping[str, Any]) -> StructuredModel:
+        first = self.first.bind(**kwargs) if kwargs else self.first
+        return StructuredModel(first=first, middle=self.middle, last=self.last, name=self.name)
 
 
 class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
@@ -227,10 +274,10 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
                 ) from error
         else:
             if method == "json_schema":
-                kwargs["json_schema"] = json_schema(schema)
+                kwargs["json_schema"] = _json_schema(schema)
             asked = self.bind(**kwargs)
-        reader = reader_of(schema, called=method == "function_calling")
-        return StructuredModel(first=asked, last=with_raw(reader) if include_raw else reader)
+        reader = _reader_of(schema, called=method == "function_calling")
+        return StructuredModel(first=asked, last=_with_raw(reader) if include_raw else reader)
 
     def _generate(
         self,
@@ -279,23 +326,104 @@ def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any
     except ToolsUnsupportedError:
         tools = None
     limit = position_limit(config)
-    return ModelProfile(
+    told: Any = {
+        **{f"{kind}_inputs": kind == "text" for kind in ("text", "image", "pdf", "audio", "video")},
+        **{f"{kind}_outputs": kind == "text" for kind in ("text", "image", "audio", "video")},
         **({} if limit is None else {"max_input_tokens": limit}),
-        text_inputs=True,
-        image_inputs=False,
-        pdf_inputs=False,
-        audio_inputs=False,
-        video_inputs=False,
-        text_outputs=True,
-        image_outputs=False,
-        audio_outputs=False,
-        video_outputs=False,
-        reasoning_output="<think>" in str(getattr(tokenizer, "chat_template", "")),
-        tool_calling=tools is not None,
-        tool_choice=tools is not None and tools.opening is not None,
-        tool_call_streaming=False,
+        "reasoning_output": "<think>" in str(getattr(tokenizer, "chat_template", "")),
+        "tool_calling": tools is not None,
+        "tool_choice": tools is not None and tools.opening is not None,
+        "tool_call_streaming": False,
         # With tools an agent would bind both, and an answer held to a schema can't call a tool.
-        structured_output=tools is None and schemas_available(),
-        attachment=False,
-        temperature=True,
+        "structured_output": tools is None and schemas_available(),
+        "attachment": False,
+        "temperature": True,
+    }
+    return ModelProfile(**told)
+
+
+def _reader_of(schema: Any, *, called: bool) -> Runnable[AIMessage, Any]:
+    """What makes data of an answer: instances of a pydantic class, else what JSON holds.
+
+    Args:
+        schema: a class or a mapping; None for any JSON.
+        called: whether the data are the arguments of a call, and not the text.
+    """
+    pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
+    parser: Any
+    if called and pydantic:
+        parser = PydanticToolsParser(tools=[schema], first_tool_only=True)
+    elif called:
+        name = convert_to_openai_tool(schema)["function"]["name"]
+        parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+    else:
+        parser = PydanticOutputParser(pydantic_object=schema) if pydantic else JsonOutputParser()
+    whole = RunnableLambda(_called if called else _complete)
+    return whole | RunnableLambda(parser.invoke)
+
+
+def _with_raw(reader: Runnable[AIMessage, Any]) -> RunnableGenerator[Any, Any]:
+    """Hands messages on as they come, then what the reader makes of them all."""
+
+    def read(message: Any) -> dict[str, Any]:
+        try:
+            return AddableDict(parsed=reader.invoke(message), parsing_error=None)
+        except Exception as error:  # noqa: BLE001 - handed to the one who asked for it
+            return AddableDict(parsed=None, parsing_error=error)
+
+    def whole(messages: Iterator[AIMessage]) -> Iterator[dict[str, Any]]:
+        seen: Any = None
+        for message in messages:
+            seen = message if seen is None else seen + message
+            yield AddableDict(raw=message)
+        yield read(seen)
+
+    async def whole_async(messages: AsyncIterator[AIMessage]) -> AsyncIterator[dict[str, Any]]:
+        seen: Any = None
+        async for message in messages:
+            seen = message if seen is None else seen + message
+            yield AddableDict(raw=message)
+        yield read(seen)
+
+    return RunnableGenerator(whole, whole_async)
+
+
+def _json_schema(schema: Any) -> dict[str, Any]:
+    """What pydantic, TypedDict, OpenAI or JSON schemas say, as the latter."""
+    if isinstance(schema, Mapping) and "type" in schema and "title" not in schema:
+        found = dict(schema)
+    else:
+        found = convert_to_openai_tool(schema)["function"]["parameters"]
+    with in_langchain_terms():
+        check_schema(found)
+    return found
+
+
+def _complete(message: AIMessage) -> AIMessage:
+    """The message, if it was not cut: LangChain's JSON parser would close what is open."""
+    if message.response_metadata.get("finish_reason") == "length" and not _closed(message.text):
+        raise OutputParserException(
+            "The answer was cut at max_tokens before the data was complete; raise max_tokens.",
+            llm_output=str(message.text),
+        )
+    return message
+
+
+def _closed(text: str) -> bool:
+    """Whether a text that took the last token allowed is a whole JSON object or list."""
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except ValueError:
+        return False
+
+
+def _called(message: AIMessage) -> AIMessage:
+    """The message, if it holds a call: LangChain's parsers would answer None without one."""
+    if message.tool_calls:
+        return message
+    _complete(message)
+    errors = [str(call["error"]) for call in message.invalid_tool_calls]
+    raise OutputParserException(
+        f"The model made no call that can be read. {' '.join(errors)}".strip(),
+        llm_output=str(message.text),
     )
