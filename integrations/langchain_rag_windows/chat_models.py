@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import OutputParserException
@@ -339,7 +339,7 @@ def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any
         "attachment": False,
         "temperature": True,
     }
-    return ModelProfile(**told)
+    return cast(ModelProfile, told)
 
 
 def _reader_of(schema: Any, *, called: bool) -> Runnable[AIMessage, Any]:

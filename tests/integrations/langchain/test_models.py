@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import pickle
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from rag_windows import (
     Guard,
     LimitError,
     MethodError,
-    Profile,
     PromptError,
     RagWindowsError,
     WindowedLM,
@@ -44,7 +42,6 @@ from tests.integrations.langchain.asking import (
     text_of,
 )
 from tests.integrations.langchain.test_routes import ROUTES, Route, history_aware
-from tests.integrations.profiles import PROFILED, guarded, profile_of, saved
 from tests.rag_windows import small
 
 BORN = "Where was Alra Ashden born?"
@@ -113,12 +110,6 @@ def test_arguments_that_can_t_be_used_are_refused(kind: Any, arguments: dict[str
         kind(**{"model": "no/such-model", **arguments})
 
 
-def test_standard_arguments_are_tolerated() -> None:
-    options: dict[str, Any] = {"max_retries": 2, "timeout": 60, "streaming": True, "stop": "x"}
-    model = ChatRagWindows(model="tiny-reader", api_key=SecretStr("hush"), **options)
-    assert model.invoke(BORN, documents=[DOCUMENT]).text == "Arava"
-
-
 def test_nothing_is_loaded_before_the_first_call_and_copies_share() -> None:
     model = ChatRagWindows(model="tiny-reader", max_tokens=4)
     assert ChatRagWindows(model="./nowhere").max_tokens is None
@@ -139,14 +130,6 @@ def test_token_counts_are_the_model_s_own() -> None:
         assert model.get_token_ids(BORN) == ids
         assert model.get_num_tokens(BORN) == len(ids)
     assert chat(custom_get_token_ids=lambda text: [1]).get_num_tokens(BORN) == 1
-
-
-def test_tracing_parameters() -> None:
-    params = chat(temperature=0.5, stop="x")._get_ls_params(max_new_tokens=3, temperature=0.7)
-    assert (params["ls_provider"], params["ls_model_type"]) == ("rag_windows", "chat")
-    assert (params["ls_temperature"], params["ls_max_tokens"]) == (0.7, 3)
-    assert params["ls_stop"] == ["x"]
-    assert RagWindows(model="tiny-reader")._get_ls_params()["ls_model_name"] == "tiny-reader"
 
 
 # Options of a call
@@ -269,14 +252,6 @@ def test_content_blocks_cite_the_document_that_carried_the_answer() -> None:
     assert {key: value for key, value in block.items() if key != "index"} == expected[0]
 
 
-def test_a_document_keeps_its_metadata() -> None:
-    metadata = {"title": 7, "when": date(2020, 5, 6), "nested": {"a": [1]}, "relevance_score": 0.5}
-    answer = chat().invoke("Who?", documents=[Document(page_content="Text.", metadata=metadata)])
-    (entry,) = answer.response_metadata["citations"]
-    assert entry["metadata"] == {**metadata, "when": "2020-05-06"}
-    assert entry["title"] == "7"
-
-
 # LangChain's cache of answers
 
 
@@ -366,73 +341,3 @@ def test_a_model_saved_again_is_another_identity(tmp_path: Path) -> None:
     before = ChatRagWindows(model=tmp_path)._identifying_params
     (tmp_path / "model.safetensors").write_bytes(b"other")
     assert ChatRagWindows(model=str(tmp_path))._identifying_params != before
-
-
-# Linked tokens, the guard, profiles
-
-DOCUMENTS = ["The tower is old.", "The river is wide.", "The bridge is new."]
-
-
-def ask(of_call: dict[str, Any] | None = None, kind: Any = ChatRagWindows, **options: Any) -> Any:
-    given: dict[str, Any] = {"lm": small.lm(), "max_tokens": 8, "temperature": 0, **options}
-    return kind(**given).invoke("What?", documents=DOCUMENTS, **(of_call or {}))
-
-
-def test_linked_tokens() -> None:
-    ordinary, parallel = ask(method="sequential").text, ask().text
-    assert ordinary != parallel
-    linked = ask(link_tokens="all")
-    assert linked.text == ordinary
-    method = linked.response_metadata["method"]
-    assert (method["name"], method["reader"]["name"]) == ("linked", "ape")
-    assert ask({"link_tokens": 0}, link_tokens="all").text == parallel
-    assert ask({"link_tokens": "all"}).text == ordinary
-    assert ask(kind=RagWindows, link_tokens="all") == ordinary
-
-
-def test_a_fallback_stands_in_the_metadata() -> None:
-    found = ask(fallback=Guard(passages=3)).response_metadata["fallback"]
-    assert (found["signal"], found["taken"]) == ("few short passages", True)
-    assert found["measured"] <= found["threshold"] == Guard().tokens
-    none = ask({"fallback": None}, fallback=Guard(passages=3))
-    assert none.response_metadata["fallback"] is None
-    model = ChatRagWindows(lm=small.lm(), max_tokens=8, fallback="sequential")
-    told = streamed(model, "What?", documents=DOCUMENTS[:2]).response_metadata
-    assert told["fallback"]["taken"]
-
-
-def test_a_profile_brings_the_method_and_the_threshold(tmp_path: Path) -> None:
-    path, folder = tmp_path / "profile.json", saved(tmp_path / "model")
-    plain = profile_of(folder)
-    profile = guarded(plain)
-    profile.save(path)
-
-    def made(kind: Any = ChatRagWindows, **options: Any) -> Any:
-        return kind(model=folder, max_tokens=8, temperature=0, **options)
-
-    def method(model: Any, **options: Any) -> Any:
-        answer = model.invoke("What?", documents=DOCUMENTS, **options)
-        return answer.response_metadata["method"]
-
-    described = method(made(method=PROFILED))
-    given: list[Path | str | Profile] = [path, str(path), profile]
-    for one in given:
-        model = made(calibration=one)
-        assert method(model) == described
-        assert model.windowed_lm().profile == profile
-        # One engine for equal profiles, whichever way they came, so that calls share batches.
-        assert model.windowed_lm() is made(calibration=path).windowed_lm()
-    # As in from_pretrained a method beside it counts, and a call's before both.
-    assert method(made(calibration=path, method="pcw")) == {"name": "pcw"}
-    assert method(made(calibration=path), method="sequential") == {"name": "sequential"}
-    ways: Any = ({}, {"calibration": path}, {"calibration": plain}, {"method": PROFILED})
-    keys = {repr(made(**options)._identifying_params) for options in ways}
-    assert len(keys) == 4 - 1, "a profile without a threshold is its method, and no more"
-    with pytest.raises(ValidationError, match="give it as profile= to the"):
-        ChatRagWindows(lm=small.lm(), calibration=profile)
-
-
-def test_an_engine_that_is_given_keeps_its_method() -> None:
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), method="pcw")
-    assert ask(lm=lm).response_metadata["method"] == {"name": "pcw"}
-    assert ask(lm=lm, method="ape").response_metadata["method"]["name"] == "ape"

@@ -24,10 +24,8 @@ from rag_windows import (
     InputError,
     MethodError,
     ModelLoadError,
-    Passage,
     PromptError,
     RagWindowsError,
-    WindowedLM,
 )
 from tests.integrations.cases import PLACES, case, reader
 from tests.integrations.llama_index.asking import (
@@ -40,8 +38,6 @@ from tests.integrations.llama_index.asking import (
     text_of,
     user,
 )
-from tests.integrations.profiles import PROFILED, guarded, profile_of, saved
-from tests.rag_windows import small
 
 
 def again(model: RagWindowsLLM) -> RagWindowsLLM:
@@ -267,61 +263,3 @@ def test_options_of_a_call_go_before_those_of_the_llm() -> None:
         with pytest.raises(TypeError, match="temprature") as caught:
             list(getattr(llm(), name)("Who?", temprature=1.0))
         assert isinstance(caught.value, RagWindowsError)
-
-
-# Linked tokens, the guard, profiles
-
-PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new."]
-
-
-def asked_small(options: dict[str, Any], **of_call: Any) -> Any:
-    given: dict[str, Any] = {"lm": small.lm(), "max_new_tokens": 8, "temperature": 0, **options}
-    return RagWindowsLLM(**given).complete("What?", passages=PASSAGES, **of_call)
-
-
-def test_linked_tokens() -> None:
-    ordinary, parallel = asked_small({"method": "sequential"}).text, asked_small({}).text
-    assert ordinary != parallel
-    linked = asked_small({"link_tokens": "all"})
-    assert linked.text == ordinary
-    method = linked.raw["method"]
-    assert (method["name"], method["reader"]["name"]) == ("linked", "ape")
-    assert asked_small({"link_tokens": "all"}, link_tokens=0).text == parallel
-    assert asked_small({}, link_tokens="all").text == ordinary
-
-
-def test_a_fallback_stands_in_raw() -> None:
-    assert asked_small({}).raw["fallback"] is None
-    made = asked_small({"fallback": Guard(passages=3)})
-    assert made.text == asked_small({"method": "sequential"}).text
-    found = json.loads(json.dumps(made.raw))["fallback"]
-    assert (found["signal"], found["taken"]) == ("few short passages", True)
-    model = RagWindowsLLM(lm=small.lm(), max_new_tokens=8, fallback="sequential")
-    _, _, pieces = ask(model, "complete", "stream", "What?", passages=PASSAGES[:2])
-    assert pieces[-1].raw["fallback"]["taken"]
-
-
-def test_a_profile_brings_the_method_and_the_threshold(tmp_path: Path) -> None:
-    path, folder = tmp_path / "profile.json", saved(tmp_path / "model")
-    profile = guarded(profile_of(folder))
-    profile.save(path)
-
-    def method(**options: Any) -> Any:
-        model = RagWindowsLLM(folder, max_new_tokens=4, **options)
-        return model.complete("What?", passages=PASSAGES).raw["method"]
-
-    assert method(profile=path) == method(method=PROFILED) != method()
-    assert method(profile=path, method="pcw") == {"name": "pcw"}
-    made = RagWindowsLLM(folder, profile=str(path))
-    assert made.lm.profile == again(made).profile == copy.deepcopy(made).profile == profile
-    assert again(made).method is None
-    assert again(made).lm is made.lm
-    with pytest.raises(InputError, match=r"profile.*set them on the WindowedLM"):
-        asked_small({"profile": profile})
-
-
-def test_an_engine_that_is_given_keeps_its_method() -> None:
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), method="pcw")
-    assert asked_small({"lm": lm}).raw["method"] == {"name": "pcw"}
-    assert asked_small({"lm": lm}, method="ape").raw["method"]["name"] == "ape"
-    assert Passage("a").text == "a"

@@ -10,15 +10,13 @@ except ModuleNotFoundError as error:
     needs = missing("The LlamaIndex adapter", "llama-index-core", "llama-index")
     raise ModuleNotFoundError(needs, name=error.name) from None
 
-from llama_index.llms.rag_windows.chat_engines import (
-    WindowCondensePlusContextChatEngine,
-    WindowContextChatEngine,
-)
 from llama_index.llms.rag_windows.messages import passage_of_node
 from llama_index.llms.rag_windows.postprocessor import WindowOrderPostprocessor
 from llama_index.llms.rag_windows.synthesizer import (
     ATTENTION_MASS,
     SourceNode,
+    WindowCondensePlusContextChatEngine,
+    WindowContextChatEngine,
     WindowPromptHelper,
     WindowSynthesizer,
 )

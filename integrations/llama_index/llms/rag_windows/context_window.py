@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -36,16 +37,9 @@ SAMPLES = (
 )
 """Conversations (user, assistant, user) of prose, of names and figures, and of code."""
 
-_ROLES = ("user", "assistant", "user")
-
 
 class Counting:
-    """Compares the tokens of a model's prompts with LlamaIndex's count of their texts.
-
-    Args:
-        tokenizer: of the model.
-        template_kwargs: further variables of its chat template.
-    """
+    """Compares the tokens of a model's prompts with LlamaIndex's count of their texts."""
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
@@ -53,16 +47,7 @@ class Counting:
         self._ratio: tuple[Any, float] | None = None
 
     def fitting(self, positions: int, system: str | None) -> int:
-        """How many of LlamaIndex's tokens fit, at least 1.
-
-        Args:
-            positions: of the model, for prompt and answer.
-            system: the instruction that every prompt begins with.
-        """
-        return max(1, int((positions - self._tokens(["."], system)) / self._tokens_each()))
-
-    def _tokens_each(self) -> float:
-        """Tokens of the model for one of LlamaIndex's, role markers included; at least 1."""
+        """How many of LlamaIndex's tokens fit these positions behind an instruction, at least 1."""
         count = get_tokenizer()
         if self._ratio is None or self._ratio[0] is not count:
             fixed = self._tokens(["."], None)
@@ -71,26 +56,17 @@ class Counting:
                 for texts in SAMPLES
             )
             self._ratio = (count, max(1.0, *ratios))
-        return self._ratio[1]
+        return max(1, int((positions - self._tokens(["."], system)) / self._ratio[1]))
 
     def _tokens(self, texts: Sequence[str], system: str | None) -> int:
+        """Tokens of a conversation, role markers included."""
         messages = [{"role": "system", "content": system}] if system else []
-        messages += [
-            {"role": role, "content": text} for role, text in zip(_ROLES, texts, strict=False)
-        ]
-        return len(self._tokenizer(self._written(messages), add_special_tokens=False)["input_ids"])
-
-    def _written(self, messages: Sequence[Mapping[str, str]]) -> str:
+        roles = ("user", "assistant", "user")
+        messages += [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
+        written = "\n\n".join(f"{each['role']}: {each['content']}" for each in messages)
         if getattr(self._tokenizer, "chat_template", None):
-            try:
-                return str(
-                    self._tokenizer.apply_chat_template(
-                        list(messages),
-                        tokenize=False,
-                        add_generation_prompt=True,
-                        **self._template_kwargs,
-                    )
+            with suppress(TemplateError):  # one that knows no system message, for example
+                written = self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **self._template_kwargs
                 )
-            except TemplateError:  # one that knows no system message, for example
-                pass
-        return "\n\n".join(f"{each['role']}: {each['content']}" for each in messages)
+        return len(self._tokenizer(written, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,136 @@
+"""Callbacks and instrumentation events: each once, whatever the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from inspect import BoundArguments
+from typing import Any
+
+import pytest
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.callbacks import (
+    CallbackManager,
+    CBEventType,
+    EventPayload,
+    LlamaDebugHandler,
+    TokenCountingHandler,
+)
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.span import SimpleSpan
+from llama_index_instrumentation.span_handlers import SimpleSpanHandler
+
+from llama_index.llms.rag_windows import Parts, RagWindowsLLM
+from tests.integrations.cases import LONG, Pace, reader
+from tests.integrations.llama_index.asking import (
+    BARE,
+    ENDPOINTS,
+    NAMES,
+    WAYS,
+    ask,
+    question,
+    told,
+)
+
+EACH = pytest.mark.parametrize(("verb", "way"), ENDPOINTS)
+
+
+class Spans(SimpleSpanHandler):
+    """Keeps the names of the spans that were entered."""
+
+    _names: list[str] = PrivateAttr(default_factory=list)
+
+    def new_span(
+        self, id_: str, bound_args: BoundArguments, *arguments: Any, **options: Any
+    ) -> SimpleSpan:
+        self._names.append(id_.partition("-")[0])
+        return super().new_span(id_, bound_args, *arguments, **options)
+
+
+@pytest.fixture
+def spans() -> Iterator[list[str]]:
+    handler, root = Spans(), get_dispatcher()
+    before = list(root.span_handlers)
+    root.add_span_handler(handler)
+    yield handler._names
+    root.span_handlers = before
+
+
+def watched(*paces: Pace) -> tuple[RagWindowsLLM, LlamaDebugHandler, TokenCountingHandler]:
+    debug, tokens = LlamaDebugHandler(print_trace_on_end=False), TokenCountingHandler()
+    manager = CallbackManager([debug, tokens])
+    given = {"min_new_tokens": 5, "logits_processor": list(paces)}
+    options: dict[str, Any] = {"max_new_tokens": 5, "generate_kwargs": given}
+    return RagWindowsLLM(lm=reader(), callback_manager=manager, **options), debug, tokens
+
+
+@EACH
+def test_each_call_is_told_once(verb: str, way: str, spans: list[str]) -> None:
+    model, debug, tokens = watched()
+    texts = ["Here.", "There."]
+    with told() as seen:
+        _, _, pieces = ask(model, verb, way, question(verb, "Where?"), passages=texts)
+    kind = "Completion" if verb == "complete" else "Chat"
+    expected = {f"LLM{kind}StartEvent": 1, f"LLM{kind}EndEvent": 1}
+    if "stream" in way:
+        expected[f"LLM{kind}InProgressEvent"] = len(pieces)
+    assert Counter(type(event).__name__ for event in seen.events) == expected
+    assert spans == [f"RagWindowsLLM.{NAMES[verb][WAYS.index(way)]}"]
+    ((start, end),) = debug.get_llm_inputs_outputs()
+    assert EventPayload.SERIALIZED in (start.payload or {})
+    said = EventPayload.COMPLETION if verb == "complete" else EventPayload.RESPONSE
+    assert (end.payload or {})[said] is pieces[-1]
+    usage = pieces[-1].raw["usage"]
+    assert tokens.completion_llm_token_count == usage["completion_tokens"] == 5
+    assert tokens.prompt_llm_token_count == usage["prompt_tokens"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_template_calls_are_told_once(way: str, spans: list[str]) -> None:
+    model, debug, _ = watched()
+    with told() as seen:
+        parts = Parts.of(["Here.", "There."])
+        ask(model, "predict", way, BARE, context_str=parts, query_str="Where?")
+    for name in ("LLMPredictStartEvent", "LLMChatStartEvent", "LLMChatEndEvent"):
+        assert len(seen.named(name)) == 1
+    names = [NAMES[verb][WAYS.index(way)] for verb in ("predict", "chat")]
+    assert spans == [f"RagWindowsLLM.{name}" for name in names]
+    assert len(debug.get_llm_inputs_outputs()) == 1
+    assert len(debug.get_event_pairs(CBEventType.TEMPLATING)) == 1
+
+
+@EACH
+def test_a_failed_call_is_told_once(verb: str, way: str) -> None:
+    model, debug, _ = watched(Pace(fails_at=2))
+    with told() as seen, pytest.raises(RuntimeError, match="the worker broke"):
+        ask(model, verb, way, question(verb, "Where?"))
+    ((_, end),) = debug.get_llm_inputs_outputs()
+    assert isinstance((end.payload or {})[EventPayload.EXCEPTION], RuntimeError)
+    assert not seen.named("LLMChatEndEvent", "LLMCompletionEndEvent")
+
+
+@pytest.mark.parametrize("verb", ["chat", "complete"])
+def test_a_handler_that_keeps_everything_keeps_no_stream_running(verb: str) -> None:
+    """Its events hold the exception that ended the stream, and that one the stream's frames."""
+
+    def slow(pace: Pace) -> RagWindowsLLM:
+        given = {**LONG, "logits_processor": [pace]}
+        return RagWindowsLLM(lm=reader(), generate_kwargs=given)
+
+    async def leave(pace: Pace) -> None:
+        stream = await getattr(slow(pace), NAMES[verb][3])(question(verb, "Where?"))
+        await anext(stream)
+        await stream.aclose()
+
+    with told() as seen:
+        pace = Pace(0.01)
+        stream = getattr(slow(pace), NAMES[verb][2])(question(verb, "Where?"))
+        next(stream)
+        stream.close()
+        assert pace.settle() == 0
+        assert len(seen.named("ExceptionEvent")) == 1
+        pace = Pace(0.01)
+        asyncio.run(leave(pace))
+        assert pace.settle() <= 1
+        assert len(seen.named("ExceptionEvent")) == 2

@@ -1,0 +1,377 @@
+"""Tasks and threads, in both frameworks: the loop stays free, work ends with its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from langchain_core.runnables import Runnable
+
+from langchain_rag_windows import ChatRagWindows, RagWindows
+from langchain_rag_windows.errors import RequestTimeoutError
+from llama_index.llms.rag_windows import Parts, RagWindowsLLM
+from rag_windows import GenerationError, InputError, WindowedLM
+from tests.integrations.cases import (
+    LONG,
+    PLACES,
+    Crowd,
+    Pace,
+    case,
+    reader,
+    same_text,
+    worst_gap,
+)
+from tests.integrations.langchain import asking as langchain
+from tests.integrations.llama_index import asking as llama_index
+from tests.rag_windows import small
+
+Asked = Coroutine[Any, Any, str]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """One asynchronous way to ask a model of one framework."""
+
+    name: str
+    kind: Callable[..., Any]
+    ask: Callable[..., Asked]
+    """From the model, a question, passages and options of the call to the text."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def of_langchain(kind: Callable[..., Any], way: str) -> Caller:
+    async def ask(model: Runnable[Any, Any], question: str, passages: Any, **options: Any) -> str:
+        documents = list(passages)
+        made = await langchain.ASYNC[way](model, question, documents=documents, **options)
+        return langchain.text_of(made)
+
+    return Caller(f"{kind.__name__}.{way}", kind, ask)
+
+
+def of_llama_index(verb: str, way: str) -> Caller:
+    async def ask(model: RagWindowsLLM, question: str, passages: Any, **options: Any) -> str:
+        given: tuple[Any, ...] = (llama_index.question(verb, question),)
+        options = {"passages": passages, **options}
+        if verb == "predict":
+            given = (llama_index.BARE,)
+            options = {"context_str": Parts.of(passages), "query_str": question}
+        _, pieces = await llama_index.asked(model, verb, way, *given, **options)
+        texts = [llama_index.text_of(piece) for piece in pieces]
+        return "".join(texts) if verb == "predict" else texts[-1]
+
+    return Caller(f"{verb}.{way}", RagWindowsLLM, ask)
+
+
+KINDS = (ChatRagWindows, RagWindows)
+CALLERS = [
+    *(of_langchain(kind, way) for kind in KINDS for way in langchain.ASYNC),
+    *(of_llama_index(verb, way) for verb, way in llama_index.AWAITED),
+]
+WITH_OPTIONS = [caller for caller in CALLERS if "predict" not in caller.name]
+EACH = pytest.mark.parametrize("caller", CALLERS, ids=repr)
+EACH_WITH_OPTIONS = pytest.mark.parametrize("caller", WITH_OPTIONS, ids=repr)
+
+
+@pytest.fixture(params=["lone", "in a batch"])
+def alone_or_not(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone call is answered by itself; here it is also made to go into the batch."""
+    if request.param == "in a batch":
+        monkeypatch.setattr("rag_windows.integration.calls.Calls.lone", lambda _: False)
+
+
+def asked(caller: Caller, tokens: int = 400, *paces: Pace, **options: Any) -> Asked:
+    """One question over its passages, answered with so many tokens."""
+    one = case(PLACES[0])
+    forced = {"min_new_tokens": tokens, "logits_processor": list(paces)}
+    model = caller.kind(lm=reader(), max_new_tokens=tokens, generate_kwargs=forced, **options)
+    return caller.ask(model, one.question, one.passages)
+
+
+@functools.cache
+def one_token() -> float:
+    """CPU seconds; whatever is loaded on first use is loaded then."""
+    for caller in CALLERS:
+        started = time.process_time()
+        asyncio.run(asked(caller, 16))
+    return (time.process_time() - started) / 16
+
+
+@pytest.mark.usefixtures("alone_or_not")
+@EACH
+def test_the_event_loop_keeps_ticking(caller: Caller) -> None:
+    assert asyncio.run(worst_gap(asked(caller, 16))) < 0.05 + one_token()
+
+
+def test_a_blocked_event_loop_would_be_seen() -> None:
+    async def blocking() -> None:
+        one = case(PLACES[0])
+        reader().generate(one.question, one.passages, min_new_tokens=40, max_new_tokens=40)
+
+    assert asyncio.run(worst_gap(blocking())) > 0.1
+
+
+@pytest.mark.usefixtures("alone_or_not")
+@EACH
+def test_cancelling_stops_within_a_token(caller: Caller) -> None:
+    async def cancel() -> int:
+        pace = Pace(0.01)
+        task = asyncio.ensure_future(asked(caller, 400, pace))
+        while not pace.started.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return pace.settle()
+
+    assert asyncio.run(cancel()) <= 2  # the one under way, and the one whose end is awaited
+
+
+STREAMS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "ChatRagWindows": (ChatRagWindows, "stream", "astream"),
+    "RagWindows": (RagWindows, "stream", "astream"),
+    "complete": (RagWindowsLLM, "stream_complete", "astream_complete"),
+}
+
+
+@pytest.mark.usefixtures("alone_or_not")
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("close", [True, False])
+def test_a_stream_that_is_left_stops(name: str, close: bool) -> None:
+    """Closed, or left by break: then the loop closes it when nothing refers to it."""
+    kind, stream, astream = STREAMS[name]
+    pace = Pace(0.01)
+    model = kind(lm=reader(), generate_kwargs={**LONG, "logits_processor": [pace]})
+
+    async def leave() -> None:
+        pieces: Any = getattr(model, astream)("Who?")
+        pieces = await pieces if kind is RagWindowsLLM else pieces
+        async for _ in pieces:
+            break
+        if close:
+            await pieces.aclose()
+        else:
+            del pieces
+            gc.collect()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(leave())
+    assert pace.settle() <= 1
+    pieces = getattr(model, stream)("Who?")
+    next(pieces)
+    pieces.close()
+    assert pace.settle() == 0
+
+
+@pytest.mark.usefixtures("alone_or_not")
+@EACH
+def test_errors_and_timeouts_come_out_at_once(caller: Caller) -> None:
+    started = time.process_time()
+    with pytest.raises(RuntimeError, match="the worker broke"):
+        asyncio.run(asked(caller, 400, Pace(fails_at=3)))
+    assert time.process_time() - started < 1
+    if caller.kind is RagWindowsLLM:  # its synthesizers would swallow a ValueError
+        with pytest.raises(GenerationError, match="not that one"):
+            asyncio.run(asked(caller, 400, Pace(fails_at=2, error=ValueError("not that one"))))
+    else:
+        with pytest.raises(RequestTimeoutError, match=r"not complete after 0\.2 seconds"):
+            asyncio.run(asked(caller, 400, Pace(0.01), timeout=0.2))
+        slow: dict[str, Any] = {"logits_processor": [Pace(0.01)], **LONG}
+        with pytest.raises(RequestTimeoutError):
+            caller.kind(lm=reader()).invoke("Who?", timeout=0.1, **slow)
+
+
+@pytest.mark.parametrize("kind", [ChatRagWindows, RagWindowsLLM])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_waiting_calls_that_are_cancelled_do_no_work(kind: Callable[..., Any], rows: int) -> None:
+    async def crowd() -> None:
+        slow, model = Pace(0.01), kind(lm=reader(), batch_rows=rows)
+        call = model.acomplete if kind is RagWindowsLLM else model.ainvoke
+        busy: dict[str, Any] = {**LONG, "logits_processor": [slow]}
+        tasks = [asyncio.ensure_future(call("Why?", **busy)) for _ in range(8)]
+        while not slow.started.is_set():
+            await asyncio.sleep(0.001)
+        tasks.append(asyncio.ensure_future(call("Who?", logits_processor=[never])))
+        await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert slow.settle() <= 4
+
+    never = Pace()
+    asyncio.run(crowd())
+    assert never.tokens == 0
+
+
+@EACH
+def test_many_calls_over_their_own_passages_all_answer_right(caller: Caller) -> None:
+    cases = [case(place) for place in PLACES] * 3
+    model = caller.kind(lm=reader(), max_new_tokens=16)
+
+    async def all_at_once() -> list[str]:
+        return await asyncio.gather(*(caller.ask(model, c.question, c.passages) for c in cases))
+
+    assert asyncio.run(all_at_once()) == [one.answer for one in cases]
+
+
+# Calls that are made at once
+
+COUNT = 16
+DOCUMENTS = tuple(f"Document {i}: " + "abcdefgh"[i] * (9 + 4 * (i % 3)) for i in range(8))
+QUESTIONS = [f"Question {i}?" for i in range(COUNT)]
+
+
+def passages(i: int) -> list[str]:
+    """Two that all questions read, and one that every sixth reads."""
+    return [*DOCUMENTS[:2], DOCUMENTS[2 + i % 6]]
+
+
+def crowded(kind: Callable[..., Any], **options: Any) -> Any:
+    return kind(**{"lm": small.lm(), "generate_kwargs": LONG, **options})
+
+
+def assert_their_own(texts: Sequence[str], same: bool = False) -> None:
+    for i in (0, 1, 4, COUNT - 1):
+        given = passages(0 if same else i)
+        alone = small.lm().generate(QUESTIONS[i], given, min_new_tokens=12, max_new_tokens=12)
+        assert same_text(texts[i], alone.text)
+
+
+@EACH_WITH_OPTIONS
+def test_tasks_share_steps_and_get_their_own_answers(caller: Caller) -> None:
+    async def all_at_once(model: Any) -> list[str]:
+        return await asyncio.gather(
+            *(
+                caller.ask(model, question, passages(i), **crowd.member())
+                for i, question in enumerate(QUESTIONS)
+            )
+        )
+
+    with Crowd(small.lm(), COUNT) as crowd:
+        texts = asyncio.run(all_at_once(crowded(caller.kind)))
+    # The first of many may be taken for a lone one, which generates outside of the batch.
+    assert COUNT - 1 <= crowd.shared() <= COUNT
+    assert_their_own(texts)
+
+
+@pytest.mark.parametrize("kind", [ChatRagWindows, RagWindows, RagWindowsLLM])
+def test_threads_and_models_of_one_engine_share_steps(kind: Callable[..., Any]) -> None:
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer())
+    models = [crowded(kind, lm=lm) for _ in range(4)]
+    with Crowd(lm, COUNT) as crowd, ThreadPoolExecutor(COUNT) as threads:
+        asking = []
+        for i, question in enumerate(QUESTIONS):
+            model, options = models[i // 4], crowd.member()
+            if kind is RagWindowsLLM:
+                options |= {"passages": passages(i)}
+                asking.append(threads.submit(model.complete, question, **options))
+            else:
+                options |= {"documents": passages(i)}
+                asking.append(threads.submit(model.invoke, question, **options))
+        texts = [langchain.text_of(one.result()) for one in asking]
+    assert crowd.shared() >= COUNT - len(models)  # each may have taken one for a lone call
+    assert_their_own(texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("limit", [None, 8])
+def test_batches_share_steps(kind: Callable[..., Any], limit: int | None) -> None:
+    model = crowded(kind)
+    config = None if limit is None else {"max_concurrency": limit}
+    for way in ("batch", "abatch"):
+        at_once = limit or (COUNT if way == "abatch" else 4)  # a pool has few threads
+        with Crowd(small.lm(), at_once) as crowd:
+            options = {"documents": passages(0), **crowd.member()}
+            made = getattr(model, way)(QUESTIONS, config=config, **options)
+            answers = made if way == "batch" else asyncio.run(made)
+        assert_their_own([langchain.text_of(answer) for answer in answers], same=True)
+        assert at_once - 1 <= crowd.shared() <= (limit or COUNT)
+    if kind is RagWindows:
+        with Crowd(small.lm(), COUNT) as crowd:
+            model.generate(QUESTIONS, documents=passages(0), **crowd.member())
+        assert crowd.shared() == COUNT
+
+
+@pytest.mark.parametrize(
+    ("caller", "options", "rows"),
+    [
+        *((caller, {"batch_rows": rows}, rows) for caller in WITH_OPTIONS[::4] for rows in (1, 3)),
+        (CALLERS[0], {"concurrency": 1}, 1),
+        (CALLERS[0], {"concurrency": 3}, 3),
+        (CALLERS[0], {"batch_rows": 3, "concurrency": 9}, 3),
+    ],
+)
+def test_the_number_of_rows_is_kept(caller: Caller, options: dict[str, Any], rows: int) -> None:
+    async def all_at_once(model: Any) -> None:
+        asking = (caller.ask(model, each, ["A."], **crowd.member()) for each in QUESTIONS[:8])
+        await asyncio.gather(*asking)
+
+    with Crowd(small.lm(), rows) as crowd:
+        asyncio.run(all_at_once(crowded(caller.kind, **options)))
+    assert crowd.shared() == rows
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}])
+def test_answers_of_a_batch_tell_all_that_lone_ones_tell(options: dict[str, Any]) -> None:
+    forced = {"min_new_tokens": 12, "seed": 7}
+    given = {"lm": small.lm(), "max_new_tokens": 12, "generate_kwargs": forced, **options}
+    model, llm = ChatRagWindows(**given), RagWindowsLLM(**given)
+
+    async def two(call: Callable[[], Any]) -> list[Any]:
+        return list(await asyncio.gather(call(), call()))
+
+    question, read = QUESTIONS[0], passages(0)
+    alone = dict(model.invoke(question, documents=read).response_metadata)
+    several = asyncio.run(two(lambda: model.ainvoke(question, documents=read)))
+    raws = [llm.complete(question, passages=read)]
+    raws += asyncio.run(two(lambda: llm.acomplete(question, passages=read)))
+    told = [alone, *(dict(one.response_metadata) for one in several)]
+    for first, *others in (told, [dict(one.raw) for one in raws]):
+        masses = [entry["mass"] for entry in first["citations"]]
+        for other in others:
+            # Masses are rounded otherwise.
+            found = [entry["mass"] for entry in other["citations"]]
+            assert found == pytest.approx(masses, abs=1e-5)
+            assert other.keys() == first.keys()
+            for key in ("method", "finish_reason", "windows", "notes", "fallback"):
+                assert other[key] == first[key]
+    assert {one.text for one in raws} == {several[0].text, several[1].text}
+
+
+@EACH_WITH_OPTIONS
+def test_what_befalls_one_leaves_the_others(caller: Caller) -> None:
+    endless = Pace()
+    befalls: dict[int, dict[str, Any]] = {
+        5: {"logits_processor": [Pace(fails_at=3)]},
+        9: {"num_beams": "two"},
+        11: {"logits_processor": [endless]},
+    }
+    if caller.kind is not RagWindowsLLM:
+        befalls[7] = {"timeout": 0.3, "logits_processor": [Pace(0.001)]}
+
+    async def all_at_once(model: Any) -> list[Any]:
+        tasks = []
+        for i, question in enumerate(QUESTIONS):
+            options = befalls.get(i, crowd.member())
+            tasks.append(asyncio.ensure_future(caller.ask(model, question, passages(i), **options)))
+        while endless.tokens < 3:
+            await asyncio.sleep(0.001)
+        tasks[11].cancel()
+        got = await asyncio.gather(*tasks, return_exceptions=True)
+        assert endless.settle() == 0
+        return got
+
+    with Crowd(small.lm(), COUNT - len(befalls)) as crowd:
+        got = asyncio.run(all_at_once(crowded(caller.kind)))
+    kinds = {5: RuntimeError, 7: RequestTimeoutError, 9: InputError, 11: asyncio.CancelledError}
+    assert all(isinstance(got[i], kinds[i]) for i in befalls)
+    assert_their_own(got)
+    assert crowd.shared() >= COUNT - len(befalls) - 1

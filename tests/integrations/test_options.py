@@ -1,0 +1,146 @@
+"""Linked tokens, the guard and calibrations, as users of both frameworks set and see them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_rag_windows import ChatRagWindows, RagWindows
+from llama_index.llms.rag_windows import RagWindowsLLM
+from rag_windows import APE, Guard, InputError, Profile, WindowedLM
+from tests.rag_windows import small
+
+PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new."]
+KINDS = pytest.mark.parametrize("kind", [ChatRagWindows, RagWindows, RagWindowsLLM])
+Kind = Callable[..., Any]
+
+
+PROFILED = APE(0.9, 0.6)
+"""The method that it brings; not the default."""
+
+GUARD: Any = {
+    "measure": "1 - sum of squared shares",
+    "threshold": 0.5,
+    "false_alarms": 0.125,
+    "missed": 0.25,
+    "single_hop": 8,
+    "multi_hop": 4,
+}
+
+
+def saved(folder: Path) -> Path:
+    """The folder, with the small model and its tokenizer in it."""
+    small.model().save_pretrained(folder)
+    small.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def profile_of(folder: Path) -> Profile:
+    """A profile of the model in a folder, without a guard's threshold."""
+    words = "tower river bridge lamp stone field door lake".split()
+    examples = [{"query": f"{word}?", "passages": [f"a {word}", "a stone"]} for word in words]
+    lm = WindowedLM.from_pretrained(folder)
+    found = lm.calibrate(examples, settings=[PROFILED], max_new_tokens=2, refine=False)
+    return dataclasses.replace(found, method=PROFILED, best=PROFILED, beats_default=True)
+
+
+def guarded(profile: Profile) -> Profile:
+    """It, with a guard's threshold."""
+    return dataclasses.replace(profile, guard=GUARD)
+
+
+def ask(
+    kind: Kind, given: dict[str, Any], few: bool = False, **of_call: Any
+) -> tuple[str, dict[str, Any]]:
+    """The text of an answer, and what is told of it."""
+    own = {} if "model_name" in given else {"lm": small.lm()}
+    model = kind(**{**own, "max_new_tokens": 8, "temperature": 0, **given})
+    passages = PASSAGES[:2] if few else PASSAGES
+    if kind is RagWindowsLLM:
+        response = model.complete("What?", passages=passages, **of_call)
+        return response.text, response.raw
+    if kind is ChatRagWindows:
+        message = model.invoke("What?", documents=passages, **of_call)
+        return message.text, message.response_metadata
+    made = model.generate(["What?"], documents=passages, **of_call).generations[0][0]
+    return made.text, made.generation_info
+
+
+@KINDS
+def test_linked_tokens(kind: Kind) -> None:
+    ordinary, _ = ask(kind, {"method": "sequential"})
+    parallel, _ = ask(kind, {})
+    assert ordinary != parallel
+    linked, told = ask(kind, {"link_tokens": "all"})
+    assert linked == ordinary
+    assert (told["method"]["name"], told["method"]["reader"]["name"]) == ("linked", "ape")
+    assert ask(kind, {"link_tokens": "all"}, link_tokens=0)[0] == parallel
+    assert ask(kind, {}, link_tokens="all")[0] == ordinary
+
+
+@KINDS
+def test_a_fallback_is_told(kind: Kind) -> None:
+    assert ask(kind, {})[1]["fallback"] is None
+    text, told = ask(kind, {"fallback": Guard(passages=3)})
+    assert text == ask(kind, {"method": "sequential"})[0]
+    found = json.loads(json.dumps(told))["fallback"]
+    assert (found["signal"], found["taken"]) == ("few short passages", True)
+    assert found["measured"] <= found["threshold"] == Guard().tokens
+    assert ask(kind, {"fallback": "sequential"}, few=True)[1]["fallback"]["taken"]
+    if kind is not RagWindowsLLM:
+        assert ask(kind, {"fallback": Guard(passages=3)}, fallback=None)[1]["fallback"] is None
+
+
+@KINDS
+def test_an_engine_that_is_given_keeps_its_method(kind: Kind) -> None:
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), method="pcw")
+    assert ask(kind, {"lm": lm})[1]["method"] == {"name": "pcw"}
+    assert ask(kind, {"lm": lm, "method": "ape"})[1]["method"]["name"] == "ape"
+    assert ask(kind, {"lm": lm}, method="ape")[1]["method"]["name"] == "ape"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("profiled"))
+
+
+@KINDS
+def test_a_profile_brings_the_method_and_the_threshold(
+    kind: Kind, folder: Path, tmp_path: Path
+) -> None:
+    profile = guarded(profile_of(folder))
+    path = tmp_path / "profile.json"
+    profile.save(path)
+    name = "profile" if kind is RagWindowsLLM else "calibration"
+
+    def method(**options: Any) -> Any:
+        return ask(kind, {"model_name": str(folder), **options})[1]["method"]
+
+    for given in (path, str(path), profile):
+        assert method(**{name: given}) == method(method=PROFILED) != method()
+        model = kind(model_name=str(folder), **{name: given})
+        lm = model.lm if kind is RagWindowsLLM else model.windowed_lm()
+        assert lm.profile == profile
+        # One engine for equal profiles, whichever way they came, so that calls share batches.
+        again = copy.deepcopy(kind(model_name=str(folder), **{name: path}))
+        assert lm is (again.lm if kind is RagWindowsLLM else again.windowed_lm())
+    # As in from_pretrained a method beside it counts.
+    assert method(**{name: path, "method": "pcw"}) == {"name": "pcw"}
+    with pytest.raises((InputError, ValueError), match="WindowedLM that you give as lm="):
+        ask(kind, {name: profile})
+    if kind is RagWindowsLLM:
+        made = RagWindowsLLM.from_dict(json.loads(json.dumps(model.to_dict())))
+        assert (made.profile, made.method) == (profile, None)
+        assert made.lm is lm
+    else:
+        plain = profile_of(folder)
+        ways: list[dict[str, Any]] = [{}, {name: path}, {name: plain}, {"method": PROFILED}]
+        made = [kind(model=folder, **options)._identifying_params for options in ways]
+        # A profile without a threshold is its method, and no more.
+        assert len({repr(one) for one in made}) == 4 - 1
