@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from typing import Any, TypedDict
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
@@ -284,36 +284,10 @@ class Wall(BaseModel):
     metres: int
 
 
-class Fence(TypedDict):
-    """A fence."""
-
-    colour: str
-
-
-SCHEMA = {
-    "title": "gate",
-    "description": "A gate.",
-    "type": "object",
-    "properties": {"colour": {"type": "string"}},
-}
 REST = ' {"colour": "white", "metres": 3}}\n</tool_call>'
 WRITTEN = '{"colour": "white", "metres": 3}'
 DATA = {"colour": "white", "metres": 3}
 WHITE = Wall(colour="white", metres=3)
-
-
-@pytest.mark.parametrize(("schema", "expected"), [(Wall, WHITE), (Fence, DATA), (SCHEMA, DATA)])
-def test_a_forced_call_gives_the_data(schema: Any, expected: Any) -> None:
-    llm, lm = model(REST)
-    assert llm.with_structured_output(schema).invoke("Which wall?") == expected
-    name = schema["title"] if isinstance(schema, dict) else schema.__name__
-    assert lm.asked[0][0].opening.endswith(f'"{name}", "arguments":')
-
-
-def test_an_agent_answers_in_the_form_of_a_schema() -> None:
-    agent: Any = create_agent(model(REST)[0], response_format=Wall)
-    asked = {"messages": [HumanMessage("Which wall?")]}
-    assert agent.invoke(asked)["structured_response"] == WHITE
 
 
 @pytest.mark.parametrize("text", [WRITTEN, f"```json\n{WRITTEN}\n```"])
@@ -321,16 +295,6 @@ def test_an_agent_answers_in_the_form_of_a_schema() -> None:
 def test_json_mode_reads_the_text(schema: Any, expected: Any, text: str) -> None:
     structured = model(text)[0].with_structured_output(schema, method="json_mode")
     assert structured.invoke("Which wall? As JSON.") == expected
-
-
-def test_with_the_raw_message() -> None:
-    good = model(REST)[0].with_structured_output(Wall, include_raw=True).invoke("Which wall?")
-    assert (good["parsed"], good["parsing_error"]) == (WHITE, None)
-    assert good["raw"].tool_calls[0]["name"] == "Wall"
-    broken, _ = model(" {}}</tool_call>")
-    bad = broken.with_structured_output(Wall, include_raw=True).invoke("Which?")
-    assert bad["parsed"] is None
-    assert "colour" in str(bad["parsing_error"])
 
 
 @pytest.mark.parametrize(

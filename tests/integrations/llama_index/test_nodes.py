@@ -25,7 +25,6 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import (
-    DEFAULT_REFINE_PROMPT_SEL,
     DEFAULT_TEXT_QA_PROMPT_SEL,
     DEFAULT_TREE_SUMMARIZE_PROMPT_SEL,
 )
@@ -243,15 +242,6 @@ def test_what_stands_around_passages_and_question_is_the_instruction(
     template: Any, expected: Any
 ) -> None:
     assert shown(template, rule="rule 3") == expected
-
-
-def test_the_refine_template_keeps_the_answer_so_far() -> None:
-    values = {"context_msg": VALUES["context_str"], "existing_answer": "Perhaps Ada."}
-    messages = window_messages(DEFAULT_REFINE_PROMPT_SEL, {**values, "query_str": "Who?"}, llm())
-    text = "\n".join(message.content or "" for message in messages)
-    assert "Perhaps Ada." in text
-    assert "Who?" in text
-    assert "A passage." not in text
 
 
 def test_a_template_that_would_lose_the_passages_is_refused() -> None:
