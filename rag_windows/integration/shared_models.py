@@ -113,6 +113,9 @@ def load_shared(model: str | Path | PreTrainedModel, **arguments: Any) -> Window
     named = not isinstance(model, PreTrainedModel)
     loaded = as_key([str(model), load, folder_state(model)] if named else [model, load])
     key = (loaded, as_key(used))
+    lm = _models.get(key)
+    if lm is not None:
+        return lm  # whoever else is being loaded
     with _lock:
         lm = _models.get(key)
         if lm is None and not named:
@@ -218,10 +221,8 @@ class ModelSource:
         """
         with suppress(ModelLoadError):
             return self.read_tokenizer()
-        tokenizer = self.lm().tokenizer
-        if tokenizer is None:
-            raise ModelLoadError("The model has no tokenizer; give it as tokenizer=.")
-        return tokenizer
+        self.lm()
+        return self.read_tokenizer()
 
     def read_tokenizer(self) -> PreTrainedTokenizerBase:
         """Like `tokenizer`, but never loads weights.
