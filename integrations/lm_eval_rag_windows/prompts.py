@@ -239,21 +239,8 @@ class Prompts:
     its left end: the question where there are windows, the whole prompt where there are none or
     they are read one after the other. Each time a warning is logged.
 
-    Attributes:
-        lm: the model, with a tokenizer.
-        boundary: turns texts into ids.
-        bos: text of what begins a prompt, unless a template wrote it already.
-        add_bos_token: whether it begins one; None asks the tokenizer.
-        delimiter: what tasks put behind an example.
-        shots: how many examples a prompt has; None if that is not known, 0 for none.
-        each: examples a window.
-        windows: or how many windows they are spread over.
-        before: text that is put before every prompt, followed by the delimiter.
-        max_length: positions that may be used.
-        max_window_tokens: tokens that a window may hold.
-        wrote_chats: whether prompts come from a chat template; set by whoever applies one.
-        split: windows that were cut into several.
-        truncated: prompts that lost tokens.
+    Options are arguments of `RagWindowsLM`; ``bos`` is the text of what begins a prompt, unless a
+    template wrote it already. Counted are windows that were ``split`` and prompts ``truncated``.
     """
 
     lm: WindowedLM
