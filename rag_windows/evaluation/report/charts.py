@@ -23,30 +23,20 @@ if TYPE_CHECKING:
 WIDTH = 760
 """Of every chart, in CSS pixels; on a phone it is moved sideways, since text doesn't shrink."""
 
-_INK = "#010101"
-_LINES = tuple(f"#0101f{place}" for place in range(1, 7))
-_COLOURS = {_INK: "ink", "#020202": "soft", "#030303": "grid", "#040404": "ground"} | {
-    colour: f"line{place}" for place, colour in enumerate(_LINES, start=1)
+INK = "#010101"
+COLOURS = {INK: "ink", "#020202": "soft", "#030303": "grid", "#040404": "ground"} | {
+    f"#0101f{place}": f"line{place}" for place in range(1, 7)
 }
-"""Stand-ins for matplotlib, and the variables of the page that hold the colours of its scheme."""
-
-_MARKERS = ("s", "^", "D", "v", "P", "X", "<", "p", "*", ">", "h", "d")
-_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1.5)))
+"""Stand-ins in charts.mplstyle, and variables of the page that hold the colours of its scheme."""
 
 _HIGHEST = 250.0
 """Percent kept, beyond which an interval is cut off."""
-
-_SIZE = re.compile(r"(\d{1,9}) passages?")
-"""A kind by which a task that brings its passages tells how many there are."""
 
 
 def charts(summary: Summary, salt: str) -> dict[str, str]:
     """Quality by number of windows, time to the first token, and what is kept by kind: as SVG.
 
     One that can't be drawn of this run is "". The salt keeps the ids of a page's charts apart.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
     """
     try:
         import matplotlib as mpl
@@ -57,7 +47,13 @@ def charts(summary: Summary, salt: str) -> dict[str, str]:
     made = {}
     for kind, draw in (("windows", _windows), ("speed", _first_token), ("kinds", _kinds)):
         with as_file(style) as path, mpl.rc_context({"svg.hashsalt": salt + kind}, fname=path):
-            figure = draw(summary)
+            bases = {arm.base for arm in summary.arms}
+            # The base comes first, and is drawn in ink.
+            arms = sorted(summary.arms, key=lambda arm: arm.name not in bases)
+            labels = dict.fromkeys(arm.label for arm in arms)
+            styles = cycle(mpl.rcParams["axes.prop_cycle"])
+            looks = {label: {**next(styles), "label": _short(label)} for label in labels}
+            figure = draw(summary, looks)
             made[kind] = "" if figure is None else _svg(figure)
     return made
 
@@ -65,19 +61,6 @@ def charts(summary: Summary, salt: str) -> dict[str, str]:
 def _short(text: str, longest: int = 30) -> str:
     # matplotlib leaves labels that begin with "_" out of a legend.
     return name("\u200b" + text if text.startswith("_") else text, longest)
-
-
-def _looks(summary: Summary) -> dict[str, dict[str, Any]]:
-    """How each method is drawn: the base in ink, and no two of twelve others alike."""
-    bases = {arm.base for arm in summary.arms}
-    labels = {arm.label: arm.name in bases for arm in summary.arms}
-    styles = zip(cycle(_LINES), cycle(_MARKERS), cycle(_DASHES), strict=False)
-    found = {}
-    for label, is_base in labels.items():
-        colour, marker, line = (_INK, "o", "-") if is_base else next(styles)
-        found[label] = {"color": colour, "marker": marker, "linestyle": line}
-        found[label]["label"] = _short(label)
-    return found
 
 
 def _figure(height: float, labels: int) -> Figure:
@@ -89,22 +72,21 @@ def _figure(height: float, labels: int) -> Figure:
     return Figure(figsize=size, layout="constrained")
 
 
-def _windows(summary: Summary) -> Figure | None:
-    curves: dict[str, list[tuple[int, Estimate]]] = {}
+def _windows(summary: Summary, looks: dict[str, Any]) -> Figure | None:
+    curves: dict[str, dict[int, Estimate]] = {}
     for arm in summary.arms:
-        curves.setdefault(arm.label, []).extend(_points(arm))
+        curves.setdefault(arm.label, {}).update(_points(arm))
     if all(len(points) < 2 for points in curves.values()):
         return None
-    figure, looks = _figure(340, len(curves)), _looks(summary)
+    figure = _figure(340, len(curves))
     axes = figure.subplots()
     for label, points in curves.items():
-        ends = _ends([one for _, one in points])
-        ends.index = pd.Index([size for size, _ in points])
-        ends, colour = ends.sort_index(), looks[label]["color"]
-        axes.fill_between(ends.index, ends["low"], ends["high"], color=colour, alpha=0.13, lw=0)
-        axes.plot(ends.index, ends["value"], **looks[label])
+        sizes = sorted(points)
+        ends, colour = _ends([points[size] for size in sizes]), looks[label]["color"]
+        axes.fill_between(sizes, ends["low"], ends["high"], color=colour, alpha=0.13, linewidth=0)
+        axes.plot(sizes, ends["value"], **looks[label])
     axes.set_xscale("log", base=2)
-    sizes = sorted({size for points in curves.values() for size, _ in points})
+    sizes = sorted({size for points in curves.values() for size in points})
     axes.set_xticks(sizes, [f"{one:,}" for one in sizes])
     axes.minorticks_off()
     axes.set_xlabel("passages or demonstrations")
@@ -116,16 +98,16 @@ def _windows(summary: Summary) -> Figure | None:
     return figure
 
 
-def _points(arm: ArmSummary) -> list[tuple[int, Estimate]]:
-    """One of an arm that reads so many; of a sweep over sizes, one for each of its kinds."""
-    if arm.top_k is not None:
-        # No demonstrations have no place on a logarithmic axis.
-        return [(arm.top_k, one.estimate) for one in arm.results[:1] if arm.top_k]
-    sized = [(_SIZE.fullmatch(part.label), part.results) for part in arm.kinds]
-    return [(int(match[1]), one.estimate) for match, found in sized if match for one in found[:1]]
+def _points(arm: ArmSummary) -> dict[int, Estimate]:
+    """By number of passages: of an arm that reads so many, or of a sweep's kinds "8 passages"."""
+    if arm.top_k is None:
+        sized = [(re.fullmatch(r"(\d+) passages?", one.label), one.results) for one in arm.kinds]
+        return {int(match[1]): results[0].estimate for match, results in sized if match}
+    # No demonstrations have no place on a logarithmic axis.
+    return {arm.top_k: arm.results[0].estimate} if arm.top_k and arm.results else {}
 
 
-def _first_token(summary: Summary) -> Figure | None:
+def _first_token(summary: Summary, looks: dict[str, Any]) -> Figure | None:
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
     speeds: dict[str, list[SpeedBin]] = {}
@@ -133,16 +115,16 @@ def _first_token(summary: Summary) -> Figure | None:
         speeds.setdefault(arm.label, []).extend(arm.speed)
     if not any(speeds.values()):
         return None
-    figure, looks = _figure(340, len(speeds)), _looks(summary)
+    figure = _figure(340, len(speeds))
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    for axes, field, title in zip(
-        panels, ("cold_s", "warm_s"), ("cold: nothing cached", "warm: all in memory"), strict=True
-    ):
+    titles = ("cold: nothing cached", "warm: all in memory")
+    for axes, field, title in zip(panels, ("cold_s", "warm_s"), titles, strict=True):
         axes.set_title(title)
         axes.set_xlabel("tokens of context")
         for label, bins in speeds.items():
-            points = sorted((one.tokens, getattr(one, field)) for one in bins)
-            axes.loglog([x for x, _ in points], [y for _, y in points], **looks[label])
+            points = {one.tokens: getattr(one, field) for one in bins}
+            lengths = sorted(points)
+            axes.loglog(lengths, [points[one] for one in lengths], **looks[label])
     panels[0].set_ylabel("time to the first token")
     for axis, unit in ((panels[0].xaxis, ""), (panels[0].yaxis, "s")):
         low, high = axis.get_view_interval()
@@ -153,13 +135,13 @@ def _first_token(summary: Summary) -> Figure | None:
     return figure
 
 
-def _kinds(summary: Summary) -> Figure | None:
+def _kinds(summary: Summary, looks: dict[str, Any]) -> Figure | None:
     arms = [arm for arm in deepest(summary) if arm.base is not None and arm.kinds]
     if not arms:
         return None
     bases, kinds = {arm.base for arm in arms}, arms[0].kinds
     base = _short(str(bases.pop())) if len(bases) == 1 else "the base"
-    figure, looks = _figure(80 + len(kinds) * (26 + 20 * len(arms)), len(arms) + 1), _looks(summary)
+    figure = _figure(80 + len(kinds) * (26 + 20 * len(arms)), len(arms) + 1)
     axes = figure.subplots()
     for order, arm in enumerate(arms, start=1):
         results = [part.results[0].against for part in arm.kinds]
@@ -167,7 +149,7 @@ def _kinds(summary: Summary) -> Figure | None:
         height = kept.index - 0.5 + order / (len(arms) + 1)
         reach = [kept["value"] - kept["low"], kept["high"] - kept["value"]]
         axes.errorbar(kept["value"], height, xerr=reach, **looks[arm.label] | {"linestyle": ""})
-    axes.axvline(100, color=_INK, linestyle=(0, (5, 3)), linewidth=1.4, zorder=1, label=base)
+    axes.axvline(100, color=INK, linestyle=(0, (5, 3)), linewidth=1.4, zorder=1, label=base)
     names = [f"{_short(part.label, 26)}\nn = {part.examples:,}" for part in kinds]
     axes.set_yticks(range(len(kinds)), names)
     axes.tick_params(axis="y", length=0)
@@ -193,10 +175,10 @@ def _svg(figure: Figure) -> str:
         # The reader's own fonts draw the text; matplotlib's lacks most scripts, and measures only.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-    text = written.getvalue()
     # Behind metadata and matplotlib's own style sheet. Groups need no ids.
-    drawing = re.sub(r' id="[\w.]+_\d+"', "", text[text.index('<g id="figure_1">') :])
-    for stand_in, variable in _COLOURS.items():
+    drawing = written.getvalue().partition('<g id="figure_1">')[2]
+    drawing = re.sub(r' id="[\w.]+_\d+"', "", drawing).replace("xlink:href", "href")
+    for stand_in, variable in COLOURS.items():
         drawing = drawing.replace(stand_in, f"var(--{variable})")
     size = " ".join(f"{72 * side:g}" for side in figure.get_size_inches())
-    return f'<svg viewBox="0 0 {size}">{drawing.replace("xlink:href", "href")}'
+    return f'<svg viewBox="0 0 {size}"><g>{drawing}'

@@ -10,7 +10,6 @@ import pandas as pd
 from markupsafe import Markup
 
 from rag_windows.evaluation.report.text import (
-    NOTHING,
     chance,
     escaped,
     figure,
@@ -34,11 +33,11 @@ _LONG = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A caption, strings in rows, a note below them, and whether a page may fold it away."""
+    """Strings in rows, of a kind that the templates have a caption for; folded where that helps."""
 
-    caption: str
+    kind: str
     frame: pd.DataFrame
-    note: str = ""
+    metric: str = ""
     folded: bool = False
 
     @property
@@ -53,29 +52,23 @@ class Table:
 def tables(summary: Summary) -> Iterator[Table]:
     """Every table, in the order of a report."""
     if summary.compared:
-        yield _quality(summary)
-        found = _results(summary)
+        yield Table("quality", _quality(summary))
+        found, main = _results(summary), summary.metrics[0]
         for place, metric in enumerate(summary.metrics):
             rows = found[
                 (found["metric"] == metric) & (found["part"] == "") & (found["base"] != "")
             ]
             if len(rows):
-                caption = f"{metric_name(metric, capital=True)}: each arm against its base"
-                columns = ["arm", "value, %", "difference, points", "kept, %", "p", "p (Holm)"]
-                yield Table(caption, rows[[*columns, "n", "base"]], folded=place > 0)
-        main, note = summary.metrics[0], "Not tested: the parts are small, and there are many."
-        for part, words in (
-            ("kind", "by kind of question"),
-            ("evidence", "by whether the passages held evidence"),
-        ):
+                columns = ["arm", "difference, points", "kept, %", "p", "p (Holm)", "n", "base"]
+                yield Table("base", rows[columns], metric, folded=place > 0)
+        for part in ("kind", "evidence"):
             rows = found[(found["metric"] == main) & (found["part"] == part)]
             if len(rows):
-                caption = f"{metric_name(main, capital=True)} {words}"
                 # By label, and the arms of each in their order.
                 rows = pd.concat(own for _, own in rows.groupby("label", sort=False))
                 rows = rows.rename(columns={"label": part})
                 frame = rows[[part, "arm", "value, %", "kept, %", "n"]]
-                yield Table(caption, frame, note, folded=len(rows) > _LONG)
+                yield Table(part, frame, main, folded=len(rows) > _LONG)
     speed = [
         {
             "arm": arm.name,
@@ -83,31 +76,21 @@ def tables(summary: Summary) -> Iterator[Table]:
             "median": number(one.tokens, 0),
             "cold, s": number(one.cold_s, 3),
             "warm, s": number(one.warm_s, 3),
-            "cold / warm": f"{number(one.cold_s / one.warm_s)}×" if one.warm_s > 0 else NOTHING,
+            "cold / warm": number(one.cold_s / one.warm_s if one.warm_s else None),
             "contexts": f"{one.n:,}",
         }
         for arm in summary.arms
         for one in arm.speed
     ]
     if speed:
-        yield Table("Time to the first token", pd.DataFrame(speed), "Medians.", folded=True)
-    yield Table(
-        "Work",
-        _work(summary),
-        "Sums over the run; seconds are medians a question as they came in the run. An arm finds "
-        "in memory what an earlier arm has encoded, so these seconds depend on the order of the "
-        "arms; only those of --speed, cold and warm, can be compared.",
-        folded=True,
-    )
+        yield Table("speed", pd.DataFrame(speed), folded=True)
+    yield Table("work", _work(summary), folded=True)
 
 
-def overview(runs: Sequence[tuple[str, Summary]]) -> Table:
-    """The quality of all arms of several runs, with their titles."""
-    frames = [_quality(summary).frame for _, summary in runs if summary.compared]
-    titles = [title for title, summary in runs if summary.compared]
-    frame = pd.concat(frames, keys=titles, names=["run"]).reset_index("run").fillna(NOTHING)
-    note = "Side by side only: arms are tested against each other inside a run, not between runs."
-    return Table("All runs", frame, note)
+def overview(runs: Sequence[Summary]) -> Table:
+    """The quality of all arms of several runs."""
+    found = {f"{n}. {one.task}": _quality(one) for n, one in enumerate(runs, 1) if one.compared}
+    return Table("runs", pd.concat(found, names=["run"]).reset_index("run").fillna("–"))
 
 
 def _results(summary: Summary) -> pd.DataFrame:
@@ -137,27 +120,18 @@ def _results(summary: Summary) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _quality(summary: Summary) -> Table:
-    columns = [metric_name(one) for one in summary.metrics]
-    rows = [[arm.name, *(figure(one.estimate) for one in arm.results)] for arm in summary.arms]
-    frame = pd.DataFrame(rows, columns=["arm", *columns])
-    note = "Percent, with 95% intervals."
-    if not any(one.estimate.bounded for arm in summary.arms for one in arm.results):
-        note = "Percent. There are no intervals, which need at least two conversations."
-    counts = {one.n for arm in summary.arms for one in arm.results}
-    if len(counts) == 1:
-        note += f" n = {counts.pop():,} questions for every metric."
-    if summary.retrieval:
-        depths = {one.top_k: one for one in summary.retrieval}
-        found = [depths.get(arm.top_k) for arm in summary.arms]
-        frame["evidence found, % of it"] = [figure(getattr(one, "recall", None)) for one in found]
-        frame["questions with some found, %"] = [figure(getattr(one, "hit", None)) for one in found]
-        note += (
-            " The last two columns are the retriever's, over the "
-            f"{max(one.n for one in depths.values()):,} questions that name evidence: what no "
-            "passage holds, no reader can answer from passages."
-        )
-    return Table("Quality of answers", frame, note)
+def _quality(summary: Summary) -> pd.DataFrame:
+    depths = {one.top_k: one for one in summary.retrieval}
+    rows = []
+    for arm in summary.arms:
+        row = {"arm": arm.name}
+        row |= {metric_name(one.metric): figure(one.estimate) for one in arm.results}
+        if depths:
+            found = depths.get(arm.top_k)
+            row["evidence found, % of it"] = figure(getattr(found, "recall", None))
+            row["questions with some found, %"] = figure(getattr(found, "hit", None))
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _work(summary: Summary) -> pd.DataFrame:
@@ -215,31 +189,24 @@ def verdict(arm: ArmSummary, bases: Collection[str | None]) -> tuple[str, str]:
 
 def terminal(summary: Summary) -> str:
     """A summary on one screen, as Markdown that is also plain text."""
-    frames = []
+    shown = []
     if summary.compared:
-        first, *rest = summary.metrics
         found = _results(summary)
-        found = found[found["part"] == ""]
-        main = found[found["metric"] == first][["arm", "value, %", "kept, %", "p (Holm)"]]
-        main = main.rename(columns={"value, %": f"{first} (95%)"})
-        for place, metric in enumerate(rest, start=1):
-            # Without their intervals, which the report has.
-            main[metric] = [number(arm.results[place].estimate.value) for arm in summary.arms]
+        first, *rest = summary.metrics
+        main = found[(found["part"] == "") & (found["metric"] == first)]
+        heads = {"arm": "arm", "value, %": f"{first} (95%)", "kept, %": "retention (95%)"}
+        quality = main[[*heads, "p (Holm)"]].rename(columns=heads).reset_index(drop=True)
         cost = _work(summary)[["arm", "first token, s", "windows encoded", "windows reused"]]
-        if any(arm.speed for arm in summary.arms):
-            cost.insert(1, "cold, s", [number(arm.cold_s, 3) for arm in summary.arms])
-            cost.insert(2, "warm, s", [number(arm.warm_s, 3) for arm in summary.arms])
-        frames = [main, cost]
-        if summary.retrieval:
-            rows = [
-                ("all" if one.top_k is None else one.top_k, figure(one.recall), figure(one.hit))
-                for one in summary.retrieval
-            ]
-            columns = ["passages", "recall (95%)", "hit (95%)"]
-            frames.append(pd.DataFrame(rows, columns=columns).astype(str))
-    bases = {arm.base: None for arm in summary.arms if arm.base}
-    shown = [Table("", one) for one in frames]
-    return rendered("terminal.md", summary=summary, tables=shown, bases=list(bases)).strip()
+        for place, arm in enumerate(summary.arms):
+            # Without their intervals, which the report has.
+            for metric, one in zip(rest, arm.results[1:], strict=True):
+                quality.loc[place, metric] = number(one.estimate.value)
+            if arm.speed:
+                cost.loc[place, "cold, s"] = number(arm.cold_s, 3)
+                cost.loc[place, "warm, s"] = number(arm.warm_s, 3)
+        shown = [Table("", quality), Table("", cost.fillna("–"))]
+    bases = list({arm.base: None for arm in summary.arms if arm.base})
+    return rendered("terminal.md", summary=summary, tables=shown, bases=bases).strip()
 
 
 def cells(examples: Sequence[Example], values: Sequence[float | None]) -> Table:

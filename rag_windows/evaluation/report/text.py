@@ -22,7 +22,6 @@ _MARKS = re.compile(
     re.I,
 )
 _WORDS = {"f1": "F1", "bleu": "BLEU", "chatrag": "ChatRAG", "mrr": "MRR"}
-NOTHING = "–"
 
 
 def escaped(text: str) -> str:
@@ -43,16 +42,20 @@ def name(text: str, longest: int = 120) -> str:
     return cut if len(cut) <= longest else cut[: longest - 1] + "…"
 
 
-def metric_name(metric: str, *, capital: bool = False) -> str:
+def metric_name(metric: str) -> str:
     """Such as "response F1" of "response_f1"."""
-    words = name(" ".join(_WORDS.get(word, word) for word in metric.split("_")))
-    return words[:1].upper() + words[1:] if capital else words
+    return name(" ".join(_WORDS.get(word, word) for word in metric.split("_")))
+
+
+def initial(text: str) -> str:
+    """With a capital."""
+    return text[:1].upper() + text[1:]
 
 
 def number(value: float | None, digits: int = 1) -> str:
     """Fixed digits; a dash for what is not there."""
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return "–"
     # No "-0.0".
     return f"{round(value, digits) + 0.0:,.{digits}f}"
 
@@ -60,7 +63,7 @@ def number(value: float | None, digits: int = 1) -> str:
 def figure(estimate: Estimate | None, *, signed: bool = False) -> str:
     """Such as "98.1 (95.2 to 101.3)"; with a plus before what is above zero if ``signed``."""
     if estimate is None:
-        return NOTHING
+        return "–"
     plus = "+" if signed and round(estimate.value, 1) > 0 else ""
     inside = f" ({number(estimate.low)} to {number(estimate.high)})" if estimate.bounded else ""
     return plus + number(estimate.value) + inside
@@ -69,7 +72,7 @@ def figure(estimate: Estimate | None, *, signed: bool = False) -> str:
 def chance(value: float | None) -> str:
     """A p-value, as "p = 0.41" has it."""
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return "–"
     if value < 0.001:
         return "< 0.001"
     return number(value, 3 if value < 0.1 else 2)
@@ -78,7 +81,7 @@ def chance(value: float | None) -> str:
 def share(value: float | None) -> str:
     """Percent of a share from 0 to 1."""
     if value is None:
-        return NOTHING
+        return "–"
     return "< 0.01%" if 0 < value < 0.00005 else f"{number(100 * value, 1 + (0 < value < 0.01))}%"
 
 
@@ -103,7 +106,7 @@ def rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         finalize=_in_markdown if template.endswith(".md") else _in_html,
     )
-    filters = (figure, listed, metric_name, name, number, share, some, verbatim)
+    filters = (figure, initial, listed, metric_name, name, number, share, some, verbatim)
     made.filters |= {one.__name__: one for one in filters}
     made.globals["zip"] = zip
     return made.get_template(template).render(**values)
