@@ -62,32 +62,23 @@ NAMED = {
     "mr": Named(_MR, None, "text", "label", "validation", (0, 1)),
     "agnews": Named("fancyzhx/ag_news", None, "text", "label", "test", (0, 1, 2, 3)),
 }
+# What stands before a text and before a label, and the words for the classes.
 WORDINGS = {
     "pcw": {
-        "sst2": ("Review: {text}\nSentiment: {label}", "negative positive"),
-        "sst5": ("Review: {text}\nSentiment: {label}", "terrible bad okay good great"),
-        "trec": (
-            "Question: {text}\nType: {label}",
-            "abbreviation entity description human location numeric",
-        ),
-        "mr": ("Review: {text}\nSentiment: {label}", "negative positive"),
-        "agnews": ("input: {text}\ntype: {label}", "world sports business technology"),
+        "sst2": ("Review", "Sentiment", "negative positive"),
+        "sst5": ("Review", "Sentiment", "terrible bad okay good great"),
+        "trec": ("Question", "Type", "abbreviation entity description human location numeric"),
+        "mr": ("Review", "Sentiment", "negative positive"),
+        "agnews": ("input", "type", "world sports business technology"),
     },
     "structured-prompting": {
-        "sst2": ("Sentence: {text} Sentiment: {label}", "negative positive"),
-        "sst5": (
-            "Sentence: {text} Sentiment: {label}",
-            "terrible negative neutral positive great",
-        ),
-        "trec": (
-            "Question: {text} Type: {label}",
-            "Expression Entity Description Person Location Number",
-        ),
-        "mr": ("Review: {text} Sentiment: {label}", "Negative Positive"),
-        "agnews": ("Article: {text} Category: {label}", "World Sports Business Technology"),
+        "sst2": ("Sentence", "Sentiment", "negative positive"),
+        "sst5": ("Sentence", "Sentiment", "terrible negative neutral positive great"),
+        "trec": ("Question", "Type", "Expression Entity Description Person Location Number"),
+        "mr": ("Review", "Sentiment", "Negative Positive"),
+        "agnews": ("Article", "Category", "World Sports Business Technology"),
     },
 }
-"""By wording and task, the form of a demonstration and the words for the classes."""
 
 
 class Item(NamedTuple):
@@ -159,26 +150,33 @@ def from_files(
     "context", where the answer is the right choice or its index from 0. Without ``labels`` those of
     the demonstrations count; ``classes`` are other names of the labels.
     """
-    asked, stamp = _lines(test)
-    if demonstrations is None:
-        train = [one for one in asked if one[2].split == "train"]
-        asked = [one for one in asked if one[2].split != "train"]
-        told = {"test": stamp}
-        wrong = [place for place, _, line in asked if train and line.split is None]
-    else:
-        train, second = _lines(demonstrations)
-        told = {"test": stamp, "demonstrations": second}
-        wrong = [place for place, _, line in asked if line.split == "train"]
-        wrong += [place for place, _, line in train if line.split == "test"]
-    if wrong:
-        raise wrong[0].error('its "split" is missing, or that of the other file; correct it.')
+    train: _Lines = []
+    asked: _Lines = []
+    stamp: dict[str, Any] = {}
+    for part, default, path in (
+        ("test", "test", test),
+        ("demonstrations", "train", demonstrations),
+    ):
+        if path is None:
+            continue
+        source, keys = read(path), Keys()
+        stamp[part] = source.stamp
+        # All lines of a file are of one kind, that of the first.
+        _, first = next(source.records(dict[str, Any]))
+        kind = _Question if {"question", "choices"} & set(first) else _Text
+        for place, line in source.records(kind):
+            split = line.split or default
+            if demonstrations is not None and split != default:
+                raise place.error(f'its "split" is {split!r}; put it into the other file.')
+            lines = train if split == "train" else asked
+            lines.append((place, keys.take(line.id, place), line))
     if not asked:
         raise Place(str(test)).error('no line has "split": "test", so there is nothing to ask.')
     if isinstance(asked[0][2], _Text):
-        return _labelled(train, asked, labels, classes, told)
+        return _labelled(train, asked, labels, classes, stamp)
     if labels is not None:
         raise InputError(f"{test} holds questions, which bring their own choices, not labels.")
-    return Data(_questions(train, by_letter), _questions(asked, by_letter), (), told)
+    return Data(_questions(train, by_letter), _questions(asked, by_letter), (), stamp)
 
 
 def _questions(lines: _Lines, by_letter: bool) -> list[Item]:
@@ -194,15 +192,6 @@ def _questions(lines: _Lines, by_letter: bool) -> list[Item]:
             text += [f"{letter}. {one}" for letter, one in zip(offered, choices, strict=True)]
         made.append(Item(key, "\n".join(text), choices, one.answer, offered))
     return made
-
-
-def _lines(path: Path) -> tuple[_Lines, dict[str, str]]:
-    source, keys = read(path), Keys()
-    # All lines of a file are of one kind, that of the first.
-    _, first = next(source.records(dict[str, Any]))
-    kind = _Question if {"question", "choices"} & set(first) else _Text
-    found = source.records(kind)
-    return [(place, keys.take(line.id, place), line) for place, line in found], source.stamp
 
 
 def from_hub(name: str, labels: Sequence[str]) -> Data:
@@ -311,12 +300,13 @@ class IclTask:
                 raise InputError(f"{task} has labels of its own; leave --label out.")
             if asked is None and demos is not None:
                 raise InputError(f"The texts of {task} to ask are missing: give --test FILE.")
-            written, names = WORDINGS[wording][task]
-            form = Template(written, separator="\n==\n" if wording == "pcw" else "\n")
+            text, label, words = WORDINGS[wording][task]
+            between, separator = ("\n", "\n==\n") if wording == "pcw" else (" ", "\n")
+            form = Template(f"{text}: {{text}}{between}{label}: {{label}}", "", separator)
             if asked is None:
-                data = from_hub(task, names.split())
+                data = from_hub(task, words.split())
             else:
-                data = from_files(asked, demos, names.split(), NAMED[task].classes)
+                data = from_files(asked, demos, words.split(), NAMED[task].classes)
         else:
             path = Path(task)
             if asked is not None:

@@ -13,13 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    StringConstraints,
-)
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
@@ -113,11 +107,7 @@ def sample_needles(count: int, most: int, seed: int) -> tuple[list[Needle], dict
 def invented_needles(
     pool: Sequence[Passage], source: str, count: int, most: int, seed: int
 ) -> tuple[list[Needle], dict[str, Any]]:
-    """A sentence such as "The secret number of Kelnix Tambin is 48213." in a passage of the pool.
-
-    It stands between two sentences near the middle of its passage. Neither its name nor its number
-    occurs in the pool.
-    """
+    """A sentence with a name and a number that the pool lacks, near the middle of a passage of it."""
     if not pool:
         raise InputError(f"{source} holds no passages to hide anything in.")
     rng, needles = random.Random(seed), []
@@ -166,8 +156,8 @@ def file_needles(
 ) -> tuple[list[Needle], dict[str, Any]]:
     """Needles of JSON lines: ``{"question", "answer" or "answers", "needle"}``; the first ones.
 
-    "haystack" is a list of texts, read in its order; lines without
-    one are hidden among the pool, and without a pool among the needles of the other lines.
+    "haystack" is a list of texts, read in its order; lines without one are hidden among the pool,
+    and without a pool among the needles of the other lines.
     """
     source, keys, needles = read(path), Keys(), []
     lines = [(keys.take(line.id, place), line) for place, line in source.records(_Line)]
@@ -191,12 +181,6 @@ class LongTask:
     the needle changes its place: cells are compared in pairs, and windows of one are those of
     another. All cells of a question come one after the other. Methods that give every window the
     same positions can't tell places apart, by design; the sequential one can.
-
-    Attributes:
-        name: stands in manifest and report.
-        needles: each with at least as many others as the sweep reads.
-        settings: the source's digest, and the sweep.
-        prefix: an instruction that suits them, or None.
     """
 
     name: str
@@ -222,8 +206,7 @@ class LongTask:
     ) -> Self:
         """A sweep over the shipped samples, over a folder of texts, or of a file's questions.
 
-        The arguments are the options of `rag-windows eval long`: ``sizes`` of its --passages,
-        ``depths`` of its --positions.
+        The arguments are the command's options; ``sizes`` its --passages, ``depths`` its --positions.
         """
         pool, most, count = None, max(sizes) - 1, questions or QUESTIONS
         source, prefix = "samples", None

@@ -237,7 +237,6 @@ CHOICE = {"question": "Red?", "choices": ["grass", "blood"], "answer": 0, "split
         ([{"text": "a"}], "line 1, label: Field required"),
         ([{"text": " ", "label": "x"}], "line 1, text: String should match"),
         ([GOOD, {**GOOD, "split": "dev"}], "line 2, split: Input should be 'train' or 'test'"),
-        ([GOOD, {"text": "b", "label": "x"}], 'line 2: its "split" is missing'),
         (
             [GOOD, {**GOOD, "label": "z"}, {"text": "b", "label": "y", "split": "test"}],
             "line 3: 'y' is none of the labels ['x', 'z']",
