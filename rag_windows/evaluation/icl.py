@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any, Literal, NamedTuple, Self, cast
@@ -442,6 +442,10 @@ def _macro(sums: Array) -> Array:
         return np.asarray(100.0 * each.sum(axis=-1) / (whole > 0).sum(axis=-1))
 
 
+def _seed_of(example: Example) -> int:
+    return int(example.details["seed"])
+
+
 @dataclass(frozen=True, slots=True)
 class IclAnswerer:
     """Answers an `IclTask`, so many examples in an encoding, behind a system prompt or None."""
@@ -452,12 +456,9 @@ class IclAnswerer:
 
     def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
         """Answer examples by one arm; the passages beside them count for nothing."""
-        by_seed: dict[int, list[Example]] = {}
-        for example, _ in asked:
-            by_seed.setdefault(example.details["seed"], []).append(example)
-        made = [self._judged(lm, arm, seed, one) for seed, one in by_seed.items()]
         # Examples are in the order of their seeds.
-        return [answered for answers in made for answered in answers]
+        by_seed = groupby((one for one, _ in asked), key=_seed_of)
+        return [one for seed, own in by_seed for one in self._judged(lm, arm, seed, list(own))]
 
     def _judged(
         self, lm: WindowedLM, arm: Arm, seed: int, examples: Sequence[Example]
@@ -469,38 +470,42 @@ class IclAnswerer:
         labels = {offered: labels_for(lm.engine, task.template, offered) for offered in kinds}
         choices = [labels[item.offered] for item in items]
         demonstrations = task.shown(arm.top_k, seed)
+        number, tokens = settings["windows"], settings["window_tokens"]
 
-        def windows(count: int) -> Shown:
-            def filled(sizes: Sizes) -> Shown:
-                return Shown.of(
-                    lm.engine,
-                    [*texts, *neutral],
-                    demonstrations[:count],
-                    choices,
-                    form=task.template,
-                    method=cast(Method, arm.method),
-                    prefix=self.prefix,
-                    sizes=sizes,
-                )
+        def size(text: str) -> int:
+            return len(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-            number, tokens = settings["windows"], settings["window_tokens"]
+        longest = max(texts, key=size)
+
+        def windows(count: int, sizes: Sizes) -> Shown:
+            return Shown.of(
+                lm.engine,
+                [longest, *neutral],
+                demonstrations[:count],
+                choices,
+                form=task.template,
+                method=cast(Method, arm.method),
+                prefix=self.prefix,
+                sizes=sizes,
+            )
+
+        def filled(count: int) -> Shown:
             if number is not None or tokens is not None:
-                return filled(Sizes(number and max(1, min(number, count)), tokens))
+                return windows(count, Sizes(number and max(1, min(number, count)), tokens))
             # So many windows may be too few.
             with suppress(LimitError):
-                return filled(Sizes(windows=max(1, min(USUAL, count // USUAL))))
-            return filled(Sizes())
+                return windows(count, Sizes(windows=max(1, min(USUAL, count // USUAL))))
+            return windows(count, Sizes())
 
         def too_many(count: int) -> bool:
-            read = windows(count)
-            return not all(read.fits(text, choices) for text in texts)
+            return not filled(count).fits(longest, choices)
 
         kept = len(demonstrations)
         if too_many(kept):
             # Windows side by side always fit; one after the other, the first ones are read. Where
             # not even one of them fits, the engine says so.
             kept = max(1, bisect_left(range(kept), True, lo=1, key=too_many) - 1)
-        read_in = windows(kept)
+        read_in = filled(kept)
         begun = time.perf_counter()
         judged = read_in.judge(texts, choices, settings["normalize"], neutral)
         seconds, read = (time.perf_counter() - begun) / len(items), judged.read

@@ -107,7 +107,7 @@ def sample_needles(count: int, most: int, seed: int) -> tuple[list[Needle], dict
 def invented_needles(
     pool: Sequence[Passage], source: str, count: int, most: int, seed: int
 ) -> tuple[list[Needle], dict[str, Any]]:
-    """A sentence with a name and a number that the pool lacks, near the middle of a passage of it."""
+    """A sentence of a name and a number that the pool lacks, amid a passage of the pool."""
     if not pool:
         raise InputError(f"{source} holds no passages to hide anything in.")
     rng, needles = random.Random(seed), []
@@ -206,7 +206,7 @@ class LongTask:
     ) -> Self:
         """A sweep over the shipped samples, over a folder of texts, or of a file's questions.
 
-        The arguments are the command's options; ``sizes`` its --passages, ``depths`` its --positions.
+        The arguments are the command's options: ``sizes`` its --passages, ``depths`` --positions.
         """
         pool, most, count = None, max(sizes) - 1, questions or QUESTIONS
         source, prefix = "samples", None
