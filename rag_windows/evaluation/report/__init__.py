@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from rag_windows import __version__
@@ -91,21 +92,20 @@ def _part(run: ReportedRun, anchor: str, count: int) -> dict[str, Any]:
 
 
 def _values(run: ReportedRun) -> tuple[str, pd.DataFrame]:
-    """The first metric that judges single answers, and its values by example and arm."""
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
-    for arm in run.summary.arms:
-        records = run.folder.records(arm.name)
-        asked = [one for one in run.task.examples if one.key in records]
+    """The first metric that judges single answers, and its values by place and arm."""
+    examples, arms = run.task.examples, [arm.name for arm in run.summary.arms]
+    found = {
+        one: pd.DataFrame(index=range(len(examples)), columns=arms, dtype=float)
+        for one in run.task.metrics
+    }
+    for arm in arms:
+        records = run.folder.records(arm)
+        places = [place for place, one in enumerate(examples) if one.key in records]
+        asked = [examples[place] for place in places]
         for score in run.task.scores(asked, [records[one.key] for one in asked]) if asked else ():
-            pairs = zip(asked, score.values, strict=True)
-            values = {example.key: value for example, value in pairs}
-            found.setdefault(score.name, {})[arm.name] = values
-    keys, arms = [one.key for one in run.task.examples], [arm.name for arm in run.summary.arms]
-    for metric, columns in found.items():
-        frame = pd.DataFrame(columns, index=keys, columns=arms, dtype=float)
-        if frame.notna().any(axis=None):
-            return metric, frame
-    return "", pd.DataFrame(index=keys, columns=arms, dtype=float)
+            found[score.name].loc[places, arm] = np.array(score.values, dtype=float)
+    judging = [metric for metric, one in found.items() if one.notna().any(axis=None)]
+    return (judging or [""])[0], found[(judging or list(found))[0]]
 
 
 def _chosen(run: ReportedRun, values: pd.DataFrame, count: int) -> list[tuple[int, str]]:
@@ -113,7 +113,7 @@ def _chosen(run: ReportedRun, values: pd.DataFrame, count: int) -> list[tuple[in
 
     Without a base they are the best and the worst answers. Those that lack an answer come last.
     """
-    arms, keys = deepest(run.summary), list(values.index)
+    arms, keys = deepest(run.summary), [one.key for one in run.task.examples]
     records = [[run.folder.records(arm.name).get(key) for arm in arms] for key in keys]
     whole = [all(one is not None and one.error is None for one in found) for found in records]
     compared = [arm for arm in arms if arm.base]
@@ -121,7 +121,7 @@ def _chosen(run: ReportedRun, values: pd.DataFrame, count: int) -> list[tuple[in
         {arm.name: values[arm.name] - values[arm.base] for arm in compared}
         or {arm.name: values[arm.name] for arm in arms}
     )
-    points = changes.set_axis(range(len(keys)))[whole].stack().dropna()
+    points = changes[whole].stack().dropna()
     bases = {arm.name: arm.base for arm in compared}
     taken: dict[int, str] = {}
     for kind, sign, most in (("gain", 1, count // 3), ("loss", -1, 2 * (count // 3))):
@@ -141,7 +141,7 @@ def _question(run: ReportedRun, values: pd.DataFrame, place: int, why: str) -> d
     """One question with its answers, and the passages that arms read, in the ranking's order."""
     example, deep = run.task.examples[place], deepest(run.summary)
     answers = [
-        (arm, values[arm.name].iloc[place], run.folder.records(arm.name).get(example.key))
+        (arm, values.loc[place, arm.name], run.folder.records(arm.name).get(example.key))
         for arm in run.summary.arms
     ]
     records = [record for arm, _, record in answers if record is not None and arm in deep]

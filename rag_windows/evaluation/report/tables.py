@@ -89,7 +89,9 @@ def tables(summary: Summary) -> Iterator[Table]:
 
 def overview(runs: Sequence[Summary]) -> Table:
     """The quality of all arms of several runs."""
-    found = {f"{n}. {one.task}": _quality(one) for n, one in enumerate(runs, 1) if one.compared}
+    found = {
+        f"{n}. {name(one.task)}": _quality(one) for n, one in enumerate(runs, 1) if one.compared
+    }
     return Table("runs", pd.concat(found, names=["run"]).reset_index("run").fillna("–"))
 
 
