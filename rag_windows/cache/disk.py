@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 from weakref import finalize
 
 import torch
@@ -56,13 +56,6 @@ _FILE_MODE, _MORE_LABELS_MODE = 0o600, 0o400
 
 Found = Literal["read", "missing", "expired", "quarantined", "failed"]
 """What came of reading an entry."""
-
-
-class Verified(NamedTuple):
-    """How many entries were read, and how many of them were put aside."""
-
-    checked: int
-    quarantined: int
 
 
 class DiskTier(Tier):
@@ -164,10 +157,10 @@ class DiskTier(Tier):
                 return torch.empty(state.st_size, dtype=torch.uint8)
         return None
 
-    def verify(self) -> Verified:
-        """Read every entry and put aside what can't be proved right; counts no uses."""
+    def verify(self) -> tuple[int, int]:
+        """Read every entry, and put aside those that can't be proved right: how many of each."""
         outcomes = Counter(self._read(key)[1] for key in self._keys())
-        return Verified(outcomes.total() - outcomes["missing"], outcomes["quarantined"])
+        return outcomes.total() - outcomes["missing"], outcomes["quarantined"]
 
     def __contains__(self, key: str) -> bool:
         """Whether a file of that name is there; only reading proves it right."""

@@ -117,10 +117,9 @@ class _Request:
     ) -> None:
         self._encoder, self._cache = encoder, cache
         self._scope, self._asked, self._still_same = scope, asked, still_same
-        devices = layer_devices(encoder.model, len(encoder.sliding_windows))
-        self._devices = devices
         self._head_key = scope.prefix_key()
-        self._device = devices[0] if len(set(devices)) == 1 else None
+        self._devices = layer_devices(encoder.model, len(encoder.sliding_windows))
+        self._device = self._devices[0] if len({*self._devices}) == 1 else None
         self._epoch = self._cache.epoch
         self._fresh: dict[str, Entry] = {}
         self._unkept: list[str] = []
@@ -155,17 +154,12 @@ class _Request:
                 )
                 return self._encoded(prefix, made, wanted, found)
             missing = {one.key: one for one in wanted if one.key not in found}
-            moved = {
-                one.key: placed(found[one.key].window, self._devices)
-                for one in wanted
-                if one.key in found
-            }
+            moved = {key: placed(entry.window, self._devices) for key, entry in found.items()}
             self._done = sum(one.key in found for one in wanted)
             if self._done or not missing:
                 self._tell({})
             obtained = yield from self._obtain(missing, prefix)
-            for key, entry in obtained.items():
-                moved[key] = placed(entry.window, self._devices)
+            moved |= {key: placed(one.window, self._devices) for key, one in obtained.items()}
             found |= obtained
         finally:
             # Also after a failure: what is done is done, and a request that was cancelled may come

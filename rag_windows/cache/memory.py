@@ -207,11 +207,18 @@ def block_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(sizes.values())
 
 
-def placed(window: Window, devices: Sequence[torch.device], *, pin: bool = False) -> Window:
-    """A window whose layers are on these devices, in one block on each, so it keeps no batch alive.
+def placed(window: Window, devices: Sequence[torch.device]) -> Window:
+    """A window whose layers are on these devices; itself if they are.
 
     From page-locked host memory to an accelerator the processor does not wait for the copy.
     """
+    pairs = zip((*window.keys, *window.values), (*devices, *devices), strict=True)
+    if all(tensor.device == device for tensor, device in pairs):
+        return window
+    return _in_blocks(window, devices)
+
+
+def _in_blocks(window: Window, devices: Sequence[torch.device], *, pin: bool = False) -> Window:
     made, wanted = [*window.keys, *window.values], [*devices, *devices]
     for device in dict.fromkeys(wanted):
         places = [index for index, other in enumerate(wanted) if other == device]
@@ -223,7 +230,7 @@ def placed(window: Window, devices: Sequence[torch.device], *, pin: bool = False
 
 def compact(window: Window) -> Window:
     """The same window in one block of its own (one a device), so that it keeps no batch alive."""
-    return placed(window, [tensor.device for tensor in window.keys])
+    return _in_blocks(window, [tensor.device for tensor in window.keys])
 
 
 def to_host(window: Window) -> Window:
@@ -231,11 +238,11 @@ def to_host(window: Window) -> Window:
 
     For a thread of its own: it uses a stream of its own, so that the model's is not held up.
     """
-    device = window.keys[0].device
+    device, host = window.keys[0].device, [HOST] * len(window.keys)
     if device.type != "cuda":
-        return placed(window, [HOST] * len(window.keys))
+        return placed(window, host)
     with torch.cuda.stream(torch.cuda.Stream(device)):
-        return placed(window, [HOST] * len(window.keys), pin=True)
+        return _in_blocks(window, host, pin=True)
 
 
 def layer_devices(model: PreTrainedModel, layers: int) -> list[torch.device]:

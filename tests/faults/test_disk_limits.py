@@ -37,11 +37,6 @@ def fill(user: DiskTier, numbers: range) -> None:
         user.put(key_of(number), entry_of(number))
 
 
-def test_the_size_of_an_entry(tmp_path: Path) -> None:
-    assert tier(tmp_path).put(key_of(1), entry_of(1))
-    assert SIZE // 2 < entry_path(tmp_path, 1).stat().st_size <= SIZE
-
-
 @pytest.mark.parametrize("limit", [SIZE, 5 * SIZE, 20 * SIZE])
 def test_never_over_the_limit(tmp_path: Path, limit: int) -> None:
     user = tier(tmp_path, limit)

@@ -102,7 +102,7 @@ def test_mixed_operations(tmp_path: Path) -> None:
         time.sleep(0.005)
     assert 0 < most <= limit + largest
     last = tier(tmp_path, limit)
-    assert last.verify().quarantined == 0
+    assert last.verify()[1] == 0
     assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
     assert not list((tmp_path / "locks").iterdir())
 

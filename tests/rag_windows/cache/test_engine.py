@@ -86,17 +86,6 @@ def same(one: Generation, other: Generation) -> None:
     assert masses[0] == pytest.approx(masses[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"num_beams": 2}, {"do_sample": True, "seed": 3}], ids=str)
-def test_ways_of_generating(options: dict[str, Any]) -> None:
-    lm = cached()
-    expected = small.lm().generate("What?", PASSAGES, max_new_tokens=5, **options)
-    for _ in range(2):
-        *_, last = lm.stream("What?", PASSAGES, max_new_tokens=5, **options)
-        assert last.generation is not None
-        same(last.generation, expected)
-        same(lm.generate("What?", PASSAGES, max_new_tokens=5, **options), expected)
-
-
 def test_one_after_the_other_only_the_prefix_is_kept() -> None:
     lm = cached(method="sequential")
     lm.generate("What?", PASSAGES, prefix="Be brief.", max_new_tokens=2)
