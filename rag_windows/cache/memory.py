@@ -250,11 +250,11 @@ def layer_devices(model: PreTrainedModel, layers: int) -> list[torch.device]:
     found = [input_device(model)] * layers
     for module in model.modules():
         index = module.__dict__.get("layer_idx")
-        weight = next(module.parameters(), None)
-        if not isinstance(index, int) or not 0 <= index < layers or weight is None:
+        if not isinstance(index, int) or not 0 <= index < layers:
             continue
+        weight = next(module.parameters(), None)
         placed_on = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-        if weight.device.type != "meta":
+        if weight is not None and weight.device.type != "meta":
             found[index] = weight.device
         elif placed_on is not None:
             found[index] = (
