@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping
@@ -154,14 +153,6 @@ def write_whole(path: str | Path, text: str) -> None:
 
 def _reason(error: Exception) -> object:
     return getattr(error, "strerror", None) or error
-
-
-def safe_name(name: str) -> str:
-    """A file name for a foreign name; where it changes the name, it adds a digest of the whole."""
-    plain = re.sub(r"[^A-Za-z0-9._@+=-]", "_", name)[:100].lstrip(".")
-    if plain == name and name:
-        return name
-    return f"{plain}-{hashlib.sha256(encodable(name).encode()).hexdigest()[:12]}"
 
 
 class JsonLines:

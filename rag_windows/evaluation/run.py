@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import quote
 
 import pandas as pd
 from pydantic import BaseModel, field_validator
@@ -25,7 +26,7 @@ from rag_windows.errors import (
     ModelError,
     RagWindowsError,
 )
-from rag_windows.evaluation.files import JsonLines, read, safe_name, shown, write_whole
+from rag_windows.evaluation.files import JsonLines, read, shown, write_whole
 from rag_windows.evaluation.machine import lock_folder, surroundings
 from rag_windows.evaluation.task import (
     STRICT,
@@ -47,7 +48,6 @@ BASE = "sequential"
 MANIFEST, RECORDS, PASSAGES = "manifest.json", "records.jsonl", "passages.jsonl"
 SOURCE, SCORES, REPORTS = "source.json", "scores.json", ("report.html", "report.md")
 PREDICTIONS, INDEX = "predictions", "index"
-_FILES = (RECORDS, PASSAGES, SOURCE, SCORES, *REPORTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class RunFolder:
 
     def predictions(self, arm: str, suffix: str = ".json") -> Path:
         """Where an arm's answers stand in the dataset's own format."""
-        return self.path / PREDICTIONS / f"{safe_name(arm)}{suffix}"
+        return self.path / PREDICTIONS / f"{quote(arm, safe='@+=')}{suffix}"
 
     def add(self, values: Sequence[Record | Speed], texts: Iterable[str] = ()) -> None:
         """Keep answers and timings, with the passages that they name; they are safe afterwards."""
@@ -297,10 +297,10 @@ class RunFolder:
 def _remove_run(folder: Path) -> None:
     """Remove what a run has written, and nothing else."""
     try:
-        for name in _FILES:
+        shutil.rmtree(folder / PREDICTIONS, ignore_errors=True)
+        shutil.rmtree(folder / INDEX, ignore_errors=True)
+        for name in (RECORDS, PASSAGES, SOURCE, SCORES, *REPORTS):
             (folder / name).unlink(missing_ok=True)
-        for name in (PREDICTIONS, INDEX):
-            shutil.rmtree(folder / name, ignore_errors=True)
         # Last, so that a removal that was stopped can be done again.
         (folder / MANIFEST).unlink()
     except OSError as error:
