@@ -232,8 +232,7 @@ def perfect_frequencies(trace: Trace, sizes: Sequence[int], worth: Numbers, limi
 
     The best fixed set of windows under the limit, by popularity times worth over bytes, the last
     one in part (a fractional knapsack). For independent requests nothing that doesn't see the
-    future does better in the long run. Where the popularity shifts, the set changes with it, at no
-    cost.
+    future does better in the long run. Where the popularity shifts, the set follows at no cost.
     """
     size = np.asarray(sizes, dtype=np.float64)
     ends = [first for first, _ in trace.phases[1:]] + [len(trace.requests)]

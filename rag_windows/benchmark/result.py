@@ -150,16 +150,11 @@ class Plan:
 class Cell(Place):
     """One way over one context.
 
-    Attributes:
-        prefill_s: until the query could be read; until the first token where that is one step.
-        tokens: new ones in each round.
-        tokens_per_s: behind the first.
-        end_s: to so many new tokens, by their number; those that were made.
-        prefill_floor_s: linear layers of the tokens that the prefill computes, at the measured
-            rate; None where it computes none.
-        decode_floor_s: reading weights, keys and values once.
-        peak_bytes: beside the weights, with keys and values; None where it was not measured.
-        kv_bytes: keys and values of the prompt.
+    `prefill_s` is until the query could be read, or to the first token where that is one step;
+    `tokens_per_s` counts behind the first; `end_s` is to so many tokens, by their number. The
+    floors are linear layers of the tokens that the prefill computes (None where it computes none)
+    and reading weights, keys and values once. `peak_bytes` are beside the weights, `kv_bytes` those
+    of the prompt's keys and values.
     """
 
     way: str
@@ -522,10 +517,7 @@ def _figures(result: Result) -> dict[tuple[str, str, str], tuple[list[float], st
 def draw(result: Result, path: Path) -> None:
     """Seconds to the first token and tokens per second against the context, as PNG.
 
-    Each length of windows has a row of its own.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
+    Each length of windows has a row of its own. Without matplotlib, a `MissingExtraError`.
     """
     try:
         from matplotlib.figure import Figure

@@ -337,17 +337,8 @@ def run(
 ) -> Result:
     """Make the model, measure the machine, and time everything that is planned.
 
-    Args:
-        plan: what to run.
-        command: that asked for it.
-        tell: called with what was done.
-        partial_path: file in which parts are kept until the caller removes it; an unfinished run of
-            the same settings that it holds is gone on with.
-
-    Raises:
-        InputError: an unknown shape or method, windows that don't divide a context, or a file of
-            other settings.
-        DataError: the file can't be read or written.
+    Parts are kept in a file until the caller removes it. An unfinished run of the same settings
+    that it holds is gone on with; one of others is an `InputError`.
     """
     here = machine(plan)
     kept = Unfinished.begin(partial_path, _settings(plan, here))
@@ -418,12 +409,7 @@ class Unfinished:
 
     @classmethod
     def begin(cls, path: Path | None, settings: dict[str, Any]) -> Unfinished:
-        """A run, or the one that the file holds.
-
-        Raises:
-            DataError: the file can't be read or written, or holds something else.
-            InputError: it is of other settings.
-        """
+        """A run, or the one that the file holds."""
         made = cls(settings)
         if path is not None and path.exists():
             try:
@@ -451,12 +437,9 @@ class Unfinished:
 class Roofline:
     """The least that a prompt and a decode step can cost on this machine.
 
-    Attributes:
-        rates: that the machine reached.
-        flops: of the linear layers, per prompt token.
-        weights: bytes that every decode step reads: all but an embedding table apart from the
-            vocabulary layer.
-        token: bytes of keys and values of one token.
+    `flops` are those of the linear layers for a prompt token, `weights` the bytes that every decode
+    step reads (all but an embedding table apart from the vocabulary layer), `token` the bytes of a
+    token's keys and values.
     """
 
     rates: Rates
@@ -700,11 +683,7 @@ def _peak(plan: Plan, place: Place, way: str, work: Callable[[], object], tell: 
 
 @functools.lru_cache
 def peak_apart(asked: str) -> int | None:
-    """Peak memory in a process of its own: memory that other ways freed would hide a part of it.
-
-    Raises:
-        OSError, RuntimeError, MemoryError: the process can't be started, or it failed.
-    """
+    """Peak memory in a process of its own: memory that other ways freed would hide a part of it."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(_answer_for_peak, asked).result()
 

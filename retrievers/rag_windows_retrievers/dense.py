@@ -167,10 +167,9 @@ class DenseRetriever:
             same = bool((moved <= _NEAR * np.linalg.norm(probe, axis=1)).all())
         if not same:
             raise RetrievalError(
-                f"The vectors in {path} were made by {settings['model']!r} (revision {revision}, "
-                f"dimension {probe.shape[1]}), and {encoder.name!r} (revision {encoder.revision}, "
-                f"dimension {encoder.dimension}) makes others. Load that model, or delete the "
-                "folder and embed the passages anew."
+                f"The vectors in {path} were made by {settings['model']!r}, revision {revision}, "
+                f"and {encoder.name!r}, revision {encoder.revision}, makes others. Load that "
+                "model, or delete the folder and embed the passages anew."
             )
         return loaded
 

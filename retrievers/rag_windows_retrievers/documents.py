@@ -326,11 +326,7 @@ def _pdf(data: bytes) -> tuple[str, str]:
 
 
 def _document(line: str, label: str, place: str) -> Document:
-    """The document that a line of JSON holds.
-
-    Raises:
-        ValueError, TypeError, RecursionError: it holds something else.
-    """
+    """The document that a line of JSON holds; one of several errors for anything else."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise TypeError

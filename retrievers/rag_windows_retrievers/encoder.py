@@ -55,14 +55,7 @@ class Encoder(Protocol):
 
 
 class SentenceModel:
-    """A model of sentence-transformers that threads share, one at a time.
-
-    Args:
-        kind: the library's class.
-        model: a folder, a name on the Hub, or a model of that class.
-        revision: of the model on the Hub.
-        device: where it runs; None for the best there is.
-    """
+    """A model of one of sentence-transformers' classes, which threads use one at a time."""
 
     def __init__(self, kind: str, model: Any, revision: str | None, device: str | None) -> None:
         # The tokenizer's padding and truncation are states.

@@ -49,11 +49,7 @@ def write(
 
 
 def read(path: Path, *names: str) -> tuple[tuple[Passage, ...], dict[str, Any], Arrays]:
-    """Check the index and read it: passages, settings and arrays, those named among them.
-
-    Raises:
-        RetrievalError: there is no index, it is of another format, or it is damaged.
-    """
+    """Check the index and read it: passages, settings and arrays, those named among them."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

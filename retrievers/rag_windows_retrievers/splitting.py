@@ -108,13 +108,7 @@ def _count_words(text: str) -> int:
 def fitting(text: str, measure: Callable[[str], int], limit: int) -> list[tuple[int, int]]:
     """Stretches of a text as long as fit: (start, end), without blank space around them.
 
-    Args:
-        text: any text.
-        measure: length of a part of it. Lengths need not add up.
-        limit: the greatest length.
-
-    Raises:
-        InputError: a single character is longer.
+    Lengths need not add up. An `InputError` where a single character is longer.
     """
     spans: list[tuple[int, int]] = []
     for start, end in _units(text, measure, limit):

@@ -129,8 +129,10 @@ def test_a_moved_model_is_the_same_model_and_another_is_refused(tmp_path: Path) 
     assert loaded.retrieve("old bridge") == built.retrieve("old bridge")
     assert loaded.updated(CORPUS).embedded == 0
     others = (revised("others", "a0"), revised("words", "a0", 32), revised("words", "b1"))
-    for encoder, told in zip(others, ("'others'", "dimension 32", "revision b1"), strict=True):
-        with pytest.raises(RetrievalError, match=rf"made by 'words' \(revision a0.*{told}.*anew"):
+    for encoder, told in zip(others, ("'others'", "'words'", "revision b1"), strict=True):
+        with pytest.raises(
+            RetrievalError, match=rf"made by 'words', revision a0, and .*{told}.*anew"
+        ):
             DenseRetriever.load(tmp_path, encoder)
 
 
