@@ -507,8 +507,8 @@ class IclAnswerer:
             kept = max(1, bisect_left(range(kept), True, lo=1, key=too_many) - 1)
         read_in = filled(kept)
         begun = time.perf_counter()
-        judged = read_in.judge(texts, choices, settings["normalize"], neutral)
-        seconds, read = (time.perf_counter() - begun) / len(items), judged.read
+        labelled, read = read_in.judge(texts, choices, settings["normalize"], neutral)
+        seconds = (time.perf_counter() - begun) / len(items)
         passages = tuple(
             ReadPassage.of(
                 Passage(text, f"window {number}"),
@@ -517,7 +517,7 @@ class IclAnswerer:
             for number, text in enumerate(read_in.windows, start=1)
         )
         made = []
-        for number, (item, found) in enumerate(zip(items, judged.labels, strict=True)):
+        for number, (item, found) in enumerate(zip(items, labelled, strict=True)):
             # The first of a batch pays for what the others find.
             first = number == 0
             record = Record(

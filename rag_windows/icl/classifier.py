@@ -83,7 +83,8 @@ def classify(
 ) -> list[Classification]:
     """Label texts, as `WindowedLM.classify` describes it."""
     sizes = Sizes(windows, window_tokens)
-    check_normalize(normalize)
+    if normalize not in ("sum", "mean"):
+        raise InputError(f"normalize={normalize!r} must be 'sum' or 'mean'.")
     form = Template.of(template)
     examples = demonstrations_of(demonstrations)
     neutral = [calibrate_with] if isinstance(calibrate_with, str) else list(calibrate_with or ())
@@ -103,13 +104,7 @@ def classify(
         prefix=prefix,
         sizes=sizes,
     )
-    return shown.judge(texts, [choices] * len(texts), normalize, neutral).labels
-
-
-def check_normalize(normalize: str) -> None:
-    """Refuse anything but "sum" and "mean"."""
-    if normalize not in ("sum", "mean"):
-        raise InputError(f"normalize={normalize!r} must be 'sum' or 'mean'.")
+    return shown.judge(texts, [choices] * len(texts), normalize, neutral)[0]
 
 
 def labels_for(
@@ -126,14 +121,6 @@ def labels_for(
         demonstrations_of(demonstrations),
         lambda label: prompt.encode_text(gap + label, continuation=True),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One label a text, and how they were found: the texts first, content-free ones behind them."""
-
-    labels: list[Classification]
-    read: Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +180,7 @@ class Shown:
         choices: Sequence[Labels],
         normalize: Normalize = "sum",
         neutral: Sequence[str] = (),
-    ) -> Judged:
+    ) -> tuple[list[Classification], Read]:
         """Choose a label for each text; the windows are encoded once for all of them.
 
         With content-free texts it is contextual calibration (https://arxiv.org/abs/2102.09690,
@@ -238,7 +225,7 @@ class Shown:
                     notes=result.parts.notes,
                 )
             )
-        return Judged(found, result)
+        return found, result
 
     def fits(self, text: str, choices: Sequence[Labels]) -> bool:
         """Whether windows that are read one after the other fit beside a text and its choice."""
