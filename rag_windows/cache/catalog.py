@@ -60,9 +60,6 @@ class Catalog:
     Attributes:
         in_line: whether this process has compared what the database holds with the files.
         uses: by key, how often and when last an entry was used since the last change.
-
-    Args:
-        path: of the database file, in a folder that nobody else can write to.
     """
 
     def __init__(self, path: str) -> None:

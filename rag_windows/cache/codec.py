@@ -59,11 +59,7 @@ class Stored:
 
 
 def check_store(store: str) -> str:
-    """Return the name of a stored form.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """Return the name of a stored form."""
     if store not in STORES:
         raise InputError(f"store={store!r} is unknown; choose one of {list(STORES)}.")
     return store
@@ -78,11 +74,7 @@ def encode(store: str, window: Window) -> Stored:
 
 
 def decode(store: str, stored: Stored, ids: tuple[int, ...], start: int) -> Window:
-    """A window in its first dtype; its tensors may be the stored ones.
-
-    Raises:
-        CacheError: tensors and description don't belong together or to so many tokens.
-    """
+    """A window in its first dtype; its tensors may be the stored ones."""
     layers = stored.description.get("layers")
     try:
         tensors = stored.tensors if store == EXACT else _from_int8(stored)

@@ -197,12 +197,7 @@ class DiskTier(Tier):
         return outcome
 
     def _write(self, key: str, entry: Entry, image: Sequence[memoryview]) -> bool:
-        """Write a file; whole or not at all. False if it is not worth its room.
-
-        Raises:
-            BlockingIOError: other processes' changes did not end in time.
-            OSError: if the system can't; the entry isn't there then.
-        """
+        """Write a file; whole or not at all. False if it is not worth its room."""
         path, size = self._path(key), sum(part.nbytes for part in image)
         writing = os.path.join(self._entries, f"{key}.{secrets.token_hex(8)}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -379,12 +374,7 @@ class DiskTier(Tier):
         self._catalog.disconnect()
 
     def _prepare(self) -> None:
-        """Make the folders that are missing, for this user only.
-
-        Raises:
-            CacheError: the path is no folder, or a folder in it is open to other users' writing.
-            OSError: the system can't, or a folder in it is a link.
-        """
+        """Make the folders that are missing, for this user only."""
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
@@ -408,12 +398,7 @@ class DiskTier(Tier):
 
     @contextlib.contextmanager
     def _changing(self, *, lasting: bool = False) -> Iterator[sqlite3.Connection]:
-        """Change catalog and files together.
-
-        Raises:
-            BlockingIOError: another process did not end its change in time.
-            OSError: the catalog can't be used.
-        """
+        """Change catalog and files together."""
         if not self._usable:
             raise BlockingIOError(errno.EAGAIN, "the folder is not in use")
         with self._catalog.changing(lasting=lasting) as rows:
@@ -482,14 +467,9 @@ class DiskTier(Tier):
     # Files put aside
 
     def _put_aside(self, key: str, inode: int | None) -> bool:
-        """Move an entry's file out of readers' sight; links and folders move as they are.
+        """Move an entry's file out of readers' sight, unless its name stands for another by now.
 
-        Args:
-            key: the entry's.
-            inode: which file was found wrong; another one of that name stays. None: whichever.
-
-        Returns:
-            Whether it was there and moved.
+        Links and folders move as they are. Returns whether it was there and moved.
         """
         path = self._path(key)
         try:

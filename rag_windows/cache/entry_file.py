@@ -128,9 +128,6 @@ def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
     Token ids are left out, as anybody with the tokenizer can read them. Tensors of one dtype and
     shape are stacked as one, so that reading makes few of them: the layers of most models take a
     single one.
-
-    Raises:
-        FormatError: for a dtype that can't be stored, or a header that gets too long.
     """
     stored = codec.encode(store, entry.window)
     runs: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
@@ -176,11 +173,7 @@ def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
 
 
 def write_image(descriptor: int, image: Sequence[memoryview]) -> None:
-    """Write a new file's content and wait until the medium has it.
-
-    Raises:
-        OSError: if the system can't.
-    """
+    """Write a new file's content and wait until the medium has it."""
     for part in image:
         done = 0
         while done < len(part):
@@ -195,10 +188,7 @@ def write_image(descriptor: int, image: Sequence[memoryview]) -> None:
 def opened(path: str, key: str) -> Iterator[OpenFile]:
     """Open an entry's file and prove its header, its key and its length.
 
-    Raises:
-        OutdatedError: an older version wrote it.
-        FormatError: it isn't what its name says; so it is if this is found out inside.
-        OSError: there is none, or it can't be read.
+    What isn't what its name says, also if this is found out inside, is a `FormatError`.
     """
     inode = None
     try:
@@ -222,17 +212,7 @@ def opened(path: str, key: str) -> Iterator[OpenFile]:
 
 
 def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> Entry:
-    """Read the payload into memory of our own and prove it, in one pass over its bytes.
-
-    Args:
-        file: from `opened`.
-        store: the stored form that is wanted.
-        room: memory to use if it is large enough, uint8.
-
-    Raises:
-        FormatError: it isn't what the header says, or of another form.
-        OSError: it can't be read, or there is no memory for it.
-    """
+    """Read the payload into memory of our own and prove it, in one pass over its bytes."""
     note, size = file.note, len(file.payload)
     if note.codec != store:
         raise FormatError(f"the file holds the form {note.codec!r:.40}.")
@@ -264,12 +244,7 @@ def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> 
 
 
 def read_header(header: bytes, key: str) -> tuple[Note, list[Tensor]]:
-    """Prove a header right and that it belongs to `key`.
-
-    Raises:
-        OutdatedError: an older version wrote it.
-        FormatError: anything else about it is wrong.
-    """
+    """Prove a header right and that it belongs to `key`."""
     if header.startswith(_OLDER, LENGTH_BYTES):
         raise OutdatedError("an older version wrote the file.")
     if not header.startswith(_MAGIC, LENGTH_BYTES):
@@ -288,11 +263,7 @@ def read_header(header: bytes, key: str) -> tuple[Note, list[Tensor]]:
 
 
 def header_length(start: bytes) -> int:
-    """Bytes before the payload, from the first `LENGTH_BYTES` of a file.
-
-    Raises:
-        FormatError: if no header of ours has that length.
-    """
+    """Bytes before the payload, from the first `LENGTH_BYTES` of a file."""
     if len(start) < LENGTH_BYTES:
         raise FormatError("the file is too short for a header.")
     length = LENGTH_BYTES + int(struct.unpack_from("<Q", start)[0])

@@ -97,11 +97,7 @@ NO_TOKENIZER = hashlib.sha256(b"token ids only").digest()
 
 
 class TokenizerIdentity:
-    """The fingerprint of a tokenizer, read again when its size or its template changes.
-
-    Args:
-        tokenizer: a transformers tokenizer, or None for work with token ids.
-    """
+    """The fingerprint of a tokenizer, read again when its size or its template changes."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -178,11 +174,7 @@ class ModelIdentity:
     - Not caught: an edit of weights that accelerate keeps off the device, which are read once, and
       of what only code holds: variables of modules, closures.
 
-    Args:
-        model: the plain model.
-        twin: the one that encodes.
-        revision: that the model was loaded by, if any.
-        probe_bytes: see above.
+    `model` is the plain model, `twin` the one that encodes.
     """
 
     def __init__(

@@ -23,11 +23,7 @@ def is_key(text: object) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Return a key; nothing else may name a file.
-
-    Raises:
-        CacheError: it is none.
-    """
+    """Return a key; nothing else may name a file."""
     if not is_key(key):
         raise CacheError(f"a cache key is 64 lowercase hexadecimal characters, not {key!r:.80}.")
     return key

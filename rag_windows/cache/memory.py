@@ -31,14 +31,8 @@ class MemoryTier(Tier):
 
     Tensors are copied in and decoded outside the lock, which is held for bookkeeping alone. What
     `get_many` returns is shared between all who ask and must never be written to. A window that was
-    dropped lives on until the last request that reads it has ended.
-
-    Args:
-        limit_bytes: most bytes that all entries may have together: their tensors' blocks, and an
-            estimate of the Python objects around them.
-        store: name of the stored form.
-        device: where the tensors are kept; in host memory they are page-locked if there is a CUDA
-            device.
+    dropped lives on until the last request that reads it has ended. The limit counts blocks of
+    tensors and an estimate of the Python objects around them.
     """
 
     def __init__(self, limit_bytes: int, store: str = EXACT, device: torch.device = HOST) -> None:

@@ -2,16 +2,11 @@
 
 Kept is what saves most seconds of encoding per byte: a window's worth is its uses lately times the
 seconds that encoding it takes, over its bytes, as in Greedy-Dual-Size-Frequency (Cherkasova, HP
-Labs 1998; RAGCache, https://arxiv.org/abs/2404.12457), with two differences that
-``benchmarks/cache.py policy`` shows to matter.
-
-- Uses are counted for windows that aren't held, too, and a newcomer is admitted only if it is worth
-  more than all it displaces together (TinyLFU, https://arxiv.org/abs/1512.00727, and its size-aware
-  form with aggregated victims, https://arxiv.org/abs/2105.08770). A scan thus displaces nothing of
-  worth.
-- How fast uses are forgotten is chosen while running: small simulated caches, of keys without
-  tensors, replay the requests with a short, a middle and a long memory, and the best one leads.
-  The shortest is close to LRU.
+Labs 1998; RAGCache, https://arxiv.org/abs/2404.12457). Uses are counted for windows that aren't
+held, too, and a newcomer must be worth more than all it displaces (TinyLFU, size-aware:
+https://arxiv.org/abs/1512.00727, https://arxiv.org/abs/2105.08770). How fast uses are forgotten is
+chosen while running: simulated caches, of keys without tensors, replay the requests with a short, a
+middle and a long memory, and the best one leads. docs/passage_cache.md has the measurements.
 """
 
 from __future__ import annotations
