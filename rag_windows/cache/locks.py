@@ -68,35 +68,19 @@ def lock_file(path: Path, wait_s: float = 0.0) -> FileLock | None:
     nap = 0.0002
     flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            held = flock(descriptor)
-            if held and _is_current(path, descriptor):
-                return FileLock(path, descriptor)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-            raise
-        os.close(descriptor)
-        if not held:
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(nap * random.uniform(0.5, 1.5))
-            nap = min(nap * 1.5, _LONGEST_NAP_S)
-
-
-def flock(descriptor: int) -> bool:
-    """Take the exclusive lock of an open file; False if somebody holds it. Never waits."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_current(path: Path, descriptor: int) -> bool:
-    """Whether the name still stands for the file that was locked; its last holder removed it."""
-    try:
-        return os.stat(path, follow_symlinks=False).st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        return False
+        with contextlib.ExitStack() as stack:
+            descriptor = os.open(path, flags, 0o600)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                named = os.stat(path, follow_symlinks=False)
+                if named.st_ino == os.fstat(descriptor).st_ino:
+                    stack.pop_all()
+                    return FileLock(path, descriptor)
+            except FileNotFoundError:
+                continue  # as if it had another name by now: its last holder removed it
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(nap * random.uniform(0.5, 1.5))
+                nap = min(nap * 1.5, _LONGEST_NAP_S)
