@@ -49,7 +49,8 @@ def test_every_part_changes_the_key(name: str) -> None:
 def test_tokens_that_move_between_prefix_and_window_change_the_key(
     prefix: list[int], window: list[int], other_prefix: list[int], other: list[int]
 ) -> None:
-    pairs = (prefix, window), (other_prefix, other), (prefix + window, []), ([], prefix + window)
+    pairs: list[tuple[list[int], list[int]]] = [(prefix, window), (other_prefix, other)]
+    pairs += [(prefix + window, []), ([], prefix + window)]
     made = {window_key(**{**BASE, "prefix_ids": one, "ids": two}) for one, two in pairs}
     assert len(made) == len({(tuple(one), tuple(two)) for one, two in pairs})
 
