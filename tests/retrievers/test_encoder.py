@@ -37,7 +37,8 @@ def test_texts_become_vectors_by_their_meaning(encoder: SentenceEncoder) -> None
     assert retriever.retrieve("When does my railway journey begin?", 1)[0].id == "train"
     texts = ["one longer text than the other ones", "", "word"] * 20
     vectors = encoder.embed(texts, query=False)
-    assert (vectors.shape, vectors.dtype) == ((60, encoder.dimension), np.float32)
+    assert vectors.shape == (60, encoder.dimension)
+    assert vectors.dtype == np.float32
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert np.allclose(vectors[2], encoder.embed(["word"], query=False)[0], atol=1e-5)
 
