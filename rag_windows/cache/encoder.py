@@ -56,7 +56,7 @@ class CachedEncoder:
         fingerprint = self._model.fingerprint()
         if fingerprint is None:
             return self.runner.prefill(asked)
-        scope = self._scope(fingerprint, asked.prefix_ids, asked.method.encoding)
+        scope = self.scope(fingerprint, asked.prefix_ids, asked.method.encoding)
 
         def still_same() -> bool:
             return self._model.fingerprint() == fingerprint
@@ -70,7 +70,7 @@ class CachedEncoder:
         fingerprint = self._model.fingerprint()
         if fingerprint is None or not method.windowed:
             return list(range(len(windows)))
-        scope = self._scope(fingerprint, prefix_ids, method.encoding)
+        scope = self.scope(fingerprint, prefix_ids, method.encoding)
         places = zip(windows, ToEncode(prefix_ids, windows, method).starts, strict=True)
         keys = [scope.window_key(ids, start) for ids, start in places]
         return [index for index, key in enumerate(keys) if key not in self._cache]
@@ -79,7 +79,8 @@ class CachedEncoder:
         """Fingerprints of the model, None if nothing can be said about it, and the tokenizer."""
         return self._model.fingerprint(), self._tokenizer.fingerprint()
 
-    def _scope(self, model: bytes, prefix_ids: Sequence[int], encoding: str) -> KeyScope:
+    def scope(self, model: bytes, prefix_ids: Sequence[int], encoding: str) -> KeyScope:
+        """Keys behind one prefix, of windows that are encoded in one way."""
         return KeyScope(
             self._cache.salt_key,
             model=model,

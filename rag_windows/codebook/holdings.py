@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from rag_windows.cache.codec import Entry
 from rag_windows.cache.encoder import CachedEncoder
-from rag_windows.cache.keys import KeyScope
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.codebook.index import Contents, Index, Record, Stamp, same_passage
 from rag_windows.engine import Engine
@@ -174,7 +174,9 @@ class Preparer:
         depth = len(self._encoder.runner.sliding_windows)
         search, encoding = self._search, self._method.encoding
         kind = f"pages {search.layers_of(depth)} {search.page} {search.similarity == 'cosine'}"
-        whole, searched = self._scope(encoding), self._scope(f"{kind} of {encoding}")
+        model, _ = self._identity()
+        whole = self._encoder.scope(model, self._prefix_ids, encoding)
+        searched = self._encoder.scope(model, self._prefix_ids, f"{kind} of {encoding}")
         keys = [(whole.window_key(ids, start), searched.window_key(ids, start)) for ids in windows]
         disk = self._cache.disk
         found = {} if disk is None else disk.get_many([pages for _, pages in keys])
@@ -199,17 +201,6 @@ class Preparer:
                 disk.put(key, _entry(rows[key], start))
         return [(rows[pages], (window, pages)) for window, pages in keys]
 
-    def _scope(self, encoding: str) -> KeyScope:
-        model, tokenizer = self._identity()
-        return KeyScope(
-            self._cache.salt_key,
-            model=model,
-            tokenizer=tokenizer,
-            encoding=encoding,
-            store=self._cache.store,
-            prefix_ids=self._prefix_ids,
-        )
-
     def _identity(self) -> tuple[bytes, bytes]:
         model, tokenizer = self._encoder.identity()
         if model is None:
@@ -231,24 +222,21 @@ def _entry(rows: torch.Tensor, start: int) -> Entry:
 class Pages:
     """The keys that are searched: (P, width) fp32 rows in host memory, and whose each one is."""
 
-    ids: tuple[str, ...] = ()
-    owners: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    rows: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    by_id: Mapping[str, torch.Tensor]
+    owners: torch.Tensor
+    rows: torch.Tensor
+
+    @classmethod
+    def of(cls, pages: Mapping[str, torch.Tensor]) -> Pages:
+        """Those of some passages, in one matrix of which ``by_id`` are views."""
+        sizes = [len(own) for own in pages.values()]
+        rows = torch.cat([torch.zeros(0), *pages.values()])
+        return cls(dict(zip(pages, rows.split(sizes), strict=True)), page_owners(sizes), rows)
 
     def changed(self, gone: Collection[str], new: Mapping[str, torch.Tensor]) -> Pages:
-        """Without some passages, and with others, by their ids, behind the rest."""
-        kept = [index for index, one in enumerate(self.ids) if one not in gone]
-        rows, owners = self.rows, self.owners
-        if len(kept) < len(self.ids):
-            places = torch.full((len(self.ids),), -1)
-            places[kept] = torch.arange(len(kept))
-            present = places[owners] >= 0
-            rows, owners = rows[present], places[owners][present]
-        if new:
-            added = page_owners([len(own) for own in new.values()]) + len(kept)
-            owners = torch.cat([owners, added])
-            rows = torch.cat([*([rows] if len(rows) else []), *new.values()])
-        return Pages((*(self.ids[index] for index in kept), *new), owners, rows)
+        """Without some passages, and with others behind the rest."""
+        kept = {name: own for name, own in self.by_id.items() if name not in gone}
+        return Pages.of({**kept, **new})
 
     def rank(
         self, search: Codebook, tokens: torch.Tensor, order: Iterable[str], count: int
@@ -257,13 +245,14 @@ class Pages:
 
         ``tokens`` are (T, width) of the query, from `Codebook.tokens`.
         """
-        if not self.ids:
+        ids = list(self.by_id)
+        if not ids:
             return []
-        alike = search.similarities(tokens, self.rows, self.owners, len(self.ids))
+        alike = search.similarities(tokens, self.rows, self.owners, len(ids))
         least = torch.topk(alike, min(count, len(alike))).values[-1]
         # All that are as similar as the last one, so that ties are broken by the order alone.
         near = torch.nonzero(alike >= least).flatten().tolist()
-        found = [(self.ids[index], float(alike[index])) for index in near]
+        found = [(ids[index], float(alike[index])) for index in near]
         places = {one: place for place, one in enumerate(order)}
         return sorted(found, key=lambda one: (-one[1], places[one[0]]))[:count]
 
@@ -276,7 +265,7 @@ class State:
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
-    pages: Pages = field(default_factory=Pages)
+    pages: Pages = field(default_factory=partial(Pages.of, {}))
     searches: int = 0
 
 
