@@ -8,13 +8,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from rag_windows import WindowedLM
+from rag_windows import APE, Example, Passage, WindowedLM
 from rag_windows.cli.render import progress
 from rag_windows.evaluation.icl import IclTask, drawn
 from rag_windows.evaluation.long import LongTask
@@ -302,7 +303,7 @@ def test_what_can_not_be_asked_is_refused_before_any_work(
 
 
 def test_methods_get_the_numbers_of_options_and_profile(
-    icl: Eval, run: Run, tmp_path: Path
+    icl: Eval, run: Run, tmp_path: Path, small_lm: WindowedLM
 ) -> None:
     options = ("--shots", "2", "--rag-temperature", "0.5", "--link-tokens", "8")
     icl(labelled(), *options, methods="sequential,ape,pcw,ape:temperature=0.7")
@@ -312,6 +313,20 @@ def test_methods_get_the_numbers_of_options_and_profile(
     readers = [one["reader"] for one in methods[1:]]
     assert [one.get("temperature") for one in readers] == [0.5, None, 0.7]
     assert all(one["tokens"] == 8 for one in methods[1:])
+    examples = [Example(f"Which {n}?", [Passage("A lamp."), Passage("A door.")]) for n in range(8)]
+    tried = [APE(0.7, 0.8)]
+    profile = small_lm.calibrate(examples, settings=tried, refine=False, max_new_tokens=2)
+    replace(profile, method=tried[0]).save("p.json")
+    icl(labelled(), "--shots", "2", "--profile", "p.json", methods="pcw,ape")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    found = [one["method"] for one in manifest["settings"]["arms"].values()]
+    assert [(one["name"], one.get("temperature")) for one in found] == [("pcw", None), ("ape", 0.7)]
+    for more, message in (
+        (("--methods", "pcw"), "--profile holds numbers of ape"),
+        (("--methods", "ape", "--rag-scale", "1"), "leave --rag-temperature and --rag-scale out"),
+    ):
+        wrong = run("eval", "icl", "--task", "task.jsonl", "--profile", "p.json", *more)
+        assert message in one_line(wrong.stderr)
 
 
 def test_a_needle_stands_at_each_place_among_the_same_passages(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def write_report(runs: Sequence[ReportedRun], folder: str | Path) -> tuple[Path,
     count = max(2, QUESTIONS // len(runs))
     page = {
         "parts": [_part(run, f"run{place}", count) for place, run in enumerate(runs, start=1)],
-        "together": None if len(runs) == 1 else overview([one.summary for one in runs]),
+        "together": overview([one.summary for one in runs]) if len(runs) > 1 else None,
         "version": __version__,
         "longest": TEXT,
         "words": WORDS,

@@ -89,10 +89,9 @@ def tables(summary: Summary) -> Iterator[Table]:
 
 def overview(runs: Sequence[Summary]) -> Table:
     """The quality of all arms of several runs."""
-    found = {
-        f"{n}. {name(one.task)}": _quality(one) for n, one in enumerate(runs, 1) if one.compared
-    }
-    return Table("runs", pd.concat(found, names=["run"]).reset_index("run").fillna("–"))
+    titles = [f"{place}. {name(one.task)}" for place, one in enumerate(runs, start=1)]
+    frame = pd.concat([_quality(one) for one in runs], keys=titles, names=["run"])
+    return Table("runs", frame.reset_index("run").fillna("–"))
 
 
 def _results(summary: Summary) -> pd.DataFrame:

@@ -47,11 +47,6 @@ def metric_name(metric: str) -> str:
     return name(" ".join(_WORDS.get(word, word) for word in metric.split("_")))
 
 
-def initial(text: str) -> str:
-    """With a capital."""
-    return text[:1].upper() + text[1:]
-
-
 def number(value: float | None, digits: int = 1) -> str:
     """Fixed digits; a dash for what is not there."""
     if value is None or not math.isfinite(value):
@@ -106,7 +101,7 @@ def rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         finalize=_in_markdown if template.endswith(".md") else _in_html,
     )
-    filters = (figure, initial, listed, metric_name, name, number, share, some, verbatim)
+    filters = (figure, listed, metric_name, name, number, share, some, verbatim)
     made.filters |= {one.__name__: one for one in filters}
     made.globals["zip"] = zip
     return made.get_template(template).render(**values)
