@@ -28,7 +28,6 @@ from rag_windows.evaluation.task import (
     Reference,
     Score,
     digest_of,
-    mean_rows,
     ratio,
 )
 from rag_windows.passage import Passage
@@ -236,8 +235,8 @@ def chatrag_scores(
     """
     pairs = list(zip(examples, map(one_line, answers), strict=True))
     if dataset == "convfinqa":
-        right = [100.0 * holds_result(example, answer) for example, answer in pairs]
-        return [Score.mean("accuracy", right)]
+        held = [100.0 * holds_result(example, answer) for example, answer in pairs]
+        return [Score.mean("accuracy", held)]
     if dataset in REFUSING:
         pairs = [(example, settled(answer)) for example, answer in pairs]
     f1 = []
@@ -246,22 +245,21 @@ def chatrag_scores(
         f1.append(chatrag_f1(answer, [t for t in texts if dataset != "inscit" or t != SORRY]))
     if dataset not in REFUSING:
         return [Score.mean("f1", f1)]
-    listed = [answerable is None or one.key in answerable for one in examples]
-    without = [unanswerable(one) for one in examples]
-    sorry = [100.0 * refuses(answer) for _, answer in pairs]
-    parts = list(zip(f1, sorry, without, listed, strict=True))
-    refused = [sad if no else None for _, sad, no, _ in parts]
-    answered = [100.0 - sad if here and not no else None for _, sad, no, here in parts]
-    overlap = [one if here and not no else None for one, _, no, here in parts]
+    refused: list[float | None] = []
+    answered: list[float | None] = []
+    overlap: list[float | None] = []
+    for (example, answer), one in zip(pairs, f1, strict=True):
+        sorry, without = 100.0 * refuses(answer), unanswerable(example)
+        counts = not without and (answerable is None or example.key in answerable)
+        refused.append(sorry if without else None)
+        answered.append(100.0 - sorry if counts else None)
+        overlap.append(one if counts else None)
+    right = Score.mean("answerable_accuracy", answered)
+    sad = Score.mean("unanswerable_accuracy", refused)
     # It counts both shares the same, however many questions each has, so it is no mean of theirs.
-    both = np.concatenate([mean_rows(refused), mean_rows(answered)], axis=1)
-    return [
-        Score.mean("f1", f1),
-        Score.mean("answerable_f1", overlap),
-        Score.mean("unanswerable_accuracy", refused),
-        Score.mean("answerable_accuracy", answered),
-        Score.of_sums("mean_accuracy", both, _mean_of_ratios),
-    ]
+    both = np.concatenate([sad.rows, right.rows], axis=1)
+    mean = Score.of_sums("mean_accuracy", both, _mean_of_ratios)
+    return [Score.mean("f1", f1), Score.mean("answerable_f1", overlap), sad, right, mean]
 
 
 def _mean_of_ratios(sums: Array) -> Array:

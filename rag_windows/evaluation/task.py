@@ -203,19 +203,14 @@ class Score:
         """The mean of those values that are not None."""
         counted = [one for one in values if one is not None]
         value = sum(counted) / len(counted) if counted else float("nan")
-        return cls(name, value, tuple(values), mean_rows(values))
+        rows = [(0.0, 0.0) if one is None else (float(one), 1.0) for one in values]
+        return cls(name, value, tuple(values), np.array(rows, dtype=np.float64).reshape(-1, 2))
 
     @classmethod
     def of_sums(cls, name: str, rows: Array, formula: Formula) -> Score:
         """A metric that is no mean over examples."""
         value = float(formula(rows.sum(axis=0))) if len(rows) else float("nan")
         return cls(name, value, (None,) * len(rows), rows, formula)
-
-
-def mean_rows(values: Sequence[float | None]) -> Array:
-    """What a mean adds up: (examples, 2), each value with 1, or zeros for None."""
-    rows = [(0.0, 0.0) if one is None else (float(one), 1.0) for one in values]
-    return np.array(rows, dtype=np.float64).reshape(-1, 2)
 
 
 class Task(Protocol):
