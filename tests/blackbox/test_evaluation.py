@@ -225,13 +225,13 @@ def test_an_interruption_keeps_what_is_answered(
     assert len(found) == len(set(found)) == 9
 
 
-def test_a_killed_run_goes_on(data: Path, small_folder: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on(run: Run, data: Path, small_folder: Path, tmp_path: Path) -> None:
     path = os.pathsep.join(str(ROOT / folder) for folder in (".", "retrievers"))
-    command = [
-        *(sys.executable, "-c", "from rag_windows.cli.commands import app; app()"),
+    asked = (
         *("eval", "inscit", "--data", str(data), "--model", str(small_folder), *QUICK),
         *("--max-new-tokens", "60", "--out", "out"),
-    ]
+    )
+    command = [sys.executable, "-c", "from rag_windows.cli.commands import app; app()", *asked]
     environment = {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen(command, env=environment, stdout=-3, stderr=-3)
     kept = tmp_path / "out" / "records.jsonl"
@@ -244,8 +244,8 @@ def test_a_killed_run_goes_on(data: Path, small_folder: Path, tmp_path: Path) ->
     process.wait()
     before = kept.read_bytes()
     before = before[: before.rindex(b"\n") + 1]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run(*asked)
+    assert done.exit_code == 0, done.stderr
     assert kept.read_bytes().startswith(before)
     found = [(one["key"], one["arm"]) for one in records(tmp_path / "out")]
     assert len(found) == len(set(found)) == 9
