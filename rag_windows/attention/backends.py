@@ -183,12 +183,7 @@ def _cuda_agrees(device: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Something that attends.
-
-    Attributes:
-        serves: whether it answers a request, and rightly, on its device.
-        attend: answers it.
-    """
+    """Whether it serves a request, and rightly, on its device; and its answer."""
 
     serves: Callable[[Request], bool]
     attend: Callable[[Request], Answer]

@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, groupby
-from typing import Protocol
 
 import torch
 
@@ -18,20 +17,21 @@ from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, PackedWindows, Window
 
 
-class Layout(Protocol):
-    """What the attention function asks of a call, layer by layer."""
+class Layout:
+    """What the attention function asks of a call, layer by layer.
 
-    @property
-    def sliding_windows(self) -> tuple[int | None, ...]:
-        """Per layer, how many positions a token sees, itself included; None for all."""
+    Attributes:
+        sliding_windows: per layer, how many positions a token sees, itself included; None for all.
+        capture: where each layer's own keys and values are kept, or None.
+    """
 
-    @property
-    def capture(self) -> Capture | None:
-        """Where each layer's own keys and values are kept, or None."""
+    sliding_windows: tuple[int | None, ...]
+    capture: Capture | None = None
 
     @property
     def weighs(self) -> bool:
         """Whether `record` wants attention weights."""
+        return False
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
@@ -42,6 +42,7 @@ class Layout(Protocol):
         ``value`` (batch, kv heads, tokens, value dim) are those of the KV cache with the fed tokens
         behind, or without a KV cache those of the fed tokens.
         """
+        raise NotImplementedError
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
         """Take a layer's attention weights, as `rag_windows.attention.segments.read` gives them."""
@@ -138,7 +139,7 @@ def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.T
 
 
 @dataclass(slots=True)
-class PromptLayout:
+class PromptLayout(Layout):
     """A query behind a prefix, which an ordinary KV cache holds, and windows, which it does not.
 
     Not for several threads at once: it remembers what a pass's layers share.
@@ -352,7 +353,7 @@ def texts(lengths: Sequence[int], positions: torch.Tensor, first: int = 0) -> li
     return made
 
 
-class TextsLayout:
+class TextsLayout(Layout):
     """Texts one behind the other in one batch row, each of which sees the prefix and itself.
 
     Layers that treat every token alike, which are all but attention, so run over the tokens of many
@@ -370,8 +371,6 @@ class TextsLayout:
     Attributes:
         positions: (tokens,) int64 on the CPU: of every token of all texts.
     """
-
-    weighs = False
 
     def __init__(
         self,
@@ -408,9 +407,6 @@ class TextsLayout:
         for one in self._texts:
             one.take(layer, key, value)
         return self._reading
-
-    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
-        """Nothing is recorded."""
 
 
 _CURRENT: ContextVar[Layout | None] = ContextVar("rag_windows_layout", default=None)

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from rag_windows.attention.layout import Parts, texts
+from rag_windows.attention.layout import Layout, Parts, texts
 from rag_windows.attention.native.kernel import Part
 from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments
 from rag_windows.batching.rows import Row
@@ -253,7 +253,7 @@ class _Stretch:
         return [(k.unsqueeze(0), v.unsqueeze(0)) for k, v in zip(keys, values, strict=True)]
 
 
-class BatchLayout:
+class BatchLayout(Layout):
     """One forward pass over the tokens of all rows, one behind the other in one batch row.
 
     Args:
@@ -266,8 +266,6 @@ class BatchLayout:
         recorded: attention weights of the pass so far, see `Plan.shares`.
     """
 
-    capture = None
-
     def __init__(
         self,
         sliding_windows: tuple[int | None, ...],
@@ -276,7 +274,6 @@ class BatchLayout:
         positions: torch.Tensor,
     ) -> None:
         self.sliding_windows = sliding_windows
-        self.weighs = plan.cited
         self._plan = plan
         self._caches = caches
         self.recorded: dict[Role, torch.Tensor] = {}
@@ -298,6 +295,11 @@ class BatchLayout:
         own += [one.segment for one in self._new]
         made = [Segments("query", own, tokens), *plan.shared]
         self._reading = Reading(Rows(positions), made, plan.slope, plan.shift, plan.query_bias)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a row of the batch is cited."""
+        return self._plan.cited
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor

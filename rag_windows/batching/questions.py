@@ -34,14 +34,10 @@ class Ticket:
     """One question.
 
     Attributes:
-        engine: whose encoder and cache it uses.
-        request: checked and tokenized.
         alone: whether it is answered by itself, as `WindowedLM.generate` does it.
         context: variables of the one who asks, in which callbacks run.
         cancelled: ends it early when set.
-        pieces: tells its text as it comes; None if nobody wants it so.
-        on_text: told the pieces.
-        first: when its first token came.
+        pieces: tells ``on_text`` its text as it comes; None if nobody wants it so.
         prefill: gives what it reads; None before and afterwards.
         due: when a prefill that waits for others may go on; else 0.
         encoded_at: when its windows were there, ``time.perf_counter()``.

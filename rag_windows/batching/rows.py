@@ -115,30 +115,19 @@ class Row:
     """One row of the batch.
 
     ``generate`` itself prepares its processors and criteria, so that defaults, order and refusals
-    are its own; then it hands over to its caller's loop.
+    are its own; then it hands over to its caller's loop. The numbers are the method's, see
+    `rag_windows.attention.segments.Reading`.
 
     Attributes:
-        prefix: that it reads, or None.
-        windows: that it reads.
         spans: of each window, the tokens of each of its parts that are cited by themselves.
         fed: tokens that the next forward pass takes: at first the whole query, then the newest.
         position: of the first of those.
-        temperature: divides the logits of its windows.
-        slope: of their log-sum-exp.
-        shift: added to it then.
-        query_bias: added to the log-sum-exp of its own tokens.
-        cited: whether attention weights are recorded.
         weights: attention weights of each span, of the prefix and of the row's own tokens, summed
             over what was recorded; only their shares mean something.
         servable: whether a batch can do what its options turn out to ask for.
         greedy: whether the largest logit is its next token.
         sequence: (1, tokens) int64: the prompt and what was generated.
-        ended: whether it needs no further token.
         error: what ended it, if something did.
-
-    Args:
-        decoder: of the model.
-        asked: the question.
     """
 
     def __init__(self, decoder: Decoder, asked: Asked) -> None:

@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
+from rag_windows.attention.layout import AllCaptured, Capture, Layout, TextsLayout, use_layout
 from rag_windows.attention.segments import MAX_MASK, Reading, Rows, Segment, Segments
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
 from rag_windows.methods import Linked
 
 
-class RecomputeLayout:
+class RecomputeLayout(Layout):
     """Keys and values of one context, some of which forward passes replace.
 
     Token ``i`` stands at position ``i``: the prefix, then the windows one behind the other. The fed
@@ -29,9 +29,6 @@ class RecomputeLayout:
         keys: per layer, (kv heads, tokens, head dim); written to.
         values: per layer, (kv heads, tokens, value dim); written to.
     """
-
-    capture = None
-    weighs = False
 
     def __init__(
         self,
@@ -55,9 +52,6 @@ class RecomputeLayout:
         values.index_copy_(1, fed, value[0])
         self._segment.layers = {layer: [(keys[None, :, :seen], values[None, :, :seen])]}
         return self._reading
-
-    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
-        """Nothing is recorded."""
 
 
 class Encoding(Protocol):
