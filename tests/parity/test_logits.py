@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -61,3 +63,22 @@ def test_greedy_tokens(name: str) -> None:
         model, entry.sliding, one.prefix, one.windows, [*one.query, *tokens[:-1]], rule
     )
     assert reference[len(one.query) - 1 :].argmax(-1).tolist() == tokens
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("ruled", ["pcw", "as used"])
+def test_bf16(name: str, ruled: str) -> None:
+    """Within a bound taken from the model's own bf16 error on the same tokens."""
+    entry, one, rule = zoo.BY_NAME[name], CASES["ragged"], RULES[ruled]
+    model = zoo.build(entry, dtype=torch.bfloat16)
+    exact = copy.deepcopy(model).float()
+    rows = engine.rows(engine.wrap(model), one, rule)
+    reference = dense.logits(exact, entry.sliding, one.prefix, one.windows, one.query, rule)
+    own = dense.plain_logits(model, one.flat, len(one.flat))
+    own_exact = dense.plain_logits(exact, one.flat, len(one.flat))
+    assert rows.dtype == torch.float32
+    bound = tolerances.BF16_FACTOR * tolerances.rms(own, own_exact)
+    assert tolerances.rms(rows, reference) <= bound
+    assert tolerances.gap(rows, reference) <= tolerances.BF16_FACTOR * tolerances.gap(
+        own, own_exact
+    )
