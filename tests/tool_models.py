@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
+from tokenizers import AddedToken
+from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
 
 from rag_windows import BatchRequest, WindowedLM
+from tests.rag_windows import small
 
 _RESULT = "{% elif m.role == 'tool' %}<|user|>"
 _END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -78,9 +80,6 @@ TEMPLATES = {
     "thinking": THINKING,
 }
 
-_SPECIAL = ["<s>", "</s>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>"]
-_MISTRAL = ["[TOOLS]", "[/TOOLS]", "[CALLS]", "[RESULT]"]
-
 SEARCH: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -98,16 +97,9 @@ SEARCH: dict[str, Any] = {
 @cache
 def tokenizer(kind: str) -> PreTrainedTokenizerFast:
     """One token a byte; markers of calls are added tokens, special ones only for "mistral"."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*_SPECIAL, *_MISTRAL]
-    vocabulary = {token: index for index, token in enumerate([*names, *alphabet])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
-    made.add_special_tokens({"additional_special_tokens": names[3:]})
+    made = copy.deepcopy(small.tokenizer())
+    markers = ["[TOOLS]", "[/TOOLS]", "[CALLS]", "[RESULT]"]
+    made.add_special_tokens({"additional_special_tokens": [*small.SPECIAL[3:], *markers]})
     made.add_tokens([AddedToken("<tool_call>"), AddedToken("</tool_call>")])
     made.chat_template = TEMPLATES[kind]
     return made
@@ -117,18 +109,10 @@ def tokenizer(kind: str) -> PreTrainedTokenizerFast:
 def model() -> LlamaForCausalLM:
     """One small layer, room for long prompts of single bytes."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=8192,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-    )
+    config = copy.deepcopy(small.model().config)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 1, "num_key_value_heads": 1, "vocab_size": 512}
+    config.update({**sizes, "max_position_embeddings": 8192, "layer_types": None})
     return LlamaForCausalLM(config).eval()
 
 

@@ -195,29 +195,6 @@ def test_a_message_cannot_finish_a_token_that_the_template_began(name: str) -> N
                 assert not any(BAD[name].intersection(w.ids) for w in parts.windows)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if build(n).lossless])
-def test_hostile_text_stands_in_the_prompt_as_it_was_given(name: str) -> None:
-    text = "".join(control_spellings(build(name).tokenizer)[:9])
-
-    def told(ids: tuple[int, ...]) -> str:
-        runs: list[list[int]] = [[]]
-        for i in ids:
-            if i in FORBIDDEN[name]:
-                runs.append([])
-            else:
-                runs[-1].append(i)
-        return "\0".join(shown(name, run) for run in runs if run)
-
-    earlier = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "One."}]
-    for messages in (
-        [{"role": "user", "content": text}],
-        [*earlier, {"role": "user", "content": text}],
-    ):
-        parts = PROMPTS[name].build(messages, [Passage(text)])
-        assert told(parts.windows[0].ids).lstrip() == f"[1]\n{text}\n\n".replace("▁", " ")
-        assert text.replace("▁", " ") in told(parts.query_ids)
-
-
 def added(*tokens: str | AddedToken, **special: str) -> PreTrainedTokenizerFast:
     """A byte tokenizer with further tokens."""
     backend = build("gpt2").tokenizer.backend_tokenizer
