@@ -66,9 +66,9 @@ def with_form(
     known = _vocabulary(tokenizer, vocabulary, ends)
     matcher: LLMatcher = _llguidance().LLMatcher(known, source)
     _refuse(matcher.get_error(), name)
-    progress = _Progress(matcher)
-    rest["logits_processor"] = [*(rest.get("logits_processor") or []), _Allowed(progress)]
-    rest["stopping_criteria"] = [*(rest.get("stopping_criteria") or []), _Complete(progress)]
+    allowed = _Allowed(matcher)
+    rest["logits_processor"] = [*(rest.get("logits_processor") or []), allowed]
+    rest["stopping_criteria"] = [*(rest.get("stopping_criteria") or []), _Complete(allowed)]
     return rest
 
 
@@ -103,20 +103,13 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     _source(schema, "json_schema")
 
 
-class _Progress:
-    """Where each row of one ``generate`` stands in its form; rows may swap and go back."""
+class _Allowed(LogitsProcessor):
+    """Lets those tokens through that the form allows next; rows may swap and go back."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._fresh = matcher
         self._prompt: torch.Tensor | None = None
         self._rows: list[tuple[LLMatcher, list[int]]] = []
-
-    def begin(self, input_ids: torch.Tensor) -> None:
-        """The prompt is what stands before the first choice."""
-        prompt = self._prompt
-        if prompt is None or not torch.equal(prompt, input_ids[0, : len(prompt)]):
-            self._prompt = input_ids[0].clone()
-            self._rows = []
 
     def at(self, row: int, ids: torch.Tensor) -> LLMatcher | None:
         """What may follow the ids of a row; None if they have left the form."""
@@ -124,9 +117,7 @@ class _Progress:
             self._rows.append((self._fresh.deep_copy(), []))
         matcher, taken = self._rows[row]
         wanted: list[int] = ids[0 if self._prompt is None else len(self._prompt) :].tolist()
-        pairs = zip(taken, wanted, strict=False)
-        shorter = min(len(taken), len(wanted))
-        same = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+        same = alike(taken, wanted)
         if same < len(taken):
             matcher.rollback(len(taken) - same)
         good = same + matcher.try_consume_tokens(wanted[same:])
@@ -135,19 +126,15 @@ class _Progress:
             raise GenerationError(f"The answer's form can't be followed: {matcher.get_error()}")
         return matcher if good == len(wanted) or matcher.is_stopped() else None
 
-
-class _Allowed(LogitsProcessor):
-    """Lets those tokens through that the form allows next."""
-
-    def __init__(self, progress: _Progress) -> None:
-        self._progress = progress
-
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self._progress.begin(input_ids)
+        # The prompt is what stands before the first choice.
+        prompt = self._prompt
+        if prompt is None or not torch.equal(prompt, input_ids[0, : len(prompt)]):
+            self._prompt, self._rows = input_ids[0].clone(), []
         rows, vocabulary = scores.shape
         allowed = torch.zeros(rows, vocabulary, dtype=torch.bool)
         for row in range(rows):
-            matcher = self._progress.at(row, input_ids[row])
+            matcher = self.at(row, input_ids[row])
             if matcher is None and rows == 1:
                 raise GenerationError(
                     "The answer left its form, because another option of generate forbids what the "
@@ -165,15 +152,21 @@ class _Allowed(LogitsProcessor):
 class _Complete(StoppingCriteria):
     """Ends an answer behind the last character that its form can have."""
 
-    def __init__(self, progress: _Progress) -> None:
-        self._progress = progress
+    def __init__(self, allowed: _Allowed) -> None:
+        self._allowed = allowed
 
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        matchers = [self._progress.at(row, ids) for row, ids in enumerate(input_ids)]
+        matchers = [self._allowed.at(row, ids) for row, ids in enumerate(input_ids)]
         done = [matcher is not None and matcher.is_stopped() for matcher in matchers]
         return torch.tensor(done, dtype=torch.bool, device=input_ids.device)
+
+
+def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many elements two sequences have in common from their start."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _llguidance() -> Any:

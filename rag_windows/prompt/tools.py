@@ -16,7 +16,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from rag_windows.errors import PromptError, ToolsUnsupportedError
-from rag_windows.prompt.answer_form import available, call_grammar
+from rag_windows.prompt.answer_form import alike, available, call_grammar
 from rag_windows.prompt.conversation import Conversation, ToolCall, check_tools, tool_names
 from rag_windows.results import Generation
 
@@ -133,15 +133,8 @@ def _check_shown(what: str, probe: str, rendered: str) -> None:
 def _written(said: str, called: str) -> str:
     """What the template writes in place of an assistant's text when there is a call."""
     before, _, after = said.partition(_SAID)
-    start = _alike(before, called)
-    end = min(_alike(after[::-1], called[::-1]), len(called) - start)
-    return called[start : len(called) - end]
-
-
-def _alike(one: str, other: str) -> int:
-    """Characters that two strings have in common from their start."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    rest = called[alike(before, called) :]
+    return rest[: len(rest) - alike(after[::-1], rest[::-1])]
 
 
 def _call_shape(written: str) -> tuple[str, str, str | None, str]:
