@@ -84,14 +84,6 @@ def test_dense_asks_with_the_mean_of_paragraphs() -> None:
     assert hit.score == pytest.approx(float((one + 2 * two) @ passage) / 3, abs=1e-6)
 
 
-def test_dense_never_finds_blank_passages() -> None:
-    retriever = DenseRetriever([Passage("  ", id="blank"), *CORPUS], WordEncoder())
-    assert {one.id for one in retriever.retrieve("bridge", 10)} == {one.id for one in CORPUS}
-    for empty in ([Passage(" ")], []):
-        with pytest.raises(RetrievalError, match="no text to search"):
-            DenseRetriever(empty, WordEncoder())
-
-
 def test_an_update_embeds_only_what_is_new() -> None:
     encoder = WordEncoder()
     first = DenseRetriever(CORPUS, encoder)
@@ -187,7 +179,12 @@ def test_bad_arguments_are_refused(make: Any, arguments: dict[str, Any], message
         make(**{name: given, **arguments})
 
 
-def test_bm25_needs_a_word() -> None:
-    for passages in ([], [Passage("..."), Passage("")]):
-        with pytest.raises(RetrievalError, match="No passage holds a word"):
-            BM25Retriever(passages)
+@pytest.mark.parametrize("texts", [[], [" ", ""]])
+def test_a_corpus_needs_text(texts: list[str]) -> None:
+    passages = [Passage(text) for text in texts]
+    with pytest.raises(RetrievalError, match="No passage holds a word"):
+        BM25Retriever(passages)
+    with pytest.raises(RetrievalError, match="no text to search"):
+        DenseRetriever(passages, WordEncoder())
+    found = DenseRetriever([*passages, *CORPUS], WordEncoder()).retrieve("bridge", 10)
+    assert {one.id for one in found} == {one.id for one in CORPUS}

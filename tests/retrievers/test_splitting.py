@@ -50,16 +50,11 @@ def test_cuts_fall_where_a_reader_would_cut(text: str, words: int, parts: list[s
 
 
 def test_ids_titles_and_metadata() -> None:
-    document = Document("a b c d", "x.md", "Title", metadata={"source": "x.md"})
-    first, second = split_document(document, words=2)
-    assert (first.id, second.id) == ("x.md#1", "x.md#2")
+    long = Document("a b c d", "x.md", "Title", named=True, metadata={"source": "x.md"})
+    first, second, whole = split_documents([long, Document("a b", "k", named=True)], words=2)
+    assert (first.id, second.id, whole.id) == ("x.md#1", "x.md#2", "k")
     assert first.title == second.title == "Title"
     assert second.metadata == {"source": "x.md", "start": 4, "end": 7}
-
-
-def test_a_stated_id_survives_when_nothing_is_split() -> None:
-    whole, parts = Document("a b", "k", named=True), Document("a b c d", "l", named=True)
-    assert [one.id for one in split_documents([whole, parts], words=2)] == ["k", "l#1", "l#2"]
 
 
 def bytes_and_joints(text: str) -> int:
