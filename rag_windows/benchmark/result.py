@@ -2,7 +2,7 @@
 
 Field names are those of ``performance.json``. A "way" is one of the five ways to answer that are
 timed; a "floor" is the roofline, the least time that the machine needs for what has to be computed
-or read; a "crowd" is a number of questions asked at once. Lists hold one entry a round, in seconds
+or read; "crowds" are numbers of questions asked at once. Lists hold one entry a round, in seconds
 where nothing else is said.
 """
 
@@ -191,7 +191,7 @@ class Step(Place):
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class Concurrency:
     """Questions over half shared passages, one by one or together: seconds for all of them."""
 
     questions: int
@@ -207,7 +207,7 @@ class Part:
 
     cells: list[Cell] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
-    crowds: list[Crowd] = field(default_factory=list)
+    crowds: list[Concurrency] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
 
@@ -437,7 +437,7 @@ def exponent(contexts: Sequence[int], seconds: Sequence[float]) -> float:
     return statistics.linear_regression(*logs).slope
 
 
-def _crowds(found: Sequence[Crowd]) -> list[str]:
+def _crowds(found: Sequence[Concurrency]) -> list[str]:
     alone = {(one.questions, one.context): one.seconds for one in found if one.way == ALONE}
     rows = [
         [

@@ -49,7 +49,7 @@ from rag_windows.benchmark.result import (
     TOGETHER,
     WAYS,
     Cell,
-    Crowd,
+    Concurrency,
     Machine,
     Part,
     Place,
@@ -354,7 +354,7 @@ def run(
         str(place): partial(_alone, plan, place, lm, roofline, tell) for place in plan.places
     }
     for questions in plan.questions or ():
-        work[f"{questions} questions"] = partial(measure_crowd, plan, questions, lm)
+        work[f"{questions} questions"] = partial(measure_concurrency, plan, questions, lm)
     for name, measure in work.items():
         if name not in kept.parts:
             kept.parts[name] = measure()
@@ -587,7 +587,7 @@ class GreedyDecoder:
         return now() - begun
 
 
-def measure_crowd(plan: Plan, questions: int, lm: WindowedLM) -> Part:
+def measure_concurrency(plan: Plan, questions: int, lm: WindowedLM) -> Part:
     """Answer questions one by one and together, in turn; their windows are in memory before."""
     place, tokens = plan.shared, min(plan.tokens)
     asked = sharing(int(lm.model.config.vocab_size), questions, place)
@@ -631,7 +631,9 @@ def measure_crowd(plan: Plan, questions: int, lm: WindowedLM) -> Part:
             "with the command that you ran."
         )
     return Part(
-        crowds=[Crowd(questions, place.context, name, own, tokens) for name, own in took.items()]
+        crowds=[
+            Concurrency(questions, place.context, name, own, tokens) for name, own in took.items()
+        ]
     )
 
 
