@@ -21,8 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.hook import register
-from rag_windows.attention.layers import position_limit, prompt_limit
-from rag_windows.attention.support import check_attention, check_config
+from rag_windows.attention.layers import check_attention, check_config, position_limit, prompt_limit
 from rag_windows.attention.twin import Twin
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
