@@ -12,9 +12,8 @@ except ImportError as error:
     raise ImportError(missing("The LangChain adapter", "langchain-core", "langchain")) from error
 
 from langchain_rag_windows.chains import create_windows_chain
-from langchain_rag_windows.chat_models import ChatRagWindows
 from langchain_rag_windows.documents import WindowDocumentPrompt
-from langchain_rag_windows.llms import RagWindows
+from langchain_rag_windows.models import ChatRagWindows, RagWindows
 
 if TYPE_CHECKING:
     from langchain_rag_windows.middleware import RagWindowsMiddleware

@@ -19,9 +19,8 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
 
-from langchain_rag_windows.chat_models import ChatRagWindows, StructuredModel
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from langchain_rag_windows.llms import RagWindows
+from langchain_rag_windows.models import ChatRagWindows, RagWindows, StructuredModel
 from rag_windows import Passage
 from rag_windows.integration import passage_list
 

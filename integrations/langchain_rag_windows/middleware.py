@@ -9,8 +9,8 @@ from langchain_core.documents import Document
 from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.runnables import Runnable
 
-from langchain_rag_windows.chat_models import ChatRagWindows
 from langchain_rag_windows.errors import RequestError
+from langchain_rag_windows.models import ChatRagWindows
 from rag_windows.errors import MissingExtraError, missing
 
 try:
