@@ -103,10 +103,7 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
 
 
 def _logprobs(generation: Generation, tokenizer: Any) -> dict[str, Any]:
-    """Log-probabilities as OpenAI's models tell them, without tokens at the end that are no text.
-
-    ``bytes`` of a token are None where it is a part of a character.
-    """
+    """As OpenAI's models tell them; ``bytes`` of a token that is part of a character are None."""
     noted = list(generation.logprobs or ())
     while noted and noted[-1].id in tokenizer.all_special_ids:
         noted.pop()
@@ -155,10 +152,7 @@ def _fields(call: ModelCall, generation: Generation, answer: ToolAnswer) -> dict
 
 
 def _citation(entry: dict[str, Any], length: int) -> types.Citation:
-    """An entry of ``response_metadata["citations"]`` as annotation of a text of this length.
-
-    Attention is averaged over all tokens of the answer, so the annotation spans the whole of it.
-    """
+    """A citation as annotation: of the whole text, as attention is averaged over its tokens."""
     made = types.Citation(
         type="citation",
         start_index=0,

@@ -85,11 +85,9 @@ def mark(text: str, metadata: Mapping[str, Any]) -> str:
 
 
 def unmark(text: str) -> tuple[str, list[Passage]]:
-    """Take marked documents out of a text.
+    """A text without its marked documents, and these.
 
-    What stands between two documents goes with them if it holds no letter or digit: it separated
-    them. All other text stays, without the white space around the documents and with a blank line
-    in the place of those in the middle.
+    What stands between two of them and holds no letter or digit goes as well: it separated them.
 
     Raises:
         RequestError: a mark that this process has not made, or a document that was changed since.
@@ -149,12 +147,10 @@ _SILENT = ("reasoning", "thinking", "tool_call", "tool_call_chunk", "tool_use", 
 def conversation(
     messages: Sequence[BaseMessage], documents: object = None, *, tools: bool = False
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
-    """Messages as `WindowedLM.generate` takes them, and the documents.
+    """Messages as `WindowedLM.generate` takes them, and the documents, which come in one way.
 
-    Documents come with ``documents``, as text-plain blocks of human messages, as the artifact of
-    tool messages, or marked by a `WindowDocumentPrompt` in the text of any message but an answer;
-    only one of these ways may bring any. Messages of one role that follow each other are joined
-    with a blank line between them, many templates want that.
+    Messages of one role that follow each other are joined with a blank line between them, many
+    templates want that.
 
     Where no ``tools`` are bound, a call whose results are all documents is left out with them: the
     model sees the documents and the question, in any chat template.

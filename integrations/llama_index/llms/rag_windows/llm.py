@@ -223,11 +223,9 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     def metadata(self) -> LLMMetadata:
         """What LlamaIndex plans with; reads configuration and tokenizer, not the weights.
 
-        LlamaIndex counts tokens by ``Settings.tokenizer``, which is OpenAI's unless one is set, and
-        does not count role markers. So ``context_window`` is how many of its tokens fit into the
-        model's positions, measured on the conversations of `context_window.SAMPLES`, with room for
-        ``system_prompt``, and for an answer longer than chat engines expect. With
-        ``Settings.tokenizer = llm.lm.tokenizer.encode`` it is the positions, less the markers.
+        ``context_window`` is how many tokens, as ``Settings.tokenizer`` counts them (OpenAI's,
+        unless one is set), fit into the model's positions beside role markers, ``system_prompt``
+        and an answer longer than chat engines expect, measured on a few conversations.
         """
         return LLMMetadata(
             context_window=self.context_window or self._prompt_window(),
@@ -452,12 +450,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     def _prepare(
         self, messages: Sequence[ChatMessage], options: Mapping[str, Any]
     ) -> Callable[[], ChatCall]:
-        """What makes a call; it loads the model, and all else of the call is checked before.
-
-        Raises:
-            TypeError: an unknown option.
-            InputError: passages by two ways, or what can't be shown to a text model.
-        """
+        """What makes a call; it loads the model, and all else of the call is checked before."""
         chosen = self._options(options)
         tools, choice = chosen.pop("tools", None), chosen.pop("tool_choice", None)
         parallel = bool(chosen.pop("parallel_tool_calls", True))
@@ -502,11 +495,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         return len(self._source.tokenizer()(text, add_special_tokens=False)["input_ids"])
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of one call over those of the constructor.
-
-        Raises:
-            TypeError: one of them is unknown.
-        """
+        """Options of one call over those of the constructor."""
         given = _named(_set(options))
         names = ("temperature", "top_p")
         asked = given.keys() & names
@@ -620,11 +609,7 @@ def _source(
     tokenizer: Any,
     fields: Mapping[str, Any],
 ) -> ModelSource:
-    """Where the weights come from.
-
-    Raises:
-        InputError: no model or several, or options for one that is loaded already.
-    """
+    """Where the weights come from."""
     if sum(given is not None for given in (model_name, model, lm)) != 1:
         raise InputError("Give one of model_name=, model= and lm=.")
     loading = {name: fields[name] for name in _OF_LOADING if fields.get(name)}
@@ -644,11 +629,7 @@ def _source(
 
 
 def _named(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a call under the engine's names.
-
-    Raises:
-        UnknownArgumentError: one has a name that nobody knows, or two names.
-    """
+    """Options of a call under the engine's names."""
     _refuse_unknown(options, CALL_OPTIONS, "A call of RagWindowsLLM")
     named = dict(options)
     if "max_tokens" in named:
@@ -675,12 +656,7 @@ def _set(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON.
-
-    Types of torch become their names, configurations (quantization) their dictionaries, methods
-    their name and numbers. Of what has no plain form, such as a header function, only the name is
-    left: making an LLM of it fails with that name, instead of going on without.
-    """
+    """A value as JSON; of what has no plain form, such as a header function, its name is left."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Method):

@@ -72,9 +72,6 @@ def surfacing() -> Iterator[None]:
 
     They take ``ValueError`` and ``TypeError`` for an answer that could not be parsed, and go on
     with "Empty Response"; transformers raises them for an unknown option, for one.
-
-    Raises:
-        GenerationError: instead of those.
     """
     try:
         yield
@@ -83,13 +80,7 @@ def surfacing() -> Iterator[None]:
 
 
 def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]], list[Passage]]:
-    """Messages as `WindowedLM.generate` takes them, and the passages in their citable blocks.
-
-    Leading system messages are joined to one.
-
-    Raises:
-        InputError: a role or a block that a text model can't be shown.
-    """
+    """Messages as `WindowedLM.generate` takes them, and the passages in their citable blocks."""
     read: list[dict[str, Any]] = []
     passages: list[Passage] = []
     for index, message in enumerate(messages):
@@ -136,11 +127,7 @@ def _texts(message: ChatMessage, index: int, passages: list[Passage]) -> Iterato
 
 
 def given_passages(blocks: list[Passage], passages: Any, nodes: Any) -> list[Passage]:
-    """The passages of a call: in its messages, as ``passages=`` or as ``nodes=``.
-
-    Raises:
-        InputError: they come in two ways, or are none.
-    """
+    """The passages of a call: in its messages, as ``passages=`` or as ``nodes=``."""
     if isinstance(passages, Parts):
         passages = passages.passages
     if isinstance(nodes, Sequence) and not isinstance(nodes, str):
@@ -186,11 +173,7 @@ def _passage_of_block(block: CitableBlock) -> Passage:
 
 
 def tool_definition(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool of LlamaIndex's, or OpenAI's definition of one, as a chat template takes it.
-
-    Raises:
-        InputError: something else.
-    """
+    """A tool of LlamaIndex's, or OpenAI's definition of one, as a chat template takes it."""
     if isinstance(tool, BaseTool):
         return tool.metadata.to_openai_tool(skip_length_check=True)
     if isinstance(tool, Mapping):

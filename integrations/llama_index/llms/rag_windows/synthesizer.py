@@ -330,12 +330,7 @@ class WindowSynthesizer(BaseSynthesizer):
     def _read(
         self, response: ChatResponse, sources: Sequence[SourceNode] | None
     ) -> str | BaseModel:
-        """The text of an answer, or the object that it spells.
-
-        Raises:
-            GenerationError: it spells none. Not a ``ValueError``: LlamaIndex's refine step would
-                turn that into an empty response.
-        """
+        """The text of an answer, or the object that it spells."""
         _note(sources, response)
         text = response.message.content or ""
         if self._output_cls is None:

@@ -44,11 +44,7 @@ class Parts(str):
 
     @classmethod
     def of(cls, passages: Iterable[PassageLike]) -> Self:
-        """Join passages.
-
-        Raises:
-            InputError: one of them is no passage, see `Passage.of`.
-        """
+        """Join passages, as `Passage.of` reads them."""
         kept = tuple(Passage.of(passage) for passage in passages)
         parts = cls("\n\n".join(passage.text for passage in kept))
         parts.passages = kept
@@ -134,11 +130,7 @@ class WindowTemplate(BasePromptTemplate):
 def find_parts(
     prompt: BasePromptTemplate, arguments: Mapping[str, Any], llm: LLM
 ) -> tuple[str, Parts] | None:
-    """The template variable that holds `Parts`, by name, with its value; None if none does.
-
-    Raises:
-        InputError: several variables do.
-    """
+    """The one template variable that holds `Parts`, by name, with its value; None if none does."""
     values = {**_chosen(prompt, llm).kwargs, **arguments}
     found = [(name, value) for name, value in values.items() if isinstance(value, Parts)]
     if len(found) > 1:
@@ -158,9 +150,6 @@ def window_messages(
     and the question, its other text (without rulers and labels that lost their line's content) is
     the instruction, and the question is all that is left of it. Elsewhere the passages' place is
     taken out.
-
-    Raises:
-        InputError: no variable holds `Parts`, or the template does not show it.
     """
     found = find_parts(prompt, arguments, llm)
     if found is None:
@@ -212,12 +201,7 @@ def window_messages(
 
 
 def checked_template(template: BasePromptTemplate, llm: LLM) -> BasePromptTemplate:
-    """The template itself, if nothing of it or of a request would be lost.
-
-    Raises:
-        InputError: it has no open place for the question or the passages; it has variables that
-            nobody fills; or it rewrites the passages with a function.
-    """
+    """The template itself, if nothing of it or of a request would be lost."""
     if not isinstance(template, BasePromptTemplate):
         raise InputError(
             f"A template must be a PromptTemplate or ChatPromptTemplate, not "
