@@ -50,7 +50,7 @@ from llama_index.llms.rag_windows import (
     passage_of_node,
 )
 from llama_index.llms.rag_windows.messages import read_messages
-from llama_index.llms.rag_windows.templates import WindowedPrompt, window_messages, without
+from llama_index.llms.rag_windows.templates import WindowedPrompt, window_messages
 from rag_windows import GenerationError, InputError, LimitError, Passage, PromptError
 from tests.integrations.cases import PLACES, Case, case, one_window_each, reader
 from tests.integrations.llama_index.asking import (
@@ -228,6 +228,12 @@ FRAMED = PromptTemplate(
         (SelectorPromptTemplate(FRAMED, conditionals=[(lambda _: True, MAPPED)]), SAID),
         (FRAMED, [("system", "Answer in German.\n\nFollow rule 3."), ("user", "Who?")]),
         (
+            PromptTemplate(
+                "----\na\n----\n\nb {context_str} c\nRules:\n{query_str}\nRefined Answer: "
+            ),
+            [("system", "----\na\n----\n\nb  c"), ("user", "Who?")],
+        ),
+        (
             TALK,
             [
                 ("system", "Be kind.\nUse it."),
@@ -268,23 +274,6 @@ def test_the_system_prompt_is_given_once_and_first(chat: bool) -> None:
     messages = model._get_messages(prompt, **VALUES) if chat else text.messages
     assert [m.content for m in messages if m.role.value == "system"] == ["Be brief.", "Say."]
     assert model._get_prompt(PromptTemplate("{query_str}"), query_str="Who?") == "Who?"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a\n----\nX\n----\nb", "a\nb"),
-        ("a\n\n----\n\nX\n\n----\n\nb", "a\n\nb"),
-        ("----\na\n----\n\nb X c", "----\na\n----\n\nb  c"),
-        ("Context information: X\nb", "b"),
-        ("Here are the documents: X\nb", "Here are the documents: \nb"),
-        ("b\nX\nRefined Answer: ", "b"),
-        ("Rules for you to follow:\nX", "Rules for you to follow:"),
-        ("X", ""),
-    ],
-)
-def test_what_frames_a_mark_goes_with_it(text: str, expected: str) -> None:
-    assert without(text, ("X",)) == expected
 
 
 def test_parts_survive_copies_and_read_as_text() -> None:
