@@ -21,15 +21,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, field_vali
 from rag_windows.errors import DataError
 from rag_windows.evaluation.files import read, shown, write_whole
 from rag_windows.evaluation.metrics import chatrag_f1
-from rag_windows.evaluation.task import (
-    Array,
-    Example,
-    Record,
-    Reference,
-    Score,
-    digest_of,
-    ratio,
-)
+from rag_windows.evaluation.task import Array, Example, Record, Reference, Score, digest_of, ratio
 from rag_windows.passage import Passage
 
 Style = Literal["chatrag", "plain"]

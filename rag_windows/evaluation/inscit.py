@@ -17,13 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from rag_windows.evaluation.chatrag import (
-    INSTRUCTION,
-    MAX_NEW_TOKENS,
-    Style,
-    titled,
-    worded,
-)
+from rag_windows.evaluation.chatrag import INSTRUCTION, MAX_NEW_TOKENS, Style, titled, worded
 from rag_windows.evaluation.files import Source, read, shown, validated, write_whole
 from rag_windows.evaluation.metrics import bag_f1, bleu_score, chatrag_f1, spaced, squad_words
 from rag_windows.evaluation.task import Example, Record, Reference, Score
@@ -95,11 +89,7 @@ class InscitTask:
         style: Style = "plain",
         evidence: int = 1,
     ) -> InscitTask:
-        """Read INSCIT's data file, and what is searched if that is not its own evidence.
-
-        The style "chatrag" is that of `ChatRagTask`: so INSCIT stands in ChatRAG-Bench and in the
-        APE paper.
-        """
+        """Read INSCIT's data file, and the passages to search, which are else its own evidence."""
         source = read(path)
         examples, passages = _read_turns(source, style)
         known = {name: titled(one, style) for name, one in passages.items()}

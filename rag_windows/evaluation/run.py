@@ -484,17 +484,13 @@ def measure_speed(
     *,
     options: RunOptions,
     progress: Progress,
-    rounds: int = 3,
 ) -> tuple[str, ...]:
     """Time the first token of so many examples, evenly spaced, with every arm, and keep it.
 
-    Each example is asked with an empty cache once before anything is timed. Then come rounds of one
-    cold and one warm call, in turns the one first or the other, so that a machine that slows down
-    is no advantage for either. What was measured in an earlier run is not measured again. The
-    model's own cache is neither read nor filled.
-
-    Returns:
-        What could not be measured, and why.
+    Each example is asked with an empty cache once before anything is timed. Then come three rounds
+    of a cold and a warm call, in turns the one first or the other, so that a machine that slows
+    down is no advantage for either. The model's own cache is neither read nor filled, and what an
+    earlier run measured stays. Returns what could not be measured, and why.
     """
     count, last, notes = min(count, len(task.examples)), len(task.examples) - 1, list[str]()
     places = [number * last // max(1, count - 1) for number in range(count)]
@@ -504,10 +500,9 @@ def measure_speed(
         first, passages = asking.fitting(warm, arm, example, passages)
         bare = asking.generate(cold, arm, example, ())
         seconds: dict[WindowedLM, list[float]] = {cold: [], warm: []}
-        for number in range(rounds):
-            for one in (cold, warm) if number % 2 == 0 else (warm, cold):
-                found = asking.generate(one, arm, example, passages)
-                seconds[one].append(found.timings.ttft_s)
+        for one in (cold, warm, warm, cold, cold, warm):
+            found = asking.generate(one, arm, example, passages)
+            seconds[one].append(found.timings.ttft_s)
         tokens = first.usage.prompt_tokens - bare.usage.prompt_tokens
         return Speed(example.key, arm.name, tokens, tuple(seconds[cold]), tuple(seconds[warm]))
 
