@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +20,7 @@ from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.errors import tell
 from rag_windows.cli.models import ModelOptions, loaded_model
 from rag_windows.cli.options import option
-from rag_windows.cli.render import console, plain_table, progress, show, write_json
+from rag_windows.cli.render import console, plain_table, progress, show, show_notes, write_json
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.passage import Passage
 from rag_windows.prompt.visible_text import encodable, one_line, visible
@@ -61,7 +61,10 @@ class AnswerOptions:
 def ask(
     *,
     question: Annotated[
-        str, typer.Argument(metavar="QUESTION", help="What you want to know, in quotes.")
+        str,
+        typer.Argument(
+            metavar="QUESTION", help="What you want to know, in quotes.", parser=encodable
+        ),
     ],
     search: SearchOptions,
     model: ModelOptions,
@@ -70,7 +73,6 @@ def ask(
     """Answer one question over documents and show which passages the answer looked at."""
     from rag_windows_retrievers import SUFFIXES
 
-    question = encodable(question)
     if not question.strip():
         raise InputError("The question is empty; write one, in quotes.")
     path = Path(question)
@@ -124,7 +126,7 @@ class _Replies:
 
         told = self.options
         settings = {
-            "prefix": None if told.system is None else encodable(told.system),
+            "prefix": told.system,
             "max_new_tokens": told.max_new_tokens,
             "seed": told.seed,
             "link_tokens": told.link_tokens,
@@ -146,16 +148,15 @@ class _Replies:
                 generation = chunk.generation
         if generation is None:
             raise GenerationError("The stream ended without a result; please report this.")
-        notes = [*notes, *_notes(generation, passages, told.max_new_tokens)]
         if told.json:
             write_json(_answer_object(generation, passages, method, self.name))
-            for note in notes:
-                tell(f"Note: {note}")
+        else:
+            console().print("\n")
+            _show_passages(generation, passages)
+        notes = [*notes, *_notes(generation, passages, told.max_new_tokens)]
+        show_notes(notes, as_json=told.json)
+        if told.json:
             return generation
-        console().print("\n")
-        _show_passages(generation, passages)
-        for note in notes:
-            show(f"Note: {note}", "yellow")
         usage, timings = generation.usage, generation.timings
         show(
             f"{self.name}, {method}: passages encoded in {timings.encode_s:.2f} s, first token "
@@ -171,18 +172,19 @@ def _answer_object(
     generation: Generation, passages: Sequence[Passage], method: str, model: str
 ) -> dict[str, Any]:
     """What --json prints."""
-
-    def fields(of: Any, *names: str) -> dict[str, Any]:
-        return {name: getattr(of, name) for name in names}
-
+    usage, weights = generation.usage, _weights(generation, passages)
     return {
         "answer": generation.text,
         "passages": [
-            {**fields(one, "id", "title", "text", "score"), "mass": weight}
-            for one, weight in zip(passages, _weights(generation, passages), strict=True)
+            {"id": one.id, "title": one.title, "text": one.text, "score": one.score, "mass": weight}
+            for one, weight in zip(passages, weights, strict=True)
         ],
-        "usage": fields(generation.usage, "prompt_tokens", "cached_tokens", "completion_tokens"),
-        "timings": fields(generation.timings, "encode_s", "ttft_s", "total_s"),
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+        },
+        "timings": asdict(generation.timings),
         "method": method,
         "model": model,
         "fallback": None if generation.fallback is None else generation.fallback.as_dict(),

@@ -11,7 +11,6 @@ from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.errors import Group, tell
 from rag_windows.cli.models import ModelOptions, loaded_model, quieten
 from rag_windows.cli.render import progress, show, write_json
-from rag_windows.prompt.visible_text import encodable
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache
@@ -53,7 +52,7 @@ def warm(
         with progress("Encoding the passages") as counted:
             warmed = lm.warm(
                 retriever.passages,
-                prefix=None if system is None else encodable(system),
+                prefix=system,
                 on_warmed=lambda done, total: counted(done, total or done),
             )
     names = ("passages", "encoded", "present", "tokens", "seconds")

@@ -16,13 +16,19 @@ from rich.text import Text
 
 from rag_windows.cli import options
 from rag_windows.cli.corpus import SearchOptions, open_corpus
-from rag_windows.cli.errors import tell
 from rag_windows.cli.models import ModelOptions, loaded_model
 from rag_windows.cli.options import count, option
-from rag_windows.cli.render import Counted, console, plain_table, progress, show, write_json
+from rag_windows.cli.render import (
+    Counted,
+    console,
+    plain_table,
+    progress,
+    show,
+    show_notes,
+    write_json,
+)
 from rag_windows.errors import InputError, MissingExtraError, missing
 from rag_windows.prompt.conversation import Dialogue
-from rag_windows.prompt.visible_text import encodable
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
@@ -76,7 +82,7 @@ def calibrate(
             given,
             method=method,
             by=None if by == "auto" else by,
-            prefix=None if system is None else encodable(system),
+            prefix=system,
             max_new_tokens=max_new_tokens,
             seed=seed,
             on_progress=on_progress,
@@ -89,12 +95,11 @@ def calibrate(
     notes += profile.left_out
     if json:
         write_json(json_format.loads(profile.to_json()))
-        for note in notes:
-            tell(f"Note: {note}")
+    else:
+        _show(profile)
+    show_notes(notes, as_json=json)
+    if json:
         return
-    _show(profile)
-    for note in notes:
-        show(f"Note: {note}", "yellow")
     show(f"{profile.examples} examples, {len(profile.settings)} settings, {seconds:.1f} s.", "dim")
     if out is not None:
         show(f"Wrote {out}. Use it: --profile {out}", "dim")

@@ -14,29 +14,13 @@ from rich.text import Text
 
 from rag_windows.cli import options
 from rag_windows.cli.models import ModelOptions, loaded_model
-from rag_windows.cli.options import count, option
+from rag_windows.cli.options import count, option, text_option
 from rag_windows.cli.render import console, plain_table, progress, show, write_json
 from rag_windows.errors import InputError
 from rag_windows.prompt.visible_text import encodable, one_line
 
 if TYPE_CHECKING:
     from rag_windows.icl import Demonstration
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerOptions:
-    """How demonstrations are read; each field is the option and the argument of its name."""
-
-    template: Annotated[str | None, option("FORM", 'Default: "{text}: {label}".')] = None
-    normalize: Annotated[
-        Literal["sum", "mean"], option(None, "How a label's tokens are counted together.")
-    ] = "sum"
-    calibrate_with: Annotated[
-        list[str] | None,
-        option("TEXT", "A text that says nothing, as N/A: its probabilities divide the others."),
-    ] = None
-    windows: Annotated[int | None, count("Default: as few as hold the demonstrations.")] = None
-    window_tokens: Annotated[int | None, count("Or how long a window is at most.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +39,18 @@ def classify(
     demos: Annotated[str, option("FILE", 'Demonstrations: JSONL with "text" and "label" a line.')],
     label: Annotated[
         list[str] | None,
-        option("LABEL", "To choose from, repeated for each. Default: the demonstrations' own."),
+        text_option("LABEL", "To choose from, repeated for each. Default: those of --demos."),
     ] = None,
-    learner: LearnerOptions,
+    template: Annotated[str | None, text_option("FORM", 'Default: "{text}: {label}".')] = None,
+    normalize: Annotated[
+        Literal["sum", "mean"], option(None, "How a label's tokens are counted together.")
+    ] = "sum",
+    calibrate_with: Annotated[
+        list[str] | None,
+        text_option("TEXT", "One that says nothing, as N/A: its probabilities divide the others."),
+    ] = None,
+    windows: Annotated[int | None, count("Default: as few as hold the demonstrations.")] = None,
+    window_tokens: Annotated[int | None, count("Or how long a window is at most.")] = None,
     system: options.System = None,
     model: _Learner,
     json: options.Json = False,
@@ -70,13 +63,13 @@ def classify(
             found = lm.classify(
                 [encodable(text) for text in texts],
                 shown,
-                [encodable(one) for one in label] if label else None,
-                template=None if learner.template is None else encodable(learner.template),
-                prefix=None if system is None else encodable(system),
-                normalize=learner.normalize,
-                calibrate_with=[encodable(text) for text in learner.calibrate_with or ()],
-                windows=learner.windows,
-                window_tokens=learner.window_tokens,
+                label or None,
+                template=template,
+                prefix=system,
+                normalize=normalize,
+                calibrate_with=calibrate_with or (),
+                windows=windows,
+                window_tokens=window_tokens,
             )
         seconds, method = time.perf_counter() - begun, lm.method.name
     if json:

@@ -11,10 +11,17 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
+from rag_windows.prompt.visible_text import encodable
+
 
 def option(metavar: str | None, text: str, **settings: Any) -> Any:
     """An option that takes a value; further arguments are those of `typer.Option`."""
     return typer.Option(metavar=metavar, help=text, **settings)
+
+
+def text_option(metavar: str, text: str) -> Any:
+    """An option that takes any text; bytes that are no text are replaced."""
+    return typer.Option(metavar=metavar, help=text, parser=encodable)
 
 
 def flag(name: str, text: str) -> Any:
@@ -51,7 +58,7 @@ _FOLDER = "Of the passage cache. Default: the platform's cache folder."
 Model = Annotated[str, option("MODEL", _MODEL)]
 LinkTokens = Annotated[Any, option("K", _LINKED, parser=_link_tokens)]
 PassageWords = Annotated[int, count("Length of a passage, about, in words.")]
-System = Annotated[str | None, option("TEXT", "Instruction that stands before the passages.")]
+System = Annotated[str | None, text_option("TEXT", "Instruction that stands before the passages.")]
 MaxNewTokens = Annotated[int, count("Length of the answer at most.")]
 MaxWindowTokens = Annotated[int | None, count("Cuts longer passages. Default: the model's room.")]
 Device = Annotated[str, option("DEVICE", "auto, cpu, cuda, or cuda:N.", callback=_device)]

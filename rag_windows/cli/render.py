@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,15 @@ def plain_table(*columns: Column | str, expand: bool = False) -> Table:
 def show(text: str, style: str | None = None) -> None:
     """Print a line on standard output, however long."""
     console().print(visible(text), style=style, soft_wrap=True)
+
+
+def show_notes(notes: Iterable[str], *, as_json: bool) -> None:
+    """Tell what a user should know, on stderr where standard output is JSON."""
+    for note in notes:
+        if as_json:
+            tell(f"Note: {note}")
+        else:
+            show(f"Note: {note}", "yellow")
 
 
 def write_json(value: Any) -> None:
