@@ -196,23 +196,21 @@ def _questions(lines: _Lines, by_letter: bool) -> list[Item]:
 
 def from_hub(name: str, labels: Sequence[str]) -> Data:
     """Download a named task, or take it from the cache of `datasets`; blank texts are left out."""
-    named, parts = NAMED[name], []
-    local = f"give local files: --task {name} --demos FILE --test FILE"
+    named, place, parts = NAMED[name], Place(NAMED[name].hub), []
     stamp: dict[str, Any] = {"hub": named.hub}
+    local = f"give local files: --task {name} --demos FILE --test FILE"
+    splits = {"demonstrations": "train", "test": named.asked}
     try:
         from datasets import load_dataset
+
+        loaded = [load_dataset(named.hub, named.config, split=one) for one in splits.values()]
     except ImportError as error:
         what = missing(f"The task {name!r} of the Hugging Face Hub", "datasets", "eval-hub")
         raise MissingExtraError(f"{what}, or {local}.") from error
-    for part, split in (("demonstrations", "train"), ("test", named.asked)):
-        place = Place(f"{named.hub}, split {split}")
-        try:
-            rows = load_dataset(named.hub, named.config, split=split)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().split("\n")[0]
-            raise place.error(
-                f"it can't be loaded ({reason}); without a network, {local}."
-            ) from error
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise place.error(f"it can't be loaded ({reason}); without a network, {local}.") from error
+    for (part, split), rows in zip(splits.items(), loaded, strict=True):
         digest, lines, blank = hashlib.sha256(), [], 0
         for number, row in enumerate(rows, start=1):
             text, label = row.get(named.text), row.get(named.label)
@@ -220,7 +218,7 @@ def from_hub(name: str, labels: Sequence[str]) -> Data:
             if isinstance(text, str) and not text.strip():
                 blank += 1
                 continue
-            at = place.at(f"row {number}")
+            at = place.at(f"split {split}, row {number}")
             if not isinstance(text, str) or label not in named.classes:
                 raise at.error(f"{shown(text)} with {shown(label)} is not what it was; {local}.")
             lines.append((at, f"{split}/{number}", _Text(text=text.strip(), label=label)))

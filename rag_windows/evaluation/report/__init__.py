@@ -16,8 +16,7 @@ import pandas as pd
 from rag_windows import __version__
 from rag_windows.evaluation.files import write_whole
 from rag_windows.evaluation.report.charts import charts
-from rag_windows.evaluation.report.tables import WORDS, deepest, overview, tables, verdict
-from rag_windows.evaluation.report.text import rendered
+from rag_windows.evaluation.report.tables import WORDS, deepest, overview, rendered, tables, verdict
 from rag_windows.evaluation.run import RECORDS, REPORTS, RunFolder
 from rag_windows.evaluation.summary import Summary
 from rag_windows.evaluation.task import ReadPassage, Record, Task, digest_of

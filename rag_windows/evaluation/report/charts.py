@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from rag_windows.errors import MissingExtraError, missing
-from rag_windows.evaluation.report.tables import deepest
-from rag_windows.evaluation.report.text import metric_name, name
+from rag_windows.evaluation.report.tables import deepest, metric_name, name
 from rag_windows.evaluation.summary import ArmSummary, Estimate, SpeedBin, Summary
 
 if TYPE_CHECKING:
