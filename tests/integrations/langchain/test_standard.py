@@ -1,25 +1,10 @@
 """LangChain's own test suites for chat models.
 
-What is switched off, by which property, and why:
-
-has_tool_calling: test_bind_tool_pydantic, test_bind_runnables_as_tools, test_tool_*,
-    test_structured_few_shot_examples, test_agent_loop, test_unicode_tool_call_integration.
-    The embedded reader's chat template has no tools; test_tools.py has models whose template does.
-has_structured_output: test_with_structured_output, test_structured_output*.
-    It is done with tools.
-supports_json_mode: test_json_mode.
-    The embedded reader can't write JSON.
-supports_image_*, supports_pdf_*, supports_audio_inputs, supports_anthropic_inputs: test_image_*,
-    test_pdf_*, test_audio_inputs, test_anthropic_inputs.
-    These are text models; such a block is refused with an error.
-model_override_value: test_*_with_model_override.
-    A model is chosen when it is made; in a call, another one is an error.
-enable_vcr_tests: test_stream_time.
-    It replays recorded web requests, and there are none.
-init_from_env_params: test_init_from_env.
-    Nothing is read from the environment.
-is_lc_serializable (of the model): test_serdes.
-    LangChain's default: weights and engines are not rebuilt from JSON.
+What is switched off: tools and structured output (the embedded reader's chat template has no
+tools; test_tools.py has models whose template does), JSON (it can't write it), images, PDF and
+audio (text models refuse such blocks), another model in a call (an error), recorded web requests,
+arguments from the environment (none are read), and serialization (weights are not rebuilt from
+JSON).
 """
 
 from __future__ import annotations
