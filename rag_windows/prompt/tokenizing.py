@@ -64,8 +64,8 @@ class ControlTokens:
             text.add(tokenizer.unk_token_id)
             harmless[str(tokenizer.unk_token)] = tokenizer.unk_token_id
         control = {content: id_ for content, id_ in ids.items() if id_ not in text}
-        kept = {name: id_ for name, id_ in harmless.items() if id_ not in control.values()}
-        return cls(control, kept)
+        forbidden = set(control.values())
+        return cls(control, {name: i for name, i in harmless.items() if i not in forbidden})
 
     @cached_property
     def ids(self) -> frozenset[int]:
