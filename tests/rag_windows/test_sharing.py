@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import threading
 import weakref
 from collections.abc import Iterator
@@ -132,14 +131,3 @@ def test_arguments_are_told_apart(folder: Path) -> None:
     assert len({id(one) for one in made}) == len(variables)
     first = shared_models.load_shared(folder, template_kwargs={"a": [1, {"b": 2}]})
     assert shared_models.load_shared(folder, template_kwargs={"a": (1, {"b": 2})}) is first
-
-
-def test_a_hub_name_has_no_files(tmp_path: Path) -> None:
-    assert shared_models.folder_state("somebody/something") == ()
-    assert shared_models.folder_state("tiny-reader") != ()
-    (tmp_path / "config.json").write_text("{}")
-    before = shared_models.folder_state(tmp_path)
-    (tmp_path / "config.json").write_text("{ }")
-    assert shared_models.folder_state(tmp_path) != before
-    shutil.rmtree(tmp_path)
-    assert shared_models.folder_state(tmp_path) == ()
