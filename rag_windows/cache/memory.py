@@ -176,14 +176,10 @@ def in_one_block(
         block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         for tensor, start in zip(tensors, starts, strict=True)
     )
-    if whole is not None:
-        block.copy_(whole, non_blocking=True)
-    else:
-        for view, tensor in zip(views, tensors, strict=True):
-            view.copy_(tensor.detach(), non_blocking=True)
-    if device.type == "cpu":
-        for one in {tensor.device for tensor in tensors if tensor.is_cuda}:
-            torch.cuda.current_stream(one).synchronize()
+    pairs = [(block, whole)] if whole is not None else zip(views, tensors, strict=True)
+    for copy, tensor in pairs:
+        # What comes to an accelerator is read behind its copy there; the host must wait for its own.
+        copy.copy_(tensor.detach(), non_blocking=device.type == "cuda")
     return views
 
 
@@ -204,7 +200,7 @@ def block_bytes(tensors: Sequence[torch.Tensor]) -> int:
 def placed(window: Window, devices: Sequence[torch.device]) -> Window:
     """A window whose layers are on these devices; itself if they are.
 
-    From page-locked host memory to an accelerator the processor does not wait for the copy.
+    The processor does not wait for copies from page-locked host memory to an accelerator.
     """
     pairs = zip((*window.keys, *window.values), (*devices, *devices), strict=True)
     if all(tensor.device == device for tensor, device in pairs):
