@@ -178,7 +178,7 @@ def in_one_block(
     )
     pairs = [(block, whole)] if whole is not None else zip(views, tensors, strict=True)
     for copy, tensor in pairs:
-        # What comes to an accelerator is read behind its copy there; the host must wait for its own.
+        # What comes to an accelerator is read behind its copy; the host must wait for its own.
         copy.copy_(tensor.detach(), non_blocking=device.type == "cuda")
     return views
 
