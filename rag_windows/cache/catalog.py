@@ -23,7 +23,7 @@ from rag_windows.threads import in_children
 FORMAT = 2
 """Of the database; one of another format is made anew."""
 
-WAIT_S = 4.0
+WAIT_S = 2.0
 """Longest wait for the changes of other processes."""
 
 _LONGEST_NAP_S = 0.01

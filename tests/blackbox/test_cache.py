@@ -84,8 +84,10 @@ code = sys.orig_argv[sys.orig_argv.index("-c") + 1]
 writer = subprocess.Popen([sys.executable, "-c", code, "writer"], stdout=subprocess.PIPE)
 writer.stdout.readline()
 try:
-    for _ in range(100):
+    for attempt in range(100):
         time.sleep(random.uniform(0.0, 0.02))
+        while attempt > 4 and not os.path.exists(os.path.join(FOLDER, "book.lock")):
+            pass
         os.kill(writer.pid, signal.SIGSTOP)
         print(book.lm.generate("Where was Vara Zelmont born?", book).text)
         start = time.monotonic()
