@@ -178,14 +178,6 @@ class RowsCache(DynamicCache):
         super().__init__()
         self.per_query = per_query
 
-    def part(self, queries: Sequence[int], length: int) -> RowsCache:
-        """A copy of some queries' rows, of the first ``length`` tokens."""
-        copy = RowsCache(self.per_query)
-        for number, layer in enumerate(self.layers):
-            rows = self._rows(torch.tensor(list(queries), device=layer.keys.device))
-            copy.update(layer.keys[rows, :, :length], layer.values[rows, :, :length], number)
-        return copy
-
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each query; there is nothing to repeat before the first tokens."""
         if not self.layers:
