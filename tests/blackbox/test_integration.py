@@ -101,3 +101,17 @@ def test_who_carried_an_answer(masses: list[float], expected: list[int]) -> None
     citations = [Citation(i, None, mass) for i, mass in enumerate(masses)]
     assert [citation.passage for citation in promised.carried(citations)] == expected
     assert promised.carried(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "options"),
+    [
+        (None, None, {}),
+        (0, 0.9, {"do_sample": False}),
+        (0.7, None, {"do_sample": True, "temperature": 0.7}),
+        (None, 0.9, {"do_sample": True, "top_p": 0.9}),
+        (0.7, 0.9, {"do_sample": True, "temperature": 0.7, "top_p": 0.9}),
+    ],
+)
+def test_temperature_and_top_p(temperature: Any, top_p: Any, options: dict[str, Any]) -> None:
+    assert promised.sampling_options(temperature, top_p) == options

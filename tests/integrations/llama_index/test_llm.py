@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.bridge.pydantic import ValidationError
 from llama_index.core.prompts import PromptTemplate
@@ -189,8 +190,10 @@ def test_what_asks_for_nothing_is_taken_and_what_is_missing_is_told() -> None:
     assert model.query_wrapper_prompt is None
     with pytest.raises(ModelLoadError, match="nowhere"):
         _ = RagWindowsLLM("./nowhere").metadata
-    with pytest.raises(ModelLoadError, match="trust_remote_code"):
-        RagWindowsLLM("tiny-reader", tokenizer_kwargs={"trust_remote_code": True}).complete("a")
+    for name in ("tokenizer_kwargs", "model_kwargs"):
+        options: dict[str, Any] = {name: {"trust_remote_code": True}}
+        with pytest.raises(ModelLoadError, match="trust_remote_code"):
+            RagWindowsLLM("tiny-reader", **options).complete("a")
 
 
 # Calls
@@ -263,3 +266,22 @@ def test_options_of_a_call_go_before_those_of_the_llm() -> None:
         with pytest.raises(TypeError, match="temprature") as caught:
             list(getattr(llm(), name)("Who?", temprature=1.0))
         assert isinstance(caught.value, RagWindowsError)
+
+
+def test_arguments_of_the_constructor_hold_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = case(PLACES[0])
+    first = reader().generate(one.question, one.passages, max_new_tokens=16).token_ids[0]
+    ending = RagWindowsLLM(lm=reader(), stopping_ids=[first])
+    raw = ending.chat(user(one.question), nodes=nodes_of(one)).raw
+    assert (raw["usage"]["completion_tokens"], raw["finish_reason"]) == (1, "stop")
+    options = {"do_sample": True, "temperature": 5.0, "min_new_tokens": 8}
+    drawing = RagWindowsLLM(lm=reader(), max_new_tokens=8, generate_kwargs=options)
+    texts = [drawing.complete("Who?", seed=seed).text for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    instructed = RagWindowsLLM(lm=reader(), max_new_tokens=1, system_prompt="Be brief and kind.")
+    without = llm().chat(user("Who?")).raw["usage"]["prompt_tokens"]
+    for response in (instructed.chat(user("Who?")), instructed.complete("Who?")):
+        assert response.raw["usage"]["prompt_tokens"] > without
+    monkeypatch.setattr(Settings, "_llm", None)
+    Settings.llm = instructed
+    assert Settings.llm is instructed
