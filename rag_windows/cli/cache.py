@@ -27,7 +27,8 @@ def stats(cache_dir: options.CacheDir = None, json: options.Json = False) -> Non
     with _open(cache_dir) as opened:
         held = _held(opened)
     size, limit = _size(held["bytes"]), _size(held["limit_bytes"])
-    _print(held, f"{held['folder']}: {held['entries']} windows, {size} of at most {limit}.", json)
+    line = f"{held['folder']}: {held['entries']} windows, {size} of at most {limit}."
+    _print(json, line, **held)
 
 
 @cache.command()
@@ -56,12 +57,11 @@ def warm(
                 on_warmed=lambda done, total: counted(done, total or done),
             )
     names = ("passages", "encoded", "present", "tokens", "seconds")
-    _print(
-        {name: getattr(warmed, name) for name in names},
+    line = (
         f"{warmed.passages} passages: {warmed.encoded} windows encoded ({warmed.tokens} tokens), "
-        f"{warmed.present} were there, in {warmed.seconds:.1f} s.",
-        json,
+        f"{warmed.present} were there, in {warmed.seconds:.1f} s."
     )
+    _print(json, line, **{name: getattr(warmed, name) for name in names})
 
 
 @cache.command()
@@ -69,11 +69,8 @@ def verify(cache_dir: options.CacheDir = None, json: options.Json = False) -> No
     """Read every window and put aside those that can't be proved right."""
     with _open(cache_dir) as opened, progress("Reading every window"):
         checked, quarantined = opened.verify()
-    _print(
-        {"checked": checked, "quarantined": quarantined},
-        f"{checked} windows read, {quarantined} of them put aside.",
-        json,
-    )
+    line = f"{checked} windows read, {quarantined} of them put aside."
+    _print(json, line, checked=checked, quarantined=quarantined)
 
 
 @cache.command()
@@ -82,7 +79,7 @@ def clear(cache_dir: options.CacheDir = None, json: options.Json = False) -> Non
     with _open(cache_dir) as opened:
         before = _held(opened)["entries"]
         opened.clear()
-    _print({"removed": before}, f"{before} windows forgotten.", json)
+    _print(json, f"{before} windows forgotten.", removed=before)
 
 
 @cache.command()
@@ -102,7 +99,7 @@ def invalidate(
     """Forget the windows of some passages or documents."""
     with _open(cache_dir) as opened:
         removed = opened.invalidate(ids, every_tenant=every_tenant)
-    _print({"removed": removed}, f"{removed} windows forgotten.", json)
+    _print(json, f"{removed} windows forgotten.", removed=removed)
 
 
 @cache.command()
@@ -116,15 +113,13 @@ def prune(
     """Drop windows that are outdated, and with --disk those that do not fit."""
     with _open(cache_dir) as opened:
         before = _held(opened)["entries"]
-    with _open(cache_dir, **({} if disk is None else {"disk": disk})) as opened:
+    limit = {} if disk is None else {"disk": disk}
+    with _open(cache_dir, **limit) as opened:
         opened.prune()
         held = _held(opened)
-    removed = before - held["entries"]
-    _print(
-        {"removed": removed, **held},
-        f"{removed} windows dropped; {held['entries']} of {_size(held['bytes'])} are left.",
-        json,
-    )
+    removed, size = before - held["entries"], _size(held["bytes"])
+    line = f"{removed} windows dropped; {held['entries']} of {size} are left."
+    _print(json, line, removed=removed, **held)
 
 
 def _open(folder: str | None, **sizes: Any) -> PassageCache:
@@ -146,7 +141,7 @@ def _size(size: int) -> str:
     return show_size(size)
 
 
-def _print(result: dict[str, Any], line: str, as_json: bool) -> None:
+def _print(as_json: bool, line: str, **result: Any) -> None:
     if as_json:
         write_json(result)
     else:
