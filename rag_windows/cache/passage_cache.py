@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,8 +312,8 @@ class PassageCache:
             self._put(near, key, entry, epoch)
         more = [key for key, entry in found.items() if entry.more_labels and near]
 
-        def look(do: bool) -> None:
-            for key, labels in disk.labels(more).items() if do else ():
+        def look() -> None:
+            for key, labels in disk.labels(more).items():
                 for tier in near:
                     tier.add_labels(key, labels)
 
@@ -331,7 +332,7 @@ class PassageCache:
             if tier is not disk:
                 tier.add_labels(key, missing)
         if disk is not None:
-            self._writer.submit(lambda do: disk.add_labels(key, missing) if do else None, 0)
+            self._writer.submit(partial(disk.add_labels, key, missing), 0)
 
     def keep(
         self,
@@ -361,17 +362,16 @@ class PassageCache:
             far.insert(0, self.memory)
         self._put(near, key, entry, epoch)
 
-        def write(do: bool) -> None:
+        def write() -> None:
             try:
-                if do and self._shared.epoch == epoch:
+                if self._shared.epoch == epoch:
                     self._put(far, key, replace(entry, window=to_host(entry.window)), epoch)
             finally:
                 if done is not None:
                     done()
 
-        if far:
-            self._writer.submit(write, entry.nbytes, wait=wait)
-        elif done is not None:
+        taken = bool(far) and self._writer.submit(write, entry.nbytes, wait=wait)
+        if not taken and done is not None:
             done()
 
     def _put(self, tiers: Sequence[Tier], key: str, entry: Entry, epoch: int) -> None:
@@ -444,10 +444,6 @@ class Flights:
             self._flying.pop(key, None)
 
 
-Job = Callable[[bool], None]
-"""Does the work if it gets True; else only gives back what the work holds."""
-
-
 class Writer:
     """One thread that does jobs in order, with a bound on the bytes that wait.
 
@@ -465,14 +461,14 @@ class Writer:
     def after_fork(self) -> None:
         """A child has no such thread, and what waits is the parent's to write."""
         self._change = threading.Condition()
-        self._jobs: deque[tuple[Job, int]] = deque()
+        self._jobs: deque[tuple[Callable[[], None], int]] = deque()
         self._waiting_bytes = 0
         self._thread: threading.Thread | None = None
 
-    def submit(self, job: Job, nbytes: int, *, wait: bool = False) -> None:
+    def submit(self, job: Callable[[], None], nbytes: int, *, wait: bool = False) -> bool:
         """Hand over a job that keeps so many bytes in memory while it waits.
 
-        One that finds no room is called with False, unless it shall wait for room.
+        False if there is no room for it, unless it shall wait for room, or the writer is closed.
         """
         with self._change:
             if wait:
@@ -482,10 +478,10 @@ class Writer:
                 self._jobs.append((job, nbytes))
                 self._waiting_bytes += nbytes
                 if self._thread is None:
-                    self._thread = Worker(self._run, "rag-windows-cache", lambda: None)
-                    self._thread.start()
-        if not taken:
-            job(False)
+                    thread = Worker(self._run, "rag-windows-cache", lambda: None)
+                    thread.start()
+                    self._thread = thread
+        return taken
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to do; False if that took too long."""
@@ -511,7 +507,7 @@ class Writer:
                     return
                 job, nbytes = self._jobs.popleft()
             try:
-                job(True)
+                job()
             except Exception:  # the next ones shall be done
                 logger.exception("the passage cache could not write a window")
             del job  # what it holds is free before others may take its room
