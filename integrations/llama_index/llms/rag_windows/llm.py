@@ -286,28 +286,25 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """`chat` piece by piece."""
-        return self._stream(llm_chat_callback(), self._prepare, chat_pieces(), messages, kwargs)
+        return self._stream(messages, kwargs, chat=True)
 
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """`complete` piece by piece."""
-        report, pieces = llm_completion_callback(), completion_pieces()
-        return self._stream(report, self._prepare_prompt, pieces, prompt, kwargs)
+        return self._stream(prompt, kwargs, chat=False)
 
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """`stream_chat` beside the event loop."""
-        report, pieces = llm_chat_callback(), chat_pieces()
-        return await self._astream(report, self._prepare, pieces, messages, kwargs)
+        return await self._astream(messages, kwargs, chat=True)
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """`stream_complete` beside the event loop."""
-        report, pieces = llm_completion_callback(), completion_pieces()
-        return await self._astream(report, self._prepare_prompt, pieces, prompt, kwargs)
+        return await self._astream(prompt, kwargs, chat=False)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -518,20 +515,20 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
             merged["stopping_criteria"] = [*criteria, EosTokenCriteria(self.stopping_ids)]
         return merged
 
-    def _stream(
-        self,
-        report: Callable[..., Any],
-        prepare: Callable[..., Callable[[], ChatCall]],
-        pieces: Callable[..., Any],
-        asked: Any,
-        options: dict[str, Any],
-    ) -> Generator[Any, None, None]:
-        """A stream with its callbacks and events.
+    def _streaming(self, *, chat: bool) -> tuple[Any, Any, Any]:
+        """What reports a stream, what makes its call, and what becomes of each chunk."""
+        if chat:
+            return llm_chat_callback(), self._prepare, chat_pieces()
+        return llm_completion_callback(), self._prepare_prompt, completion_pieces()
+
+    def _stream(self, asked: Any, options: Any, *, chat: bool) -> Generator[Any, None, None]:
+        """A stream of an answer to messages or a prompt, with its callbacks and events.
 
         LlamaIndex's reporting decorator leaves closing what it wraps to the garbage collector,
         which never does while a handler keeps the exception that ended the stream. So both are
         closed here.
         """
+        report, prepare, pieces = self._streaming(chat=chat)
         made: list[Generator[Any, None, None]] = []
 
         def surfaced() -> Generator[Any, None, None]:
@@ -544,7 +541,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
                 made.append(self._calls.stream(prepared, pieces))
             return surfaced()
 
-        reported = report(make)(self, asked, **options)
+        reported: Any = report(make)(self, asked, **options)
 
         def told() -> Generator[Any, None, None]:
             with closing(made[0]), closing(reported):
@@ -552,15 +549,9 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
         return told()
 
-    async def _astream(
-        self,
-        report: Callable[..., Any],
-        prepare: Callable[..., Callable[[], ChatCall]],
-        pieces: Callable[..., Any],
-        asked: Any,
-        options: dict[str, Any],
-    ) -> AsyncGenerator[Any, None]:
+    async def _astream(self, asked: Any, options: Any, *, chat: bool) -> AsyncGenerator[Any, None]:
         """`_stream` beside an event loop."""
+        report, prepare, pieces = self._streaming(chat=chat)
         made: list[AsyncGenerator[Any, None]] = []
 
         async def surfaced() -> AsyncGenerator[Any, None]:
