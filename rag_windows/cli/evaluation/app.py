@@ -60,6 +60,8 @@ class Asking(ModelOptions):
     system: Annotated[
         str | None, _option("TEXT", 'Before the passages; "" for none. Default: the dataset\'s.')
     ] = None
+    rag_temperature: Annotated[float | None, _option("T", "Of methods that have one.")] = None
+    rag_scale: Annotated[float | None, _option("S", "Of methods that have one.")] = None
     link_tokens: options.LinkTokens = None
     # Windows are kept in memory alone, so that no other run's windows count.
     cache_memory: Annotated[
@@ -166,13 +168,14 @@ def icl(
     model: options.Model = "tiny-learner",
     methods: Methods = METHODS,
     shots: Annotated[
-        list[str], _option("N,...", "Demonstrations; several numbers are compared, 0 shows none.")
+        list[str], _option("N,...", "Demonstrations to show; several numbers are compared.")
     ] = ["32"],  # noqa: B006 - typer copies it
     demo_seed: Annotated[
         list[str], _option("N,...", "Of their draw; each text is asked once for each.")
     ] = ["0"],  # noqa: B006 - typer copies it
     windows: Annotated[
-        int | None, _option("N", "Default: one for eight demonstrations, up to eight.", min=1)
+        int | None,
+        _option("N", "Of demonstrations. Default: one for every eight, up to eight.", min=1),
     ] = None,
     window_tokens: Annotated[
         int | None, _option("N", "Or how long a window is at most.", min=1)
@@ -192,10 +195,11 @@ def icl(
         _option("LABEL", "To choose from, repeated. Default: the demonstrations'."),
     ] = None,
     wording: Annotated[
-        Literal["pcw", "structured-prompting"], _option(None, "Of a named task.")
+        Literal["pcw", "structured-prompting"],
+        _option(None, "Whose templates and labels a named task has."),
     ] = "pcw",
     choices: Annotated[
-        Literal["text", "letters"], _option(None, "Multiple choice: what is compared.")
+        Literal["text", "letters"], _option(None, "Multiple choice: compare the texts, or letters.")
     ] = "text",
     asking: Asking,
 ) -> None:
