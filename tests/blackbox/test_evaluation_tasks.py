@@ -415,9 +415,9 @@ def test_batch_jobs_are_told_how_far_it_is(
     monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.05")
     with progress("Answering\x1b") as told:
         told(4, 10)  # by an earlier run
-        time.sleep(0.08)
+        time.sleep(0.2)
         told(6, 1_000_000)
-        time.sleep(0.08)
-    first, second, *_ = capsys.readouterr().err.splitlines()
-    assert first == "Answering\\x1b: 4 of 10, 0 s so far."
-    assert re.fullmatch(r"Answering.* 6 of 1000000 \(\d+ h \d\d min left\), 0 s so far\.", second)
+        time.sleep(0.2)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"Answering\\x1b: 4 of 10, \d s so far\.", first)
+    assert re.fullmatch(r"Answering.* 6 of 1000000 \(\d+ h \d\d min left\), \d s so far\.", last)
