@@ -33,9 +33,6 @@ class SharedEncoder:
     Requests of one batch so encode a window once, with a passage cache or without. It holds no
     window itself: one that no row and no prefill holds any more is gone. Several prefills may be
     under way, all of them in one thread.
-
-    Args:
-        encoder: what encodes the others.
     """
 
     def __init__(self, encoder: WindowEncoder) -> None:

@@ -201,15 +201,11 @@ def _agrees(made: Kernel, dtype: torch.dtype, dim: int, value_dim: int) -> bool:
 
 @dataclass(slots=True)
 class Item:
-    """Groups of tokens; each group reads keys of its own.
+    """Groups of tokens, each of which reads keys of its own; numbers as in `backends.Request`.
 
     Attributes:
         parts: what the groups read, at least one key in each; one group's lie in all of them.
         tokens: (groups * M,) int64 on the CPU: places in the query, group after group.
-        scale: multiplies the logits.
-        softcap: caps them, or None.
-        temperature: divides them, after the soft cap.
-        causal: the i-th token of a group sees the first i + 1 keys alone.
         between: (groups,) int64 each, on the CPU: of the one part, from which key to which each
             group reads; None for all.
     """
@@ -242,27 +238,11 @@ class Items:
         shape: dtype, kv heads, head dim and value dim.
         shares: into which a group's keys may be cut.
 
-    Args:
-        items: at least one. Their tensors are kept, since the tables hold their addresses.
-        made: the kernel; by default that of the first keys.
+    The items' tensors are kept, since the tables hold their addresses.
 
     Raises:
-        RagWindowsError: they do not fit each other or the kernel, which trusts the tables, or
-            there is none.
+        RagWindowsError: they do not fit each other or the kernel, or there is none.
     """
-
-    __slots__ = (
-        "_kept",
-        "_tokens",
-        "addresses",
-        "made",
-        "order",
-        "segments",
-        "settings",
-        "shape",
-        "shares",
-        "table",
-    )
 
     def __init__(self, items: Sequence[Item], made: Kernel | None = None) -> None:
         _check(items)
@@ -340,7 +320,9 @@ def _check(items: Sequence[Item]) -> None:
     like, like_value = items[0].parts[0]
     _, kv_heads, _, dim = like.shape
     for item in items:
-        sized = len(item.tokens) % item.groups == 0 and int(item.tokens.min()) >= 0
+        tokens = item.tokens
+        sized = len(tokens) % item.groups == 0 and tokens.dtype == torch.int64
+        sized = sized and int(tokens.min()) >= 0
         for key, value in item.parts:
             length = key.shape[2]
             sized = (
