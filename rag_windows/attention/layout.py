@@ -181,6 +181,14 @@ class PromptLayout(Layout):
             return index
         return index - self.prefix_length + self.query_start
 
+    def _positions(self, first: int, last: int) -> torch.Tensor:
+        """(last - first,) int64: positions of the KV cache's tokens from ``first`` to ``last``."""
+        start, border = self.position(first), self.prefix_length
+        at = torch.arange(start, start + last - first)
+        if first < border < last:
+            at[border - first :] += self.query_start - border
+        return at
+
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
     ) -> Reading:
@@ -191,7 +199,10 @@ class PromptLayout(Layout):
             now = self._pass = self._begun(shape)
         now.done.add(layer)
         for segment, place in now.stretches:
-            segment.layers = {layer: [(key[:, :, place], value[:, :, place])]}
+            if place == slice(0, shape[2]):
+                segment.layers = {layer: [(key, value)]}
+            else:
+                segment.layers = {layer: [(key[:, :, place], value[:, :, place])]}
         return now.reading
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
@@ -219,8 +230,6 @@ class PromptLayout(Layout):
         """What the layers of a pass share."""
         batch, rows, length = shape
         old, border = length - rows, self.prefix_length
-        at = torch.arange(length)
-        at[border:] += self.query_start - border
         made: list[Segments] = []
         stretches: list[tuple[Segment, slice]] = []
         if self.weighs or self.query_bias != 0.0:
@@ -233,9 +242,9 @@ class PromptLayout(Layout):
             for first, last in ((begin, middle), (middle, end)):
                 if first == last:
                     continue
-                segment = Segment(int(at[first]), int(at[last - 1]))
+                segment = Segment(self.position(first), self.position(last - 1))
                 if first < border < last:
-                    segment.positions = at[first:last]
+                    segment.positions = self._positions(first, last)
                 if first == old and last == length and rows > 1:
                     segment.seen = "causal"
                 elif last > old + 1:
@@ -247,7 +256,7 @@ class PromptLayout(Layout):
             if self._context is None or self._pass is None or self._pass.shape[:2] != shape[:2]:
                 self._context = self._windows(self.windows, batch, rows)
             made.append(self._context)
-        now = Rows(at[old:].repeat(batch))
+        now = Rows(self._positions(old, length).repeat(batch))
         reading = Reading(now, made, self.slope, self.shift, self.query_bias)
         return _Pass(shape, stretches, reading)
 

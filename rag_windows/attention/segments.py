@@ -76,7 +76,8 @@ class Rows:
 
     def __init__(self, positions: torch.Tensor) -> None:
         self.positions = positions
-        self.lowest, self.highest = (int(edge) for edge in positions.aminmax())
+        first, last = positions.aminmax() if len(positions) > 1 else (positions, positions)
+        self.lowest, self.highest = int(first), int(last)
         self.masks: dict[tuple[Segment, int | None], torch.Tensor] = {}
         self.furthest: dict[Segment, int] = {}
 
@@ -111,10 +112,10 @@ class Segments:
     Attributes:
         role: of all of them.
         segments: at least one.
-        index: (results,) int64, on the CPU: the token of each result.
         columns: the most results that a token has.
         column: (results,) int64, which of its token's results each one is; None if they are those
             of all tokens, in order, column after column.
+        aligned: whether the results are one for each token, in order.
 
     Args:
         tokens: of the pass.
@@ -130,12 +131,17 @@ class Segments:
         self._static = static
         self._for_layers: dict[int, tuple[list[int], list[int], native.Items | None]] = {}
         self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-        every = torch.arange(tokens)
-        self.index, self.columns, self.column = every, 1, None
+        self._tokens = tokens
+        self.columns, self.column = 1, None
         if len(segments) > 1 or segments[0].tokens is not None:
-            each = [every if one.tokens is None else one.tokens for one in segments]
-            self.index = torch.cat(each)
             self.columns, self.column = _columns(self.index, tokens)
+        self.aligned = self.columns == 1 and self.column is None
+
+    @property
+    def index(self) -> torch.Tensor:
+        """(results,) int64, on the CPU: the token of each result."""
+        every = torch.arange(self._tokens)
+        return torch.cat([every if one.tokens is None else one.tokens for one in self.segments])
 
     def place(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Column and token of each result, on a device; None where they lie in order."""
@@ -248,22 +254,22 @@ def read(
         text and counts for nothing. None if they are not wanted.
     """
     asked = Queries(layer, query, reading.rows, scale, softcap, sliding_window)
-    tokens, outputs, tables = len(query), [], []
-    for segments in reading.segments:
-        output, lse = segments.attend(asked)
-        outputs.append(output)
-        tables.append(_rescaled(reading, segments, _table(segments, lse, tokens)))
-    if sinks is None and not weights:
-        if len(outputs) == 1 and len(outputs[0]) == tokens:
-            return outputs[0], None
-        if len(outputs) == 2 and all(one.column is None for one in reading.segments):
-            one, other = outputs
-            if len(one) == len(other) == tokens:
-                # The newest token always sees itself, so no token sees nothing in both.
-                share = torch.sigmoid(tables[0][0] - tables[1][0]).unsqueeze(-1)
-                mixed = torch.lerp(other.to(share.dtype), one.to(share.dtype), share)
-                return mixed.to(query.dtype), None
-    return _merged(reading.segments, outputs, tables, sinks, weights=weights)
+    every, tokens = reading.segments, len(query)
+    outputs, lses = zip(*(segments.attend(asked) for segments in every), strict=True)
+    plain = sinks is None and not weights and all(segments.aligned for segments in every)
+    if plain and len(outputs) == 1:
+        return outputs[0], None
+    if plain and len(outputs) == 2:
+        # The newest token always sees itself, so no token sees nothing in both.
+        one, other = (_rescaled(reading, *both) for both in zip(every, lses, strict=True))
+        share = torch.sigmoid(one - other).unsqueeze(-1)
+        mixed = torch.lerp(outputs[1].to(share.dtype), outputs[0].to(share.dtype), share)
+        return mixed.to(query.dtype), None
+    tables = [
+        _rescaled(reading, segments, _table(segments, lse, tokens))
+        for segments, lse in zip(every, lses, strict=True)
+    ]
+    return _merged(every, outputs, tables, sinks, weights=weights)
 
 
 def _table(segments: Segments, lse: torch.Tensor, tokens: int) -> torch.Tensor:
