@@ -24,7 +24,7 @@ from rag_windows.errors import InputError
 from rag_windows.kv import Members, PackedWindows
 from rag_windows.loading import input_device
 from rag_windows.methods import query_bias
-from rag_windows.prefill import EncodedContext, Encoder, require_narrowed
+from rag_windows.prefill import EncodedContext, Encoder
 from rag_windows.sampling import (
     ASSISTED,
     BATCHING,
@@ -69,7 +69,7 @@ class Decoder:
 
     Args:
         model: the plain model, used where there are no windows.
-        runner: runs the same weights with our attention.
+        runner: of the same weights with our attention.
     """
 
     def __init__(self, model: PreTrainedModel, runner: Encoder) -> None:
@@ -171,7 +171,11 @@ class Decoder:
         rows, tokens = ids.shape
         if rows == 1 and past == 0 and context.method.selection is not None:
             context = self.narrowed(context, ids[0].tolist())
-        require_narrowed(context)
+        if context.method.selection is not None and context.windows and context.chosen is None:
+            raise InputError(
+                f"The method {context.method.name!r} chooses windows for each query; narrow the "
+                "context to one query first, with Decoder.narrowed(context, query_ids)."
+            )
         ids = ids.to(input_device(self.model))
         kept = {} if last is None else {"logits_to_keep": last}
         if context.windows is None:

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack, cast, overload
+from typing import Any, Self, Unpack, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,7 +23,7 @@ from rag_windows.codebook.holdings import OnPrepared
 from rag_windows.engine import Engine, OnWarmed, Warmed
 from rag_windows.errors import InputError, StopIterationTold
 from rag_windows.guard import FallbackOption
-from rag_windows.icl.classifier import Classification, ClassifyOptions, classify, read
+from rag_windows.icl.classifier import Classification, ClassifyOptions, classify, score_choices
 from rag_windows.icl.demonstrations import DemonstrationLike
 from rag_windows.icl.scoring import Score
 from rag_windows.loading import OnLoaded
@@ -403,7 +403,7 @@ class WindowedLM:
         engine = self.engine
         if isinstance(passages, PassageBook):
             engine, asked = passages.chosen(self.model, asked)
-        return _scores(engine, [query], asked, choices)[0]
+        return score_choices(engine, [query], asked, choices)[0]
 
     @StopIterationTold()
     def score_batch(
@@ -437,7 +437,7 @@ class WindowedLM:
                 self.score(one, passages, choices, prefix=prefix, method=method) for one in queries
             ]
         asked = BatchRequest(queries[0], passages, prefix=prefix, method=method)
-        return _scores(self.engine, queries, asked, choices)
+        return score_choices(self.engine, queries, asked, choices)
 
     @overload
     def classify(
@@ -674,17 +674,3 @@ class WindowedLM:
             options.setdefault("do_sample", False)
         decoded = self.engine.decoder.generate(context, query_ids, options=options, seed=seed)
         return decoded.sequences[0]
-
-
-def _scores(
-    engine: Engine, queries: Sequence[Messages], asked: BatchRequest, choices: Sequence[str]
-) -> list[list[Score]]:
-    """Score choices behind each query; the rest of what was asked holds for all of them."""
-    prompt = engine.text.prompt
-    ids = [prompt.encode_text(choice, continuation=True) for choice in choices]
-    passages = cast("Sequence[PassageLike]", asked.passages)
-    offered = [ids] * len(queries)
-    rows = read(engine, queries, passages, offered, prefix=asked.prefix, method=asked.method).sums
-    return [
-        [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)] for sums in rows
-    ]

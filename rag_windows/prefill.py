@@ -214,7 +214,7 @@ class Encoder:
         if prefix is not None:
             yield 0.0
         made = yield from self.prefill_windows(
-            prefix, asked.windows, asked.on_encoded, asked.starts, asked.method.refinement
+            prefix, asked.windows, asked.starts, asked.method.refinement, asked.on_encoded
         )
         return Encoded(prefix, made)
 
@@ -228,16 +228,11 @@ class Encoder:
         self,
         prefix: Window | None,
         windows: Sequence[Sequence[int]],
-        on_encoded: OnEncoded | None = None,
-        starts: Sequence[int] | None = None,
+        starts: Sequence[int],
         refinement: DeepThinking | None = None,
+        on_encoded: OnEncoded | None = None,
     ) -> Prefill[list[Window]]:
-        """Encode each window behind the prefix, side by side in memory and in the order given.
-
-        Args:
-            starts: position of each window's first token; right behind the prefix by default.
-            refinement: what changes the windows of each batch.
-        """
+        """Encode windows at these positions, side by side in memory and in the order given."""
         encoded: dict[int, Window] = {}
         shelf = Shelf([len(ids) for ids in windows])
         for batch in self.encode_batches(prefix, windows, starts, refinement):
@@ -251,13 +246,11 @@ class Encoder:
         self,
         prefix: Window | None,
         windows: Sequence[Sequence[int]],
-        starts: Sequence[int] | None = None,
+        starts: Sequence[int],
         refinement: DeepThinking | None = None,
     ) -> Iterator[dict[int, Window]]:
         """Encode windows, packed without padding, pass by pass: windows by their index."""
         lengths = [len(ids) for ids in windows]
-        if starts is None:
-            starts = [0 if prefix is None else len(prefix.ids)] * len(windows)
         if refinement is not None:
             check_room(refinement, starts, lengths, self._position_limit, "Window {}".format)
         most = self._max_batch_tokens
@@ -534,16 +527,3 @@ def _together(
         groups=torch.tensor(list(groups)),
         n_groups=n_groups,
     )
-
-
-def require_narrowed(context: EncodedContext) -> None:
-    """Refuse to read windows of which a query has still to choose.
-
-    Raises:
-        InputError: several rows, or a later part of a query, can't choose.
-    """
-    if context.method.selection is not None and context.windows and context.chosen is None:
-        raise InputError(
-            f"The method {context.method.name!r} chooses windows for each query; narrow the "
-            "context to one query first, with Decoder.narrowed(context, query_ids)."
-        )

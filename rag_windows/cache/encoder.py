@@ -151,7 +151,7 @@ class _Request:
             self._keep()
             if not asked.method.windowed:
                 made = yield from self._encoder.prefill_windows(
-                    prefix, asked.windows, asked.on_encoded, starts, asked.method.refinement
+                    prefix, asked.windows, starts, asked.method.refinement, asked.on_encoded
                 )
                 return self._encoded(prefix, made, wanted, found)
             missing = {one.key: one for one in wanted if one.key not in found}

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self, TypedDict
+from typing import Self, TypedDict, cast
 
 import torch
 
@@ -25,12 +25,12 @@ from rag_windows.icl.demonstrations import (
     demonstrations_of,
     fill,
 )
-from rag_windows.icl.scoring import score_queries
+from rag_windows.icl.scoring import Score, score_queries
 from rag_windows.methods import Method
 from rag_windows.passage import Note
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.request import Messages, PassageLike, Request, check_limits, in_order
+from rag_windows.request import BatchRequest, Messages, PassageLike, Request, check_limits, in_order
 
 
 class ClassifyOptions(TypedDict, total=False):
@@ -332,3 +332,16 @@ def read(
         cached_windows=sum(one.cached_windows for one in contexts),
         encode_s=seconds,
     )
+
+
+def score_choices(
+    engine: Engine, queries: Sequence[Messages], asked: BatchRequest, choices: Sequence[str]
+) -> list[list[Score]]:
+    """Score choices behind each query; the rest of what was asked holds for all of them."""
+    ids = [engine.text.prompt.encode_text(choice, continuation=True) for choice in choices]
+    passages = cast("Sequence[PassageLike]", asked.passages)
+    offered = [ids] * len(queries)
+    rows = read(engine, queries, passages, offered, prefix=asked.prefix, method=asked.method).sums
+    return [
+        [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)] for sums in rows
+    ]
