@@ -65,7 +65,7 @@ class PackedWindows:
         positions: (N,) int64, on the CPU.
         count: how many windows these are.
         spans: lengths, which add up to N, of stretches whose attention is told apart.
-        shares: (spans, groups) fp32, on the CPU: for which citation groups (passages) the attention
+        span_groups: (spans, groups) fp32, on the CPU: for which citation groups the attention
             on a span counts, and how much for each.
     """
 
@@ -74,12 +74,12 @@ class PackedWindows:
     positions: torch.Tensor
     count: int
     spans: tuple[int, ...]
-    shares: torch.Tensor
+    span_groups: torch.Tensor
 
     @property
     def n_groups(self) -> int:
         """Number of citation groups."""
-        return self.shares.shape[1]
+        return self.span_groups.shape[1]
 
 
 def pack(
@@ -98,15 +98,15 @@ def pack(
     """
     layers = range(len(windows[0].keys))
     positions = [torch.arange(window.start, window.end) for window in windows]
-    shares = torch.zeros(len(groups), n_groups)
-    shares[torch.arange(len(groups)), torch.tensor(list(groups), dtype=torch.int64)] = 1.0
+    span_groups = torch.zeros(len(groups), n_groups)
+    span_groups[torch.arange(len(groups)), torch.tensor(list(groups), dtype=torch.int64)] = 1.0
     return PackedWindows(
         keys=tuple(side_by_side([w.keys[i] for w in windows]) for i in layers),
         values=tuple(side_by_side([w.values[i] for w in windows]) for i in layers),
         positions=torch.cat(positions),
         count=len(windows),
         spans=tuple(len(w.ids) for w in windows) if spans is None else tuple(spans),
-        shares=shares,
+        span_groups=span_groups,
     )
 
 

@@ -89,23 +89,23 @@ class WeightRecorder:
 
     Attributes:
         first_position: position of the query's last token; earlier rows aren't recorded.
-        shares: position -> layer -> (batch, n_groups + 2) fp32, averaged over heads: the share of
+        weights: position -> layer -> (batch, n_groups + 2) fp32, averaged over heads: the share of
             each citation group, then of the prefix, then of the query. A row computed again (a
             rejected draft in assisted decoding) replaces what stood there.
     """
 
     first_position: int
-    shares: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+    weights: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
 
     def put(self, layer: int, position: int, share: torch.Tensor) -> None:
         """Record one row of one layer."""
-        self.shares.setdefault(position, {})[layer] = share
+        self.weights.setdefault(position, {})[layer] = share
 
     def average(self, positions: Sequence[int], batch_rows: Sequence[int]) -> torch.Tensor:
         """Mean over layers and (position, batch row) pairs: (n_groups + 2,) fp32, summing to 1."""
         rows = []
         for position, row in zip(positions, batch_rows, strict=True):
-            layers = self.shares[position].values()
+            layers = self.weights[position].values()
             rows.append(torch.stack([share[row].cpu() for share in layers]).mean(dim=0))
         mean = torch.stack(rows).mean(dim=0)
         return mean / mean.sum()
@@ -323,7 +323,7 @@ def _of_groups(
     if isinstance(windows, Members):
         index = segments.index.to(share.device)
         return share.new_zeros(tokens).index_add_(0, index, share).unsqueeze(-1)
-    return share.view(len(windows.spans), tokens).T @ windows.shares.to(share)
+    return share.view(len(windows.spans), tokens).T @ windows.span_groups.to(share)
 
 
 class Texts:

@@ -14,7 +14,7 @@ from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segment
 from rag_windows.batching.rows import Row
 from rag_windows.kv import Window, follows, side_by_side
 
-FIRST_ROOM = 64
+FIRST_CAPACITY = 64
 """Tokens for which there is room before the KV caches of a batch grow for the first time."""
 
 
@@ -25,8 +25,8 @@ class RowCaches:
 
     Attributes:
         lengths: tokens of each row.
-        keys: per layer, (rows, kv heads, room, head dim).
-        values: per layer, (rows, kv heads, room, value dim).
+        keys: per layer, (rows, kv heads, capacity, head dim).
+        values: per layer, (rows, kv heads, capacity, value dim).
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class RowCaches:
         last = len(self.lengths) - 1
         length = self.lengths[last]
         if row != last:
-            for room in (*self.keys.values(), *self.values.values()):
-                room[row, :, :length] = room[last, :, :length]
+            for buffer in (*self.keys.values(), *self.values.values()):
+                buffer[row, :, :length] = buffer[last, :, :length]
             self.lengths[row] = length
         self.lengths.pop()
         if not self.lengths:
@@ -59,7 +59,7 @@ class RowCaches:
             self.keys.clear()
             self.values.clear()
 
-    def room(
+    def buffers(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, with room for what was counted; shaped like the given ones.
@@ -67,18 +67,18 @@ class RowCaches:
         Those are (kv heads, any, head dim) and (kv heads, any, value dim).
         """
         held = self.keys.get(layer)
-        rows, tokens = len(self.lengths), max(*self.lengths, FIRST_ROOM)
+        rows, tokens = len(self.lengths), max(*self.lengths, FIRST_CAPACITY)
         if held is None or held.shape[0] < rows or held.shape[2] < tokens:
             if held is not None:
                 rows = held.shape[0] if held.shape[0] >= rows else max(rows, 2 * held.shape[0])
                 tokens = held.shape[2] if held.shape[2] >= tokens else 2 * tokens
-            for rooms, like in ((self.keys, key), (self.values, value)):
+            for buffers, like in ((self.keys, key), (self.values, value)):
                 # Zeros, not what memory happens to hold: masked weights times NaN would be NaN.
-                room = like.new_zeros(rows, like.shape[0], tokens, like.shape[2])
-                if layer in rooms:
-                    before = rooms[layer]
-                    room[: before.shape[0], :, : before.shape[2]] = before
-                rooms[layer] = room
+                buffer = like.new_zeros(rows, like.shape[0], tokens, like.shape[2])
+                if layer in buffers:
+                    before = buffers[layer]
+                    buffer[: before.shape[0], :, : before.shape[2]] = before
+                buffers[layer] = buffer
         return self.keys[layer], self.values[layer]
 
 
@@ -306,7 +306,7 @@ class BatchLayout(Layout):
     ) -> Reading:
         """Write the fed tokens into their rows' KV caches, and say what they read."""
         old, device = self._plan.old, key.device
-        keys, values = self._caches.room(layer, key[0], value[0])
+        keys, values = self._caches.buffers(layer, key[0], value[0])
         if old:
             if device not in self._where:
                 ends = torch.tensor(self._caches.lengths[:old], device=device) - 1

@@ -258,7 +258,7 @@ class Batch:
         generation = self._engine.generation(
             request,
             row.tokens(),
-            row.shares(),
+            row.attention(),
             timings=Timings.of(request.started, ticket.encoded_at, ticket.first.seen_at),
             stopped_early=ticket.cancelled.is_set(),
             raw=GenerateDecoderOnlyOutput(sequences=row.sequence),

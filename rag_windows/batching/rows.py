@@ -198,7 +198,7 @@ class Row:
         end = next((i + 1 for i, token in enumerate(ids) if token in self._ends), len(ids))
         return ids[:end]
 
-    def shares(self) -> list[float] | None:
+    def attention(self) -> list[float] | None:
         """Attention of the citation groups, the prefix and the row's own tokens, summing to one.
 
         None if it was not recorded.

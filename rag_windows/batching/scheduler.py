@@ -51,7 +51,7 @@ class Scheduled(Future[Generation]):
 Lone = Callable[[], bool]
 """Whether a question is the only one."""
 
-BESIDE = 4
+APART = 4
 """Questions that are answered alone at the same time; others of their kind wait in line."""
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Scheduler:
 
     A worker thread answers; it starts with a question and ends when there is none left. Between two
     forward passes that encode a question's windows, each of the others gets a token. Questions that
-    can't be part of a batch (see `WindowedLM.generate_batch`) are answered beside it, `BESIDE` at a
+    can't be part of a batch (see `WindowedLM.generate_batch`) are answered apart, `APART` at a
     time, each in a thread. What goes wrong with a question ends this one alone.
 
     Args:
@@ -84,7 +84,7 @@ class Scheduler:
         self._waiting: deque[Scheduled] = deque()
         self._alone: deque[Scheduled] = deque()
         self._running: dict[Ticket, Scheduled] = {}
-        self._beside: set[threading.Thread] = set()
+        self._apart: set[threading.Thread] = set()
         self._worker: threading.Thread | None = None
         # Questions that the threads of their callers answer.
         self._callers = 0
@@ -161,7 +161,7 @@ class Scheduler:
         """
         with self._lock:
             self._closed = True
-            threads = [*self._beside, *([self._worker] if self._worker else [])]
+            threads = [*self._apart, *([self._worker] if self._worker else [])]
         if cancel:
             self.cancel()
         for thread in threads:
@@ -193,9 +193,9 @@ class Scheduler:
         scheduled = Scheduled(ticket)
         me = threading.current_thread()
         # Asked by a callback of a question that is being answered, which may wait for it.
-        inner = me is self._worker or me in self._beside
+        inner = me is self._worker or me in self._apart
         if ticket.alone or alone or inner:
-            self._start_beside(scheduled, at_once=inner)
+            self._start_apart(scheduled, at_once=inner)
         else:
             if self._worker is None:
                 worker = Worker(self._work, "rag-windows-batch", self.cancel)
@@ -223,7 +223,7 @@ class Scheduler:
                 batch = Batch(self._engine, self._max_rows)
             for ticket, result in ended:
                 if result is None:
-                    self._answer_beside(ticket)
+                    self._answer_apart(ticket)
                 else:
                     self._resolve(ticket, result)
             with self._lock:
@@ -243,20 +243,20 @@ class Scheduler:
                 self._running[scheduled.ticket] = scheduled
             batch.admit(scheduled.ticket)
 
-    def _start_beside(self, scheduled: Scheduled, *, at_once: bool = False) -> None:
+    def _start_apart(self, scheduled: Scheduled, *, at_once: bool = False) -> None:
         """Have a question answered alone."""
-        if at_once or len(self._beside) < BESIDE:
-            thread = Worker(self._work_beside, "rag-windows-beside", self.cancel)
+        if at_once or len(self._apart) < APART:
+            thread = Worker(self._work_apart, "rag-windows-apart", self.cancel)
             thread.start()
-            self._beside.add(thread)
+            self._apart.add(thread)
         self._alone.append(scheduled)
 
-    def _work_beside(self) -> None:
+    def _work_apart(self) -> None:
         """Answer one question after the other until none of them waits."""
         while True:
             with self._lock:
                 if not self._alone:
-                    self._beside.discard(threading.current_thread())
+                    self._apart.discard(threading.current_thread())
                     return
                 scheduled = self._alone.popleft()
                 # One that the batch could not take is running already.
@@ -271,11 +271,11 @@ class Scheduler:
                 result = error
             self._resolve(ticket, result)
 
-    def _answer_beside(self, ticket: Ticket) -> None:
+    def _answer_apart(self, ticket: Ticket) -> None:
         """Have a question answered alone that the batch could not take."""
         try:
             with self._lock:
-                self._start_beside(self._running[ticket])
+                self._start_apart(self._running[ticket])
         except RuntimeError as error:  # there are no more threads to be had
             self._resolve(ticket, error)
 

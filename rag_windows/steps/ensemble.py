@@ -191,7 +191,7 @@ def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
     if layout.recorder is None or one.recorder is None:
         return
     groups = members.groups.to(weights.device)
-    for position, layers in one.recorder.shares.items():
+    for position, layers in one.recorder.weights.items():
         token = position - one.first_position
         if token < 0:
             continue

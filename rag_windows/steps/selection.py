@@ -57,7 +57,7 @@ def pack_fused(
     shares = torch.zeros(len(counts), n_groups)
     shares.index_add_(1, torch.tensor(list(groups)), same.float())
     packed = pack([fused], [0] * len(counts), n_groups, counts.tolist())
-    return replace(packed, shares=shares / shares.sum(dim=1, keepdim=True))
+    return replace(packed, span_groups=shares / shares.sum(dim=1, keepdim=True))
 
 
 def _present(windows: Sequence[Window], start: int, length: int) -> torch.Tensor:

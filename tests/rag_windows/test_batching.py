@@ -29,7 +29,7 @@ from rag_windows import (
 )
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.questions import Batch, checked
-from rag_windows.batching.scheduler import BESIDE, Scheduled, Scheduler
+from rag_windows.batching.scheduler import APART, Scheduled, Scheduler
 from rag_windows.integration import Calls
 from rag_windows.prefill import Encoder
 from rag_windows.results import Generation
@@ -345,7 +345,7 @@ def test_a_pass_that_fails_ends_its_rows_and_the_next_question_is_answered(
             def fails(*_: Any, **__: Any) -> None:
                 raise MemoryError("no room")
 
-            patch.setattr("rag_windows.batching.layout.RowCaches.room", fails)
+            patch.setattr("rag_windows.batching.layout.RowCaches.buffers", fails)
             gate.open.set()
             with pytest.raises(MemoryError):
                 first.result(WAIT)
@@ -494,7 +494,7 @@ def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
                 with lock:
                     running += 1
                     most = max(most, running)
-                    if running == BESIDE:
+                    if running == APART:
                         full.set()
                 assert full.wait(WAIT)
             return scores
@@ -505,7 +505,7 @@ def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
             running -= 1
 
     asked = []
-    for _ in range(3 * BESIDE):
+    for _ in range(3 * APART):
         request = {**ASK, "fallback": "sequential", "logits_processor": [Counted()]}
         asked.append(scheduler.submit(request))
         asked[-1].add_done_callback(left)
@@ -514,7 +514,7 @@ def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
     for one in asked:
         assert one.result(WAIT).text
     # The callback runs a moment after the answer, when the next may have begun already.
-    assert BESIDE <= most <= 2 * BESIDE
+    assert APART <= most <= 2 * APART
 
 
 def test_a_callback_may_ask_too() -> None:
