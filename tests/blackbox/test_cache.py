@@ -95,6 +95,9 @@ try:
             book.add([{"id": "two", "text": "Ilvo Tarrent was born in Merrin."}])
             book.remove("two")
         except CacheError as error:
+            if "process ?," in str(error):  # stopped before it wrote its number into the lock
+                os.kill(writer.pid, signal.SIGCONT)
+                continue
             print(0.4 < time.monotonic() - start < 5, f"process {writer.pid}," in str(error))
             print(error)
             break
