@@ -24,8 +24,8 @@ help: ## show this list
 demo: $(VENV)/.demo ## three questions over the sample corpus, sequentially and with windows
 	$(OFFLINE) $(BIN)/rag-windows demo $(ARGS)
 
-test: $(VENV)/.dev ## all tests: no network, no GPU, 10 to 13 minutes on 2 cores, 20 on busy ones (ARGS="-k name")
-	$(OFFLINE) $(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev ## all tests: no network, no GPU, 5 minutes on 2 cores (ARGS="-k name")
+	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
 	$(OFFLINE) $(BIN)/python -m pytest --durations=0 --durations-min=5 $(QUICK) $(ARGS)

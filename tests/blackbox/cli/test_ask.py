@@ -64,7 +64,10 @@ def test_the_streamed_answer_its_sources_and_figures_are_shown(
     assert "limit of 60 new tokens; --max-new-tokens raises it" in shown.stdout
 
 
-def test_hostile_text_is_shown_spelled_out(run: Run, docs: Path, model: str) -> None:
+def test_hostile_text_is_shown_spelled_out(
+    run: Run, docs: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     shown = run("ask", "lamps", "--docs", "docs", "--model", model, "--max-new-tokens", "1")
     row = next(line for line in shown.stdout.splitlines() if "lamps" in line)
     assert "[red]Lamps\\x07: Lamps of [bold red]Halden[/] \\x1b[31mred" in row
