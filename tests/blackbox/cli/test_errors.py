@@ -100,14 +100,23 @@ def test_every_error_is_one_line(run: Run, model: str, args: str, message: str) 
         (["cache", "prune", "--disk", "-1GiB"], "disk="),
         (["eval", "long", "--temperature", "0.9"], "--rag-temperature"),
         (["bench", "--shape", "tiny", "--model", "m"], "--shape and --model exclude each other"),
-        # The shipped model knows its own corpus alone, unless it is named.
-        (["ask", QUESTION, "--docs", "docs"], "RAG_WINDOWS_MODEL"),
-        (["chat", "--docs", "docs"], "--model tiny-reader forces it"),
-        (["cache", "warm", "--docs", "docs"], "--docs needs a model"),
     ],
 )
 def test_commands_and_arguments(run: Run, docs: Path, args: list[str], message: str) -> None:
     assert message in refused(run, *args, stdin="Who?\n")
+
+
+@pytest.mark.parametrize("command", [("ask", QUESTION), ("chat",), ("cache", "warm")])
+def test_own_documents_are_not_answered_by_the_toy_model(
+    run: Run, docs: Path, command: tuple[str, ...]
+) -> None:
+    told = run(*command, "--docs", "docs", stdin="Who?\n")
+    assert (told.exit_code, told.stdout) == (2, "")
+    name, why = told.stderr.splitlines()
+    assert name.startswith("Error: --docs needs a model")
+    assert all(word in name for word in ("--model", "RAG_WINDOWS_MODEL", "Hub"))
+    assert "only the sample corpus" in why
+    assert "--model tiny-reader" in why
 
 
 @pytest.mark.parametrize(
