@@ -47,15 +47,15 @@ def open_corpus(search: SearchOptions, model: str | None) -> tuple[BM25Retriever
         RetrievalError: no passage holds a word.
     """
     if search.docs and model is None:
-        error = InputError(
+        unnamed = InputError(
             "--docs needs a model that can read them: name one with --model or in "
             "RAG_WINDOWS_MODEL, a local folder or a name on the Hub such as "
             "Qwen/Qwen2.5-1.5B-Instruct."
         )
-        error.add_note(
+        unnamed.add_note(
             "The shipped tiny-reader knows only the sample corpus; --model tiny-reader forces it."
         )
-        raise error
+        raise unnamed
     from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
     # It warns of oddities inside files that it reads all the same.
