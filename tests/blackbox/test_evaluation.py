@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rag_windows import Generation, GenerationError, WindowedLM
-from tests.blackbox.conftest import ROOT, Run
+from tests.blackbox.conftest import ROOT, Process, Run
 
 Eval = Callable[..., Any]
 Lines = list[dict[str, Any]]
@@ -131,6 +131,32 @@ def test_a_run_leaves_all_that_follows_from_its_answers(
     assert list(manifest["settings"]["arms"]) == list(ARMS)
     assert manifest["settings"]["model"]["name"] == "small-model0"
     assert all((out / name).stat().st_size > 1000 for name in ("report.html", "report.md"))
+
+
+def test_without_the_extra_every_command_names_it_in_one_line(python: Process) -> None:
+    packages = ["jinja2", "matplotlib", "pandas", "sacrebleu", "scipy", "spacy", "tabulate"]
+    data = ["--data", "dev.json"]
+    commands = [
+        ["inscit", *data],
+        ["chatrag", *data, "--dataset", "quac"],
+        ["icl", "--task", "sst2"],
+        ["long"],
+        ["report", "runs"],
+    ]
+    done = python(
+        f"import sys\nfor name in {packages}: sys.modules[name] = None\n"
+        "from rag_windows.cli.app import main\n"
+        f"for args in [['--help'], ['long', '--help'], *{commands}]:\n"
+        "    sys.argv = ['rag-windows', 'eval', *args]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as end:\n        print('ended with', end.code)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.splitlines()
+    assert len(told) == len(commands)
+    assert all(line.startswith("Error: ") and '".[eval]"' in line for line in told)
+    ends = [line for line in done.stdout.splitlines() if line.startswith("ended with")]
+    assert ends == ["ended with 0"] * 2 + ["ended with 2"] * len(commands)
 
 
 def test_the_summary_has_its_fields(inscit: Eval) -> None:

@@ -16,11 +16,29 @@ from rag_windows.cli import options, render
 from rag_windows.cli.errors import Group
 from rag_windows.cli.models import ModelOptions
 from rag_windows.cli.options import spreading
-from rag_windows.errors import InputError
+from rag_windows.errors import InputError, MissingExtraError, missing
 from rag_windows.prompt.visible_text import one_line
 
+_PACKAGES = ("jinja2", "matplotlib", "pandas", "sacrebleu", "scipy", "spacy", "tabulate")
+
+
+class _Evaluation(Group):
+    """Evaluation's commands: without their packages, only their help is there."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Name the extra where one of its packages can't be imported."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _PACKAGES:
+                raise
+            raise MissingExtraError(missing("rag-windows eval", package, "eval")) from error
+
+
 evaluation = typer.Typer(
-    help="Compare methods on datasets: quality with intervals, speed, and a report.", cls=Group
+    help="Compare methods on datasets: quality with intervals, speed, and a report.",
+    cls=_Evaluation,
 )
 score = typer.Typer(help="Score a finished file of predictions alone.", cls=Group)
 

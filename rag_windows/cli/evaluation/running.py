@@ -57,7 +57,9 @@ class Source(BaseModel):
 
     def task(self) -> Task:
         """Read the data; ``options`` are those of this kind's reader."""
-        check_packages(*(inscit.INSCIT_PACKAGES if self.kind == "inscit" else ()), "matplotlib")
+        check_packages(
+            *(inscit.INSCIT_PACKAGES if self.kind == "inscit" else ()), "matplotlib", "tabulate"
+        )
         with progress("Reading the data"):
             if self.kind == "long":
                 return LongTask.open(self.data, **self.options)
