@@ -40,7 +40,6 @@ from rag_windows.loading import autocast_here
 from rag_windows.methods import PCW, Method, Sequential, linked, resolve
 from rag_windows.passage import Passage
 from rag_windows.prefill import (
-    ContextParts,
     EncodedContext,
     Encoder,
     Prefill,
@@ -49,7 +48,7 @@ from rag_windows.prefill import (
     WindowEncoder,
     complete,
     encode_context,
-    prefill_parts,
+    prefill_context,
 )
 from rag_windows.prompt.answer_form import with_form
 from rag_windows.prompt.builder import Header, Prompt
@@ -311,10 +310,10 @@ class Engine:
 
     def prefill(
         self, request: Request, encoder: WindowEncoder | None = None
-    ) -> Prefill[ContextParts]:
+    ) -> Prefill[EncodedContext]:
         """Encode what a request's query reads, pass by pass; a passage is one citation group."""
         windows, told = request.parts.windows, request.on_encoded
-        return prefill_parts(
+        return prefill_context(
             self.encoder if encoder is None else encoder,
             request.parts.prefix_ids,
             [window.ids for window in windows],

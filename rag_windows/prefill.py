@@ -309,168 +309,87 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextParts:
-    """Prefix and windows of a context, encoded, before they are put together.
-
-    Attributes:
-        prefix_ids: tokens of the prefix.
-        prefix: its keys and values, or None without a prefix or without windows.
-        windows: one by one; a method that is not windowed has one, of all tokens.
-        method: how queries read them.
-        lengths: tokens of each window, as they were given.
-        groups: citation group of each of those.
-        n_groups: number of citation groups.
-        scores: retrieval score of each; empty if not all have one.
-        cached_tokens: those of prefix and windows that were not computed for this context.
-        found: how many windows were not.
-    """
-
-    prefix_ids: tuple[int, ...]
-    prefix: Window | None
-    windows: tuple[Window, ...]
-    method: Method
-    lengths: tuple[int, ...]
-    groups: tuple[int, ...]
-    n_groups: int
-    scores: tuple[float, ...] = ()
-    cached_tokens: int = 0
-    found: int = 0
-
-    @property
-    def query_start(self) -> int:
-        """Position of the query's first token."""
-        if not self.windows:
-            return len(self.prefix_ids)
-        return max(window.start + len(window.ids) for window in self.windows)
-
-    def together(self) -> EncodedContext:
-        """The windows as queries of the method read them."""
-        made, method = self.windows, self.method
-        if not made:
-            return EncodedContext(self.prefix_ids, None, None, method, self.query_start, 0)
-        singly = method.selection is not None
-        apart = singly or method.combination is not None
-        return EncodedContext(
-            prefix_ids=self.prefix_ids,
-            prefix=self.prefix,
-            windows=_together(method, made, self.groups, self.lengths, self.n_groups, self.scores),
-            method=method,
-            query_start=self.query_start,
-            window_tokens=sum(self.lengths),
-            cached_tokens=self.cached_tokens,
-            encoded_windows=len(made) - self.found,
-            cached_windows=self.found,
-            singles=made if singly else (),
-            groups=self.groups if apart else (),
-            scores=self.scores if apart else (),
-        )
-
-
-def prefill_parts(
-    encoder: WindowEncoder,
-    prefix_ids: Sequence[int],
-    windows: Sequence[Sequence[int]],
-    method: Method,
-    groups: Sequence[int] | None = None,
-    on_encoded: OnEncoded | None = None,
-    sources: Sequence[Source] = (),
-    scores: Sequence[float | None] = (),
-) -> Prefill[ContextParts]:
-    """Encode prefix and windows for one method.
-
-    Args:
-        encoder: this, and what is not named here, as `Encoder.prefill` has it.
-        groups: citation group of each window; by default each window is its own.
-        scores: retrieval score of each window, or none.
-
-    Raises:
-        InputError: a window without tokens, or without a score that the method needs.
-    """
-    lengths = tuple(len(ids) for ids in windows)
-    if 0 in lengths:
-        raise InputError(f"Window {lengths.index(0)} has no tokens; leave it out.")
-    numbers = tuple(range(len(windows)) if groups is None else groups)
-    n_groups = max(numbers, default=-1) + 1
-    prefix_ids = tuple(prefix_ids)
-    if not windows:
-        return ContextParts(prefix_ids, None, (), method, lengths, numbers, n_groups)
-    if method.recompute is not None and method.recompute.everything(lengths):
-        method = Sequential()
-    if not method.windowed:
-        windows = [[token for ids in windows for token in ids]]
-    if method.combination is not None:
-        names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
-        method.combination.check(scores or [None] * len(windows), names)
-    encoded = yield from encoder.prefill(ToEncode(prefix_ids, windows, method, sources, on_encoded))
-    made, cached_tokens = encoded.windows, encoded.cached_tokens
-    if method.recompute is not None:
-        made, again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
-        cached_tokens -= sum(again[index] for index in encoded.found)
-    known = tuple(score for score in scores if score is not None)
-    return ContextParts(
-        prefix_ids=prefix_ids,
-        prefix=encoded.prefix,
-        windows=tuple(made),
-        method=method,
-        lengths=lengths,
-        groups=numbers,
-        n_groups=n_groups,
-        scores=known if len(known) == len(made) else (),
-        cached_tokens=cached_tokens,
-        found=len(encoded.found),
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class EncodedContext:
     """Prefix and windows, encoded; immutable, so any number of queries and threads may share it.
 
     Attributes:
         prefix_ids: tokens of the prefix.
         prefix: its keys and values, or None without a prefix or without windows.
-        windows: all windows, packed, or as members of an ensemble; or None: then the context is an
-            ordinary prompt.
         method: how queries read the windows.
         query_start: position of the query's first token: where the furthest window ends.
-        window_tokens: tokens in all windows together.
+        windows: all windows as one query reads them: packed, or as members of an ensemble. None
+            before `together`, and where there are none: then the context is an ordinary prompt.
+        singles: the windows one by one, in order; afterwards only where the method chooses among
+            them. A method that is not windowed has one, of all tokens.
+        lengths: tokens of each window, as they were given.
+        groups: citation group of each of those.
+        n_groups: number of citation groups.
+        scores: retrieval score of each; empty if not all have one.
         cached_tokens: those of prefix and windows that were not computed for this context.
         encoded_windows: how many windows were computed for it.
         cached_windows: how many were found.
-        singles: the windows one by one, in order; empty where the method reads them only together.
-        groups: citation group of each window; empty where nobody needs to know.
-        scores: retrieval score of each window; empty there too, and if not all have one.
         chosen: where the method chooses windows for each query: None before, then which of all
-            windows are read; `window_tokens` remain those of all.
+            windows are read; `lengths` remain those of all.
     """
 
     prefix_ids: tuple[int, ...]
     prefix: Window | None
-    windows: PackedWindows | Members | None
     method: Method
     query_start: int
-    window_tokens: int
+    windows: PackedWindows | Members | None = None
+    singles: tuple[Window, ...] = ()
+    lengths: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+    n_groups: int = 0
+    scores: tuple[float, ...] = ()
     cached_tokens: int = 0
     encoded_windows: int = 0
     cached_windows: int = 0
-    singles: tuple[Window, ...] = ()
-    groups: tuple[int, ...] = ()
-    scores: tuple[float, ...] = ()
     chosen: tuple[int, ...] | None = None
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens in all windows together."""
+        return sum(self.lengths)
+
+    def together(self) -> EncodedContext:
+        """The same with its windows as queries of the method read them."""
+        if not self.singles:
+            return self
+        windows = self._read(self.singles, self.groups, self.lengths, self.scores)
+        singles = self.singles if self.method.selection is not None else ()
+        return replace(self, windows=windows, singles=singles)
 
     def narrowed(
         self, windows: Sequence[Window], groups: Sequence[int], scores: Sequence[float] = ()
     ) -> EncodedContext:
         """The same context with other windows, such as some of `singles`, and what is theirs."""
-        n_groups = 0 if self.windows is None else self.windows.n_groups
         lengths = [len(window.ids) for window in windows]
         return replace(
             self,
-            windows=_together(self.method, windows, groups, lengths, n_groups, scores),
-            query_start=max(window.start + len(window.ids) for window in windows),
-            window_tokens=sum(lengths),
+            windows=self._read(windows, groups, lengths, scores),
+            query_start=max(window.end for window in windows),
             singles=tuple(windows),
             groups=tuple(groups),
             scores=tuple(scores),
+        )
+
+    def _read(
+        self,
+        windows: Sequence[Window],
+        groups: Sequence[int],
+        lengths: Sequence[int],
+        scores: Sequence[float],
+    ) -> PackedWindows | Members:
+        combination = self.method.combination
+        if combination is None:
+            return pack(windows, groups, self.n_groups, lengths)
+        return Members(
+            windows=tuple(windows),
+            prior=combination.prior,
+            fixed=combination.fixed(scores, groups),
+            groups=torch.tensor(list(groups)),
+            n_groups=self.n_groups,
         )
 
     def new_cache(self, rows: int = 1) -> DynamicCache:
@@ -496,6 +415,62 @@ class EncodedContext:
         return cache
 
 
+def prefill_context(
+    encoder: WindowEncoder,
+    prefix_ids: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    method: Method,
+    groups: Sequence[int] | None = None,
+    on_encoded: OnEncoded | None = None,
+    sources: Sequence[Source] = (),
+    scores: Sequence[float | None] = (),
+) -> Prefill[EncodedContext]:
+    """Encode prefix and windows for one method; they stay `EncodedContext.singles`.
+
+    Args:
+        encoder: this, and what is not named here, as `Encoder.prefill` has it.
+        groups: citation group of each window; by default each window is its own.
+        scores: retrieval score of each window, or none.
+
+    Raises:
+        InputError: a window without tokens, or without a score that the method needs.
+    """
+    lengths = tuple(len(ids) for ids in windows)
+    if 0 in lengths:
+        raise InputError(f"Window {lengths.index(0)} has no tokens; leave it out.")
+    prefix_ids = tuple(prefix_ids)
+    if not windows:
+        return EncodedContext(prefix_ids, None, method, len(prefix_ids))
+    if method.recompute is not None and method.recompute.everything(lengths):
+        method = Sequential()
+    if not method.windowed:
+        windows = [[token for ids in windows for token in ids]]
+    if method.combination is not None:
+        names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
+        method.combination.check(scores or [None] * len(windows), names)
+    encoded = yield from encoder.prefill(ToEncode(prefix_ids, windows, method, sources, on_encoded))
+    made, cached_tokens = encoded.windows, encoded.cached_tokens
+    if method.recompute is not None:
+        made, again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
+        cached_tokens -= sum(again[index] for index in encoded.found)
+    known = tuple(score for score in scores if score is not None)
+    groups = tuple(range(len(lengths)) if groups is None else groups)
+    return EncodedContext(
+        prefix_ids=prefix_ids,
+        prefix=encoded.prefix,
+        method=method,
+        query_start=max(window.end for window in made),
+        singles=tuple(made),
+        lengths=lengths,
+        groups=groups,
+        n_groups=max(groups) + 1,
+        scores=known if len(known) == len(made) else (),
+        cached_tokens=cached_tokens,
+        encoded_windows=len(made) - len(encoded.found),
+        cached_windows=len(encoded.found),
+    )
+
+
 def encode_context(
     encoder: WindowEncoder,
     prefix_ids: Sequence[int],
@@ -504,26 +479,6 @@ def encode_context(
     *,
     scores: Sequence[float | None] = (),
 ) -> EncodedContext:
-    """`prefill_parts` at once, each window a citation group of its own."""
-    return complete(prefill_parts(encoder, prefix_ids, windows, method, scores=scores)).together()
-
-
-def _together(
-    method: Method,
-    windows: Sequence[Window],
-    groups: Sequence[int],
-    lengths: Sequence[int],
-    n_groups: int,
-    scores: Sequence[float],
-) -> PackedWindows | Members:
-    """Windows as the method's queries read them: side by side, or each for itself."""
-    combination = method.combination
-    if combination is None:
-        return pack(windows, groups, n_groups, lengths)
-    return Members(
-        windows=tuple(windows),
-        prior=combination.prior,
-        fixed=combination.fixed(scores, groups),
-        groups=torch.tensor(list(groups)),
-        n_groups=n_groups,
-    )
+    """`prefill_context` at once, each window a citation group of its own."""
+    prefill = prefill_context(encoder, prefix_ids, windows, method, scores=scores)
+    return complete(prefill).together()

@@ -178,7 +178,7 @@ class BatchLoop:
             raise InputError("The query has no tokens; ask something.")
         context = asked.context
         last = context.query_start + len(asked.query_ids) + asked.options["max_new_tokens"]
-        if context.windows:
+        if context.singles:
             check_tables(self._table_limit, last)
         elif self._table_limit is not None and last > self._table_limit:
             return None

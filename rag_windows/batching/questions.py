@@ -19,7 +19,7 @@ from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.rows import Asked, Row, served
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError
-from rag_windows.prefill import ContextParts, Prefill
+from rag_windows.prefill import EncodedContext, Prefill
 from rag_windows.prompt.detokenize import Pieces
 from rag_windows.request import BatchRequest, Request
 from rag_windows.results import Generation, Timings
@@ -52,7 +52,7 @@ class Ticket:
     pieces: Pieces | None = None
     on_text: OnText | None = None
     first: FirstToken = field(default_factory=FirstToken)
-    prefill: Prefill[ContextParts] | None = None
+    prefill: Prefill[EncodedContext] | None = None
     due: float = 0.0
     encoded_at: float = 0.0
     counts: dict[str, Any] = field(default_factory=dict)
@@ -185,14 +185,14 @@ class Batch:
         self._entering.append(ticket)
         return True
 
-    def _join(self, ticket: Ticket, context: ContextParts) -> bool:
+    def _join(self, ticket: Ticket, context: EncodedContext) -> bool:
         """Let a question join that is encoded; False if a batch can't answer it."""
         request = ticket.request
         ticket.encoded_at = time.perf_counter()
         ticket.counts = {
             "cached_tokens": context.cached_tokens,
-            "windows": len(context.windows),
-            "cached_windows": context.found,
+            "windows": len(context.singles),
+            "cached_windows": context.cached_windows,
         }
         prompt = len(context.prefix_ids) + len(request.parts.query_ids)
         row = self._loop.admit(

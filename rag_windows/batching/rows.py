@@ -14,7 +14,7 @@ from rag_windows.generate import Decoder, with_config
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
 from rag_windows.methods import query_bias
-from rag_windows.prefill import ContextParts
+from rag_windows.prefill import EncodedContext
 from rag_windows.sampling import refuse_model_inputs, seeded
 
 OPTIONS = frozenset(
@@ -97,7 +97,7 @@ class Asked:
         streamer: as in transformers, or None.
     """
 
-    context: ContextParts
+    context: EncodedContext
     query_ids: Sequence[int]
     options: dict[str, Any]
     criteria: Sequence[Any] = ()
@@ -133,18 +133,18 @@ class Row:
     def __init__(self, decoder: Decoder, asked: Asked) -> None:
         refuse_model_inputs(asked.options)
         context, method = asked.context, asked.context.method
-        windowed = bool(context.windows)
+        windowed = bool(context.singles)
         self.prefix: Window | None = context.prefix if windowed else None
-        self.windows: tuple[Window, ...] = context.windows
-        self.spans: list[tuple[int, ...]] = [(len(window.ids),) for window in context.windows]
-        if len(context.windows) == 1:
+        self.windows: tuple[Window, ...] = context.singles
+        self.spans: list[tuple[int, ...]] = [(len(window.ids),) for window in context.singles]
+        if len(context.singles) == 1:
             self.spans = [context.lengths]
         prompt = [*context.prefix_ids, *asked.query_ids]
         # Without windows nothing else holds the prefix, so it begins the row's own KV cache.
         self.fed = list(asked.query_ids) if windowed else prompt
         self.position = context.query_start if windowed else 0
         self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
-        self.query_bias = query_bias(method, len(context.windows)) if windowed else 0.0
+        self.query_bias = query_bias(method, len(context.singles)) if windowed else 0.0
         self.cited = asked.cited and windowed
         self.weights = [0.0] * (len(context.groups) + 2)
         self.error: BaseException | None = None

@@ -68,7 +68,7 @@ from rag_windows.loading import load_config
 from rag_windows.methods import resolve
 from rag_windows.methods.registry import describe
 from rag_windows.model import WindowedLM
-from rag_windows.prefill import EncodedContext, complete, prefill_parts
+from rag_windows.prefill import EncodedContext, complete, prefill_context
 
 Tell = Callable[[str], None]
 PREFIX_TOKENS = QUERY_TOKENS = 32
@@ -603,7 +603,7 @@ def measure_concurrency(plan: Plan, questions: int, lm: WindowedLM) -> Part:
         loop = BatchLoop(warm.engine.encoder, warm.engine.decoder)
         rows = []
         for one in asked:
-            context = complete(prefill_parts(loop.encoder, one.prefix, one.windows, warm.method))
+            context = complete(prefill_context(loop.encoder, one.prefix, one.windows, warm.method))
             row = loop.admit(Asked(context, one.query, {**options, "do_sample": False}))
             if row is None:
                 raise GenerationError("The batch can't take these options; please report this.")

@@ -79,12 +79,11 @@ def select(
     scores = [context.scores[i] for i in kept] if context.scores else []
     if selection.fusion == "concat":
         narrow = context.narrowed(read, groups, scores)
-        return replace(narrow, chosen=tuple(kept), window_tokens=context.window_tokens)
+        return replace(narrow, chosen=tuple(kept))
     fused = fuse(read, selection.fusion)
-    n_groups = 0 if context.windows is None else context.windows.n_groups
     narrow = context.narrowed([fused], [groups[0]])
-    packed = pack_fused(fused, read, groups, n_groups)
-    return replace(narrow, windows=packed, chosen=tuple(kept), window_tokens=context.window_tokens)
+    packed = pack_fused(fused, read, groups, context.n_groups)
+    return replace(narrow, windows=packed, chosen=tuple(kept))
 
 
 def _chosen(
