@@ -105,8 +105,7 @@ def _load(model: ModelOptions) -> WindowedLM:
         )
     device = None if model.device == "auto" else choose_device(model.device)
     far = model.name != DEFAULT_MODEL
-    # transformers draws bars of its own, of downloads and of the weights as they are loaded.
-    with progress(f"Loading {model.name}", draws_bars=far) as on_loaded:
+    with progress(f"Loading {model.name}"):
         from huggingface_hub.utils import logging as hub_logging
         from huggingface_hub.utils.tqdm import disable_progress_bars
         from transformers.utils import logging as transformers_logging
@@ -118,6 +117,7 @@ def _load(model: ModelOptions) -> WindowedLM:
         if not model.verbose:
             transformers_logging.set_verbosity_error()
             hub_logging.set_verbosity_error()
+            # On a terminal they show downloads, and the weights as they are loaded.
             if not (far and sys.stderr.isatty()):
                 transformers_logging.disable_progress_bar()
                 disable_progress_bars()
@@ -129,7 +129,6 @@ def _load(model: ModelOptions) -> WindowedLM:
             profile=profile,
             max_window_tokens=model.max_window_tokens,
             cache=_cache(model),
-            on_loaded=on_loaded,
         )
     if profile is not None and (told := profile.model.mismatch(lm.model)):
         tell(f"Note: {told}")

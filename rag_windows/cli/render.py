@@ -1,7 +1,7 @@
 """What terminals and scripts see: text, tables, JSON, and signs of life while something takes time.
 
-RAG_WINDOWS_PROGRESS_S says after how many seconds the first line comes where stderr is no terminal;
-0 is silence. Work of minutes and hours tells less often, down to once a minute.
+RAG_WINDOWS_PROGRESS_S says after how many seconds the first sign comes; 0 is silence. Work of
+minutes and hours tells less often, down to once a minute.
 """
 
 from __future__ import annotations
@@ -16,20 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
 from rich.table import Column, Table
 
 from rag_windows.cli.errors import tell
-from rag_windows.prompt.visible_text import one_line, visible
+from rag_windows.prompt.visible_text import visible
 
 Counted = Callable[[int, int], None]
 """Told how much is done, and how much there is."""
@@ -71,34 +61,11 @@ def write_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(what: str, *, draws_bars: bool = False) -> Iterator[Counted]:
-    """Show on stderr that `what` is going on: a bar on a terminal, elsewhere a line now and then.
+def progress(what: str) -> Iterator[Counted]:
+    """Print on stderr, now and then, how long `what` has taken and how far it is.
 
-    Args:
-        what: for example "Loading tiny-reader".
-        draws_bars: whether the work draws bars of its own on terminals.
-
-    Yields:
-        To be called with how much is done and how much there is, where work can be counted.
+    Yields what is called with how much is done and how much there is, where work can be counted.
     """
-    err = Console(stderr=True, highlight=False, emoji=False)
-    if not err.is_terminal:
-        with _lines(one_line(what)) as counted:
-            yield counted
-    elif draws_bars:
-        err.print(f"{escape(one_line(what))} ...", style="dim")
-        yield lambda done, whole: None
-    else:
-        counts = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        text = TextColumn("[dim]{task.description}")
-        with Bars(SpinnerColumn(), text, *counts, console=err, transient=True) as bars:
-            task = bars.add_task(escape(one_line(what)), total=None)
-            yield lambda done, whole: bars.update(task, completed=done, total=whole)
-
-
-@contextmanager
-def _lines(what: str) -> Iterator[Counted]:
-    """Tell by lines how long `what` has taken, and how far it is: also while nothing is counted."""
     try:
         every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or _LINE_S)
     except ValueError:

@@ -228,23 +228,21 @@ def test_long_work_is_told_on_standard_error(
     long = ("--docs", "docs/long.txt", "--passage-words", "100000", "--max-window-tokens", "500")
     monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.01")
     lines = ask(*long, "--model", "tiny-reader")["notes"].splitlines()
-    for work in ("Loading tiny-reader: ", "Encoding the passages: "):
-        told = [line for line in lines if line.startswith(work)]
-        assert all(line.endswith(" s so far.") for line in told)
-        assert any(" of " in line for line in told), lines
+    loading, encoding = (
+        [line for line in lines if line.startswith(work)]
+        for work in ("Loading tiny-reader: ", "Encoding the passages: ")
+    )
+    assert loading
+    assert all(line.endswith(" s so far.") for line in loading + encoding)
+    assert any(" of " in line for line in encoding), lines
     monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0")
     assert "so far" not in ask()["notes"]
 
 
-def test_python_is_told_how_far_loading_and_encoding_are(small_folder: Path) -> None:
+def test_python_is_told_how_far_encoding_is(small_lm: WindowedLM) -> None:
     told: list[tuple[int, int]] = []
-    lm = WindowedLM.from_pretrained(small_folder, on_loaded=lambda *far: told.append(far))
-    whole = told[0][1]
-    assert told == [(done, whole) for done in range(whole + 1)]
-    assert whole > 5
-    told.clear()
     long = " ".join(f"Word {number}." for number in range(400))
-    lm.generate("Which?", [long], max_new_tokens=1, on_encoded=lambda *far: told.append(far))
+    small_lm.generate("Which?", [long], max_new_tokens=1, on_encoded=lambda *far: told.append(far))
     assert told[-1][0] == told[-1][1] > 4
     assert len({done for done, _ in told}) > 2
 
