@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import resources
 from pathlib import Path
@@ -22,8 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
-from transformers.utils import logging as transformers_logging
+from transformers.utils import CONFIG_NAME, find_adapter_config_file
 
 from rag_windows.errors import (
     InputError,
@@ -88,9 +86,6 @@ def input_device(model: PreTrainedModel) -> torch.device:
     return torch.device(next((device for device in devices if device is not None), "cpu"))
 
 
-OnLoaded = Callable[[int, int], None]
-"""Told how many tensors of a model are loaded, of how many."""
-
 EMBEDDED = ("tiny-reader", "tiny-learner")
 """Models that are shipped with the package."""
 
@@ -112,7 +107,6 @@ def resolve(
     *,
     dtype: str | torch.dtype,
     device_map: Any,
-    on_loaded: OnLoaded | None = None,
     **model_kwargs: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A loaded model as it is, or one loaded by name, in evaluation mode; errors as in `load`."""
@@ -132,9 +126,7 @@ def resolve(
             f"model must be a name, a folder or a transformers PreTrainedModel, not "
             f"{type(model).__name__}. Give a model that torch.compile() made uncompiled."
         )
-    loaded, tokenizer = load(
-        model, tokenizer, dtype=dtype, device_map=device_map, on_loaded=on_loaded, **model_kwargs
-    )
+    loaded, tokenizer = load(model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs)
     return loaded.eval(), tokenizer
 
 
@@ -160,7 +152,6 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     device_map: Any = None,
-    on_loaded: OnLoaded | None = None,
     **kwargs: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load by shipped name, local folder, GGUF file or Hub name.
@@ -172,13 +163,14 @@ def load(
     _refuse_remote_code(kwargs, "model", "to from_pretrained")
     source, kwargs = _located(model, kwargs)
     place, moved = _placed(device_map)
-    if isinstance(kwargs.get("dtype"), str) and kwargs["dtype"] != "auto":
-        kwargs["dtype"] = _dtype(kwargs["dtype"])
+    dtype = kwargs.get("dtype", "auto")
+    if isinstance(dtype, str) and dtype != "auto" and not hasattr(torch, dtype):
+        raise ModelLoadError(f"Unknown dtype {dtype!r}; use 'auto', 'float32' or 'bfloat16'.")
     with _explained(model):
         base = _base_of(source, kwargs)
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, _hub(kwargs))
-        with _one_at_a_time, _counting(on_loaded):
+        with _one_at_a_time:
             loaded = AutoModelForCausalLM.from_pretrained(
                 source, use_safetensors=True, **place, **_quantized(kwargs)
             )
@@ -187,48 +179,9 @@ def load(
     return loaded, tokenizer
 
 
-_WEIGHTS = "Loading weights"
-"""How transformers names the bar that counts tensors."""
-
-_thread = threading.local()
-
 _one_at_a_time = threading.Lock()
 """transformers changes torch for the whole process while it loads: another model that is made or
 loaded meanwhile would keep weights that nobody has set."""
-
-
-@contextmanager
-def _counting(on_loaded: OnLoaded | None) -> Iterator[None]:
-    """Tell a function of the tensors that this thread loads."""
-    if on_loaded is not None:
-        _follow_bars()
-    _thread.on_loaded = on_loaded
-    try:
-        yield
-    finally:
-        _thread.on_loaded = None
-
-
-@functools.cache
-def _follow_bars() -> None:
-    """See every bar of transformers, once for the process: its hook is one for all threads."""
-    before = transformers_logging.set_tqdm_hook(None)
-
-    def made(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        bar = factory(*args, **kwargs) if before is None else before(factory, args, kwargs)
-        told: OnLoaded | None = getattr(_thread, "on_loaded", None)
-        if told is None or not args or kwargs.get("desc") != _WEIGHTS:
-            return bar
-        return _counted(bar, len(args[0]), told)
-
-    transformers_logging.set_tqdm_hook(made)
-
-
-def _counted(bar: Iterable[Any], whole: int, told: OnLoaded) -> Iterator[Any]:
-    told(0, whole)
-    for done, one in enumerate(bar, start=1):
-        yield one
-        told(done, whole)
 
 
 def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:
@@ -292,24 +245,13 @@ def _located(
 
 def _base_of(source: str, kwargs: Mapping[str, Any]) -> str | None:
     """Name or folder of the base model, if the source is a PEFT adapter."""
-    if kwargs.get("gguf_file") is not None or os.path.isfile(os.path.join(source, "config.json")):
+    if kwargs.get("gguf_file") is not None or os.path.isfile(os.path.join(source, CONFIG_NAME)):
         return None
-    place = _hub(kwargs)
-    # Whatever keeps these from being read is told by the load itself.
-    quiet = {
-        f"_raise_exceptions_for_{what}": False
-        for what in ("gated_repo", "missing_entries", "connection_errors")
-    }
-    found = cached_file(source, "adapter_config.json", **place, **quiet)
-    if found is None or cached_file(source, "config.json", **place, **quiet) is not None:
+    found = find_adapter_config_file(source, **_hub(kwargs))
+    if found is None or (Path(found).parent / CONFIG_NAME).is_file():
         return None
     if not _installed("peft"):
         raise MissingExtraError(missing(f"The adapter {source!r}", "peft", "peft"))
-    if cached_file(source, "adapter_model.safetensors", **place, **quiet) is None:
-        raise ModelLoadError(
-            f"The adapter {source!r} has no safetensors weights. Save it again with "
-            "save_pretrained, which writes them; pickled weights are never loaded."
-        )
     return str(json.loads(Path(found).read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
@@ -372,15 +314,6 @@ def _check_path(name: str, path: Path) -> None:
 
 def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
-
-
-def _dtype(name: str) -> torch.dtype:
-    value = getattr(torch, name, None)
-    if not isinstance(value, torch.dtype):
-        raise ModelLoadError(
-            f"Unknown dtype {name!r}; use 'auto', 'float32', 'bfloat16' or 'float16'."
-        )
-    return value
 
 
 def _explain(name: str, error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack, overload
 
@@ -26,7 +27,6 @@ from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import Classification, ClassifyOptions, classify, score_choices
 from rag_windows.icl.demonstrations import DemonstrationLike
 from rag_windows.icl.scoring import Score
-from rag_windows.loading import OnLoaded
 from rag_windows.methods import Codebook, Method
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import passages_of
@@ -122,7 +122,6 @@ class WindowedLM:
         profile: Profile | str | Path | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
-        on_loaded: OnLoaded | None = None,
         **model_kwargs: Any,
     ) -> Self:
         """Load a model and make it read windows.
@@ -145,7 +144,6 @@ class WindowedLM:
             dtype: of the weights, for a model loaded here.
             device_map: where they go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
                 (needs accelerate). None for the best device: CUDA where there is one.
-            on_loaded: called while weights are loaded here, with the tensors done and all of them.
             model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: revision,
                 quantization_config, gguf_file (needs the extra ``gguf``), ...; arguments of
                 ``BitsAndBytesConfig`` such as ``load_in_4bit`` are taken as well.
@@ -161,12 +159,7 @@ class WindowedLM:
             # A profile that can't be used is told before gigabytes are loaded.
             profile = Profile.of(profile)
         loaded, own_tokenizer = loading.resolve(
-            model,
-            tokenizer,
-            dtype=dtype,
-            device_map=device_map,
-            on_loaded=on_loaded,
-            **model_kwargs,
+            model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
         )
         return cls(
             loaded,
@@ -399,11 +392,7 @@ class WindowedLM:
         Returns:
             One score a choice, in order; log-probabilities in nats.
         """
-        asked = BatchRequest(query, passages, prefix=prefix, method=method)
-        engine = self.engine
-        if isinstance(passages, PassageBook):
-            engine, asked = passages.chosen(self.model, asked)
-        return score_choices(engine, [query], asked, choices)[0]
+        return self.score_batch([query], passages, choices, prefix=prefix, method=method)[0]
 
     @StopIterationTold()
     def score_batch(
@@ -431,13 +420,14 @@ class WindowedLM:
             raise InputError("queries must be a list; wrap the one in [], or call score().")
         if not queries:
             return []
-        if isinstance(passages, PassageBook):
-            # Each query reads passages of its own.
-            return [
-                self.score(one, passages, choices, prefix=prefix, method=method) for one in queries
-            ]
         asked = BatchRequest(queries[0], passages, prefix=prefix, method=method)
-        return score_choices(self.engine, queries, asked, choices)
+        if not isinstance(passages, PassageBook):
+            return score_choices(self.engine, queries, asked, choices)
+        found = []
+        for query in queries:  # each of them reads passages of its own
+            engine, chosen = passages.chosen(self.model, replace(asked, query=query))
+            found += score_choices(engine, [query], chosen, choices)
+        return found
 
     @overload
     def classify(
