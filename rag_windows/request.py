@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 from rag_windows.errors import InputError, LimitError
@@ -156,72 +157,41 @@ def check_limits(
     """
     if limit is None:
         return
-    fixed = len(parts.prefix_ids) + len(parts.query_ids) + max_new_tokens
-    if not parts.windows:
-        if fixed > limit:
-            raise LimitError(
-                f"The prompt has {fixed - max_new_tokens} tokens, and with {max_new_tokens} new "
-                f"ones it needs {fixed} of the model's {limit} positions. Shorten the question or "
-                "the conversation, or ask for fewer new tokens; retrieved text belongs into "
-                "passages=, which are read in windows."
-            )
-        return
-    beside = (
-        f"{len(parts.prefix_ids)} of the prefix, {len(parts.query_ids)} of the query and "
-        f"{max_new_tokens} new ones"
-    )
-    if fixed >= limit:
+    prefix, query = len(parts.prefix_ids), len(parts.query_ids)
+    room = limit - prefix - query - max_new_tokens
+    if room < (1 if parts.windows else 0):
         raise LimitError(
-            f"{beside} make {fixed} tokens, and the model has {limit} positions: no passage would "
-            "fit. Shorten the query or the prefix, or ask for fewer new tokens."
+            f"A prefix of {prefix} tokens, a query of {query} and {max_new_tokens} new tokens need "
+            f"{limit - room} of the model's {limit} positions, so that no passage would fit. "
+            "Shorten the question or the conversation, or ask for fewer new tokens; retrieved text "
+            "belongs into passages=, which are read in windows."
         )
-    room = limit - fixed
-    used = 0
-    side_by_side = not in_order(method)
-    for window in parts.windows:
-        used = len(window.ids) if side_by_side else used + len(window.ids)
-        if used > room:
-            name = passage_name(passages[window.passage], window.passage)
-            size = f"{len(window.ids)} tokens"
-            if side_by_side:
-                raise LimitError(
-                    f"Passage {name} needs a window of {size}; the model's {limit} positions leave "
-                    f"{room} beside {beside}. Set max_window_tokens={room} or less, and it is "
-                    "split into several windows."
-                )
-            raise LimitError(
-                f"Read one after the other, the passages pass the model's {limit} positions at "
-                f"passage {name} ({size}): {used} tokens where {room} are left beside {beside}. "
-                "Give fewer passages, or use a method with windows, such as 'ape' or 'pcw'."
-            )
-    _check_refinement(parts, passages, method, limit)
-
-
-def _check_refinement(
-    parts: PromptParts, passages: Sequence[Passage], method: Method, limit: int
-) -> None:
-    """Refuse windows whose further passes would stand beyond the model's positions."""
-    refinement = method.refinement
-    if refinement is None:
-        return
-    prefix, lengths = len(parts.prefix_ids), [len(window.ids) for window in parts.windows]
-    if not method.windowed:
-        check_room(
-            refinement,
-            [prefix],
-            [sum(lengths)],
-            limit,
-            lambda _: "The one window of all passages",
-            "give passages of {} tokens in all",
-        )
-        return
 
     def name(index: int) -> str:
         number = parts.windows[index].passage
-        return f"A window of passage {passage_name(passages[number], number)}"
+        return f"Passage {passage_name(passages[number], number)}"
 
-    starts = window_starts(method.alignment, prefix, lengths)
-    check_room(refinement, starts, lengths, limit, name, "set max_window_tokens={} or less")
+    lengths = [len(window.ids) for window in parts.windows]
+    for index, (length, together) in enumerate(zip(lengths, accumulate(lengths), strict=True)):
+        if not in_order(method) and length > room:
+            raise LimitError(
+                f"{name(index)} needs a window of {length} tokens; the model's {limit} positions "
+                f"leave {room} beside prefix, query and new tokens. Set max_window_tokens={room} "
+                "or less, and it is split into several windows."
+            )
+        if in_order(method) and together > room:
+            raise LimitError(
+                f"{name(index)} has {length} tokens, and with those before it {together}: read one "
+                f"after the other, they pass the {room} that the model's {limit} positions leave "
+                "beside prefix, query and new tokens. Give fewer passages, or use a method with "
+                "windows, such as 'ape' or 'pcw'."
+            )
+    if method.refinement is not None and method.windowed:
+        starts = window_starts(method.alignment, prefix, lengths)
+        check_room(method.refinement, starts, lengths, limit, name)
+    elif method.refinement is not None:
+        whole = [sum(lengths)]
+        check_room(method.refinement, [prefix], whole, limit, lambda _: "All passages together")
 
 
 def passage_name(passage: Passage, index: int) -> str:

@@ -49,7 +49,6 @@ def check_room(
     lengths: Sequence[int],
     limit: int | None,
     name: Callable[[int], str],
-    shorten: str = "give windows of at most {} tokens",
 ) -> None:
     """Refuse windows whose further passes would stand beyond the model's positions.
 
@@ -59,7 +58,6 @@ def check_room(
         lengths: tokens of each window.
         limit: positions that the model has, or None for no limit.
         name: how the error calls a window, by its index.
-        shorten: what else helps, with a place for the number of tokens that fit.
 
     Raises:
         LimitError: naming the first window that does not fit, and what to do.
@@ -73,5 +71,5 @@ def check_room(
             raise LimitError(
                 f"{name(index)} has {length} tokens from position {start} on, and the passes that "
                 f"refine it stand behind it: they reach {end} positions, and the model has {limit}."
-                f" Use positions='reuse', or {shorten.format(fitting)}."
+                f" Use positions='reuse', or windows of at most {fitting} tokens."
             )

@@ -54,7 +54,7 @@ def test_sequential_names_the_passage_that_does_not_fit() -> None:
     passages = [Passage(LONG[:400], id=f"p{i}") for i in range(4)]
     passages[2] = Passage(LONG[:401], id="p2")
     passages[1] = Passage(LONG[:402], id="p1")
-    with pytest.raises(LimitError, match=r"at passage 2 \('p2'\) \(403 tokens\)"):
+    with pytest.raises(LimitError, match=r"Passage 2 \('p2'\) has 403 tokens"):
         small.lm().generate("What?", passages, method="sequential", max_new_tokens=50)
 
 

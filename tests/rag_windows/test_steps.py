@@ -150,11 +150,11 @@ def test_passes_behind_a_window_need_positions_for_it(monkeypatch: pytest.Monkey
     no_work(monkeypatch)
     with pytest.raises(
         LimitError,
-        match=r"A window of passage 1 \('p7'\) has 6\d\d tokens .* the model has 1024\. "
-        r"Use positions='reuse', or set max_window_tokens=5\d\d or less\.",
+        match=r"Passage 1 \('p7'\) has 6\d\d tokens .* the model has 1024\. "
+        r"Use positions='reuse', or windows of at most 5\d\d tokens\.",
     ):
         ask(lm, passages, method="deep-thinking")
-    with pytest.raises(LimitError, match=r"The one window of all passages .* 5\d\d tokens in all"):
+    with pytest.raises(LimitError, match=r"All passages together .* at most 5\d\d tokens"):
         ask(lm, passages, method="deep-thinking+sequential")
     with pytest.raises(InterruptedError):
         ask(lm, passages, method=DeepThinking(positions="reuse"))
