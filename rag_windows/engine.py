@@ -31,7 +31,7 @@ from rag_windows.errors import (
     InputError,
     LimitError,
     ModelError,
-    StopIterationTold,
+    stop_iteration_told,
     without_stop_iteration,
 )
 from rag_windows.generate import Decoder
@@ -319,7 +319,7 @@ class Engine:
             [window.ids for window in windows],
             request.method,
             groups=[window.passage for window in windows],
-            on_encoded=None if told is None else StopIterationTold()(told),
+            on_encoded=None if told is None else stop_iteration_told(told),
             sources=request.sources,
             scores=[request.passages[window.passage].score for window in windows],
         )
@@ -426,26 +426,20 @@ class Engine:
         return Warmed(done, encoded, present, tokens, time.perf_counter() - begun)
 
     def _check_warmable(self, passages: Iterable[PassageLike], ttl: float | None) -> None:
-        name = self.method.name
         if isinstance(passages, str | Passage | Mapping):
             raise InputError(SINGLE_PASSAGE)
+        if ttl is not None and not ttl > 0:
+            raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
         if self.numbered:
             raise InputError(
                 "The header writes a passage's number into its window, and numbers are only known "
                 "with a question; load the model with header='title' or 'none' to warm it."
             )
-        if ttl is not None and not ttl > 0:
-            raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
-        if not self.method.windowed:
+        if not self.method.windowed or self.method.alignment != "left":
             raise InputError(
-                f"The method {name!r} reads passages one after the other, so none can be encoded "
-                "ahead; load the model with a method that has windows, such as 'ape'."
-            )
-        if self.method.alignment != "left":
-            raise InputError(
-                f"With the method {name!r} a window's place depends on the others of its request, "
-                "so none can be encoded ahead; load the model with a method whose windows all "
-                "start behind the prefix, such as 'ape'."
+                f"With the method {self.method.name!r} a passage's place depends on the others of "
+                "its request, so none can be encoded ahead; load the model with a method whose "
+                "windows all start behind the prefix, such as 'ape'."
             )
 
     def stream(self, request: Request) -> Iterator[Chunk]:

@@ -6,8 +6,9 @@ All are ``RuntimeError`` subclasses: frameworks above us (LlamaIndex's refine st
 
 from __future__ import annotations
 
-from contextlib import ContextDecorator
-from types import TracebackType
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 
 class RagWindowsError(RuntimeError):
@@ -119,20 +120,18 @@ def without_stop_iteration(error: BaseException) -> BaseException:
     return told
 
 
-class StopIterationTold(ContextDecorator):
-    """Raises a caller's StopIteration as `without_stop_iteration` has it; a decorator, too."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Raise the other error in place of a StopIteration."""
-        # A generator with @contextmanager would not do: it lets a StopIteration through, and
-        # takes a RuntimeError that a StopIteration caused for that.
-        if error is not None and (told := without_stop_iteration(error)) is not error:
-            raise told
+def stop_iteration_told(call: Callable[P, R]) -> Callable[P, R]:
+    """The call, which raises a caller's StopIteration as `without_stop_iteration` has it."""
+
+    @functools.wraps(call)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except (StopIteration, StopAsyncIteration) as error:
+            raise without_stop_iteration(error) from error
+
+    return told

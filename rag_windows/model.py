@@ -22,7 +22,7 @@ from rag_windows.calibration.calibrate import KEEP_BYTES, By, Metric, OnProgress
 from rag_windows.codebook.book import PassageBook, codebook_of
 from rag_windows.codebook.holdings import OnPrepared
 from rag_windows.engine import Engine, OnWarmed, Warmed
-from rag_windows.errors import InputError, StopIterationTold
+from rag_windows.errors import InputError, stop_iteration_told
 from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import Classification, ClassifyOptions, classify, score_choices
 from rag_windows.icl.demonstrations import DemonstrationLike
@@ -181,7 +181,7 @@ class WindowedLM:
         other.engine = self.engine.with_cache(cache)
         return other
 
-    @StopIterationTold()
+    @stop_iteration_told
     def generate(
         self,
         query: Messages,
@@ -251,7 +251,7 @@ class WindowedLM:
         engine, request = self.engine.ask(asked)
         return engine.answer(request)
 
-    @StopIterationTold()
+    @stop_iteration_told
     def stream(
         self,
         query: Messages,
@@ -273,7 +273,7 @@ class WindowedLM:
         engine, request = self.engine.ask(asked)
         return engine.stream(request)
 
-    @StopIterationTold()
+    @stop_iteration_told
     def generate_batch(
         self, requests: Sequence[Mapping[str, Any] | BatchRequest], *, max_rows: int = 32
     ) -> list[Generation]:
@@ -323,7 +323,7 @@ class WindowedLM:
         """
         return shared_scheduler(self, max_rows, lambda: self.scheduler(max_rows=max_rows))
 
-    @StopIterationTold()
+    @stop_iteration_told
     def warm(
         self,
         passages: Iterable[PassageLike],
@@ -356,7 +356,7 @@ class WindowedLM:
             ttl=ttl,
         )
 
-    @StopIterationTold()
+    @stop_iteration_told
     def warm_from_retriever(self, retriever: object, **options: Any) -> Warmed:
         """`warm` with all documents that a retriever, index or store can list.
 
@@ -370,7 +370,7 @@ class WindowedLM:
         """
         return self.warm(passages_of(retriever), **options)
 
-    @StopIterationTold()
+    @stop_iteration_told
     def score(
         self,
         query: Messages,
@@ -394,7 +394,7 @@ class WindowedLM:
         """
         return self.score_batch([query], passages, choices, prefix=prefix, method=method)[0]
 
-    @StopIterationTold()
+    @stop_iteration_told
     def score_batch(
         self,
         queries: Sequence[Messages],
@@ -447,7 +447,7 @@ class WindowedLM:
         **options: Unpack[ClassifyOptions],
     ) -> list[Classification]: ...
 
-    @StopIterationTold()
+    @stop_iteration_told
     def classify(
         self,
         text: str | Sequence[str],
@@ -490,7 +490,7 @@ class WindowedLM:
         found = classify(self.engine, texts, demonstrations, labels, **options)
         return found[0] if isinstance(text, str) else found
 
-    @StopIterationTold()
+    @stop_iteration_told
     def calibrate(
         self,
         examples: Iterable[Example | Mapping[str, Any]],
@@ -549,7 +549,7 @@ class WindowedLM:
             on_progress=on_progress,
         )
 
-    @StopIterationTold()
+    @stop_iteration_told
     def codebook(
         self,
         method: str | Method | None = None,

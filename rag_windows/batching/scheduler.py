@@ -20,7 +20,7 @@ from rag_windows.batching.questions import (
     checked,
 )
 from rag_windows.engine import Engine
-from rag_windows.errors import GenerationError, StopIterationTold, without_stop_iteration
+from rag_windows.errors import GenerationError, stop_iteration_told, without_stop_iteration
 from rag_windows.request import BatchRequest
 from rag_windows.results import Generation
 from rag_windows.threads import Lock, Worker, in_children
@@ -89,7 +89,7 @@ class Scheduler:
         # Questions that the threads of their callers answer.
         self._callers = 0
 
-    @StopIterationTold()
+    @stop_iteration_told
     def submit(
         self,
         request: Mapping[str, Any] | BatchRequest,
@@ -117,7 +117,7 @@ class Scheduler:
         with self._lock:
             return self._take(ticket, alone=self._idle(lone))
 
-    @StopIterationTold()
+    @stop_iteration_told
     def answer(
         self, request: Mapping[str, Any] | BatchRequest, *, lone: Lone | None = None
     ) -> Generation:

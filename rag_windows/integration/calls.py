@@ -28,7 +28,7 @@ from rag_windows.batching.scheduler import Scheduled
 from rag_windows.errors import (
     CancelledGenerationError,
     GenerationTimeoutError,
-    StopIterationTold,
+    stop_iteration_told,
     without_stop_iteration,
 )
 from rag_windows.model import WindowedLM
@@ -323,7 +323,7 @@ class Calls:
 
     async def _in_thread(self, context: contextvars.Context, work: Callable[[], T]) -> T:
         # A StopIteration becomes another error: no future can carry one.
-        safe = StopIterationTold()(work)
+        safe = stop_iteration_told(work)
         return await asyncio.get_running_loop().run_in_executor(self._pool(), context.run, safe)
 
     def _pool(self) -> ThreadPoolExecutor:
