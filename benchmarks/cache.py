@@ -1,11 +1,9 @@
-"""What the passage cache costs and keeps: hits, files, stored forms, and its policy of eviction.
+"""What the passage cache costs and keeps: hits, stored forms, and its policy of eviction.
 
-    python benchmarks/cache.py [hits] [files] [forms] [policy] [--quick] [--path FOLDER]
+    python benchmarks/cache.py [hits] [forms] [policy] [--quick]
 
 - hits: microseconds of a request and of each further hit, over windows of two tokens, where there
   are hardly bytes to move.
-- files: how fast windows come from disk beside ``cat`` over the same files, read once before, and
-  bytes a token beside the least that keys and values take.
 - forms: what a lossy stored form changes in the shipped reader's answers to held-out questions.
 - policy: hit rates on made-up traces beside LRU and beside what a cache reaches that knows every
   window's true popularity. Cells are "hits / seconds": percent of the counted requests that hit,
@@ -17,13 +15,10 @@ How much sooner an answer begins is `rag-windows bench`. About three minutes on 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,7 +26,7 @@ from numpy.typing import NDArray
 
 from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows.benchmark.result import Place, Plan, table
-from rag_windows.benchmark.run import build, load, seconds, token_bytes
+from rag_windows.benchmark.run import build, load, seconds
 from rag_windows.cache.policy import Policy
 from training.tasks import draw_case
 
@@ -41,7 +36,7 @@ Numbers = NDArray[np.float64]
 def hits(shape: str) -> None:
     """Print what a hit costs beside the bytes that it moves."""
     model = build(Plan(shape=shape))
-    asked = load(int(model.config.vocab_size), Place(256, 2, ragged=False))
+    asked = load(int(model.config.vocab_size), Place(256, 2))
     with PassageCache("1GiB") as cache:
         lm = WindowedLM(model).with_cache(cache)
         one, all_of_them = (partial(lm.encode_ids, (), asked.windows[:n]) for n in (1, None))
@@ -52,31 +47,6 @@ def hits(shape: str) -> None:
         f"{shape}: the first request {first:.2f} s, with what is made once; then {few * 1e6:.0f} µs"
         f" a request of one window, {(many - few) / (len(asked.windows) - 1) * 1e6:.0f} µs for each"
         " further hit."
-    )
-
-
-def files(shape: str, windows: int, parent: Path | None) -> None:
-    """Print how fast windows come from disk."""
-    model = build(Plan(shape=shape))
-    asked = load(int(model.config.vocab_size), Place(256 * windows, 256, ragged=False))
-    with tempfile.TemporaryDirectory(dir=parent) as folder:
-        path = Path(folder) / "windows"
-        with PassageCache(None, disk="64GiB", path=path) as cache:
-            lm = WindowedLM(model).with_cache(cache)
-            lm.encode_ids((), asked.windows)
-            cache.flush()
-            stored = sorted(path.rglob("*.safetensors"))
-            size = sum(file.stat().st_size for file in stored)
-            cat = partial(
-                subprocess.run, ["/bin/cat", *stored], stdout=subprocess.DEVNULL, check=True
-            )
-            ways = (cat, partial(lm.encode_ids, (), asked.windows))
-            took = np.min([[seconds(work) for work in ways] for _ in range(7)], axis=0)
-    plainly, checked = size / took / 1e9
-    print(
-        f"{len(stored)} files, {size / 1e6:.0f} MB: cat {plainly:.2f} GB/s, into windows "
-        f"{checked:.2f} GB/s ({checked / plainly:.0%}); "
-        f"{size / (256 * windows):.0f} bytes a token, at least {token_bytes(model)}."
     )
 
 
@@ -287,28 +257,23 @@ def policy(count: int, length: int) -> None:
 def main(given: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/cache.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("hits", "files", "forms", "policy")
-    parser.add_argument("part", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
-    parser.add_argument("--path", type=Path, help="folder on the disk that is to be measured")
+    parts = ("hits", "forms", "policy")
+    parser.add_argument("part", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
     options = parser.parse_args(given)
-    if unknown := set(options.part) - set(parts):
-        parser.error(f"unknown {sorted(unknown)}; choose among {list(parts)}")
-    shape = "tiny" if options.quick else "llama-0.25b"
-    work = {
-        "hits": lambda: hits(shape),
-        "files": lambda: files(shape, 4 if options.quick else 64, options.path),
-        "forms": lambda: forms(3 if options.quick else 100),
-        "policy": lambda: policy(*((400, 6000) if options.quick else (4000, 90_000))),
-    }
     torch.set_num_threads(1)
     for name in options.part or parts:
         print(f"\n## {name}\n", flush=True)
-        work[name]()
+        if name == "hits":
+            hits("tiny" if options.quick else "llama-0.25b")
+        elif name == "forms":
+            forms(3 if options.quick else 100)
+        elif name == "policy":
+            policy(*((400, 6000) if options.quick else (4000, 90_000)))
+        else:
+            parser.error(f"{name!r} is none of {list(parts)}")
 
 
 if __name__ == "__main__":

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
-import dataclasses
-import functools
 import gc
-import hashlib
-import json
 import platform
-import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
-from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
     StoppingCriteria,
 )
 
-import rag_windows
 from rag_windows.attention.native import kernel as native
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.rows import Asked
@@ -44,7 +34,6 @@ from rag_windows.benchmark.result import (
     COLD,
     DISK,
     MEMORY,
-    PREFIX_KEPT,
     SEQUENTIAL,
     TOGETHER,
     WAYS,
@@ -55,29 +44,24 @@ from rag_windows.benchmark.result import (
     Place,
     Plan,
     Rates,
-    Reading,
     Result,
-    Step,
 )
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import DataError, GenerationError, InputError
-from rag_windows.evaluation.files import read, write_whole
+from rag_windows.errors import GenerationError, InputError
 from rag_windows.evaluation.machine import surroundings
 from rag_windows.loading import load as load_model
 from rag_windows.loading import load_config
 from rag_windows.methods import resolve
 from rag_windows.methods.registry import describe
 from rag_windows.model import WindowedLM
-from rag_windows.prefill import EncodedContext, complete, prefill_context
+from rag_windows.prefill import complete, prefill_context
 
 Tell = Callable[[str], None]
 PREFIX_TOKENS = QUERY_TOKENS = 32
-TORCH_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _POSITIONS = 262_144
 _SIZE = "64GiB"
 """Of the caches: nothing is ever evicted."""
 _ROWS, _REPEATS, _STREAM_BYTES = 4096, 5, 1 << 29
-_PROFILED_TOKENS, _PROFILED_ROUNDS = 16, 3
 
 DEFAULT = "llama-0.25b"
 SIZES = (
@@ -104,12 +88,14 @@ def check(plan: Plan) -> None:
         resolve(method)
     if unknown := [way for way in plan.way or () if way not in WAYS]:
         raise InputError(f"--way {unknown[0]!r} is unknown; choose among {list(WAYS)}.")
-    for place in (*plan.places, plan.shared):
-        lengths(place, seed=0)
-    if plan.profile and plan.device != "cpu":
-        raise InputError("--profile takes a token apart on the CPU alone; leave it out.")
+    for place in plan.places:
+        if place.context < place.window or place.context % place.window:
+            raise InputError(
+                f"A context of {place.context} tokens can't be cut into windows of "
+                f"{place.window}; take multiples."
+            )
     positions = getattr(config, "max_position_embeddings", None)
-    longest = max(place.context for place in (*plan.places, plan.shared))
+    longest = max(place.context for place in plan.places)
     whole = longest + PREFIX_TOKENS + QUERY_TOKENS + max(plan.tokens)
     if plan.model is not None and positions is not None and whole > positions:
         raise InputError(
@@ -172,23 +158,6 @@ class Load:
         return [*self.prefix, *(token for ids in self.windows for token in ids), *self.query]
 
 
-def lengths(place: Place, seed: int) -> list[int]:
-    """Tokens of each window; ragged ones are between half and one and a half times as long."""
-    context, window = place.context, place.window
-    if window < 2 or context < window or context % window:
-        raise InputError(
-            f"A context of {context} tokens can't be cut into windows of {window}; take multiples."
-        )
-    count = context // window
-    if not place.ragged or count == 1:
-        return [window] * count
-    generator = torch.Generator().manual_seed(seed)
-    wanted = (torch.rand(count, generator=generator) + 0.5) * window
-    made = [int(one) for one in wanted * context / wanted.sum()]
-    made[0] += context - sum(made)
-    return made
-
-
 def load(vocabulary: int, place: Place, seed: int = 0) -> Load:
     """Random tokens, without the first ones, which may be control tokens."""
     generator = torch.Generator().manual_seed(seed)
@@ -197,11 +166,11 @@ def load(vocabulary: int, place: Place, seed: int = 0) -> Load:
         first = min(300, vocabulary // 2)
         return tuple(torch.randint(first, vocabulary, (count,), generator=generator).tolist())
 
-    windows = tuple(ids(size) for size in lengths(place, seed))
+    windows = tuple(ids(place.window) for _ in range(place.context // place.window))
     return Load(ids(PREFIX_TOKENS), windows, ids(QUERY_TOKENS))
 
 
-SHORT = Place(32, 16, ragged=False)
+SHORT = Place(32, 16)
 """What warms everything up that is loaded and started on the first use."""
 
 
@@ -259,21 +228,10 @@ Way = Callable[[Load, int], Clock]
 """From a prompt and a number of tokens to when they came."""
 
 
-def plain(model: PreTrainedModel, *, keep_prefix: bool = False) -> Way:
-    """Everything as one prompt through ``generate``: what most users run.
-
-    With `keep_prefix` the prefix's keys and values are kept; passages still stand behind it.
-    """
-    kept: dict[tuple[int, ...], DynamicCache] = {}
+def plain(model: PreTrainedModel) -> Way:
+    """Everything as one prompt through ``generate``: what most users run."""
 
     def run(load: Load, tokens: int) -> Clock:
-        options: dict[str, Any] = {}
-        if keep_prefix:
-            if load.prefix not in kept:
-                ids = torch.tensor([load.prefix], device=model.device)
-                with torch.no_grad():
-                    kept[load.prefix] = model(ids, use_cache=True).past_key_values
-            options["past_key_values"] = copy.deepcopy(kept[load.prefix])
         prompt = torch.tensor([load.prompt], device=model.device)
         clock = Clock()
         model.generate(
@@ -283,7 +241,6 @@ def plain(model: PreTrainedModel, *, keep_prefix: bool = False) -> Way:
             min_new_tokens=tokens,
             do_sample=False,
             stopping_criteria=[clock],
-            **options,
         )
         clock.prefill_s = clock.stamps[0]
         return clock
@@ -291,12 +248,12 @@ def plain(model: PreTrainedModel, *, keep_prefix: bool = False) -> Way:
     return run
 
 
-def windowed(lm: WindowedLM) -> Way:
+def windowed(lm: WindowedLM, method: str | None = None) -> Way:
     """Windows by a model with the cache that it has."""
 
     def run(load: Load, tokens: int) -> Clock:
         clock = Clock()
-        context = lm.encode_ids(load.prefix, load.windows)
+        context = lm.encode_ids(load.prefix, load.windows, method=method)
         clock.prefill_s = now() - clock.begun
         options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
         lm.generate_ids(context, load.query, stopping_criteria=[clock], **options)
@@ -306,19 +263,22 @@ def windowed(lm: WindowedLM) -> Way:
 
 
 @contextmanager
-def all_ways(lm: WindowedLM, *, device: bool) -> Iterator[dict[str, Way]]:
-    """Every way by name; with `device` the warm windows are kept on the accelerator, too."""
+def all_ways(lm: WindowedLM, plan: Plan) -> Iterator[dict[str, Way]]:
+    """Every way that is planned, by name; on an accelerator the warm windows are kept there."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rag-windows-bench-")))
-        memory = stack.enter_context(PassageCache(_SIZE, device=_SIZE if device else None))
+        device = None if plan.device == "cpu" else _SIZE
+        memory = stack.enter_context(PassageCache(_SIZE, device=device))
         disk = stack.enter_context(PassageCache(None, disk=_SIZE, path=folder / "windows"))
-        yield {
+        warm = lm.with_cache(memory)
+        ways = {
             SEQUENTIAL: plain(lm.model),
-            PREFIX_KEPT: plain(lm.model, keep_prefix=True),
             COLD: windowed(lm),
-            MEMORY: windowed(lm.with_cache(memory)),
+            MEMORY: windowed(warm),
             DISK: windowed(lm.with_cache(disk)),
         }
+        ways = {name: way for name, way in ways.items() if name in (plan.way or WAYS)}
+        yield ways | {f"{MEMORY}, {name}": windowed(warm, name) for name in plan.against or ()}
 
 
 def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
@@ -332,44 +292,23 @@ def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
             yield number, name
 
 
-def run(
-    plan: Plan, command: str, tell: Tell = lambda _: None, partial_path: Path | None = None
-) -> Result:
-    """Make the model, measure the machine, and time everything that is planned.
-
-    Parts are kept in a file until the caller removes it. An unfinished run of the same settings
-    that it holds is gone on with; one of others is an `InputError`.
-    """
-    here = machine(plan)
-    kept = Unfinished.begin(partial_path, _settings(plan, here))
-    if kept.parts:
-        tell(f"Going on with an unfinished run; parts of it in {partial_path}: {len(kept.parts)}.")
+def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
+    """Make the model, measure the machine, and time everything that is planned."""
     lm = WindowedLM(build(plan), method=plan.method)
     roofline = measure_roofline(lm.model)
-    tell(
-        f"This machine: {roofline.rates.linear_flops_per_s / 1e9:,.0f} GFLOP/s in the model's "
-        f"linear layers, {roofline.rates.memory_bytes_per_s / 1e9:,.1f} GB/s from memory."
-    )
-    work: dict[str, Callable[[], Part]] = {
-        str(place): partial(_alone, plan, place, lm, roofline, tell) for place in plan.places
-    }
+    parts = [_alone(plan, place, lm, roofline, tell) for place in plan.places]
     for questions in plan.questions or ():
-        work[f"{questions} questions"] = partial(measure_concurrency, plan, questions, lm)
-    for name, measure in work.items():
-        if name not in kept.parts:
-            kept.parts[name] = measure()
-            kept.save(partial_path)
-            tell(f"{name}: done")
+        parts.append(measure_concurrency(plan, questions, lm))
+        tell(f"{questions} questions: done")
     return Result(
-        format=2,
+        format=3,
         shape=plan.model or plan.shape or DEFAULT,
         dtype=plan.dtype,
-        machine=here,
+        machine=machine(plan),
         floor=roofline.rates,
         method=describe(resolve(plan.method)),
-        parts=[kept.parts[name] for name in work],
+        parts=parts,
         command=command,
-        goes=kept.goes,
     )
 
 
@@ -383,54 +322,6 @@ def machine(plan: Plan) -> Machine:
         served = native.available(getattr(torch, plan.dtype), size, size)
         versions["C kernel"] = "compiled" if served else "absent"
     return Machine(device, torch.get_num_threads(), versions)
-
-
-def _settings(plan: Plan, here: Machine) -> dict[str, Any]:
-    """What parts of one result have in common, down to the sources that measured them."""
-    home = Path(rag_windows.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted([*home.rglob("*.py"), *home.rglob("*.c")]):
-        digest.update(str(path.relative_to(home)).encode() + b"\0" + path.read_bytes())
-    parts = {"plan": dataclasses.asdict(plan), "machine": dataclasses.asdict(here)}
-    return dict(json.loads(json.dumps({**parts, "code": digest.hexdigest()[:16]})))
-
-
-@dataclass(slots=True)
-class Unfinished:
-    """What a run has found so far, kept in a file that each further part replaces as a whole.
-
-    `settings` are what parts of one result must have in common; `goes` says how often the run was
-    begun, this time included.
-    """
-
-    settings: dict[str, Any]
-    goes: int = 1
-    parts: dict[str, Part] = field(default_factory=dict)
-
-    @classmethod
-    def begin(cls, path: Path | None, settings: dict[str, Any]) -> Unfinished:
-        """A run, or the one that the file holds."""
-        made = cls(settings)
-        if path is not None and path.exists():
-            try:
-                made = read(path).json(cls)
-            except DataError as error:
-                raise DataError(f"{error} It is no unfinished run; delete the file.") from error
-            differ = [key for key in settings if made.settings.get(key) != settings[key]]
-            if differ:
-                raise InputError(
-                    f"{path} holds an unfinished run with other settings: another "
-                    f"{' and another '.join(sorted(differ))}. Repeat the command that began it, "
-                    "name another folder with --out, or delete that file."
-                )
-            made.goes += 1
-        made.save(path)
-        return made
-
-    def save(self, path: Path | None) -> None:
-        """Replace the file; a `DataError` where it can't be written."""
-        if path is not None:
-            write_whole(path, TypeAdapter(Unfinished).dump_json(self).decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,106 +381,48 @@ def _best(work: Callable[[], object]) -> float:
 
 def _alone(plan: Plan, place: Place, lm: WindowedLM, roofline: Roofline, tell: Tell) -> Part:
     """One question at a time over one context."""
-    vocabulary = int(lm.model.config.vocab_size)
+    vocabulary, tokens = int(lm.model.config.vocab_size), max(plan.tokens)
     asked, short = load(vocabulary, place), load(vocabulary, SHORT)
-    timings: dict[str, list[Clock]] = {name: [] for name in WAYS if name in (plan.way or WAYS)}
-    peaks = {}
-    with all_ways(lm, device=plan.device != "cpu") as ways:
-        for name in timings:
-            ways[name](short, 2)
-            if name in (MEMORY, DISK):
-                ways[name](asked, 1)
-        for number, name in in_turn(timings, plan.rounds):
-            rounds, tokens = plan.effort(name, place.context)
-            if number < rounds:
-                timings[name].append(ways[name](asked, tokens))
-                tell(f"{place}: {name}, round {number + 1} of {rounds}")
-        for name in timings:
-            peaks[name] = _peak(plan, place, name, partial(ways[name], asked, 2), tell)
+    with all_ways(lm, plan) as ways:
+        timings: dict[str, list[Clock]] = {name: [] for name in ways}
+        for name, way in ways.items():
+            way(short, 2)
+            if name not in (SEQUENTIAL, COLD):
+                way(asked, 1)
+        for number, name in in_turn(ways, plan.rounds):
+            timings[name].append(ways[name](asked, tokens))
+            tell(f"{place}: {name}, round {number + 1} of {plan.rounds}")
+        peaks = {
+            name: _peak(plan, place, name, partial(way, asked, 2), tell)
+            for name, way in ways.items()
+            if plan.memory and name in (SEQUENTIAL, COLD)
+        }
     prompt = len(asked.prompt)
-    computed = {
-        SEQUENTIAL: prompt,
-        PREFIX_KEPT: prompt - len(asked.prefix),
-        COLD: prompt - len(asked.query),
-    }
-    part = Part()
-    for name, own in timings.items():
-        _, tokens = plan.effort(name, place.context)
-        part.cells.append(
-            Cell(
-                **dataclasses.asdict(place),
-                way=name,
-                prefill_s=[one.prefill_s for one in own],
-                first_s=[one.stamps[0] for one in own],
-                tokens=tokens,
-                tokens_per_s=[one.tokens_per_s for one in own],
-                end_s={str(n): [t.stamps[n - 1] for t in own] for n in plan.tokens if n <= tokens},
-                prefill_floor_s=roofline.prefill_s(computed[name]) if name in computed else None,
-                decode_floor_s=roofline.decode_s(prompt),
-                peak_bytes=peaks[name],
-                kv_bytes=prompt * roofline.token,
-                weight_bytes=_weight_bytes(lm.model),
-            )
+    computed = {SEQUENTIAL: prompt, COLD: prompt - len(asked.query)}
+    cells = [
+        Cell(
+            place.context,
+            place.window,
+            way=name,
+            prefill_s=[one.prefill_s for one in own],
+            first_s=[one.stamps[0] for one in own],
+            tokens=tokens,
+            tokens_per_s=[one.tokens_per_s for one in own],
+            end_s={str(count): [one.stamps[count - 1] for one in own] for count in plan.tokens},
+            prefill_floor_s=roofline.prefill_s(computed[name]) if name in computed else None,
+            decode_floor_s=roofline.decode_s(prompt),
+            peak_bytes=peaks.get(name),
+            kv_bytes=prompt * roofline.token,
+            weight_bytes=_weight_bytes(lm.model),
         )
-    if plan.profile:
-        part.steps.append(profile_step(lm, place, asked))
-    if plan.against:
-        part.readings.extend(measure_readings(plan, lm, place, asked))
-    return part
-
-
-def measure_readings(plan: Plan, lm: WindowedLM, place: Place, asked: Load) -> list[Reading]:
-    """What methods cost at each token: all decode at once, a token of each in turn.
-
-    What ``generate`` does beside the model's pass is left out; it is the same for all.
-    """
-    tokens, made, decoders = min(plan.tokens), [], []
-    for name in dict.fromkeys((plan.method, *(plan.against or ()))):
-        context = lm.encode_ids(asked.prefix, asked.windows, method=name)
-        decoders.append(GreedyDecoder(lm, context, asked.query))
-        made.append(
-            Reading(**dataclasses.asdict(place), method=name, tokens=tokens, first_s=[], token_s=[])
-        )
-    for number in range(plan.rounds + 1):
-        firsts = [decoder.first() for decoder in decoders]
-        steps: list[list[float]] = [[] for _ in decoders]
-        for step in range(1, tokens if number else 2):
-            # Neither goes first always, and a slow moment of the machine meets all of them.
-            order = range(len(decoders)) if step % 2 else reversed(range(len(decoders)))
-            for index in order:
-                steps[index].append(decoders[index].step())
-        if number:  # the round before only warms up
-            for reading, first, own in zip(made, firsts, steps, strict=True):
-                reading.first_s.append(first)
-                reading.token_s.append(statistics.median(own))
-    return made
-
-
-class GreedyDecoder:
-    """One greedy answer to a query over a context, a decode step at a time."""
-
-    def __init__(self, lm: WindowedLM, context: EncodedContext, query: Sequence[int]) -> None:
-        self._decoder = lm.engine.decoder
-        self._query = torch.tensor([query])
-        self._context = self._decoder.narrowed(context, query)
-
-    def first(self) -> float:
-        """Begin anew and read the query; returns seconds to the first token."""
-        self._cache, self._past, self._ids = self._context.new_cache(), 0, self._query
-        return self.step()
-
-    def step(self) -> float:
-        """The next token; returns its seconds."""
-        begun = now()
-        logits = self._decoder.forward(self._context, self._ids, self._cache, self._past, last=1)
-        self._past += self._ids.shape[1]
-        self._ids = logits[:, -1].argmax(dim=-1, keepdim=True)
-        return now() - begun
+        for name, own in timings.items()
+    ]
+    return Part(cells)
 
 
 def measure_concurrency(plan: Plan, questions: int, lm: WindowedLM) -> Part:
     """Answer questions one by one and together, in turn; their windows are in memory before."""
-    place, tokens = plan.shared, min(plan.tokens)
+    place, tokens = next(plan.places), min(plan.tokens)
     asked = sharing(int(lm.model.config.vocab_size), questions, place)
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
 
@@ -630,77 +463,33 @@ def measure_concurrency(plan: Plan, questions: int, lm: WindowedLM) -> Part:
             "Questions answered together got other tokens than one by one; please report this "
             "with the command that you ran."
         )
-    return Part(
-        crowds=[
-            Concurrency(questions, place.context, name, own, tokens) for name, own in took.items()
-        ]
-    )
-
-
-def profile_step(lm: WindowedLM, place: Place, asked: Load) -> Step:
-    """Where the time of a decode step goes on the CPU, passes of the model alone.
-
-    All figures are of the quickest of three rounds, under the profiler, which makes what is neither
-    a linear layer nor attention look dearer than it is.
-    """
-    decoder = GreedyDecoder(lm, lm.encode_ids(asked.prefix, asked.windows), asked.query)
-    rounds = []
-    for _ in range(_PROFILED_ROUNDS):
-        decoder.first()
-        decoder.step()
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-            whole = 1e3 * sum(decoder.step() for _ in range(_PROFILED_TOKENS))
-        linear = windows = tail = 0.0
-        for event in seen.key_averages(group_by_input_shape=True):
-            took, fused = event.cpu_time_total / 1e3, event.key == TORCH_ATTENTION
-            if event.key == "aten::linear":
-                linear += took
-            elif event.key == native.NAME or (fused and event.input_shapes[1][2] == place.context):
-                # The kernel in C is asked for many keys alone, and these are the windows'.
-                windows += took
-            elif fused:
-                tail += took
-        taken = (whole, linear, windows, tail)
-        rounds.append([milliseconds / _PROFILED_TOKENS for milliseconds in taken])
-    whole, linear, windows, tail = min(rounds)
-    rest = whole - linear - windows - tail
-    return Step(**dataclasses.asdict(place), linear=linear, windows=windows, tail=tail, rest=rest)
+    crowds = [
+        Concurrency(questions, place.context, name, own, tokens) for name, own in took.items()
+    ]
+    return Part(crowds=crowds)
 
 
 def _peak(plan: Plan, place: Place, way: str, work: Callable[[], object], tell: Tell) -> int | None:
-    """Bytes at the peak of one way; None where it was not measured."""
-    if not plan.memory or way not in (SEQUENTIAL, COLD) or plan.slow(way, place.context):
-        return None
+    """Bytes at the peak of one way; None where it could not be measured."""
     if plan.device != "cpu":
         return peak_bytes(work, plan.device)
-    if way == SEQUENTIAL:  # one prompt is the same however it would be cut
-        place = Place(place.context, place.context, ragged=False)
-    asked = [dataclasses.asdict(plan), dataclasses.asdict(place), way, torch.get_num_threads()]
     try:
-        return peak_apart(json.dumps(asked))
+        # A process of its own: memory that other ways freed would hide a part of it.
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(peak_apart, plan, place, way, torch.get_num_threads()).result()
     except (OSError, RuntimeError, MemoryError) as error:
         tell(f"Peak memory of {way} was not measured: {error}")
         return None
 
 
-@functools.lru_cache
-def peak_apart(asked: str) -> int | None:
-    """Peak memory in a process of its own: memory that other ways freed would hide a part of it."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_answer_for_peak, asked).result()
-
-
-def _answer_for_peak(asked: str) -> int | None:
+def peak_apart(plan: Plan, place: Place, name: str, threads: int) -> int | None:
     """Make the model and answer once; for a process that does nothing else."""
-    plan_fields, place_fields, name, threads = json.loads(asked)
-    plan, place = Plan(**plan_fields), Place(**place_fields)
     torch.set_num_threads(threads)
     model = build(plan)
     way = plain(model) if name == SEQUENTIAL else windowed(WindowedLM(model, method=plan.method))
     vocabulary = int(model.config.vocab_size)
     way(load(vocabulary, SHORT), 2)
-    prompt = load(vocabulary, place)
-    return peak_bytes(lambda: way(prompt, 2), "cpu")
+    return peak_bytes(partial(way, load(vocabulary, place), 2), "cpu")
 
 
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:
