@@ -6,39 +6,28 @@ samples. With a model whose chat template knows tools, `tools=[...]` works as us
 """
 
 import argparse
-import json
-from importlib.resources import files
-from pathlib import Path
 
 from langchain.agents import create_agent
-from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.retrievers import BaseRetriever
 
 from langchain_rag_windows import ChatRagWindows, RagWindowsMiddleware
+from langchain_rag_windows.retrievers import RagWindowsRetriever
+from rag_windows.samples import sample_questions, samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
-SAMPLES = Path(str(files("rag_windows"))) / "samples"
-FIRST = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[0]
 
-
-def sample_retriever() -> Runnable[str, list[Document]]:
+def sample_retriever() -> BaseRetriever:
     """Stands for your own retriever."""
-    loaded = load_documents([SAMPLES / "corpus"], root=SAMPLES)
-    ranked = BM25Retriever(split_documents(loaded.documents))
-
-    def find(question: str) -> list[Document]:
-        hits = ranked.retrieve(question, 16)
-        return [Document(hit.text, id=hit.id, metadata={"title": hit.title}) for hit in hits]
-
-    return RunnableLambda(find)
+    loaded = load_documents([samples_path() / "corpus"], root=samples_path())
+    return RagWindowsRetriever(retriever=BM25Retriever(split_documents(loaded.documents)), k=16)
 
 
 def main() -> None:
     """Ask the agent, and show what it retrieved and what it looked at."""
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="tiny-reader")
-    options.add_argument("--question", default=json.loads(FIRST)["question"])
+    options.add_argument("--question", default=sample_questions()[0])
     given = options.parse_args()
     llm = ChatRagWindows(model=given.model, temperature=0, max_tokens=32)
     agent = create_agent(llm, middleware=[RagWindowsMiddleware(sample_retriever())])

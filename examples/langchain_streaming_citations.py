@@ -7,26 +7,21 @@ samples.
 """
 
 import argparse
-import json
-from importlib.resources import files
-from pathlib import Path
 
 from langchain_core.messages import AIMessageChunk
 
 from langchain_rag_windows import ChatRagWindows
+from rag_windows.samples import sample_questions, samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
-
-SAMPLES = Path(str(files("rag_windows"))) / "samples"
-FIRST = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[0]
 
 
 def main() -> None:
     """Print the pieces as they come, then the citations of the whole message."""
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="tiny-reader")
-    options.add_argument("--question", default=json.loads(FIRST)["question"])
+    options.add_argument("--question", default=sample_questions()[0])
     given = options.parse_args()
-    loaded = load_documents([SAMPLES / "corpus"], root=SAMPLES)
+    loaded = load_documents([samples_path() / "corpus"], root=samples_path())
     retriever = BM25Retriever(split_documents(loaded.documents))
     llm = ChatRagWindows(model=given.model, temperature=0, max_tokens=32)
     documents = retriever.retrieve(given.question, 16)

@@ -6,16 +6,13 @@ samples.
 """
 
 import argparse
-import json
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
 
-from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.retrievers import BaseRetriever
 
 from langchain_rag_windows import ChatRagWindows, WindowDocumentPrompt
+from langchain_rag_windows.retrievers import RagWindowsRetriever
+from rag_windows.samples import sample_questions, samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
 try:
@@ -26,27 +23,18 @@ except ImportError:
         "The stock chains are not installed; run: pip install langchain-classic"
     ) from None
 
-SAMPLES = Path(str(files("rag_windows"))) / "samples"
-FIRST = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[0]
 
-
-def sample_retriever() -> Runnable[dict[str, Any], list[Document]]:
+def sample_retriever() -> BaseRetriever:
     """Stands for your own retriever."""
-    loaded = load_documents([SAMPLES / "corpus"], root=SAMPLES)
-    ranked = BM25Retriever(split_documents(loaded.documents))
-
-    def find(inputs: dict[str, Any]) -> list[Document]:
-        hits = ranked.retrieve(inputs["input"], 16)
-        return [Document(hit.text, id=hit.id, metadata={"title": hit.title}) for hit in hits]
-
-    return RunnableLambda(find)
+    loaded = load_documents([samples_path() / "corpus"], root=samples_path())
+    return RagWindowsRetriever(retriever=BM25Retriever(split_documents(loaded.documents)), k=16)
 
 
 def main() -> None:
     """The stock chain, but for the two lines that say what they were before."""
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="tiny-reader")
-    options.add_argument("--question", default=json.loads(FIRST)["question"])
+    options.add_argument("--question", default=sample_questions()[0])
     given = options.parse_args()
     prompt = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
 

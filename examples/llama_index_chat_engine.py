@@ -7,16 +7,11 @@ samples. LlamaIndex's own `ContextChatEngine` keeps nodes apart too, once
 """
 
 import argparse
-import json
-from importlib.resources import files
-from pathlib import Path
 
 from llama_index.llms.rag_windows import RagWindowsLLM, WindowContextChatEngine
 from llama_index.retrievers.rag_windows import RagWindowsRetriever
+from rag_windows.samples import sample_questions, samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
-
-SAMPLES = Path(str(files("rag_windows"))) / "samples"
-QUESTIONS = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[:2]
 
 
 def main() -> None:
@@ -25,14 +20,14 @@ def main() -> None:
     options.add_argument("--model", default="tiny-reader")
     options.add_argument("questions", nargs="*", metavar="QUESTION")
     given = options.parse_args()
-    loaded = load_documents([SAMPLES / "corpus"], root=SAMPLES)
+    loaded = load_documents([samples_path() / "corpus"], root=samples_path())
     retriever = RagWindowsRetriever(BM25Retriever(split_documents(loaded.documents)), 16)
     llm = RagWindowsLLM(given.model, max_new_tokens=32)
     # The shipped reader answers bare questions; leave the template out for other models.
     engine = WindowContextChatEngine.from_defaults(
         retriever, llm=llm, context_template="{context_str}"
     )
-    for question in given.questions or [json.loads(line)["question"] for line in QUESTIONS]:
+    for question in given.questions or sample_questions()[:2]:
         response = engine.chat(question)
         best = max(response.source_nodes, key=lambda one: one.metadata["attention_mass"])
         print(f"> {question}\n{response}  [{best.node_id}]")

@@ -6,9 +6,6 @@ samples. Any retriever of LlamaIndex serves, such as `index.as_retriever()` of a
 """
 
 import argparse
-import json
-from importlib.resources import files
-from pathlib import Path
 
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -19,21 +16,20 @@ from llama_index.llms.rag_windows import (
     WindowSynthesizer,
 )
 from llama_index.retrievers.rag_windows import RagWindowsRetriever
+from rag_windows.samples import sample_questions, samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
-SAMPLES = Path(str(files("rag_windows"))) / "samples"
 # The shipped reader answers bare questions; leave the template out for an instruction-tuned model.
 BARE = PromptTemplate("{context_str}\n{query_str}")
-FIRST = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[0]
 
 
 def main() -> None:
     """Retrieve, leave duplicates out, answer, and show what carried the answer."""
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="tiny-reader")
-    options.add_argument("--question", default=json.loads(FIRST)["question"])
+    options.add_argument("--question", default=sample_questions()[0])
     given = options.parse_args()
-    loaded = load_documents([SAMPLES / "corpus"], root=SAMPLES)
+    loaded = load_documents([samples_path() / "corpus"], root=samples_path())
     bm25 = BM25Retriever(split_documents(loaded.documents))
     llm = RagWindowsLLM(given.model, max_new_tokens=32)
     engine = RetrieverQueryEngine(

@@ -8,26 +8,22 @@ samples.
 
 import argparse
 import asyncio
-import json
-from importlib.resources import files
-from pathlib import Path
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse
 from llama_index.core.prompts import PromptTemplate
 
 from llama_index.llms.rag_windows import RagWindowsLLM, WindowSynthesizer
 from llama_index.retrievers.rag_windows import RagWindowsRetriever
+from rag_windows.samples import sample_questions, samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
-SAMPLES = Path(str(files("rag_windows"))) / "samples"
 # The shipped reader answers bare questions; leave the template out for an instruction-tuned model.
 BARE = PromptTemplate("{context_str}\n{query_str}")
-FIRST = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[0]
 
 
 async def answer(model: str, question: str) -> None:
     """Print the pieces as they come, then the passages by the attention they got."""
-    loaded = load_documents([SAMPLES / "corpus"], root=SAMPLES)
+    loaded = load_documents([samples_path() / "corpus"], root=samples_path())
     bm25 = BM25Retriever(split_documents(loaded.documents))
     nodes = await RagWindowsRetriever(bm25, similarity_top_k=16).aretrieve(question)
     llm = RagWindowsLLM(model, max_new_tokens=32)
@@ -48,7 +44,7 @@ def main() -> None:
     """Read the options and run."""
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="tiny-reader")
-    options.add_argument("--question", default=json.loads(FIRST)["question"])
+    options.add_argument("--question", default=sample_questions()[0])
     given = options.parse_args()
     asyncio.run(answer(given.model, given.question))
 
