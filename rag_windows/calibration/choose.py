@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from rag_windows.calibration.profile import (
 from rag_windows.errors import InputError, MethodError
 from rag_windows.methods import APE, Method
 from rag_windows.methods.mateicl import SCHEDULES
-from rag_windows.methods.registry import numbers_of, with_numbers, with_own
+from rag_windows.methods.registry import numbers_of, with_parameters
 
 VALUES = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 """Coarse values of APE's temperature and scale; the paper searches 0.1 to 1.0."""
@@ -62,12 +63,13 @@ def default_grid(method: Method) -> tuple[Method, ...]:
         InputError: the method has no numbers to choose.
     """
     if method.name == "mateicl":
-        return tuple(with_own(method, {"schedule": b}) for b in (*SCHEDULES, *WEIGHTS))
+        return tuple(with_parameters(method, {"schedule": b}) for b in (*SCHEDULES, *WEIGHTS))
     values = GRIDS.get(method.name)
     if values is None:
         # What the reader of a method does is the reader's own: calibrate that one first.
-        own = {name: value for name, value in numbers_of(method).items() if "." not in name}
-        values = {name: _around(value) for name, value in own.items()}
+        own = {field.name for field in dataclasses.fields(method)}
+        found = numbers_of(method).items()
+        values = {name: _around(value) for name, value in found if name in own}
     if not values:
         raise InputError(
             f"The method {method.name!r} has no numbers to choose; calibrate one that has, such as "
@@ -88,7 +90,7 @@ def _combinations(method: Method, values: Mapping[str, Sequence[float]]) -> list
     made: dict[Method, None] = {}
     for combination in itertools.product(*values.values()):
         try:
-            made[with_numbers(method, dict(zip(values, combination, strict=True)))] = None
+            made[with_parameters(method, dict(zip(values, combination, strict=True)))] = None
         except MethodError:
             continue
     return list(made)
@@ -114,7 +116,7 @@ def finer(best: Method, settings: Sequence[Method]) -> list[Method]:
 
 def _same_but_numbers(one: Method, other: Method) -> bool:
     try:
-        return with_numbers(one, numbers_of(other)) == other
+        return with_parameters(one, numbers_of(other)) == other
     except (MethodError, AttributeError, TypeError):
         return False
 

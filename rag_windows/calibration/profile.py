@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 from rag_windows.cache.fingerprint import canonical, flat, plain_tensors
 from rag_windows.cache.keys import fields
 from rag_windows.errors import MethodError, MissingExtraError, ProfileError, missing
-from rag_windows.methods import Method, describe, from_description
+from rag_windows.methods import Method, describe, resolve
 from rag_windows.methods.registry import numbers_of
 from rag_windows.prompt.visible_text import strict_json
 
@@ -65,7 +65,7 @@ def _method(value: Any) -> Method:
     if not isinstance(value, Mapping):
         raise ValueError(f"a method is an object with its name and numbers, not {value!r}")
     try:
-        return from_description(value)
+        return resolve(value)
     except MethodError as error:
         raise ValueError(str(error)) from error
 
@@ -260,7 +260,7 @@ class Profile:
         """
         for one in (self.method, self.best, self.default, *(row.method for row in self.settings)):
             try:
-                kept = from_description(describe(one)) == one
+                kept = resolve(describe(one)) == one
             except MethodError:
                 kept = False
             if not kept:
@@ -368,7 +368,7 @@ def label(method: Method) -> str:
     """
     values = {
         field.name: (getattr(method, field.name), field.default)
-        for field in dataclasses.fields(method)  # type: ignore[arg-type] # they are dataclasses
+        for field in dataclasses.fields(method)
     }
     names = [
         name for name, (value, default) in values.items() if value != default or _number(value)

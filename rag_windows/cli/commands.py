@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import metadata
 from typing import Annotated
 
@@ -51,29 +50,24 @@ def rag_windows(
 @app.command()
 def methods(
     json: options.Json = False,
-    markdown: Annotated[bool, options.flag("--markdown", "A Markdown table.")] = False,
 ) -> None:
     """List the methods with their formulas, parameters and papers."""
-    from rag_windows.methods.registry import markdown_table, method_rows
+    from rag_windows.methods.registry import method_rows, settings_of
 
     rows = method_rows()
-    if markdown:
-        sys.stdout.write(markdown_table())
-        return
     if json:
-        names = ("name", "formula", "summary", "parameters", "paper")
-        write_json([{name: getattr(row, name) for name in names} for row in rows])
+        write_json(rows)
         return
-    width = max(len(row.name) for row in rows) + 2
+    width = max(len(row["name"]) for row in rows) + 2
     for row in rows:
-        line = Text(row.name.ljust(width), "bold")
-        line.append(row.formula, "not bold")
-        line.append(f"  ({row.paper})" if row.papers else "", "not bold dim")
+        line = Text(row["name"].ljust(width), "bold")
+        line.append(row["formula"], "not bold")
+        line.append("" if row["paper"] == "-" else f"  ({row['paper']})", "not bold dim")
         console().print(line, soft_wrap=True)
-        show(" " * width + row.summary)
-        if row.parameters:
-            show(" " * width + row.settings, "dim")
-    wrapped = [row.name for row in rows if "reader" in row.parameters]
+        show(" " * width + row["summary"])
+        if row["parameters"]:
+            show(" " * width + settings_of(row), "dim")
+    wrapped = [row["name"] for row in rows if "reader" in row["parameters"]]
     if wrapped:
         show(f"{', '.join(wrapped)} read with another method: {wrapped[0]}+ape.", "dim")
 

@@ -15,12 +15,12 @@ from pydantic import BaseModel, Field, model_validator
 
 from rag_windows import guard
 from rag_windows.calibration.profile import Profile
-from rag_windows.errors import InputError, MethodError
+from rag_windows.errors import InputError
 from rag_windows.guard import FallbackOption, Guard
 from rag_windows.integration.calls import Call
-from rag_windows.methods import Method, from_description, linked
+from rag_windows.methods import Method, linked, resolve
 from rag_windows.methods.linked import Choose, LinkTokens
-from rag_windows.methods.registry import known_parameters, with_known
+from rag_windows.methods.registry import with_parameters
 from rag_windows.passage import Passage, passage_of
 from rag_windows.prompt.tools import AnswerReader
 from rag_windows.results import Generation
@@ -44,17 +44,7 @@ def method_of(
     Raises:
         MethodError: an unknown name, or numbers that it does not have or that are out of range.
     """
-    method, numbers = from_description(value), numbers or {}
-    known = known_parameters(method)
-    if unknown := sorted(set(numbers) - known):
-        raise MethodError(
-            f"{unknown} are no parameters of the method {method.name!r} "
-            f"({', '.join(sorted(known)) or 'it has none'})."
-        )
-    try:
-        return linked(with_known(method, numbers), link_tokens, link_choose)
-    except TypeError as error:
-        raise MethodError(f"{dict(numbers)!r} do not fit the method {method.name!r}.") from error
+    return linked(with_parameters(resolve(value), numbers or {}), link_tokens, link_choose)
 
 
 def guard_of(value: FallbackOption | Mapping[str, Any]) -> Guard | None:

@@ -14,7 +14,7 @@ from rag_windows.methods.ensemble import ParallelEnsemble
 from rag_windows.methods.linked import Linked, linked
 from rag_windows.methods.mateicl import MateICL
 from rag_windows.methods.pcw import PCW
-from rag_windows.methods.registry import METHODS, describe, from_description, resolve
+from rag_windows.methods.registry import METHODS, describe, resolve
 from rag_windows.methods.sequential import Sequential
 from rag_windows.methods.structured_prompting import StructuredPrompting
 
@@ -34,7 +34,6 @@ __all__ = [
     "StructuredPrompting",
     "chain",
     "describe",
-    "from_description",
     "linked",
     "query_bias",
     "resolve",

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from rag_windows.errors import MethodError
 from rag_windows.methods.base import Method, finite
 
 Form = Literal["as used", "as printed", "fixed ratio"]
@@ -29,11 +28,8 @@ class APE(Method):
     ============= ====================== ==================================================
 
     The formula printed for the experiments normalises only with the exponent ``+(S-1)``, which is
-    "as used". The released code raises the context's weight to ``S * T`` rather than ``S``:
-    `from_released` converts its numbers.
-
-    In models that cap their logits, ``T`` divides the capped logits. An attention sink is a
-    segment of its own and is not rescaled.
+    "as used". In models that cap their logits, ``T`` divides the capped logits. An attention sink
+    is a segment of its own and is not rescaled.
 
     Attributes:
         temperature: T > 0, divides the logits inside the context.
@@ -53,21 +49,14 @@ class APE(Method):
     paper: ClassVar[str] = "arXiv:2502.05431"
 
     def __post_init__(self) -> None:
+        wanted = "a finite number above 0 (the paper searches 0.1 to 1.0)"
         for name, value in (("temperature", self.temperature), ("scale", self.scale)):
-            if not finite(value) or value <= 0:
-                raise MethodError(
-                    f"APE {name} must be a finite number above 0, got {value!r}; "
-                    "the paper searches 0.1 to 1.0, and 0.9 is a gentle start."
-                )
-        if self.form not in get_args(Form):
-            raise MethodError(f"APE form must be one of {list(get_args(Form))}, got {self.form!r}.")
+            self.require(name, finite(value) and value > 0, wanted)
+        self.require("form", self.form in get_args(Form), f"one of {list(get_args(Form))}")
 
     @classmethod
     def from_released(cls, temperature: float, scale: float) -> APE:
-        """Convert the ``temperature`` and ``scale`` of the authors' released code.
-
-        That code gives the context the weight ``exp(l_C(T)) ** (S * T)``.
-        """
+        """Convert the numbers of the authors' released code, where ``S * T`` is the exponent."""
         return cls(temperature=temperature, scale=scale * temperature, form="as used")
 
     @property

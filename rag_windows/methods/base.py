@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
@@ -17,17 +18,12 @@ if TYPE_CHECKING:
     from rag_windows.methods.linked import Linked
 
 Alignment = Literal["left", "right", "in order"]
+"""Where windows stand: all begin behind the prefix, or all end where the longest of them ends, or
+each begins where the one before it ends."""
 
 
 def window_starts(alignment: Alignment, first: int, lengths: Sequence[int]) -> list[int]:
-    """Position of each window's first token.
-
-    Args:
-        alignment: "left": every window starts at ``first``; "right": every window ends where the
-            longest does that starts there; "in order": each starts where the one before it ends.
-        first: the prefix's length.
-        lengths: tokens of each window.
-    """
+    """Position of the first token of windows of these lengths behind ``first`` tokens of prefix."""
     if alignment == "left":
         return [first] * len(lengths)
     if alignment == "right":
@@ -47,6 +43,7 @@ def whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Method:
     """How windows are encoded, and how the query reads them.
 
@@ -66,6 +63,18 @@ class Method:
     name: ClassVar[str]
     formula: ClassVar[str]
     paper: ClassVar[str]
+
+    def require(self, parameter: str, good: bool, wanted: str) -> None:
+        """Refuse a parameter's value unless it is good.
+
+        Raises:
+            MethodError: with what the value must be.
+        """
+        if not good:
+            raise MethodError(
+                f"{type(self).__name__} {parameter} must be {wanted}, "
+                f"got {getattr(self, parameter)!r}."
+            )
 
     @property
     def windowed(self) -> bool:
@@ -90,16 +99,13 @@ class Method:
     def query_weight(self, windows: int) -> float:
         """Factor, finite and above 0, on the weight of the query's own tokens; 1 changes nothing.
 
-        Generated tokens are among them, the prefix is not.
-
-        Args:
-            windows: how many the query reads, at least one.
+        Generated tokens are among them, the prefix is not. ``windows``, at least one, are read.
         """
         return 1.0
 
     @property
     def alignment(self) -> Alignment:
-        """Where windows stand, see `window_starts`; a cache finds a window by its position, too."""
+        """Where windows stand; a cache finds a window by its position, too."""
         return "left"
 
     @property

@@ -31,28 +31,19 @@ class Codebook(Composed):
         s(window) = mean over query tokens t of max over pages g of
                     mean over layers l and heads h of  sim(q[l, h, t], k[l, h, g])
 
-    How the chosen windows come together:
-
-    ======== ==========================================================================
-    fusion   what the query reads
-    ======== ==========================================================================
-    concat   the windows, side by side, as if no others had been given
-    mean     one window: at each position the mean of their keys and of their values
-    sum      one window: at each position their sum
-    ======== ==========================================================================
-
-    Mean and sum lay the windows over each other from the first position on (with right-aligned
-    windows from the last), over those that reach a position; they mix keys that were rotated alike.
-    A passage that became several windows is chosen or left as a whole.
-
-    With passages given to ``generate`` all of them are encoded for the request, or found in a
-    cache. `WindowedLM.codebook` makes a store that keeps them and reads no more than it chooses.
+    A passage that became several windows is chosen or left as a whole. With passages given to
+    ``generate`` all of them are encoded for the request, or found in a cache.
+    `WindowedLM.codebook` makes a store that keeps them and reads no more than it chooses.
 
     Attributes:
         size: passages that such a store holds at most, None for any number; no matter here.
         retrieve: passages that a query reads.
         similarity: "cosine", "dot" or "euclidean" (the negative squared distance).
-        fusion: "concat", "mean" or "sum".
+        fusion: what the query reads. "concat": the chosen windows, side by side, as if no others
+            had been given. "mean" and "sum": one window, which has at each position the mean or the
+            sum of the keys, and of the values, of those that reach it; windows are laid over each
+            other from the first position on (right-aligned ones from the last), so that only keys
+            that were rotated alike are mixed.
         layers: whose keys are compared, negative ones from the last; None for two, at half of the
             depth and the last: first layers' keys say little more than position and spelling.
         page: tokens whose keys are averaged; 1 compares every token and takes the most memory.
@@ -77,26 +68,17 @@ class Codebook(Composed):
         if isinstance(self.layers, list):
             object.__setattr__(self, "layers", tuple(self.layers))
         similarities, fusions = list(get_args(Similarity)), list(get_args(Fusion))
-        for name, good, wanted in (
-            ("size", self.size is None or whole(self.size, 1), "a number of passages, or None"),
-            ("retrieve", whole(self.retrieve, 1), "a number of passages above 0"),
-            ("similarity", self.similarity in similarities, f"one of {similarities}"),
-            ("fusion", self.fusion in fusions, f"one of {fusions}"),
-            ("layers", _are_layers(self.layers), "a tuple of layers, such as (-2, -1), or None"),
-            ("page", whole(self.page, 1), "a number of tokens above 0"),
-        ):
-            if not good:
-                raise MethodError(f"{name} must be {wanted}; got {getattr(self, name)!r}.")
+        sized = self.size is None or whole(self.size, 1)
+        self.require("size", sized, "a number of passages, or None")
+        self.require("retrieve", whole(self.retrieve, 1), "a number of passages above 0")
+        self.require("similarity", self.similarity in similarities, f"one of {similarities}")
+        self.require("fusion", self.fusion in fusions, f"one of {fusions}")
+        self.require("layers", _are_layers(self.layers), "layers, such as (-2, -1), or None")
+        self.require("page", whole(self.page, 1), "a number of tokens above 0")
         if self.reader.recompute is not None or self.reader.alignment == "in order":
-            self.refuse(
-                "its windows see each other before the query is known. Use ape or pcw, or link the "
-                "few passages that you have retrieved."
-            )
+            self.refuse("its windows see each other before the query is known; use ape or pcw.")
         if self.fusion != "concat" and self.reader.combination is not None:
-            self.refuse(
-                f"fusion={self.fusion!r} makes one window of several that answer each for itself; "
-                "use fusion='concat'."
-            )
+            self.refuse(f"fusion={self.fusion!r} leaves one window; use fusion='concat'.")
 
     @property
     def selection(self) -> Codebook | None:
@@ -105,11 +87,8 @@ class Codebook(Composed):
 
     def compares_as(self, other: Codebook) -> bool:
         """Whether both compare the same keys in the same way."""
-        return (self.similarity, self.layers, self.page) == (
-            other.similarity,
-            other.layers,
-            other.page,
-        )
+        mine, theirs = ((one.similarity, one.layers, one.page) for one in (self, other))
+        return mine == theirs
 
     def layers_of(self, depth: int) -> tuple[int, ...]:
         """The layers compared in a model of ``depth`` layers, ascending.
@@ -150,16 +129,9 @@ class Codebook(Composed):
     def similarities(
         self, tokens: torch.Tensor, pages: torch.Tensor, owners: torch.Tensor, count: int
     ) -> torch.Tensor:
-        """Similarity of a query with each owner of pages.
+        """(count,) fp32 similarity of a query's tokens with each owner of pages; higher is closer.
 
-        Args:
-            tokens: (tokens, width), of the query.
-            pages: (P, width), those of all owners.
-            owners: (P,) int64, whose page each one is, below ``count``.
-            count: owners; each has at least one page.
-
-        Returns:
-            (count,) fp32, higher is more alike.
+        ``owners`` (pages,) int64 says whose each page is; each owner has at least one.
         """
         alike = pages @ tokens.T
         if self.similarity == "euclidean":
@@ -171,8 +143,7 @@ class Codebook(Composed):
 
 def page_owners(counts: Sequence[int]) -> torch.Tensor:
     """(P,) int64: the owner of each page, from how many pages each one has."""
-    numbers = torch.tensor(list(counts), dtype=torch.int64)
-    return torch.arange(len(numbers)).repeat_interleave(numbers)
+    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
 
 
 def _are_layers(layers: object) -> bool:

@@ -28,27 +28,19 @@ class Composed(Method):
     """Whether the reader may be one that has no windows but one long one."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reader, Method):
-            raise MethodError(
-                f"The reader of {self.name} must be a method such as APE(), got {self.reader!r}; "
-                f'by name, "{self.name}+ape" combines two.'
-            )
+        wanted = f"a method such as APE() (by name, '{self.name}+ape')"
+        self.require("reader", isinstance(self.reader, Method), wanted)
         if not self.reader.windowed and not self.reads_sequential:
             self.refuse("it reads passages one after the other and has no windows; use ape or pcw.")
         if self.name in (one.name for one in chain(self.reader)):
             raise MethodError(f"{self.name} can't be combined with itself; set its own numbers.")
 
     def refuse(self, reason: str) -> NoReturn:
-        """Refuse the reader.
-
-        Raises:
-            MethodError: with the reason and what to do.
-        """
+        """Refuse the reader, with the reason and what to do."""
         raise MethodError(f"{self.name} can't be combined with {self.reader.name}: {reason}")
 
 
 def _of_reader(name: str) -> property:
-    """A property that is the reader's."""
     return property(lambda self: getattr(self.reader, name), doc="The reader's.")
 
 
@@ -59,7 +51,4 @@ for _name, _value in vars(Method).items():
 
 def chain(method: Method) -> list[Method]:
     """A method, its reader, that one's reader and so on."""
-    methods = [method]
-    while isinstance(methods[-1], Composed):
-        methods.append(methods[-1].reader)
-    return methods
+    return [method, *chain(method.reader)] if isinstance(method, Composed) else [method]

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from rag_windows.errors import InputError, MethodError
+from rag_windows.errors import InputError
 from rag_windows.methods.base import Method, finite
 
 Weights = Literal["uniform", "retrieval", "entropy"]
@@ -39,35 +39,25 @@ class ParallelEnsemble(Method):
         pooled   = sum_i w_i log p_i, normalised
         combined = (1 + beta) pooled - beta log p_0, normalised
 
-    ============== =====================================================================
-    weights        w_i
-    ============== =====================================================================
-    "uniform"      1 / number of windows
-    "retrieval"    softmax over passages of score / score_temperature; a passage that was
-                   cut into several windows shares its weight among them
-    "entropy"      for each token anew, from the entropy H_i of p_i: 1 / H_i, normalised
-                   (pooling "inverse"), or 1 for the surest window (pooling "minimum",
-                   NBCE's own choice)
-    ============== =====================================================================
-
     One token is chosen for all rows: greedy decoding, sampling, beams and scores read ``combined``
-    as they would read the model's logits. The correction by beta concerns only tokens in the
-    ``nucleus`` of both pooled and p_0 (the fewest tokens that hold so much of the probability), as
-    in NBCE's released code; other tokens keep ``pooled``, and ``nucleus=1`` is the formula for
-    every token. Uniform weights with ``beta`` = windows - 1 and ``nucleus=1`` are naive Bayes
-    itself: ``log p = sum_i log p_i - (windows - 1) log p_0``.
+    as they would read the model's logits. Uniform weights with ``beta`` = windows - 1 and
+    ``nucleus=1`` are naive Bayes itself: ``log p = sum_i log p_i - (windows - 1) log p_0``.
 
     A passage's citation mass is the sum over its windows of ``w_i`` times the attention that row i
     gives to its window, averaged over layers, heads and answer tokens; prefix and query get the
     rest of each row likewise.
 
     Attributes:
-        weights: where the weights come from.
-        pooling: what entropies are made into; read for "entropy" only.
+        weights: "uniform": 1 / number of windows. "retrieval": softmax over passages of score /
+            ``score_temperature``; a passage that was cut into several windows shares its weight
+            among them. "entropy": for each token anew, from the entropy H_i of p_i.
+        pooling: of entropies; "inverse": 1 / H_i, normalised; "minimum": 1 for the surest window,
+            NBCE's own choice.
         score_temperature: > 0; small for scores that lie close together (cosines: about 0.1).
         beta: >= 0, weight of the correction; None is 0.25 for "entropy", as in NBCE's code, and 0
             otherwise. Above 0 one more row is read, without a window.
-        nucleus: above 0, at most 1.
+        nucleus: above 0, at most 1; only tokens in the nucleus of both pooled and p_0 (the fewest
+            that hold so much of the probability) are corrected, as in NBCE's released code.
 
     Raises:
         MethodError: a number outside its domain, or an unknown name.
@@ -84,22 +74,14 @@ class ParallelEnsemble(Method):
     paper: ClassVar[str] = "arXiv:2305.15262, arXiv:2403.17552"
 
     def __post_init__(self) -> None:
-        kinds, poolings = get_args(Weights), get_args(EntropyPooling)
         heat, beta, nucleus = self.score_temperature, self.beta, self.nucleus
-        for name, good, wanted in (
-            ("weights", self.weights in kinds, f"one of {kinds}"),
-            ("pooling", self.pooling in poolings, f"one of {poolings}"),
-            ("score_temperature", finite(heat) and heat > 0, "a finite number above 0"),
-            (
-                "beta",
-                beta is None or (finite(beta) and beta >= 0),
-                "a finite number of at least 0, or None",
-            ),
-            ("nucleus", finite(nucleus) and 0 < nucleus <= 1, "above 0 and at most 1"),
-        ):
-            if not good:
-                given = getattr(self, name)
-                raise MethodError(f"ParallelEnsemble {name} must be {wanted}, got {given!r}.")
+        kinds, poolings = list(get_args(Weights)), list(get_args(EntropyPooling))
+        self.require("weights", self.weights in kinds, f"one of {kinds}")
+        self.require("pooling", self.pooling in poolings, f"one of {poolings}")
+        self.require("score_temperature", finite(heat) and heat > 0, "a finite number above 0")
+        corrects = beta is None or (finite(beta) and beta >= 0)
+        self.require("beta", corrects, "a finite number of at least 0, or None")
+        self.require("nucleus", finite(nucleus) and 0 < nucleus <= 1, "above 0 and at most 1")
 
     @property
     def combination(self) -> ParallelEnsemble:
@@ -135,25 +117,14 @@ class ParallelEnsemble(Method):
                 )
 
     def fixed(self, scores: Sequence[float], groups: Sequence[int]) -> torch.Tensor | None:
-        """Weights that no step changes; None where they come from the distributions.
+        """(windows,) fp32 weights that no step changes; None where distributions give them.
 
-        Args:
-            scores: of each window; read for "retrieval" only.
-            groups: passage of each window. One that was cut into several windows has one weight,
-                which they share.
-
-        Returns:
-            (windows,) fp32, summing to one.
-
-        Raises:
-            InputError: see `check`.
+        ``scores`` and ``groups`` (the passage) are of each window.
         """
         if self.weights == "entropy":
             return None
         if self.weights == "uniform":
             return torch.full((len(groups),), 1 / len(groups))
-        names = [f"Window {number}" for number in range(len(groups))]
-        self.check(scores or [None] * len(groups), names)
         index = torch.tensor(list(groups))
         share = torch.bincount(index)[index].double().reciprocal()
         logits = torch.tensor(list(scores), dtype=torch.float64) / self.score_temperature
@@ -163,9 +134,7 @@ class ParallelEnsemble(Method):
     def weigh(self, logprobs: torch.Tensor, fixed: torch.Tensor | None) -> torch.Tensor:
         """Weight of each window for each token: (queries, windows, tokens), summing to one.
 
-        Args:
-            logprobs: (queries, windows, tokens, vocabulary), of the windows, normalised.
-            fixed: from `fixed`.
+        ``logprobs`` (queries, windows, tokens, vocabulary) are the windows' own, normalised.
         """
         queries, windows, tokens, _ = logprobs.shape
         if fixed is not None:
@@ -182,11 +151,7 @@ class ParallelEnsemble(Method):
     ) -> torch.Tensor:
         """One distribution for all windows: (queries, tokens, vocabulary) log-probabilities.
 
-        Args:
-            logprobs: as for `weigh`.
-            weights: from `weigh`.
-            prior: (queries, tokens, vocabulary) log-probabilities without any window; needed where
-                `prior` says so.
+        ``prior`` is of that shape and needed where `prior` says so.
         """
         pooled = torch.einsum("qwt,qwtv->qtv", weights, logprobs.clamp_min(LOWEST))
         pooled = pooled.log_softmax(dim=-1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from rag_windows.errors import MethodError
 from rag_windows.methods.base import Alignment, Method, whole
 from rag_windows.methods.composed import Composed
 
@@ -22,27 +21,25 @@ _SLACK = 1e-9
 class Linked(Composed):
     """A step between parallel and sequential: some tokens of each window are encoded twice.
 
-    Windows are encoded behind the prefix, each at the positions it has in one long prompt. Then the
-    chosen tokens run through the model once more (selective recompute); in each layer their fresh
-    keys and values replace the old ones, and they attend to the prefix and to every token before
-    them, fresh or old. The query stands behind all of it and reads it by ``reader``.
+    Windows are encoded behind the prefix, each at the positions it has in one long prompt, so that
+    all together have to fit the model's context. Then the chosen tokens run through the model once
+    more (selective recompute); in each layer their fresh keys and values replace the old ones, and
+    they attend to the prefix and to every token before them, fresh or old. The query stands behind
+    all of it and reads it by ``reader``.
 
     With ``tokens=0`` nothing of this happens: it is the reader, bit for bit. Where every token is
-    linked, the passages are one ordinary prompt, encoded and read as `Sequential` does, whatever
-    the reader. Because of the positions, all windows together have to fit the model's context.
-
-    Which tokens: "first" is LegoLink (Hu et al., "EPIC", https://arxiv.org/abs/2410.15332):
-    the first tokens of each window, which attract most of the attention that a window encoded
-    alone wastes on its own beginning. "deviation" is CacheBlend (Yao et al.,
-    https://arxiv.org/abs/2405.16444): as many tokens in all, of any window but the first, whose
-    keys in the second layer differ most from those they have with sight of all windows; it costs
-    one more pass of all tokens through the first layer. Tokens of the first window have seen all
-    there is before them and are not run again.
+    linked, the passages are encoded and read as `Sequential` does, whatever the reader. Tokens of
+    the first window have seen all there is before them and are not run again.
 
     Attributes:
         tokens: an int is a number of tokens of each window; a float a share of them, 0.0 to 1.0,
             rounded up; "all" is 1.0. Note that 1 is one token and 1.0 every token.
-        choose: "first" or "deviation".
+        choose: "first" is LegoLink (Hu et al., "EPIC", https://arxiv.org/abs/2410.15332): the first
+            tokens of each window, which attract most of the attention that a window encoded alone
+            wastes on its own beginning. "deviation" is CacheBlend (Yao et al.,
+            https://arxiv.org/abs/2405.16444): as many in all, whose keys in the second layer differ
+            most from those they have with sight of all windows; it costs one more pass of all
+            tokens through the first layer.
 
     Raises:
         MethodError: numbers outside their domain, or a reader without windows that could be linked.
@@ -59,19 +56,20 @@ class Linked(Composed):
 
     def __post_init__(self) -> None:
         Composed.__post_init__(self)
-        check_links(self.tokens, self.choose)
+        share = isinstance(self.tokens, float) and 0.0 <= self.tokens <= 1.0
+        self.require(
+            "tokens",
+            self.tokens == "all" or share or whole(self.tokens, 0),
+            "a number of tokens from 0 on (an int), a share from 0.0 to 1.0 (a float; 0.15 is a "
+            "usual start) or 'all'",
+        )
+        self.require("choose", self.choose in get_args(Choose), f"one of {list(get_args(Choose))}")
         if self.reader.combination is not None:
             self.refuse("each of its windows answers alone; use ape or pcw as the reader.")
         if self.reader.selection is not None:
-            self.refuse(
-                "it chooses windows once the query is known, and linking needs them before. Give "
-                "the passages that it would choose, and use ape or pcw."
-            )
+            self.refuse("it chooses windows once the query is known; use ape or pcw.")
         if self.reader.alignment != "left":
-            self.refuse(
-                "its windows end at the same position, and linked ones stand one behind the other. "
-                "Use mateicl for a weight on the query, or ape or pcw."
-            )
+            self.refuse("its windows end at one position; use mateicl, ape or pcw.")
 
     @property
     def alignment(self) -> Alignment:
@@ -96,22 +94,6 @@ class Linked(Composed):
         return bool(lengths) and self.counts(lengths) == list(lengths)
 
 
-def check_links(tokens: object, choose: object) -> None:
-    """Refuse what `Linked` can't take.
-
-    Raises:
-        MethodError: a number outside its domain, or an unknown rule.
-    """
-    share = isinstance(tokens, float) and 0.0 <= tokens <= 1.0
-    if not (tokens == "all" or share or whole(tokens, 0)):
-        raise MethodError(
-            f"link tokens must be a number of tokens from 0 on (an int), a share from 0.0 to 1.0 "
-            f"(a float) or 'all', got {tokens!r}; 0.15 is a usual start."
-        )
-    if choose not in get_args(Choose):
-        raise MethodError(f"link choose must be one of {list(get_args(Choose))}, got {choose!r}.")
-
-
 def linked(method: Method, tokens: LinkTokens | None, choose: Choose = "first") -> Method:
     """A method with linked tokens; itself for None, and for `Sequential`, where all are.
 
@@ -120,7 +102,5 @@ def linked(method: Method, tokens: LinkTokens | None, choose: Choose = "first") 
     """
     if tokens is None:
         return method
-    if not method.windowed:
-        check_links(tokens, choose)
-        return method
-    return Linked(tokens=tokens, choose=choose, reader=method)
+    link = Linked(tokens=tokens, choose=choose)
+    return replace(link, reader=method) if method.windowed else method

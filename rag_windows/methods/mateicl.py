@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from rag_windows.errors import MethodError
 from rag_windows.methods.base import Method, finite
 
 Schedule = Literal["sqrt", "log", "thirds", "linear"]
@@ -33,17 +32,10 @@ class MateICL(Method):
     Mitigating Attention Dispersion in Large-Scale In-Context Learning",
     https://arxiv.org/abs/2505.01110, section 3 (AtBias).
 
-    The paper's own ``b(W)`` is not known to us exactly, so the schedule is a parameter, and the
-    schedules with a name are ours:
-
-    ======== ===================
-    schedule b(W)
-    ======== ===================
-    sqrt     ``sqrt(W)``, the default: between no weight and Structured Prompting's W
-    log      ``1 + ln W``
-    thirds   ``1 + floor(W / 3)``
-    linear   ``W``, the weight of Structured Prompting
-    ======== ===================
+    The paper's own ``b(W)`` is not known to us exactly, so the schedules with a name are ours:
+    "sqrt" is ``sqrt(W)``, between no weight and that of Structured Prompting, "log" is
+    ``1 + ln W``, "thirds" is ``1 + floor(W / 3)``, and "linear" is ``W``, as Structured Prompting
+    has it.
 
     Attributes:
         schedule: one of these names, a number for the same b whatever W is, or a function from W
@@ -67,11 +59,9 @@ class MateICL(Method):
             good = finite(schedule) and schedule > 0
         else:
             good = callable(schedule)
-        if not good:
-            raise MethodError(
-                f"MateICL schedule must be one of {list(SCHEDULES)}, a finite number above 0, or a "
-                f"function from the number of windows to such a number; got {schedule!r}."
-            )
+        names = list(SCHEDULES)
+        wanted = f"one of {names}, a finite number above 0, or a function of the number of windows"
+        self.require("schedule", good, wanted)
 
     def query_weight(self, windows: int) -> float:
         """b(W) of the schedule."""

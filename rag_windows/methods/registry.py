@@ -1,13 +1,11 @@
-"""Methods by name, as JSON, as a table, and their numbers."""
+"""Methods by name, as JSON and as a table, and their parameters."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rag_windows.errors import MethodError
@@ -23,32 +21,31 @@ from rag_windows.methods.pcw import PCW
 from rag_windows.methods.sequential import Sequential
 from rag_windows.methods.structured_prompting import StructuredPrompting
 
-METHODS: MappingProxyType[str, type[Method]] = MappingProxyType(
-    {
-        method.name: method
-        for method in (
-            APE,
-            PCW,
-            StructuredPrompting,
-            MateICL,
-            ParallelEnsemble,
-            DeepThinking,
-            Codebook,
-            Linked,
-            Sequential,
-        )
-    }
-)
+METHODS: Mapping[str, type[Method]] = {
+    method.name: method
+    for method in (
+        APE,
+        PCW,
+        StructuredPrompting,
+        MateICL,
+        ParallelEnsemble,
+        DeepThinking,
+        Codebook,
+        Linked,
+        Sequential,
+    )
+}
 """Every method, by the name that `resolve` and the command line take."""
 
 # A plus before a digit is a number's, as in 1e+3.
 _PLUS = re.compile(r"\+(?!\d)")
-_SETTING = re.compile(r"\s*\w+\s*=")
+# A comma before name= stands between parameters of one method.
+_COMMA = re.compile(r",(?!\s*\w+\s*=)")
 _WORDS = {"none": None, "true": True, "false": False}
 
 
-def resolve(method: str | Method) -> Method:
-    """Turn a name into a method; a method comes back as it is.
+def resolve(method: str | Method | Mapping[str, Any]) -> Method:
+    """Make a method of its name or of what `describe` wrote; a method comes back as it is.
 
     Parameters that are not named have their defaults: "ape" and "ape:temperature=0.8,scale=0.9".
     "a+b" is the method a on top of the method b, as "deep-thinking:steps=3+ape:scale=0.8".
@@ -59,46 +56,41 @@ def resolve(method: str | Method) -> Method:
     """
     if isinstance(method, Method):
         return method
-    if not isinstance(method, str):
+    described = _described(method) if isinstance(method, str) else method
+    if not isinstance(described, Mapping):
         raise MethodError(f"Unknown method {method!r}; choose one of {sorted(METHODS)}.")
-    built: Method | None = None
-    for text in reversed(_PLUS.split(method)):
-        name, colon, settings = text.partition(":")
-        kind = METHODS.get(name.strip().lower())
-        if kind is None:
-            raise MethodError(
-                f"Unknown method {name.strip()!r} in {method!r}; choose one of {sorted(METHODS)}."
-            )
-        values = _settings(kind, settings, method) if colon else {}
-        if built is not None:
-            if not issubclass(kind, Composed):
-                wrappers = sorted(one for one in METHODS if issubclass(METHODS[one], Composed))
+    values = {name: _parameter(value) for name, value in described.items() if name != "name"}
+    name = described.get("name")
+    kind = METHODS.get(str(name).lower())
+    if kind is None:
+        raise MethodError(
+            f"Unknown method {name!r} in {method!r}; choose one of {sorted(METHODS)}."
+        )
+    if "reader" in values and not issubclass(kind, Composed):
+        raise MethodError(
+            f"{method!r}: {kind.name} reads windows by itself, so it stands last; before a '+' "
+            f"stand only {sorted(one for one in METHODS if issubclass(METHODS[one], Composed))}."
+        )
+    _check_names(kind.name, values, _fields(kind))
+    return kind(**values)
+
+
+def _described(text: str) -> dict[str, Any]:
+    """The description that a text stands for."""
+    described: dict[str, Any] = {}
+    for part in reversed(_PLUS.split(text)):
+        name, colon, settings = part.partition(":")
+        one: dict[str, Any] = {"name": name.strip()}
+        for setting in settings.split(",") if colon else ():
+            key, equals, value = (piece.strip() for piece in setting.partition("="))
+            if not equals or key in one:
                 raise MethodError(
-                    f"{method!r}: {kind.name} reads windows by itself, so it stands last; before a "
-                    f"'+' stand only {wrappers}."
+                    f"{setting.strip()!r} in {text!r} is no parameter; each is written once as "
+                    "name=value, as in ape:temperature=0.9,scale=0.9."
                 )
-            values["reader"] = built
-        try:
-            built = kind(**values)
-        except TypeError as error:
-            raise MethodError(f"{method!r}: {error}") from error
-    return built  # type: ignore[return-value]  # a split has a part at least
-
-
-def _settings(kind: type[Method], settings: str, whole: str) -> dict[str, Any]:
-    """Parameters written as name=value with commas between them."""
-    known = [one for one in parameters(kind) if one != "reader"]
-    values: dict[str, Any] = {}
-    for setting in settings.split(","):
-        key, equals, value = (one.strip() for one in setting.partition("="))
-        if key not in known or not equals or key in values:
-            there = f"it has {', '.join(known)}" if known else "it has none"
-            raise MethodError(
-                f"{setting.strip()!r} in {whole!r} sets no parameter of {kind.name}; {there}, each "
-                f"written once as name=value, as in ape:temperature=0.9,scale=0.9."
-            )
-        values[key] = _value(value)
-    return values
+            one[key] = _value(value)
+        described = {**one, "reader": described} if described else one
+    return described
 
 
 def _value(text: str) -> Any:
@@ -112,91 +104,71 @@ def _value(text: str) -> Any:
     return text
 
 
+def _parameter(value: Any) -> Any:
+    """A parameter from JSON."""
+    if isinstance(value, Mapping):
+        return resolve(value)
+    return tuple(map(_parameter, value)) if isinstance(value, list) else value
+
+
 def names_in(text: str) -> list[str]:
-    """The methods of a list with commas between them; commas stand between parameters, too.
-
-    "pcw,ape:temperature=0.9,scale=0.8" names two.
-    """
-    names: list[str] = []
-    for piece in text.split(","):
-        if names and _SETTING.match(piece) and ":" in names[-1]:
-            names[-1] += f",{piece}"
-        else:
-            names.append(piece)
-    return [name.strip() for name in names]
+    """The methods of a list: "pcw,ape:temperature=0.9,scale=0.8" names two."""
+    return [name.strip() for name in _COMMA.split(text)]
 
 
-def parameters(method: Method | type[Method]) -> tuple[str, ...]:
-    """Names of a method's own parameters, a reader inside it among them."""
-    return tuple(field.name for field in dataclasses.fields(method))  # type: ignore[arg-type]  # every method is a dataclass; the abstract class is none
+def _check_names(method: str, given: Iterable[str], known: Sequence[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return
+    having = [name for name, kind in METHODS.items() if unknown[0] in _fields(kind)]
+    other = f", or choose a method that has it, such as {having[0]!r}" if having else ""
+    raise MethodError(
+        f"The method {method!r} has no parameter {unknown[0]!r} (it has "
+        f"{', '.join(known) or 'none'}); leave it out{other}."
+    )
 
 
-def known_parameters(method: Method) -> set[str]:
-    """Names of what `with_known` sets: those of the method and of the readers inside it."""
-    return {name for one in chain(method) for name in parameters(one)} - {"reader"}
+def _fields(method: Method | type[Method]) -> list[str]:
+    return [field.name for field in dataclasses.fields(method)]
 
 
-def with_known(method: Method, values: Mapping[str, Any]) -> Method:
-    """The method with these values, each wherever it or a reader inside it has that parameter.
+def parameters(method: Method) -> list[str]:
+    """Names of the parameters of a method and of the readers inside it."""
+    return [name for one in chain(method) for name in _fields(one) if name != "reader"]
 
-    A name that none of them has changes nothing.
+
+def with_parameters(method: Method, values: Mapping[str, Any]) -> Method:
+    """The method with these values, each where it or the first reader inside it has that parameter.
 
     Raises:
-        MethodError: outside of a method's domain.
+        MethodError: none of them has it, or a value is outside of its domain.
     """
-    own = {name: value for name, value in values.items() if name in parameters(method)}
+    _check_names(method.name, values, parameters(method))
+    own = {name: value for name, value in values.items() if name in _fields(method)}
     if isinstance(method, Composed):
-        own["reader"] = with_known(method.reader, values)
-    return with_own(method, own)
-
-
-def with_own(method: Method, values: Mapping[str, Any]) -> Method:
-    """The method with other values of its own parameters.
-
-    Raises:
-        MethodError: outside of the method's domain.
-        TypeError: it has no such parameter.
-    """
-    return dataclasses.replace(method, **values)  # type: ignore[type-var]  # every method is a dataclass
+        inner = {name: value for name, value in values.items() if name not in own}
+        own["reader"] = with_parameters(method.reader, inner)
+    return dataclasses.replace(method, **own)
 
 
 def numbers_of(method: Method) -> dict[str, float]:
-    """Numeric parameters of a method; those of the reader inside it as ``reader.<name>``.
+    """Numeric parameters of a method and of the readers inside it, as `with_parameters` sets them.
 
     Whole numbers are ints, booleans are no numbers.
     """
     found: dict[str, float] = {}
-    for name in parameters(method):
-        value = getattr(method, name)
-        if isinstance(value, Method):
-            found |= {f"{name}.{inner}": one for inner, one in numbers_of(value).items()}
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = value
+    for one in chain(method):
+        for name in _fields(one):
+            value = getattr(one, name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                found.setdefault(name, value)
     return found
 
 
-def with_numbers(method: Method, numbers: Mapping[str, float]) -> Method:
-    """The method with other values of its numeric parameters, named as by `numbers_of`.
-
-    Raises:
-        MethodError: outside of the method's domain.
-    """
-    own: dict[str, Any] = {name: value for name, value in numbers.items() if "." not in name}
-    readers = {name[7:]: value for name, value in numbers.items() if name.startswith("reader.")}
-    if readers and isinstance(method, Composed):
-        own["reader"] = with_numbers(method.reader, readers)
-    return with_own(method, own)
-
-
 def describe(method: Method) -> dict[str, Any]:
-    """A method's name and numbers, and those of its reader, as JSON.
-
-    Of a function only the name is left: `from_description` refuses it, instead of going on without.
-    """
-    return {
-        "name": method.name,
-        **{name: plain(getattr(method, name)) for name in parameters(method)},
-    }
+    """A method's name and parameters as JSON that `resolve` takes, but for functions' names."""
+    values = {name: plain(getattr(method, name)) for name in _fields(method)}
+    return {"name": method.name, **values}
 
 
 def plain(value: Any) -> Any:
@@ -210,84 +182,28 @@ def plain(value: Any) -> Any:
     return getattr(value, "__qualname__", None) or str(value)
 
 
-def from_description(value: str | Method | Mapping[str, Any]) -> Method:
-    """A method from its name, itself, or what `describe` made of it.
-
-    Raises:
-        MethodError: an unknown name, or numbers that it does not have.
-    """
-    if not isinstance(value, Mapping):
-        return resolve(value)
-    kind = METHODS.get(str(value.get("name")).lower())
-    if kind is None:
-        raise MethodError(f"{dict(value)!r} names no method of {sorted(METHODS)}.")
-    numbers = {key: _parameter(entry) for key, entry in value.items() if key != "name"}
-    try:
-        return kind(**numbers)
-    except TypeError as error:
-        raise MethodError(f"{dict(value)!r} is no method of {sorted(METHODS)}: {error}") from error
-
-
-def _parameter(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return from_description(value)
-    return tuple(map(_parameter, value)) if isinstance(value, list) else value
-
-
-@dataclass(frozen=True, slots=True)
-class MethodRow:
-    """What a user sees of a method.
-
-    Attributes:
-        name: as `resolve` takes it.
-        formula: what it changes.
-        summary: first line of its docstring, without markup.
-        parameters: its parameters with their defaults, as JSON.
-        paper: as the class names it.
-    """
-
-    name: str
-    formula: str
-    summary: str
-    parameters: dict[str, Any]
-    paper: str
-
-    @property
-    def papers(self) -> list[str]:
-        """The papers' arXiv numbers."""
-        return re.findall(r"arXiv:([\w.]+)", self.paper)
-
-    @property
-    def settings(self) -> str:
-        """The parameters in one line, as ``name=value``; empty without any."""
-        shown = {
-            key: value["name"] if isinstance(value, dict) else value
-            for key, value in self.parameters.items()
-        }
-        return ", ".join(f"{key}={value}" for key, value in shown.items())
-
-
-def method_rows() -> list[MethodRow]:
-    """One row a method, in the order of the registry."""
+def method_rows() -> list[dict[str, Any]]:
+    """What users see of each method: its name, formula, summary, parameters and paper."""
     rows = []
     for name, kind in METHODS.items():
-        numbers = {key: value for key, value in describe(kind()).items() if key != "name"}
         summary = (inspect.getdoc(kind) or "").partition("\n")[0].replace("``", "")
-        rows.append(MethodRow(name, kind.formula, summary, numbers, kind.paper))
+        defaults = {key: value for key, value in describe(kind()).items() if key != "name"}
+        rows.append(
+            {
+                "name": name,
+                "formula": kind.formula,
+                "summary": summary,
+                "parameters": defaults,
+                "paper": kind.paper,
+            }
+        )
     return rows
 
 
-def markdown_table() -> str:
-    """The rows as a Markdown table, papers as links."""
-    lines = ["| method | what it is | formula | parameters | paper |", "|---|---|---|---|---|"]
-    for row in method_rows():
-        cells = (
-            f"`{row.name}`",
-            row.summary,
-            f"`{row.formula}`",
-            f"`{row.settings}`" if row.parameters else "-",
-            ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in row.papers) or "-",
-        )
-        # A bar inside a cell would end it, in code as well.
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+def settings_of(row: Mapping[str, Any]) -> str:
+    """The parameters of a row of `method_rows` in one line, as ``name=value``."""
+    shown = {
+        name: value["name"] if isinstance(value, dict) else value
+        for name, value in row["parameters"].items()
+    }
+    return ", ".join(f"{name}={value}" for name, value in shown.items())

@@ -13,15 +13,12 @@ class StructuredPrompting(Method):
     """Windows that end at one position, and a query that weighs itself as much as each of them.
 
     With M windows, logits of the query's own tokens (generated ones included) count M times, so
-    that M windows don't drown them: ``l_Q + log M``. The context stays ``l_C``, and the prefix,
-    which the paper does not have, is not weighed. Every window ends where the longest ends, next
-    to the query, whatever its length. Source: Hao et al., "Structured Prompting: Scaling
-    In-Context Learning to 1,000 Examples", https://arxiv.org/abs/2212.06713, section 3 (rescaled
-    attention, right-aligned position embeddings).
+    that M windows don't drown them; the prefix, which the paper does not have, is not weighed.
+    Source: Hao et al., "Structured Prompting: Scaling In-Context Learning to 1,000 Examples",
+    https://arxiv.org/abs/2212.06713, section 3 (rescaled attention, right-aligned positions).
 
-    With one window it is ordinary attention. A window's position depends on the longest one of the
-    request, so a cache finds it again only beside windows of the same longest length, and it can't
-    be warmed ahead.
+    A window's position depends on the longest one of the request, so a cache finds it again only
+    beside windows of the same longest length, and it can't be warmed ahead.
     """
 
     name: ClassVar[str] = "structured-prompting"

@@ -373,7 +373,7 @@ def damaged(**changes: Any) -> dict[str, Any]:
     [
         ([], "is no rag-windows calibration profile"),
         (damaged(version=2), "version 2 and this rag-windows reads version 1; calibrate again"),
-        (damaged(method={"name": "apex"}), "entry 'method': .*apex.* names no method of"),
+        (damaged(method={"name": "apex"}), "entry 'method': .*Unknown method 'apex'"),
         (damaged(method={"name": "ape", "scale": -1}), "entry 'method': .*APE scale must be"),
         (damaged(best="ape"), "entry 'best': .* a method is an object"),
         (damaged(beats_default=1), "entry 'beats_default': .* valid boolean"),

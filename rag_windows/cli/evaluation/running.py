@@ -33,7 +33,7 @@ from rag_windows.evaluation.retrieval import Search
 from rag_windows.evaluation.summary import Summary, summarise
 from rag_windows.evaluation.task import Task
 from rag_windows.methods import linked, resolve
-from rag_windows.methods.registry import known_parameters, names_in, with_known
+from rag_windows.methods.registry import names_in, parameters, with_parameters
 from rag_windows.prompt.visible_text import encodable
 
 if TYPE_CHECKING:
@@ -97,12 +97,16 @@ def compared(
             for name, method in chosen
         ]
     for key in numbers:
-        if not any(key in known_parameters(method) for _, method in chosen):
+        if not any(key in parameters(method) for _, method in chosen):
             raise MethodError(f"--rag-{key} is a parameter of none of --methods; leave it out.")
     made = []
     for name, method in chosen:
-        free = {key: value for key, value in numbers.items() if f"{key}=" not in name}
-        made.append((name, linked(with_known(method, free), asking.link_tokens)))
+        free = {
+            key: value
+            for key, value in numbers.items()
+            if f"{key}=" not in name and key in parameters(method)
+        }
+        made.append((name, linked(with_parameters(method, free), asking.link_tokens)))
     return runs.arms(made, depths)
 
 

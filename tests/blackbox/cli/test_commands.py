@@ -216,8 +216,6 @@ def test_methods_are_listed(run: Run) -> None:
         assert kind.formula in lines[number]
         assert kind.paper == "-" or kind.paper in lines[number]
         assert lines[number + 1].strip() == row["summary"]
-    table = run("methods", "--markdown").stdout
-    assert set(re.findall(r"^\| `([\w-]+)`", table, flags=re.MULTILINE)) == set(METHODS)
 
 
 def test_python_takes_the_same_names(reader: WindowedLM, passages: list[Passage]) -> None:
@@ -227,7 +225,7 @@ def test_python_takes_the_same_names(reader: WindowedLM, passages: list[Passage]
     name = "deep-thinking:steps=2,eta=1e-2+ape:form=fixed ratio"
     composed = WindowedLM.from_pretrained("tiny-reader", method=name)
     assert composed.method == DeepThinking(reader=APE(form="fixed ratio"), steps=2, eta=0.01)
-    with pytest.raises(MethodError, match="sets no parameter of ape"):
+    with pytest.raises(MethodError, match="'ape' has no parameter 'steps'"):
         reader.generate("Who?", passages, method="ape:steps=3")
 
 
