@@ -123,16 +123,10 @@ class Engine:
     """A model, its prompt and its cache. Threads may share one; nothing of a call stays in it.
 
     Attributes:
-        model: the plain model, untouched.
-        tokenizer: or None, for token-level work only.
-        method: the default method.
-        cache: the passage cache, or None.
-        max_window_tokens: a longer passage becomes several windows.
         position_limit: positions that windows may use, or None for no limit.
         prompt_limit: those of a prompt without windows.
         plain_encoder: encodes windows.
         encoder: asks the cache before it does, where there is one.
-        decoder: generates against encoded windows.
         guard_spread: a calibrated threshold for guards that name none, or None.
         numbered: whether windows hold where their passage stands among the others.
     """

@@ -80,7 +80,6 @@ class FallbackPlan(Generic[OrdinaryT]):
     """What a request carries for its guard: the other way to answer.
 
     Attributes:
-        guard: its numbers.
         spread: threshold of the signal "multi-hop", or None without one.
         ordinary: the request with passages read one after the other; None if they don't fit.
         obstacle: why they don't; empty if they do.

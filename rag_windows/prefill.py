@@ -109,9 +109,7 @@ class ToEncode:
     """What one request reads, before it is encoded.
 
     Attributes:
-        prefix_ids: may be empty.
         windows: token ids, each of at least one token.
-        method: how they will be read.
         sources: of each window, for a cache.
         on_encoded: called after each forward pass; windows found in a cache count.
         patient: whether a cache waits for the disk rather than leave something unwritten.

@@ -93,21 +93,11 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request.
+    """A `BatchRequest`, checked and tokenized.
 
     Attributes:
-        parts: the prompt, tokenized.
-        passages: as they were given.
-        method: how the query reads the windows.
-        max_new_tokens: at most so many tokens are generated.
-        stop: strings before which the text ends.
-        citations: whether to record attention weights.
-        seed: of a private generator, or None.
         options: for transformers' generate.
-        on_encoded: called while passages are encoded, or None.
         started: ``time.perf_counter()`` at the call.
-        logprobs: notes log-probabilities of the tokens, or None.
-        fallback: a guard and the ordinary way to answer, or None.
     """
 
     parts: PromptParts
