@@ -51,27 +51,6 @@ def test_documents_are_read_and_split_in_linear_time(tmp_path: Path) -> None:
         assert split_documents(load_documents([tmp_path]).documents)
 
 
-@pytest.mark.parametrize(
-    ("line", "title"),
-    [
-        ("# A title", "A title"),
-        ("   ###### A  title  ##", "A  title"),
-        ("#\tA title\t#\t", "A title"),
-        ("# C#", "C#"),
-        ("# #1 of 2", "#1 of 2"),
-        ("# ", "notes"),
-        ("## ##", "notes"),
-        ("#A", "notes"),
-        ("####### A", "notes"),
-    ],
-)
-def test_a_heading_names_a_document(tmp_path: Path, line: str, title: str) -> None:
-    (tmp_path / "notes.md").write_text(f"{line}\n\nText.\n")
-    (document,) = load_documents([tmp_path / "notes.md"]).documents
-    assert document.title == title
-    assert document.text.strip().endswith("Text.")
-
-
 class Seen(BaseEventHandler):
     """Keeps what the LLM is asked."""
 
