@@ -48,7 +48,6 @@ ALIASES = {
 }
 """Names that users bring from other integrations -> ours."""
 
-_ASYNC_THREADS = 4
 _SECRETS = ("token", "use_auth_token")
 _INSTEAD = (
     "llm.invoke(question, documents=docs); for create_stuff_documents_chain(llm, prompt) write"
@@ -94,8 +93,7 @@ class BaseWindowModel(ModelOptions):
         top_logprobs: of how many of the likeliest tokens in each place as well, up to 20.
         streaming: whether ``invoke`` streams where somebody listens.
         timeout: seconds after which a call is an error.
-        concurrency: how many calls are answered at once, if fewer than ``batch_rows``; with
-            ``batch_rows=1``, how many asynchronous ones (4).
+        concurrency: how many calls are answered at once, if fewer than ``batch_rows``.
         max_retries: taken for compatibility; a local model has nothing to retry.
         api_key: taken for compatibility, never used nor shown.
     """
@@ -263,7 +261,7 @@ class BaseWindowModel(ModelOptions):
         """The calls that are under way."""
         rows = min(self.batch_rows, self.concurrency or self.batch_rows)
         if self._under_way is None or self._under_way.max_rows != rows:
-            self._under_way = Calls(rows, self.concurrency or _ASYNC_THREADS)
+            self._under_way = Calls(rows)
         return self._under_way
 
     def _answered(

@@ -266,7 +266,7 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             cache_dir=self.model_kwargs.get("cache_dir"),
             **here,
         )
-        return model_profile(source.config(), source.read_tokenizer(), self.template_kwargs)
+        return model_profile(source.config(), source.tokenizer(), self.template_kwargs)
 
     def windowed_lm(self) -> WindowedLM:
         """The engine; loads the model if nobody has, and fills ``profile`` if it still waits."""

@@ -10,8 +10,7 @@ adapters for LangChain, LlamaIndex and lm-evaluation-harness are built on it. By
 - a framework's model: `ModelOptions` are arguments that all of them take, `ModelCall` one of its
   calls; `passage_list` and `one_way` read its documents, `answer_record` tells of an answer;
 - options: `method_of`, `guard_of`, `profile_of`, `sampling_options`, `describe`;
-- tools and forms: `AnswerReader`, `ToolAnswer`, `ToolCall`, `ToolFormat`, `check_schema`,
-  `schemas_available`;
+- tools and forms: `AnswerReader`, `ToolAnswer`, `ToolFormat`, `check_schema`, `schemas_available`;
 - citations: `carried`;
 - prompts that hold documents as text: `warn_without_windows`;
 - token ids, for those who cut prompts themselves: `ChatTemplate` writes a `Conversation` in
@@ -23,43 +22,41 @@ adapters for LangChain, LlamaIndex and lm-evaluation-harness are built on it. By
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
 
+from pydantic import BaseModel, Field, model_validator
+
+from rag_windows import guard
 from rag_windows.attention.layers import position_limit
-from rag_windows.guard import FallbackOption
+from rag_windows.calibration.profile import Profile
+from rag_windows.errors import InputError
+from rag_windows.guard import FallbackOption, Guard
 from rag_windows.icl.scoring import Likelihood
 from rag_windows.icl.scoring import likelihoods as likelihoods_of
 from rag_windows.integration.calls import Call, Calls
-from rag_windows.integration.frameworks import (
-    ModelCall,
-    ModelOptions,
-    answer_record,
-    call_entry,
-    guard_of,
-    method_of,
-    one_way,
-    passage_list,
-    profile_of,
-    warn_without_windows,
-)
 from rag_windows.integration.shared_models import ModelSource, folder_state, load_shared
-from rag_windows.methods import describe
+from rag_windows.methods import Method, describe, linked, resolve
 from rag_windows.methods.linked import Choose, LinkTokens
+from rag_windows.methods.registry import with_parameters
 from rag_windows.model import WindowedLM
-from rag_windows.passage import passage_of
-from rag_windows.prefill import EncodedContext, OnEncoded
+from rag_windows.passage import Passage, passage_of
+from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.answer_form import available as schemas_available
 from rag_windows.prompt.answer_form import check_schema
-from rag_windows.prompt.builder import Header
-from rag_windows.prompt.conversation import Conversation, ToolCall
+from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.template import BaseLayout, ChatTemplate
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from rag_windows.prompt.visible_text import one_line
 from rag_windows.request import PassageLike
-from rag_windows.results import carried
-from rag_windows.sampling import MODEL_INPUTS, sampling_options, whole_number
+from rag_windows.results import Generation, carried
+from rag_windows.sampling import sampling_options, whole_number
 
 __all__ = [
     "AnswerReader",
@@ -67,22 +64,14 @@ __all__ = [
     "Call",
     "Calls",
     "ChatTemplate",
-    "Choose",
     "Conversation",
     "EncodedContext",
-    "FallbackOption",
-    "Header",
-    "Likelihood",
-    "LinkTokens",
-    "MODEL_INPUTS",
     "ModelCall",
     "ModelOptions",
     "ModelSource",
-    "OnEncoded",
     "PassageLike",
     "Piece",
     "ToolAnswer",
-    "ToolCall",
     "ToolFormat",
     "answer_record",
     "call_entry",
@@ -108,6 +97,225 @@ __all__ = [
 ]
 
 
+def method_of(
+    value: str | Method | Mapping[str, Any],
+    numbers: Mapping[str, Any] | None = None,
+    *,
+    link_tokens: LinkTokens | None = None,
+    link_choose: Choose = "first",
+) -> Method:
+    """A method out of what users give.
+
+    Args:
+        value: its name, itself, or what `describe` made of it.
+        numbers: parameters to set, each in the method or in the one that it stands on.
+        link_tokens: makes it a `rag_windows.Linked`; None leaves it as it is.
+        link_choose: of `rag_windows.Linked`.
+
+    Raises:
+        MethodError: an unknown name, or numbers that it does not have or that are out of range.
+    """
+    return linked(with_parameters(resolve(value), numbers or {}), link_tokens, link_choose)
+
+
+def guard_of(value: FallbackOption | Mapping[str, Any]) -> Guard | None:
+    """The guard that ``fallback=`` asks for: "sequential", a `Guard`, or its fields.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if not isinstance(value, Mapping):
+        return guard.guard_of(value)
+    try:
+        return Guard(**value)
+    except TypeError as error:
+        raise InputError(f"{dict(value)!r} are no numbers of a Guard: {error}.") from error
+
+
+def profile_of(value: Profile | str | Path | Mapping[str, Any] | None) -> Profile | None:
+    """A calibration profile out of its path, itself, or its JSON as a mapping.
+
+    Raises:
+        ProfileError: it can't be used.
+    """
+    if isinstance(value, Mapping):
+        return Profile.from_json(json.dumps(value))
+    return None if value is None else Profile.of(value)
+
+
+class ModelOptions(BaseModel):
+    """Arguments that the models of all frameworks take.
+
+    Attributes:
+        device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
+            (needs accelerate). None for the best device: CUDA where there is one.
+        model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config, ...
+        method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`; None takes
+            that of the calibration's profile, that of ``lm``, or "ape".
+        link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
+            a share (float), or "all"; see `rag_windows.Linked`.
+        link_choose: which ones: "first", or those of largest "deviation".
+        fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to lose, passages
+            are read one after the other, and the answer's ``fallback`` says so.
+        max_window_tokens: a longer passage becomes several windows.
+        header: line above each passage: "title", "none", "number", "number+title", or a function.
+        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
+        temperature: 0 takes the likeliest token, more samples; None leaves it to the model.
+        top_p: nucleus sampling.
+        generate_kwargs: for transformers' ``generate``; those of a call go before.
+        batch_rows: so many calls that are made at once, by tasks or by threads, are answered
+            together: one forward pass gives each its next token, and passages that several read
+            are held once. More wait in line. Each takes memory for the passages that it alone
+            reads. 1 answers each call by itself.
+    """
+
+    device_map: Any = None
+    model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
+    method: Any = None
+    link_tokens: Any = None
+    link_choose: Choose = "first"
+    fallback: Any = None
+    max_window_tokens: int | None = Field(default=None, ge=1)
+    header: Any = "title"
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    generate_kwargs: dict[str, Any] = Field(default_factory=dict)
+    batch_rows: int = Field(default=32, ge=1)
+
+    @model_validator(mode="after")
+    def _check_reading(self) -> Self:
+        guard_of(self.fallback)
+        self.reading({}, "ape")
+        return self
+
+    def reading(self, options: dict[str, Any], default: str | Method) -> Method:
+        """How a call reads its windows.
+
+        Args:
+            options: of the call; ``method``, ``link_tokens`` and ``link_choose`` are taken out.
+            default: the method, where neither the call nor the constructor names one.
+
+        Raises:
+            MethodError: an unknown name, or links that the method can't have.
+        """
+        chosen = options.pop("method", None)
+        own = default if self.method is None else self.method
+        return method_of(
+            own if chosen is None else chosen,
+            link_tokens=options.pop("link_tokens", self.link_tokens),
+            link_choose=options.pop("link_choose", self.link_choose),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCall(Call):
+    """A call of a framework's model.
+
+    Attributes:
+        method: how its windows are read.
+        model_name: as the answer tells it.
+        reader: of the answer; finds calls of tools.
+    """
+
+    method: Method
+    model_name: str
+    reader: AnswerReader
+
+
+def passage_list(name: str, documents: object) -> list[Passage]:
+    """The passages of a list of documents, see `passage_of`; None is an empty list.
+
+    Args:
+        name: of the argument.
+        documents: of any framework.
+
+    Raises:
+        InputError: it is no list, or holds something that is no document.
+    """
+    if documents is None:
+        return []
+    if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
+        raise InputError(
+            f"{name} must be a list of documents, mappings or strings, not "
+            f"{type(documents).__name__}; wrap a single one in []."
+        )
+    return [passage_of(document) for document in documents]
+
+
+def one_way(ways: Mapping[str, list[Passage]]) -> list[Passage]:
+    """The passages of a request, by the one way in which they come.
+
+    Raises:
+        InputError: they come in several ways.
+    """
+    used = {name: passages for name, passages in ways.items() if passages}
+    if len(used) > 1:
+        names = " and ".join(f"{name} ({len(passages)})" for name, passages in used.items())
+        raise InputError(
+            f"Documents come in several ways at once: {names}. Give all of them in one way."
+        )
+    return next(iter(used.values()), [])
+
+
+def call_entry(name: str, arguments: Any, identity: str | None) -> dict[str, Any]:
+    """A tool's call in the form of OpenAI's chat API, which chat templates read, too."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": identity, "type": "function", "function": function}
+
+
+def answer_record(generation: Generation) -> dict[str, Any]:
+    """What is told of an answer beside its text, as plain JSON.
+
+    Keys:
+        finish_reason: "stop", "length" or "cancelled".
+        timings: seconds: encode_s, ttft_s, total_s.
+        windows: for each window the passage, its part of how many, the span of the passage's text
+            and its tokens.
+        fallback: None, or what the guard found: where it was ``taken``, passages were read one
+            after the other.
+    """
+    fallback = generation.fallback
+    span = ("passage", "part", "parts", "start", "end")
+    return {
+        "finish_reason": generation.finish_reason,
+        "timings": asdict(generation.timings),
+        "windows": [
+            {**{name: getattr(window, name) for name in span}, "tokens": len(window.ids)}
+            for window in generation.windows
+        ],
+        "fallback": None if fallback is None else fallback.as_dict(),
+    }
+
+
+LONG_PROMPT_TOKENS = 512
+"""A prompt of so many tokens and no passages probably holds documents that were glued together."""
+
+_log = logging.getLogger("rag_windows")
+_warned = threading.Event()
+
+
+def warn_without_windows(text: str, count: Callable[[str], int], instead: str) -> None:
+    """Log a warning, once a process, of a long prompt without passages: it makes no windows.
+
+    Args:
+        text: of the prompt.
+        count: how many tokens a text has; asked only where the prompt may be long.
+        instead: the line to write, which hands over documents as passages.
+    """
+    if _warned.is_set() or len(text) < LONG_PROMPT_TOKENS:
+        return
+    tokens = count(text)
+    if tokens >= LONG_PROMPT_TOKENS:
+        _warned.set()
+        _log.warning(
+            "This prompt has %d tokens and no passages, so nothing is read in windows or cached. "
+            "If it holds retrieved documents, hand them over instead: %s",
+            tokens,
+            instead,
+        )
+
+
 def leading_ids(tokenizer: Any) -> tuple[int, ...]:
     """Ids that a tokenizer puts before a text by itself."""
     return tuple(BaseLayout(tokenizer).leading)
@@ -118,14 +326,8 @@ def likelihoods(
     context: EncodedContext,
     asked: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> list[Likelihood]:
-    """How likely continuations are behind questions, many of both at once.
+    """How likely continuations are behind questions, ids of both, in order.
 
-    Args:
-        lm: the model.
-        context: what all questions read, from `WindowedLM.encode_ids`.
-        asked: ids of a question and of its continuation, at least one each.
-
-    Returns:
-        One for each, in order.
+    ``context`` is what all of them read, from `WindowedLM.encode_ids`.
     """
     return likelihoods_of(lm.engine.decoder, context, asked)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import threading
+import queue
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -15,89 +14,21 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
-
-import torch
-from transformers import StoppingCriteria
 
 from rag_windows.batching.scheduler import Scheduled
 from rag_windows.errors import (
     CancelledGenerationError,
     GenerationTimeoutError,
     stop_iteration_told,
-    without_stop_iteration,
 )
 from rag_windows.model import WindowedLM
-from rag_windows.prefill import OnEncoded
 from rag_windows.request import PassageLike
 from rag_windows.results import Chunk, Generation
-from rag_windows.threads import in_children
 
 T = TypeVar("T")
-
-
-class Watch(StoppingCriteria):
-    """Ends one generation early: when it is cancelled, or so many seconds from now.
-
-    Hand ``options(...)`` to `WindowedLM.generate` or ``stream``, and call `check` on what they
-    gave: a text that was cut off by time is an error, not an answer.
-    """
-
-    def __init__(self, timeout: float | None = None) -> None:
-        self._timeout = timeout
-        self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._cancelled = threading.Event()
-        self._stopped = False
-        self._stops: list[Callable[[], object]] = []
-
-    def cancel(self) -> None:
-        """Stop at the next token, or at the next batch of windows."""
-        self._cancelled.set()
-        for stop in [*self._stops]:
-            stop()
-
-    def stops(self, stop: Callable[[], object]) -> None:
-        """Have `cancel` call this as well, from any thread; at once if it was called already."""
-        self._stops.append(stop)
-        if self._cancelled.is_set():
-            stop()
-
-    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a generation with this watch among them."""
-        also: OnEncoded | None = options.get("on_encoded")
-
-        def on_encoded(done: int, total: int) -> None:
-            self._stopped = self._over()
-            self.check()
-            if also is not None:
-                also(done, total)
-
-        criteria = [*(options.get("stopping_criteria") or []), self]
-        return {**options, "on_encoded": on_encoded, "stopping_criteria": criteria}
-
-    def check(self) -> None:
-        """Raise if the generation was stopped by this watch."""
-        if not self._stopped:
-            return
-        if self._cancelled.is_set():
-            raise CancelledGenerationError("The generation was cancelled.")
-        raise GenerationTimeoutError(
-            f"The answer was not complete after {self._timeout} seconds. Allow more with timeout=, "
-            "ask for fewer new tokens, or give fewer passages."
-        )
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Bool, (rows,)."""
-        self._stopped = self._stopped or self._over()
-        return torch.full((input_ids.shape[0],), self._stopped, device=input_ids.device)
-
-    def _over(self) -> bool:
-        late = self._deadline is not None and time.monotonic() > self._deadline
-        return late or self._cancelled.is_set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +55,35 @@ Read = Callable[[C, Generation], T]
 ReadChunk = Callable[[C, Chunk], Iterable[T]]
 
 
+class _Waiting:
+    """Somebody who waits for one answer, until it is there, is late, or nobody waits any more."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.left = False
+        self.scheduled: Scheduled | None = None
+
+    def leave(self) -> None:
+        """Stop the work within a token, from any thread."""
+        self.left = True
+        if self.scheduled is not None:
+            self.scheduled.cancel()
+
+    @contextmanager
+    def in_time(self) -> Iterator[float | None]:
+        """Gives the seconds that are left; a wait of so many that ends is an error of ours."""
+        try:
+            yield None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        except (TimeoutError, queue.Empty) as error:
+            if self._deadline is None or time.monotonic() < self._deadline:
+                raise
+            raise GenerationTimeoutError(
+                f"The answer was not complete after {self._timeout} seconds. Allow more with "
+                "timeout=, ask for fewer new tokens, or give fewer passages."
+            ) from error
+
+
 class Calls:
     """The calls of one model that are under way, from threads and from event loops.
 
@@ -131,203 +91,152 @@ class Calls:
     `WindowedLM.generate` answers it. Each method takes ``prepare``, which makes a `Call` (and may
     load the model for it), and ``read``, which makes the adapter's own answer out of what comes;
     in the asynchronous ones both run in threads. Whoever stops waiting, by cancelling a task or
-    closing a stream, stops the work within a token. Copies, what comes out of a pickle, and a
-    forked child's have no calls under way.
+    closing a stream, stops the work within a token. Copies, and what comes out of a pickle, have no
+    calls under way.
 
     Args:
         max_rows: so many calls are answered together; 1 answers each by itself.
-        threads: for asynchronous calls. They tokenize, or with ``max_rows=1`` answer; more than a
-            few would wait for each other, and for the interpreter, which the event loop needs too.
 
     Raises:
         GenerationTimeoutError: from each method, where the answer took longer than ``timeout``
             seconds; they run from the call on, waiting for others included.
+        CancelledGenerationError: likewise, where the process ends.
     """
 
-    def __init__(self, max_rows: int = 32, threads: int = 4) -> None:
+    def __init__(self, max_rows: int = 32) -> None:
         self.max_rows = max_rows
-        self.threads = threads
-        self.after_fork()
-        in_children(self)
+        self._waiting: set[_Waiting] = set()
 
-    def __reduce__(self) -> tuple[type[Calls], tuple[int, int]]:
-        return Calls, (self.max_rows, self.threads)
-
-    def after_fork(self) -> None:
-        """The calls and the threads are the parent's."""
-        self._lock = threading.Lock()
-        self._count = 0
-        self._executor: ThreadPoolExecutor | None = None
+    def __reduce__(self) -> tuple[type[Calls], tuple[int]]:
+        return Calls, (self.max_rows,)
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """One call more is under way: by this count the first of many is told from a lone one."""
-        with self._lock:
-            self._count += 1
+    def _wait(self, timeout: float | None) -> Iterator[_Waiting]:
+        """One call more is under way: so the first of many is told from a lone one."""
+        waiting = _Waiting(timeout)
+        self._waiting.add(waiting)
         try:
-            yield
+            yield waiting
         finally:
-            with self._lock:
-                self._count -= 1
+            waiting.leave()
+            self._waiting.discard(waiting)
 
     def lone(self) -> bool:
         """Whether no more than one call is under way."""
-        return self._count <= 1
+        return len(self._waiting) <= 1
+
+    def _begin(
+        self, waiting: _Waiting, call: Call, on_text: Callable[[str], None] | None = None
+    ) -> Scheduled:
+        asked = {"query": call.query, "passages": call.passages, **call.options}
+        scheduler = call.lm.shared_scheduler(max_rows=self.max_rows)
+        scheduled = scheduler.submit(asked, on_text=on_text, lone=self.lone)
+        waiting.scheduled = scheduled
+        if waiting.left:  # while the call was prepared
+            scheduled.cancel()
+        return scheduled
 
     def answer(self, prepare: Prepare[C], read: Read[C, T], *, timeout: float | None = None) -> T:
         """Answer one call."""
-        return self._answered(prepare, read, Watch(timeout))
-
-    def _answered(self, prepare: Prepare[C], read: Read[C, T], watch: Watch) -> T:
-        with self.entered():
-            call = prepare()
-            options = watch.options(call.options)
-            if self.max_rows == 1:
-                generation = call.lm.generate(call.query, call.passages, **options)
-            else:
-                asked = {"query": call.query, "passages": call.passages, **options}
-                scheduler = call.lm.shared_scheduler(max_rows=self.max_rows)
-                generation = scheduler.answer(asked, lone=self.lone)
-            watch.check()
-            return read(call, generation)
+        return self.answer_all([prepare], read, timeout=timeout)[0]
 
     def answer_all(
         self, prepares: Sequence[Prepare[C]], read: Read[C, T], *, timeout: float | None = None
     ) -> list[T]:
         """Answer several calls, together."""
-        if len(prepares) < 2 or self.max_rows == 1:
-            return [self.answer(prepare, read, timeout=timeout) for prepare in prepares]
-        watches = [Watch(timeout) for _ in prepares]
-        try:
-            with self.entered(), self.entered():  # the first is not taken for a lone one
-                calls = [prepare() for prepare in prepares]
-                asked = list(map(self._submit, calls, watches))
-                made = []
-                for call, scheduled, watch in zip(calls, asked, watches, strict=True):
-                    generation = scheduled.result()
-                    watch.check()
-                    made.append(read(call, generation))
-                return made
-        finally:
-            for watch in watches:
-                watch.cancel()
+        with ExitStack() as stack:
+            waiting = [stack.enter_context(self._wait(timeout)) for _ in prepares]
+            calls = [prepare() for prepare in prepares]
+            asked = list(map(self._begin, waiting, calls))
+            answers = []
+            for one, call, scheduled in zip(waiting, calls, asked, strict=True):
+                with one.in_time() as seconds:
+                    generation = scheduled.result(seconds)
+                answers.append(read(call, _whole(generation)))
+            return answers
 
     def stream(
         self, prepare: Prepare[C], read: ReadChunk[C, T], *, timeout: float | None = None
     ) -> Generator[T, None, None]:
-        """Answer one call by itself, piece by piece; it is checked before a piece is asked for."""
-        watch = Watch(timeout)
+        """Answer one call piece by piece; it is prepared before a piece is asked for."""
         call = prepare()
-        chunks: Any = call.lm.stream(call.query, call.passages, **watch.options(call.options))
 
-        def pieces() -> Generator[T, None, None]:
-            with closing(chunks):
-                for chunk in chunks:
-                    watch.check()
-                    yield from read(call, chunk)
+        def read_pieces() -> Generator[T, None, None]:
+            pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+            with self._wait(timeout) as waiting:
+                scheduled = self._begin(waiting, call, pieces.put)
+                scheduled.add_done_callback(lambda _: pieces.put(None))
+                while True:
+                    with waiting.in_time() as seconds:
+                        text = pieces.get(timeout=seconds)
+                    if text is None:
+                        break
+                    yield from read(call, Chunk(text))
+                yield from read(call, Chunk("", _whole(scheduled.result())))
 
-        return pieces()
+        return read_pieces()
 
     async def answer_async(
         self, prepare: Prepare[C], read: Read[C, T], *, timeout: float | None = None
     ) -> T:
         """`answer` beside an event loop."""
-        watch, context = Watch(timeout), contextvars.copy_context()
+        with self._wait(timeout) as waiting:
+            await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
 
-        def asked() -> tuple[C, Scheduled]:
-            call = prepare()
-            return call, self._submit(call, watch)
+            def begin() -> tuple[C, Scheduled]:
+                call = prepare()
+                return call, self._begin(waiting, call)
 
-        with self.entered():
-            try:
-                if self.max_rows == 1:
-                    answered = partial(self._answered, prepare, read, watch)
-                    return await self._in_thread(context, answered)
-                await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
-                call, scheduled = await self._in_thread(context, asked)
-                generation = await asyncio.wrap_future(scheduled)
-                watch.check()
-                return await self._in_thread(context, lambda: read(call, generation))
-            finally:
-                watch.cancel()
+            call, scheduled = await _in_thread(begin)
+            with waiting.in_time() as seconds:
+                generation = await asyncio.wait_for(asyncio.wrap_future(scheduled), seconds)
+            return await _in_thread(lambda: read(call, _whole(generation)))
 
     async def stream_async(
         self, prepare: Prepare[C], read: ReadChunk[C, T], *, timeout: float | None = None
     ) -> AsyncGenerator[T, None]:
-        """`stream` beside an event loop; together with other calls, and without a thread for each.
+        """`stream` beside an event loop, without a thread that waits.
 
         ``read`` runs in the event loop, but for the last piece, which carries all that is known of
         the answer.
         """
-        watch, context = Watch(timeout), contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[tuple[C, Chunk] | BaseException | None] = asyncio.Queue()
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        with self._wait(timeout) as waiting:
 
-        def put(piece: tuple[C, Chunk] | BaseException | None) -> None:
-            try:
-                loop.call_soon_threadsafe(pieces.put_nowait, piece)
-            except RuntimeError:  # the loop was closed: nobody waits
-                watch.cancel()
+            def put(piece: str | None) -> None:
+                try:
+                    loop.call_soon_threadsafe(pieces.put_nowait, piece)
+                except RuntimeError:  # the loop was closed: nobody waits
+                    waiting.leave()
 
-        def by_itself(call: C) -> None:
-            chunks: Any = call.lm.stream(call.query, call.passages, **watch.options(call.options))
-            with closing(chunks):
-                for chunk in chunks:
-                    put((call, chunk))
-            put(None)
+            def begin() -> tuple[C, Scheduled]:
+                call = prepare()
+                scheduled = self._begin(waiting, call, put)
+                scheduled.add_done_callback(lambda _: put(None))
+                return call, scheduled
 
-        def submitted(call: C) -> None:
-            def ended(scheduled: Future[Generation]) -> None:
-                if not scheduled.cancelled():  # else nobody waits
-                    put(scheduled.exception() or (call, Chunk("", scheduled.result())))
-
-            scheduled = self._submit(call, watch, lambda text: put((call, Chunk(text))))
-            scheduled.add_done_callback(ended)
-
-        def work() -> None:
-            try:
-                (by_itself if self.max_rows == 1 else submitted)(prepare())
-            except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
-                put(without_stop_iteration(error))
-
-        with self.entered():
             await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
-            future = loop.run_in_executor(self._pool(), context.run, work)
-            try:
-                while (piece := await pieces.get()) is not None:
-                    if isinstance(piece, BaseException):
-                        raise piece
-                    watch.check()
-                    if piece[1].generation is None:
-                        for made in read(*piece):
-                            yield made
-                        continue
-                    telling = partial(lambda *last: list(read(*last)), *piece)
-                    whole = await self._in_thread(context.copy(), telling)
-                    for made in whole:
-                        yield made
-                    return
-            finally:
-                watch.cancel()
-                future.cancel()
+            call, scheduled = await _in_thread(begin)
+            while True:
+                with waiting.in_time() as seconds:
+                    text = await asyncio.wait_for(pieces.get(), seconds)
+                if text is None:
+                    break
+                for made in read(call, Chunk(text)):
+                    yield made
+            last = Chunk("", _whole(scheduled.result()))
+            for made in await _in_thread(lambda: list(read(call, last))):
+                yield made
 
-    def _submit(
-        self, call: Call, watch: Watch, on_text: Callable[[str], None] | None = None
-    ) -> Scheduled:
-        options = watch.options(call.options)
-        asked = {"query": call.query, "passages": call.passages, **options}
-        scheduler = call.lm.shared_scheduler(max_rows=self.max_rows)
-        scheduled = scheduler.submit(asked, on_text=on_text, lone=self.lone)
-        watch.stops(scheduled.cancel)
-        return scheduled
 
-    async def _in_thread(self, context: contextvars.Context, work: Callable[[], T]) -> T:
-        # A StopIteration becomes another error: no future can carry one.
-        safe = stop_iteration_told(work)
-        return await asyncio.get_running_loop().run_in_executor(self._pool(), context.run, safe)
+def _whole(generation: Generation) -> Generation:
+    """An answer; what was cut off is none."""
+    if generation.finish_reason == "cancelled":
+        raise CancelledGenerationError("The generation was cancelled.")
+    return generation
 
-    def _pool(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="rag-windows")
-            return self._executor
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    # A StopIteration becomes another error: no future can carry one.
+    return await asyncio.to_thread(stop_iteration_told(work))

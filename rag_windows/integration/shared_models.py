@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence, Set
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import Any, cast
+from weakref import WeakValueDictionary
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,42 +15,24 @@ from rag_windows.calibration import Profile
 from rag_windows.errors import InputError, ModelLoadError, ToolsUnsupportedError
 from rag_windows.model import WindowedLM
 from rag_windows.prompt.tools import ToolFormat
-from rag_windows.threads import Lock
+from rag_windows.threads import Lock, cached_property
 
 
-class _Same:
-    """A value that equals itself only; it is kept alive so that its id can't be used again."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
-
-
-def as_key(value: Any) -> Hashable:
-    """A hashable stand-in: equal for equal plain values and configurations, else by identity."""
-    if value is None or isinstance(value, str | int | float | bytes):
-        return type(value).__name__, value
-    if isinstance(value, Path):
-        return "path", str(value)
+def _as_key(value: Any) -> Hashable:
+    """Equal for equal plain values and configurations, else for one and the same object."""
     if isinstance(value, Mapping):
-        return "map", frozenset((str(key), as_key(entry)) for key, entry in value.items())
+        return "map", frozenset((str(key), _as_key(entry)) for key, entry in value.items())
     if isinstance(value, Set):
-        return "set", frozenset(as_key(entry) for entry in value)
-    if isinstance(value, Sequence):
-        return "list", tuple(as_key(entry) for entry in value)
-    if type(value).__module__ == "torch":  # dtypes and devices
-        return "torch", str(value)
+        return "set", frozenset(map(_as_key, value))
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return "list", tuple(map(_as_key, value))
     if isinstance(value, Profile):
         return "profile", value.to_json()
-    described = getattr(value, "to_dict", None)
-    if callable(described) and not isinstance(value, PreTrainedModel | PreTrainedTokenizerBase):
-        return type(value).__name__, as_key(described())
-    return _Same(value)
+    if isinstance(value, Hashable):
+        return type(value), value
+    described = getattr(value, "to_dict", None)  # a quantization's configuration
+    # What can't be compared is never shared.
+    return _as_key(described()) if callable(described) else object()
 
 
 def folder_state(model: str | Path) -> tuple[tuple[str, int, int], ...]:
@@ -66,13 +47,10 @@ def folder_state(model: str | Path) -> tuple[tuple[str, int, int], ...]:
 
 
 _lock = Lock()
-_models: WeakValueDictionary[Hashable, WindowedLM] = WeakValueDictionary()
-_weights: WeakValueDictionary[Hashable, PreTrainedModel] = WeakValueDictionary()
-_tokenizers: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase | None] = (
-    WeakKeyDictionary()
-)
+_models: WeakValueDictionary[tuple[Hashable, Hashable], WindowedLM] = WeakValueDictionary()
+"""By what says which weights are loaded, and by how they are used."""
 
-_NOT_OF_WEIGHTS = (
+_USES = (
     "method",
     "max_window_tokens",
     "header",
@@ -93,49 +71,33 @@ def load_shared(model: str | Path | PreTrainedModel, **arguments: Any) -> Window
     model lets go of it, it is freed, and a later call loads it again. Threads that ask at once
     wait for one load; if it fails, the next one tries again.
 
-    Args:
-        model: as in `WindowedLM.from_pretrained`.
-        arguments: the others of `WindowedLM.from_pretrained`. Objects that are neither plain
-            values nor configurations (a tokenizer, a header function) are compared by identity.
-
-    Raises:
-        ModelLoadError: not found, or can't be loaded.
-        UnsupportedModelError: its attention can't be split into windows.
-        ProfileError: the profile can't be used.
+    Arguments and errors are those of `WindowedLM.from_pretrained`. Objects that are neither plain
+    values nor configurations (a tokenizer, a header function) are compared by identity.
     """
     if arguments.get("profile") is not None:
         # By what it holds: the file may be another by the next call.
         arguments["profile"] = Profile.of(arguments["profile"])
     if not isinstance(model, str | Path | PreTrainedModel):
         return WindowedLM.from_pretrained(model, **arguments)  # which says what is wrong
-    used = {name: arguments[name] for name in _NOT_OF_WEIGHTS if name in arguments}
-    load = {name: value for name, value in arguments.items() if name not in used}
+    uses = {name: arguments[name] for name in _USES if name in arguments}
+    load = {name: value for name, value in arguments.items() if name not in uses}
     named = not isinstance(model, PreTrainedModel)
-    loaded = as_key([str(model), load, folder_state(model)] if named else [model, load])
-    key = (loaded, as_key(used))
+    weights = _as_key([str(model), load, folder_state(model)] if named else [model, load])
+    key = (weights, _as_key(uses))
     lm = _models.get(key)
     if lm is not None:
         return lm  # whoever else is being loaded
     with _lock:
         lm = _models.get(key)
-        if lm is None and not named:
-            lm = _models[key] = WindowedLM.from_pretrained(model, **arguments)
         if lm is None:
-            weights = _weights.get(loaded)
-            if weights is None:
-                options = {"tokenizer": None, "dtype": "auto", "device_map": None, **load}
-                weights, tokenizer = loading.resolve(model, **options)
-                _weights[loaded], _tokenizers[weights] = weights, tokenizer
-            revision = load.get("revision")
-            lm = WindowedLM(weights, _tokenizers[weights], revision=revision, **used)
+            other = next((one for (same, _), one in _models.items() if same == weights), None)
+            if other is None:
+                lm = WindowedLM.from_pretrained(model, **arguments)
+            else:
+                revision = load.get("revision")
+                lm = WindowedLM(other.model, other.tokenizer, revision=revision, **uses)
             _models[key] = lm
         return lm
-
-
-def clear() -> None:
-    """Forget what was loaded: later calls load anew. Models in use stay with their users."""
-    _weights.clear()
-    _models.clear()
 
 
 class ModelSource:
@@ -171,9 +133,6 @@ class ModelSource:
         self._arguments = {k: value for k, value in arguments.items() if value is not None}
         self._lock = Lock()
 
-    def __copy__(self) -> ModelSource:
-        return self
-
     def __deepcopy__(self, memo: object) -> ModelSource:
         return self
 
@@ -194,11 +153,9 @@ class ModelSource:
         """The model, loaded if it is not yet; see `load_shared`."""
         with self._lock:
             if self._lm is None:
-                if self.model is None:
-                    raise ModelLoadError("There is no model to load.")
-                tokenizer = self._given_tokenizer()
+                tokenizer = self._own_tokenizer
                 given = {} if tokenizer is None else {"tokenizer": tokenizer}
-                self._lm = load_shared(self.model, **self._arguments, **given)
+                self._lm = load_shared(cast(Any, self.model), **self._arguments, **given)
             return self._lm
 
     def config(self) -> PreTrainedConfig:
@@ -211,28 +168,17 @@ class ModelSource:
             return self.model.config
         if self._lm is not None or self.model is None:
             return self.lm().model.config
-        return _config(str(self.model), self._files(), folder_state(self.model))
+        return _config(*self._files())
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, read without the weights where these are not loaded yet.
 
         Raises:
-            ModelLoadError: not found, not even with the weights.
+            ModelLoadError: not found.
         """
-        with suppress(ModelLoadError):
-            return self.read_tokenizer()
-        self.lm()
-        return self.read_tokenizer()
-
-    def read_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Like `tokenizer`, but never loads weights.
-
-        Raises:
-            ModelLoadError: not found without them.
-        """
-        tokenizer = self._given_tokenizer() if self._lm is None else self._lm.tokenizer
-        if tokenizer is None and self._lm is None and isinstance(self.model, str | Path):
-            tokenizer = _tokenizer(str(self.model), self._files(), folder_state(self.model))
+        tokenizer = self._own_tokenizer if self._lm is None else self._lm.tokenizer
+        if tokenizer is None and self._lm is None and self.by_name:
+            tokenizer = _tokenizer(*self._files())
         if tokenizer is None:
             raise ModelLoadError("The model has no tokenizer; give it as tokenizer=.")
         return tokenizer
@@ -254,32 +200,31 @@ class ModelSource:
         except ToolsUnsupportedError:
             return None
 
-    def _files(self) -> tuple[tuple[str, Any], ...]:
-        """Options that say which files are read."""
+    def _files(self) -> tuple[str, tuple[tuple[str, Any], ...], Hashable]:
+        """The model's name, options that say which of its files are read, and their state."""
         names = ("revision", "token", "cache_dir", "gguf_file", "local_files_only")
-        return tuple((name, self._arguments[name]) for name in names if name in self._arguments)
+        options = [(name, self._arguments[name]) for name in names if name in self._arguments]
+        return str(self.model), tuple(options), folder_state(str(self.model))
 
-    def _given_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        tokenizer, kwargs = self._tokenizer, self._tokenizer_kwargs
-        if isinstance(tokenizer, PreTrainedTokenizerBase):
-            return tokenizer
-        if tokenizer is None and not kwargs:
+    @cached_property
+    def _own_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The one that was asked for; None for the model's."""
+        if isinstance(self._tokenizer, PreTrainedTokenizerBase):
+            return self._tokenizer
+        if self._tokenizer is None and not self._tokenizer_kwargs:
             return None
-        if tokenizer is None and not self.by_name:
+        if self._tokenizer is None and not self.by_name:
             raise InputError("tokenizer_kwargs need tokenizer_name= beside a loaded model=.")
-        name = str(tokenizer or self.model)
-        if any(isinstance(value, list | dict | set) for value in kwargs.values()):
-            return loading.load_tokenizer(name, **kwargs)
-        return _tokenizer(name, tuple(kwargs.items()), folder_state(name))
+        return loading.load_tokenizer(str(self._tokenizer or self.model), **self._tokenizer_kwargs)
 
 
 @lru_cache(maxsize=4)
-def _config(model: str, files: tuple[tuple[str, Any], ...], state: Hashable) -> PreTrainedConfig:
-    return loading.load_config(model, **dict(files))
+def _config(model: str, options: tuple[tuple[str, Any], ...], state: Hashable) -> PreTrainedConfig:
+    return loading.load_config(model, **dict(options))
 
 
 @lru_cache(maxsize=4)
 def _tokenizer(
-    name: str, options: tuple[tuple[str, Any], ...], state: Hashable
+    model: str, options: tuple[tuple[str, Any], ...], state: Hashable
 ) -> PreTrainedTokenizerBase:
-    return loading.load_tokenizer(name, **dict(options))
+    return loading.load_tokenizer(model, **dict(options))

@@ -300,7 +300,7 @@ def test_a_long_prompt_without_documents_is_told_once_with_the_line_to_write(
     done = python(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
     assert done.returncode == 0, done.stderr
     (told,) = [row for row in done.stderr.splitlines() if "no passages" in row]
-    assert told.startswith(f"{script}:9: UserWarning: This prompt has 70")
+    assert told.startswith("This prompt has 70")
     assert "llm.invoke(question, documents=docs)" in told
     assert "create_windows_chain(llm, prompt)" in told
 

@@ -30,7 +30,6 @@ from rag_windows import (
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.questions import Batch, checked
 from rag_windows.batching.scheduler import APART, Scheduled, Scheduler
-from rag_windows.integration import Calls
 from rag_windows.prefill import Encoder
 from rag_windows.results import Generation
 from tests.parity import tolerances, zoo
@@ -424,20 +423,18 @@ def test_it_keeps_no_model_alive() -> None:
 
 
 def test_a_lone_question_is_answered_as_generate_does(steps: list[int]) -> None:
-    lm, crowd = own_lm(), Calls()
+    lm = own_lm()
     scheduler = lm.shared_scheduler()
     pieces: list[str] = []
-    with crowd.entered():
-        answers = [
-            scheduler.answer(ASK, lone=crowd.lone),
-            scheduler.submit(ASK, lone=crowd.lone, on_text=pieces.append).result(WAIT),
-        ]
+    answers = [
+        scheduler.answer(ASK, lone=lambda: True),
+        scheduler.submit(ASK, lone=lambda: True, on_text=pieces.append).result(WAIT),
+    ]
     assert not steps
     assert answers[0].citations == answers[1].citations == lm.generate(**ASK).citations
     assert "".join(pieces) == answers[1].text
     assert len(pieces) > 1
-    with crowd.entered(), crowd.entered():
-        scheduler.answer(ASK, lone=crowd.lone)
+    scheduler.answer(ASK, lone=lambda: False)
     scheduler.answer(ASK)
     assert set(steps) == {1}
 

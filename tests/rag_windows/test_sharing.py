@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,6 @@ import torch
 from rag_windows import InputError, ModelLoadError, loading
 from rag_windows.integration import shared_models
 from tests.rag_windows import small
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    shared_models.clear()
-    yield
-    shared_models.clear()
 
 
 @pytest.fixture

@@ -55,7 +55,6 @@ from llama_index.llms.rag_windows.templates import Parts, WindowedPrompt, Window
 from rag_windows import Guard, Method, Profile, WindowedLM
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.integration import (
-    MODEL_INPUTS,
     AnswerReader,
     Calls,
     ModelOptions,
@@ -91,7 +90,6 @@ CALL_OPTIONS = frozenset(
         *(set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}),
         *(name for name in vars(GenerationConfig()) if not name.startswith("_")),
         *TransformersKwargs.__optional_keys__,
-        *MODEL_INPUTS,  # refused by the engine, which says why
         *("assistant_tokenizer", "tokenizer"),
         *("max_tokens", "nodes", "parallel_tool_calls", "tool_choice", "tools"),
     }
