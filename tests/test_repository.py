@@ -126,7 +126,7 @@ EXTRAS_OF = {
     "rag_windows": ("structured",),
     "rag_windows/calibration": ("figures",),
     "rag_windows/attention/kernels": ("cuda",),
-    "rag_windows/evaluation": ("eval", "eval-hub"),
+    "rag_windows/evaluation": ("eval",),
     "retrievers/rag_windows_retrievers": ("pdf", "retrievers"),
     "integrations/langchain_rag_windows": ("langchain", "retrievers"),
     "integrations/llama_index": ("llama-index", "retrievers"),

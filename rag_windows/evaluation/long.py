@@ -9,15 +9,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Self
-
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints
+from typing import Any, Self
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.evaluation.files import Keys, read
 from rag_windows.evaluation.metrics import contained, exact_match
 from rag_windows.evaluation.task import Example, Record, Reference, Score, digest_of
 from rag_windows.samples import samples_path
@@ -26,7 +22,7 @@ PREFIX = "Answer the question from the passages. Give the number alone, without 
 """For invented needles."""
 
 QUESTIONS = 10
-"""In each cell, where a file brings no questions."""
+"""In each cell."""
 
 _TRIES = 1000
 _STARTS = (
@@ -43,7 +39,7 @@ class Needle:
 
     key: str
     question: str
-    answers: tuple[str, ...]
+    answer: str
     passage: Passage
     haystack: tuple[Passage, ...]
 
@@ -54,15 +50,14 @@ def grid(sizes: Sequence[int], depths: Sequence[float]) -> list[tuple[int, int, 
     Depths go from 0 (first) to 1 (last), and are None for a single passage, which stands
     everywhere. Where two mean the same place, as 50% and 75% do among two, the nearer one names it.
     """
-    cells: dict[tuple[int, int], float | None] = {}
-    for size, depth in product(sorted(sizes), sorted(depths)):
+    cells: list[tuple[int, int, float | None]] = []
+    for size in sorted(sizes):
         last = size - 1
         # Halves go up, unlike round(), so that steps stay even.
-        index = int(depth * last + 0.5)
-        known = cells.setdefault((size, index), depth if last else None)
-        if known is not None and abs(depth * last - index) < abs(known * last - index):
-            cells[size, index] = depth
-    return [(*place, depth) for place, depth in sorted(cells.items())]
+        for index in sorted({int(depth * last + 0.5) for depth in depths}):
+            nearest = min(sorted(depths), key=lambda depth: abs(depth * last - index))
+            cells.append((size, index, nearest if last else None))
+    return cells
 
 
 def _others(
@@ -100,7 +95,7 @@ def sample_needles(count: int, most: int, seed: int) -> tuple[list[Needle], dict
         named = {one.text for one in pool if title in f"{one.title} {one.text}"}
         hay = _others(pool, most, f"{seed}/{document}", named)
         key = document.removesuffix(".md")
-        needles.append(Needle(key, row["question"], (row["answer"],), corpus[document], hay))
+        needles.append(Needle(key, row["question"], row["answer"], corpus[document], hay))
     return needles, {"samples": _stamp(pool)["sha256"]}
 
 
@@ -130,47 +125,8 @@ def invented_needles(
         needle = replace(around, text=f"{before}{sentence}{behind}", id=f"needle {number}")
         hay = _others(pool, most, f"{seed}/{number}", {around.text})
         question = f"What is the secret number of {name}?"
-        needles.append(Needle(str(number), question, (code,), needle, hay))
+        needles.append(Needle(str(number), question, code, needle, hay))
     return needles, {"texts": source, **_stamp(pool)}
-
-
-_Filled = Annotated[str, StringConstraints(pattern=r"\S")]
-
-
-def _list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-class _Line(BaseModel):
-    id: str | int | None = None
-    question: _Filled
-    answers: Annotated[list[_Filled], BeforeValidator(_list), Field(min_length=1)] = Field(
-        validation_alias=AliasChoices("answers", "answer")
-    )
-    needle: _Filled
-    haystack: list[_Filled] | None = None
-
-
-def file_needles(
-    path: Path, pool: Sequence[Passage] | None, count: int | None, most: int, seed: int
-) -> tuple[list[Needle], dict[str, Any]]:
-    """Needles of JSON lines: ``{"question", "answer" or "answers", "needle"}``; the first ones.
-
-    "haystack" is a list of texts, read in its order; lines without one are hidden among the pool,
-    and without a pool among the needles of the other lines.
-    """
-    source, keys, needles = read(path), Keys(), []
-    lines = [(keys.take(line.id, place), line) for place, line in source.records(_Line)]
-    passages = {key: Passage(line.needle, f"needle {key}") for key, line in lines}
-    for key, line in lines[:count]:
-        hidden_in = list(passages.values()) if pool is None else pool
-        hay = _others(hidden_in, most, f"{seed}/{key}", {line.needle})
-        if line.haystack is not None:
-            own = dict.fromkeys(text for text in line.haystack if text != line.needle)
-            hay = tuple(Passage(text, f"{key}/{n}") for n, text in enumerate(own, start=1))
-        needles.append(Needle(key, line.question, tuple(line.answers), passages[key], hay))
-    stamp: dict[str, Any] = {"needles": source.stamp}
-    return needles, stamp if pool is None else {**stamp, "haystack": _stamp(pool)}
 
 
 @dataclass(frozen=True)
@@ -195,7 +151,6 @@ class LongTask:
     @classmethod
     def open(
         cls,
-        task: str | None = None,
         *,
         haystack: str | None = None,
         sizes: Sequence[int],
@@ -204,26 +159,21 @@ class LongTask:
         seed: int = 0,
         passage_words: int = 100,
     ) -> Self:
-        """A sweep over the shipped samples, over a folder of texts, or of a file's questions.
+        """A sweep over the shipped samples, or over a folder of texts; see the command's options.
 
-        The arguments are the command's options: ``sizes`` its --passages, ``depths`` --positions.
+        ``sizes`` are its --passages, ``depths`` its --positions.
         """
-        pool, most, count = None, max(sizes) - 1, questions or QUESTIONS
-        source, prefix = "samples", None
-        if haystack is not None:
+        most, count = max(sizes) - 1, questions or QUESTIONS
+        if haystack is None:
+            source, prefix = "samples", None
+            needles, stamp = sample_needles(count, most, seed)
+        else:
             from rag_windows_retrievers import load_documents, split_documents
 
             documents = load_documents([haystack], root=Path(haystack)).documents
             pool = list(split_documents(documents, words=passage_words))
-            source = Path(haystack).resolve().name
-        if task is not None:
-            source = Path(task).stem
-            needles, stamp = file_needles(Path(task), pool, questions, most, seed)
-        elif pool is not None:
-            prefix = PREFIX
+            source, prefix = Path(haystack).resolve().name, PREFIX
             needles, stamp = invented_needles(pool, source, count, most, seed)
-        else:
-            needles, stamp = sample_needles(count, most, seed)
         short = next((one for one in needles if len(one.haystack) < most), None)
         if short is not None:
             raise InputError(
@@ -247,7 +197,7 @@ class LongTask:
             Example(
                 key=f"{one.key}/{size}/{index}",
                 messages=({"role": "user", "content": one.question},),
-                references=tuple(map(Reference, one.answers)),
+                references=(Reference(one.answer),),
                 group=one.key,
                 kinds=("1 passage",)
                 if depth is None

@@ -1,14 +1,14 @@
-"""Classification by demonstrations in windows."""
+"""Classification by demonstrations in windows, and scores of given choices."""
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 
@@ -17,20 +17,29 @@ from rag_windows.errors import InputError, LimitError
 from rag_windows.icl.demonstrations import (
     Demonstration,
     DemonstrationLike,
-    Labels,
-    Normalize,
-    Sizes,
     Template,
     check_text,
     demonstrations_of,
     fill,
 )
-from rag_windows.icl.scoring import Score, score_queries
+from rag_windows.icl.scoring import Ids, Score, likelihoods
 from rag_windows.methods import Method
 from rag_windows.passage import Note
+from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.request import BatchRequest, Messages, PassageLike, Request, check_limits, in_order
+from rag_windows.request import BatchRequest, Messages, PassageLike
+from rag_windows.sampling import whole_number
+
+Normalize = Literal["sum", "mean"]
+
+UNLIMITED_ROOM = 2048
+"""Tokens of a window, for a model that names no limit of its positions."""
+
+_STEPS = 8
+
+_LEAST = 2.0**-23
+"""Share of a label's probability that its longer versions leave it at least: fp32 knows no less."""
 
 
 class ClassifyOptions(TypedDict, total=False):
@@ -67,6 +76,39 @@ class Classification:
     notes: tuple[Note, ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """At least two labels, and their tokens as they follow the query."""
+
+    names: tuple[str, ...]
+    ids: tuple[Ids, ...]
+
+    def scores(self, sums: Sequence[float], normalize: Normalize) -> list[float]:
+        """Each label's score from the summed log-probabilities of its tokens, in nats.
+
+        ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a
+        longer one's, ``log(P(label) - sum of P(longer))``, over those that don't go on from a
+        longer one.
+        """
+        values = list(sums)
+        for index, own in enumerate(self.ids):
+            longer = [i for i, ids in enumerate(self.ids) if _begins(ids, own)]
+            taken = sum(
+                math.exp(sums[i] - sums[index])
+                for i in longer
+                if not any(_begins(self.ids[i], self.ids[j]) for j in longer)
+            )
+            if longer:
+                values[index] = sums[index] + math.log(max(1.0 - taken, _LEAST))
+        if normalize == "mean":
+            return [value / len(ids) for value, ids in zip(values, self.ids, strict=True)]
+        return values
+
+
+def _begins(ids: Ids, start: Ids) -> bool:
+    return len(ids) > len(start) and ids[: len(start)] == start
+
+
 def classify(
     engine: Engine,
     texts: Sequence[str],
@@ -82,105 +124,123 @@ def classify(
     window_tokens: int | None = None,
 ) -> list[Classification]:
     """Label texts, as `WindowedLM.classify` describes it."""
-    sizes = Sizes(windows, window_tokens)
     if normalize not in ("sum", "mean"):
         raise InputError(f"normalize={normalize!r} must be 'sum' or 'mean'.")
-    form = Template.of(template)
-    examples = demonstrations_of(demonstrations)
+    classifier = Classifier(engine, Template.of(template), engine.method_of(method), prefix)
+    shown = demonstrations_of(demonstrations)
     neutral = [calibrate_with] if isinstance(calibrate_with, str) else list(calibrate_with or ())
     for kind, given in (("Text", texts), ("Content-free text", neutral)):
         for index, text in enumerate(given):
             check_text(f"{kind} {index}", text)
-    choices = labels_for(engine, form, labels, examples)
+    known = classifier.labels(labels, shown)
     if not texts:
         return []
-    shown = Shown.of(
-        engine,
-        [*texts, *neutral],
-        examples,
-        [choices],
-        form=form,
-        method=engine.method_of(method),
-        prefix=prefix,
-        sizes=sizes,
-    )
-    return shown.judge(texts, [choices] * len(texts), normalize, neutral)[0]
-
-
-def labels_for(
-    engine: Engine,
-    form: Template,
-    labels: Sequence[str] | None,
-    demonstrations: Sequence[DemonstrationLike] = (),
-) -> Labels:
-    """Labels as a model's tokens behind a text in this form."""
-    prompt = engine.text.prompt
-    gap = "" if prompt.is_chat else form.gap
-    return Labels.of(
-        labels,
-        demonstrations_of(demonstrations),
-        lambda label: prompt.encode_text(gap + label, continuation=True),
-    )
+    packed = classifier.pack([*texts, *neutral], shown, [known], windows, window_tokens)
+    return classifier.judge(packed, texts, [known] * len(texts), normalize, neutral)[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """Demonstrations packed into windows, for texts no longer than those it was made for."""
+class Classifier:
+    """A model that labels texts in a form, by a method, behind a system prompt or None."""
 
     engine: Engine
     form: Template
-    windows: tuple[str, ...]
     method: Method
     prefix: str | None
 
-    @classmethod
-    def of(
-        cls,
-        engine: Engine,
+    def labels(
+        self, labels: Sequence[str] | None, demonstrations: Sequence[Demonstration] = ()
+    ) -> Labels:
+        """Check and tokenize labels; those of the demonstrations, by their first one, for None."""
+        if isinstance(labels, str):
+            raise InputError("labels must be a list of strings, not one string; wrap them in [].")
+        if labels is None:
+            labels = list(dict.fromkeys(one.label for one in demonstrations))
+        for label in labels:
+            check_text("A label", label)
+        if len(labels) < 2:
+            raise InputError(f"At least two labels are needed to choose from, not {list(labels)}.")
+        for index, one in enumerate(demonstrations):
+            if one.label not in labels:
+                raise InputError(
+                    f"Demonstration {index} has the label {one.label!r}, which is none of "
+                    f"{list(labels)}; add it to the labels, or leave the demonstration out."
+                )
+        prompt = self.engine.text.prompt
+        gap = "" if prompt.is_chat else self.form.gap
+        ids = [tuple(prompt.encode_text(gap + label, continuation=True)) for label in labels]
+        for index, tokens in enumerate(ids):
+            if not tokens or tokens in ids[:index]:
+                raise InputError(
+                    f"The label {labels[index]!r} is given twice, has the same tokens as another, "
+                    f"or none: no score tells it apart among {list(labels)}; use other words."
+                )
+        return Labels(tuple(labels), tuple(ids))
+
+    def pack(
+        self,
         texts: Sequence[str],
         demonstrations: Sequence[Demonstration],
         choices: Sequence[Labels],
-        *,
-        form: Template,
-        method: Method,
-        prefix: str | None,
-        sizes: Sizes,
-    ) -> Self:
-        """Pack demonstrations into windows; the longest text and label leave the least room."""
-        empty = cls(engine, form, (), method, prefix)
+        windows: int | None = None,
+        window_tokens: int | None = None,
+    ) -> list[str]:
+        """Texts of windows; the longest of the texts and of the labels leave the least room."""
+        if windows is not None and window_tokens is not None:
+            raise InputError("Give either windows or window_tokens, not both.")
+        for name, number in (("windows", windows), ("window_tokens", window_tokens)):
+            if number is not None:
+                whole_number(name, number)
         if not demonstrations:
-            return empty
-        prompt, limit = engine.text.prompt, engine.position_limit
-        questions = [empty._question(text) for text in texts]
-        both = [prompt.around(question) for question in questions]
-        fixed = max(len(before) + len(query) for before, query in both)
-        fixed += max(len(ids) for labels in choices for ids in labels.ids)
-        if limit is not None and fixed >= limit:
-            raise LimitError(
-                f"The prefix, the longest text and the longest label make {fixed} tokens, and the "
-                f"model has {limit} positions: no demonstration would fit. Shorten the text."
-            )
-        left = None if limit is None else limit - fixed
-        if left is not None and limit is not None and method.refinement is not None:
-            behind = limit - max(len(before) for before, _ in both)
-            left = bisect_right(range(left + 1), behind, key=method.refinement.reach) - 1
+            return []
+        prompt, questions = self.engine.text.prompt, [self._question(text) for text in texts]
+        answer = max(len(ids) for labels in choices for ids in labels.ids)
+        room = self._room([prompt.around(one) for one in questions], answer, window_tokens)
         continues = prompt.is_chat or bool(questions[0].system)
 
         def size_of(text: str) -> int:
             return len(prompt.encode_text(f"{text}\n\n", continuation=continues))
 
-        shown = [form.show(one) for one in demonstrations]
-        room = sizes.room(left, limit)
-        made = fill(shown, form.separator, size_of, room, sizes.windows)
-        return replace(empty, windows=tuple(made))
+        shown = [self.form.show(one) for one in demonstrations]
+        return fill(shown, self.form.separator, size_of, room, windows)
+
+    def _room(self, cut: Sequence[tuple[Ids, Ids]], answer: int, asked: int | None) -> int:
+        """Tokens of a window, where prefixes, questions and an answer leave them.
+
+        Unless so many are asked for, in eighths of the model's positions: texts of other lengths
+        then mostly find the same windows cached.
+        """
+        limit, refinement = self.engine.position_limit, self.method.refinement
+        if limit is None:
+            return asked or UNLIMITED_ROOM
+        left = limit - max(len(before) + len(query) for before, query in cut) - answer
+        if left <= 0:
+            raise LimitError(
+                f"The prefix, the longest text and the longest label make {limit - left} tokens, "
+                f"and the model has {limit} positions: no demonstration would fit. Shorten the "
+                "text."
+            )
+        if refinement is not None and refinement.positions == "continue":
+            # A further pass stands behind its window.
+            left = min(left, (limit - max(len(before) for before, _ in cut)) // 2)
+        if asked is None:
+            step = limit // _STEPS
+            return left // step * step if 0 < step <= left else left
+        if asked > left:
+            raise LimitError(
+                f"window_tokens={asked} is more than the {left} tokens that the prefix, the "
+                f"longest text and its label leave of the model's {limit} positions."
+            )
+        return asked
 
     def judge(
         self,
+        windows: Sequence[str],
         texts: Sequence[str],
         choices: Sequence[Labels],
         normalize: Normalize = "sum",
         neutral: Sequence[str] = (),
-    ) -> tuple[list[Classification], Read]:
+    ) -> tuple[list[Classification], Reading]:
         """Choose a label for each text; the windows are encoded once for all of them.
 
         With content-free texts it is contextual calibration (https://arxiv.org/abs/2102.09690,
@@ -191,26 +251,17 @@ class Shown:
         kinds = list(dict.fromkeys(choices)) if neutral else []
         asked = [*texts, *(text for _ in kinds for text in neutral)]
         each = [*choices, *(labels for labels in kinds for _ in neutral)]
-        result = read(
-            self.engine,
-            [self._question(text) for text in asked],
-            self.windows,
-            [labels.ids for labels in each],
-            prefix=None,
-            method=self.method,
-            # A window is as long as its demonstrations, which are counted already.
-            max_window_tokens=sys.maxsize,
-            headers=False,
-        )
+        questions = [self._question(text) for text in asked]
+        offered = [labels.ids for labels in each]
+        reading = read(self.engine, questions, windows, offered, **self._asked())
         rows = [
             torch.tensor(labels.scores(sums, normalize), dtype=torch.float64)
-            for labels, sums in zip(each, result.sums, strict=True)
+            for labels, sums in zip(each, reading.sums, strict=True)
         ]
-        bias = {}
-        for labels in kinds:
-            own = [row for one, row in zip(each, rows, strict=True) if one is labels]
-            free = torch.stack(own[-len(neutral) :]).log_softmax(-1)
-            means = free.logsumexp(0) - math.log(len(neutral))
+        bias, free = {}, rows[len(texts) :]
+        for place, labels in enumerate(kinds):
+            own = torch.stack(free[place * len(neutral) :][: len(neutral)]).log_softmax(-1)
+            means = own.logsumexp(0) - math.log(len(neutral))
             bias[labels] = means.clamp(min=math.log(sys.float_info.min))
         found = []
         for text, labels, row in zip(texts, choices, rows, strict=False):
@@ -221,45 +272,43 @@ class Shown:
                     label=labels.names[int(scores.argmax())],
                     scores=dict(zip(labels.names, scores.tolist(), strict=True)),
                     probabilities=dict(zip(labels.names, scores.softmax(-1).tolist(), strict=True)),
-                    windows=len(result.parts.windows),
-                    notes=result.parts.notes,
+                    windows=len(reading.parts.windows),
+                    notes=reading.parts.notes,
                 )
             )
-        return found, result
+        return found, reading
 
-    def fits(self, text: str, choices: Sequence[Labels]) -> bool:
-        """Whether windows that are read one after the other fit beside a text and its choice."""
-        if not in_order(self.method):
-            return True
+    def fits(self, windows: Sequence[str], text: str, choices: Sequence[Labels]) -> bool:
+        """Whether windows, a text and the longest choice fit the model's positions together."""
+        longest = max(len(ids) for labels in choices for ids in labels.ids)
         try:
-            self.engine.request(
-                self._question(text),
-                self.windows,
-                prompt=self.engine.text.prompt.without_header(),
-                prefix=None,
-                method=self.method,
-                max_new_tokens=max(len(ids) for labels in choices for ids in labels.ids),
-                max_window_tokens=sys.maxsize,
-            )
+            question = self._question(text)
+            self.engine.request(question, windows, max_new_tokens=longest, **self._asked())
         except LimitError:
             return False
         return True
+
+    def _asked(self) -> dict[str, Any]:
+        # Windows are as long as their demonstrations, which were counted when they were packed.
+        prompt = self.engine.text.prompt.without_header()
+        return {"method": self.method, "prompt": prompt, "max_window_tokens": sys.maxsize}
 
     def _question(self, text: str) -> Conversation:
         return replace(Conversation.of(self.form.ask(text), self.prefix), plain=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What reading gave: the sums of choices by question, and what prefix and windows cost."""
+class Reading:
+    """Sums of log-probabilities by question and choice, and what was read.
+
+    ``context`` is that of the first question, others may have prefixes of their own; ``encode_s``
+    are the seconds that all contexts took.
+    """
 
     sums: list[list[float]]
     parts: PromptParts
     query_tokens: list[int]
-    context_tokens: int
-    cached_tokens: int
-    encoded_windows: int
-    cached_windows: int
+    context: EncodedContext
     encode_s: float
 
 
@@ -267,81 +316,55 @@ def read(
     engine: Engine,
     questions: Sequence[Messages],
     passages: Sequence[PassageLike],
-    choices: Sequence[Sequence[Sequence[int]]],
-    *,
-    prefix: str | None,
-    method: str | Method | None,
-    max_window_tokens: int | None = None,
-    headers: bool = True,
-) -> Read:
+    choices: Sequence[Sequence[Ids]],
+    **asked: Any,
+) -> Reading:
     """Score choices behind every question (at least one); passages are encoded once for all.
 
     Once for each prefix, to be exact: conversations may bring system messages of their own.
+    ``asked`` are further arguments of `Engine.request`.
     """
-    prompt = engine.text.prompt if headers else engine.text.prompt.without_header()
     longest = max((len(ids) for one in choices for ids in one), default=1)
-
-    def request_for(question: Messages) -> Request:
-        return engine.request(
-            question,
-            passages,
-            prompt=prompt,
-            prefix=prefix,
-            method=method,
-            max_new_tokens=max(1, longest),
-            max_window_tokens=max_window_tokens,
-        )
-
-    first = request_for(questions[0])
-    alike: dict[tuple[int, ...], list[int]] = {}
-    queries = []
-    for index, question in enumerate(questions):
-        before, query = prompt.around(question, prefix=prefix, windows=bool(first.parts.windows))
+    ask = functools.partial(engine.request, passages=passages, max_new_tokens=longest, **asked)
+    first = ask(query=questions[0])
+    prompt, windows = engine.text.prompt, bool(first.parts.windows)
+    cut = [prompt.around(one, prefix=asked.get("prefix"), windows=windows) for one in questions]
+    alike: dict[Ids, list[int]] = {}
+    for index, (before, _) in enumerate(cut):
         alike.setdefault(before, []).append(index)
-        queries.append(query)
     requests = []
-    for before, kind in alike.items():
-        same = before == first.parts.prefix_ids
-        request = first if same else request_for(questions[kind[0]])
-        parts = replace(request.parts, query_ids=max((queries[i] for i in kind), key=len))
-        limit = engine.position_limit if parts.windows else engine.prompt_limit
-        check_limits(parts, request.passages, request.method, request.max_new_tokens, limit)
-        requests.append(request)
+    for own in alike.values():
+        # The longest one is checked for all of them, and all before any work.
+        most = max(own, key=lambda index: len(cut[index][1]))
+        requests.append(ask(query=questions[most]) if most else first)
     sums: dict[int, list[float]] = {}
     contexts = []
     seconds = 0.0
-    for request, kind in zip(requests, alike.values(), strict=True):
+    for request, own in zip(requests, alike.values(), strict=True):
         begun = time.perf_counter()
-        context = engine.encode(request)
+        contexts.append(engine.encode(request))
         seconds += time.perf_counter() - begun
-        contexts.append(context)
-        offered: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-        for index in kind:
-            offered.setdefault(tuple(map(tuple, choices[index])), []).append(index)
-        for ids, group in offered.items():
-            scored = score_queries(engine.decoder, context, [queries[i] for i in group], ids)
-            sums |= dict(zip(group, scored, strict=True))
-    return Read(
-        [sums[index] for index in range(len(questions))],
-        first.parts,
-        query_tokens=[len(query) for query in queries],
-        context_tokens=len(first.parts.prefix_ids)
-        + sum(len(window.ids) for window in first.parts.windows),
-        cached_tokens=sum(one.cached_tokens for one in contexts),
-        encoded_windows=sum(one.encoded_windows for one in contexts),
-        cached_windows=sum(one.cached_windows for one in contexts),
-        encode_s=seconds,
-    )
+        pairs = [(cut[index][1], ids) for index in own for ids in choices[index]]
+        found = iter(likelihoods(engine.decoder, contexts[-1], pairs))
+        sums |= {index: [next(found).logprob for _ in choices[index]] for index in own}
+    ordered = [sums[index] for index in range(len(questions))]
+    query_tokens = [len(query) for _, query in cut]
+    return Reading(ordered, first.parts, query_tokens, contexts[0], seconds)
 
 
 def score_choices(
     engine: Engine, queries: Sequence[Messages], asked: BatchRequest, choices: Sequence[str]
 ) -> list[list[Score]]:
     """Score choices behind each query; the rest of what was asked holds for all of them."""
-    ids = [engine.text.prompt.encode_text(choice, continuation=True) for choice in choices]
+    if not choices:
+        raise InputError("score needs at least one choice.")
+    ids = [tuple(engine.text.prompt.encode_text(one, continuation=True)) for one in choices]
+    if () in ids:
+        raise InputError(f"Choice {ids.index(())} has no tokens; leave it out.")
     passages = cast("Sequence[PassageLike]", asked.passages)
     offered = [ids] * len(queries)
-    rows = read(engine, queries, passages, offered, prefix=asked.prefix, method=asked.method).sums
+    reading = read(engine, queries, passages, offered, method=asked.method, prefix=asked.prefix)
     return [
-        [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)] for sums in rows
+        [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)]
+        for sums in reading.sums
     ]

@@ -1,19 +1,15 @@
-"""Demonstrations, how they are written, the labels that they teach, and how they fill windows."""
+"""Demonstrations, how they are written, and how they fill windows."""
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any
 
 from rag_windows.errors import InputError, LimitError
-from rag_windows.sampling import whole_number
-
-Normalize = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +45,18 @@ def demonstrations_of(values: Sequence[DemonstrationLike]) -> list[Demonstration
     made = []
     for index, value in enumerate(values):
         try:
-            made.append(_demonstration_of(value))
+            if isinstance(value, Mapping):
+                made.append(Demonstration(**value))
+            elif isinstance(value, str):
+                raise TypeError("it is a single string")
+            else:
+                made.append(value if isinstance(value, Demonstration) else Demonstration(*value))
         except (InputError, TypeError) as error:
             raise InputError(
                 f"Demonstration {index} must be a (text, label) pair, a mapping with the keys "
                 f"'text' and 'label', or a Demonstration, not {value!r}: {error}"
             ) from error
     return made
-
-
-def _demonstration_of(value: DemonstrationLike) -> Demonstration:
-    if isinstance(value, Demonstration):
-        return value
-    if isinstance(value, str):
-        raise InputError("it is a single string.")
-    return Demonstration(**value) if isinstance(value, Mapping) else Demonstration(*value)
 
 
 _FIELD = re.compile(r"(\{text\}|\{label\})")
@@ -152,121 +145,6 @@ def _fill(form: str, text: str, label: str) -> str:
     return "".join(values.get(part, part) for part in _FIELD.split(form))
 
 
-_LEAST = 2.0**-23
-"""Share of a label's probability that its longer versions leave it at least: fp32 knows no less."""
-
-
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """At least two labels, and their tokens as they follow the query."""
-
-    names: tuple[str, ...]
-    ids: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(
-        cls,
-        labels: Sequence[str] | None,
-        demonstrations: Sequence[Demonstration],
-        encode: Callable[[str], Sequence[int]],
-    ) -> Labels:
-        """Check labels, or take those of the demonstrations by their first one, and tokenize them.
-
-        Raises:
-            InputError: fewer than two labels, one that is blank or comes twice, also as tokens, or
-                a demonstration with another label.
-        """
-        if isinstance(labels, str):
-            raise InputError("labels must be a list of strings, not one string; wrap them in [].")
-        if labels is None:
-            labels = list(dict.fromkeys(one.label for one in demonstrations))
-        for label in labels:
-            check_text("A label", label)
-        if len(labels) < 2:
-            raise InputError(f"At least two labels are needed to choose from, not {list(labels)}.")
-        for index, one in enumerate(demonstrations):
-            if one.label not in labels:
-                raise InputError(
-                    f"Demonstration {index} has the label {one.label!r}, which is none of "
-                    f"{list(labels)}; add it to the labels, or leave the demonstration out."
-                )
-        ids = [tuple(encode(label)) for label in labels]
-        for index, tokens in enumerate(ids):
-            if not tokens or tokens in ids[:index]:
-                raise InputError(
-                    f"The label {labels[index]!r} is given twice, has the same tokens as another, "
-                    f"or none: no score tells it apart among {list(labels)}; use other words."
-                )
-        return cls(tuple(labels), tuple(ids))
-
-    def scores(self, sums: Sequence[float], normalize: Normalize) -> list[float]:
-        """Each label's score from the summed log-probabilities of its tokens, in nats.
-
-        ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a
-        longer one's, ``log(P(label) - sum of P(longer))``, over those that don't go on from a
-        longer one.
-        """
-        values = list(sums)
-        for index, own in enumerate(self.ids):
-            longer = [i for i, ids in enumerate(self.ids) if _begins(ids, own)]
-            taken = sum(
-                math.exp(sums[i] - sums[index])
-                for i in longer
-                if not any(_begins(self.ids[i], self.ids[j]) for j in longer)
-            )
-            if longer:
-                values[index] = sums[index] + math.log(max(1.0 - taken, _LEAST))
-        if normalize == "mean":
-            return [value / len(ids) for value, ids in zip(values, self.ids, strict=True)]
-        return values
-
-
-def _begins(ids: tuple[int, ...], start: tuple[int, ...]) -> bool:
-    return len(ids) > len(start) and ids[: len(start)] == start
-
-
-UNLIMITED_ROOM = 2048
-"""Tokens of a window, for a model that names no limit of its positions."""
-
-_STEPS = 8
-_TRIES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How many windows are filled, or how long they are at most; by default as few as hold all."""
-
-    windows: int | None = None
-    window_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.windows is not None and self.window_tokens is not None:
-            raise InputError("Give either windows or window_tokens, not both.")
-        if self.windows is not None:
-            whole_number("windows", self.windows, 0)
-        if self.window_tokens is not None:
-            whole_number("window_tokens", self.window_tokens)
-
-    def room(self, left: int | None, limit: int | None) -> int:
-        """Tokens of a window, where prefix, text and label leave so many of the model's positions.
-
-        In eighths of the positions, so that texts of other lengths mostly find the same windows
-        cached.
-        """
-        asked = self.window_tokens
-        if left is None or limit is None:
-            return asked or UNLIMITED_ROOM
-        if asked is not None:
-            if asked > left:
-                raise LimitError(
-                    f"window_tokens={asked} is more than the {left} tokens that the prefix, the "
-                    f"longest text and its label leave of the model's {limit} positions."
-                )
-            return asked
-        step = limit // _STEPS
-        return left // step * step if 0 < step <= left else left
-
-
 def fill(
     shown: Sequence[str],
     separator: str,
@@ -274,32 +152,21 @@ def fill(
     room: int,
     windows: int | None = None,
 ) -> list[str]:
-    """Texts of windows of at most ``room`` tokens that hold whole demonstrations, in order."""
+    """Texts of windows of about ``room`` tokens at most that hold whole demonstrations, in order.
+
+    Few more where a tokenizer makes more tokens of neighbours than of each by itself.
+    """
     around = size_of("")
-    sizes = []
-    for index, text in enumerate(shown):
-        size = size_of(text + separator) - around
-        if size > room - around and size_of(text) > room:
+    sizes = [size_of(text + separator) - around for text in shown]
+    for index, size in enumerate(sizes):
+        if size > room - around:
             raise LimitError(
-                f"Demonstration {index} ({text[:40]!r}...) needs a window of {size_of(text)} "
-                f"tokens, and a window holds {room}. Shorten it or leave it out; a demonstration "
-                "is never cut."
+                f"Demonstration {index} ({shown[index][:40]!r}...) needs a window of "
+                f"{size + around} tokens, and a window holds {room}. Shorten it or leave it out; a "
+                "demonstration is never cut."
             )
-        sizes.append(min(size, room - around))
-    usable = room - around
-    for _ in range(_TRIES):
-        texts = [
-            separator.join(shown[one.start : one.stop]) for one in pack(sizes, usable, windows)
-        ]
-        over = max((size_of(text) - room for text in texts), default=0)
-        if over <= 0:
-            return texts
-        # Texts can make more tokens together than each by itself.
-        usable = max(max(sizes), usable - over)
-    raise LimitError(
-        f"The demonstrations make more tokens together than one by one, so windows of {room} "
-        "tokens can't be filled with them. Choose a smaller window_tokens, or more windows."
-    )
+    packed = pack(sizes, room - around, windows)
+    return [separator.join(shown[one.start : one.stop]) for one in packed]
 
 
 def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[range]:

@@ -176,21 +176,15 @@ def chatrag(
 @spreading(without=(*_NO_OPTIONS, "max_new_tokens", "max_window_tokens"))
 def icl(
     *,
-    task: Annotated[
-        str, _option("FILE|NAME", "JSONL, or sst2, sst5, trec, mr or agnews from the Hub.")
-    ],
+    task: Annotated[str, _option("FILE", "JSONL: texts with labels, or questions with choices.")],
     demos: Annotated[
         str | None, _option("FILE", "What is shown, if the task's file lacks it.")
     ] = None,
-    test: Annotated[str | None, _option("FILE", "Texts of a named task, without the Hub.")] = None,
     model: options.Model = "tiny-learner",
     methods: Methods = METHODS,
     shots: Annotated[
         list[str], _option("N,...", "Demonstrations to show; several numbers are compared.")
     ] = ["32"],  # noqa: B006 - typer copies it
-    demo_seed: Annotated[
-        list[str], _option("N,...", "Of their draw; each text is asked once for each.")
-    ] = ["0"],  # noqa: B006 - typer copies it
     windows: Annotated[
         int | None,
         _option("N", "Of demonstrations. Default: one for every eight, up to eight.", min=1),
@@ -212,28 +206,18 @@ def icl(
         list[str] | None,
         _option("LABEL", "To choose from, repeated. Default: the demonstrations'."),
     ] = None,
-    wording: Annotated[
-        Literal["pcw", "structured-prompting"],
-        _option(None, "Whose templates and labels a named task has."),
-    ] = "pcw",
-    choices: Annotated[
-        Literal["text", "letters"], _option(None, "Multiple choice: compare the texts, or letters.")
-    ] = "text",
     asking: Asking,
 ) -> None:
     """In-context learning: classification and multiple choice, demonstrations in windows."""
     chosen = {
         "demonstrations": demos,
-        "test": test,
-        "seeds": numbers(demo_seed, "--demo-seed", least=0),
+        "seed": asking.seed,
         "windows": windows,
         "window_tokens": window_tokens,
         "normalize": None if normalize == "auto" else normalize,
         "calibrate_with": calibrate_with or [],
         "template": template,
         "labels": label or None,
-        "wording": wording,
-        "choices_as": choices,
     }
     depths = numbers(shots, "--shots", least=0)
     asking.ask("icl", task, chosen, model=model, methods=methods, depths=depths)
@@ -243,12 +227,8 @@ def icl(
 @spreading(without=(*_NO_OPTIONS, "limit"))
 def long(
     *,
-    task: Annotated[
-        str | None,
-        _option("FILE", 'JSONL with "question", "answer", "needle". Default: made here.'),
-    ] = None,
     haystack: Annotated[
-        str | None, _option("DIR", "To hide needles in. Default: the file's own, or the samples.")
+        str | None, _option("DIR", "Texts to hide invented facts in. Default: the samples.")
     ] = None,
     passages: Annotated[
         list[str], _option("N,...", "How many there are, the needle's included.")
@@ -256,9 +236,7 @@ def long(
     positions: Annotated[
         list[str], _option("X,...", "Of the needle, from 0 (first) to 1 (last).")
     ] = ["0,0.5,1"],  # noqa: B006 - typer copies it
-    questions: Annotated[
-        int | None, _option("N", "In each cell. Default: all of a file, else 10.", min=1)
-    ] = None,
+    questions: Annotated[int | None, _option("N", "In each cell. Default: 10.", min=1)] = None,
     passage_words: options.PassageWords = 100,
     model: options.Model = "tiny-reader",
     methods: Methods = METHODS,
@@ -283,7 +261,7 @@ def long(
         "passage_words": passage_words,
     }
     run = {"model": model, "methods": methods, "depths": (None,), "speed": speed}
-    asking.ask("long", task, chosen, **run)
+    asking.ask("long", None, chosen, **run)
 
 
 @evaluation.command()

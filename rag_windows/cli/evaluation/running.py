@@ -62,7 +62,7 @@ class Source(BaseModel):
         )
         with progress("Reading the data"):
             if self.kind == "long":
-                return LongTask.open(self.data, **self.options)
+                return LongTask.open(**self.options)
             if self.data is None:
                 raise DataError("The run's data file is not known; name it with --data.")
             if self.kind == "icl":
@@ -134,7 +134,7 @@ def evaluate(
     _make_folder(asking.out or RUNS)
     if isinstance(task, icl.IclTask):
         for arm in arms:
-            task.shown(arm.top_k, 0)
+            task.shown(arm.top_k)
     if missing := getattr(task, "unfound", 0):
         tell(f"Note: {missing} evidence passages are not in the corpus, so nothing finds them.")
     prefix = None if asking.system is None else encodable(asking.system)
