@@ -11,9 +11,8 @@ try:
 except ImportError as error:
     raise ImportError(missing("The LangChain adapter", "langchain-core", "langchain")) from error
 
-from langchain_rag_windows.chains import create_windows_chain
-from langchain_rag_windows.documents import WindowDocumentPrompt
-from langchain_rag_windows.models import ChatRagWindows, RagWindows
+from langchain_rag_windows.messages import WindowDocumentPrompt
+from langchain_rag_windows.models import ChatRagWindows, RagWindows, create_windows_chain
 
 if TYPE_CHECKING:
     from langchain_rag_windows.middleware import RagWindowsMiddleware

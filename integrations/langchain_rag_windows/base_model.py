@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from langchain_core.language_models import LangSmithParams
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from pydantic import (
     ConfigDict,
     Field,
@@ -22,9 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_rag_windows.answers import PROVIDER
-from langchain_rag_windows.documents import conversation
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
+from langchain_rag_windows.messages import PROVIDER, as_message, conversation
 from rag_windows import Chunk, Generation, Method, Profile, WindowedLM, __version__
 from rag_windows.integration import (
     AnswerReader,
@@ -48,6 +47,15 @@ ALIASES = {
 }
 """Names that users bring from other integrations -> ours."""
 
+_LOADING = (
+    *("tokenizer", "revision", "device_map", "dtype", "header"),
+    *("max_window_tokens", "max_batch_tokens", "template_kwargs", "text_tokens"),
+)
+_IDENTIFYING = (
+    *("revision", "device_map", "max_window_tokens", "template_kwargs", "text_tokens"),
+    *("temperature", "top_p", "max_tokens", "stop", "seed", "logprobs", "top_logprobs"),
+    "generate_kwargs",
+)
 _SECRETS = ("token", "use_auth_token")
 _INSTEAD = (
     "llm.invoke(question, documents=docs); for create_stuff_documents_chain(llm, prompt) write"
@@ -168,12 +176,8 @@ class BaseWindowModel(ModelOptions):
         """
         if self.lm is not None:
             return self.lm
-        named = ("tokenizer", "revision", "device_map", "dtype", "header")
-        numbers = ("max_window_tokens", "max_batch_tokens")
         arguments: dict[str, Any] = {
-            **{name: getattr(self, name) for name in (*named, *numbers)},
-            "template_kwargs": self.template_kwargs or None,
-            "text_tokens": self.text_tokens or None,
+            **{name: getattr(self, name) for name in _LOADING},
             "cache": self.passage_cache,
             "profile": self.calibration,
             **self.model_kwargs,
@@ -203,38 +207,26 @@ class BaseWindowModel(ModelOptions):
         All of it is nested, because LangChain puts a call's keywords over the names here, and some
         (``generate_kwargs``) come on top of the constructor's and do not take their place.
         """
-        source: dict[str, Any] = {
-            "model": str(self.model),
-            "revision": self.revision,
-            "files": folder_state(self.model) if self.model is not None else None,
-            "tokenizer": _name_of(self.tokenizer),
-        }
-        if self.lm is not None:
-            source = {"lm": _name_of(self.lm)}
-        named = (
-            *("device_map", "max_window_tokens", "template_kwargs", "text_tokens"),
-            *("temperature", "top_p", "max_tokens", "stop", "seed", "logprobs", "top_logprobs"),
-            "generate_kwargs",
-        )
         engine = {
-            **source,
             "rag_windows": __version__,
+            "lm": _name_of(self.lm),
+            "files": None if self.model is None else folder_state(self.model),
+            "tokenizer": _name_of(self.tokenizer),
+            "header": _name_of(self.header),
             "dtype": str(self.dtype),
             "model_kwargs": {k: v for k, v in self.model_kwargs.items() if k not in _SECRETS},
             "method": repr(self._reading({})),
             "guard": repr(None if self.calibration is None else self.calibration.guard),
             "fallback": repr(guard_of(self.fallback)),
-            "header": _name_of(self.header),
-            **{name: getattr(self, name) for name in named},
+            **{name: getattr(self, name) for name in _IDENTIFYING},
         }
         return {"model_name": self.engine_name, "engine": engine}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        stops = self.stop if stop is None else stop
-        given = {"stop": [stops] if isinstance(stops, str) else stops, **unalias(kwargs)}
-        params: LangSmithParams = cast(Any, super())._get_ls_params(**given)
-        name = str(given.get("model", self.engine_name))
-        return LangSmithParams(**{**params, "ls_provider": PROVIDER, "ls_model_name": name})
+        params: LangSmithParams = super()._get_ls_params(stop=stop, **kwargs)  # type: ignore[misc]  # of LangChain
+        params["ls_provider"] = PROVIDER
+        params.setdefault("ls_model_name", self.engine_name)
+        return params
 
     def get_token_ids(self, text: str) -> list[int]:
         """Ids of a text in the model's own vocabulary, without special tokens."""
@@ -242,19 +234,22 @@ class BaseWindowModel(ModelOptions):
         if custom is not None:
             return list(custom(text))
         tokenizer: Any = self.windowed_lm().tokenizer
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(tokenizer.encode(text, add_special_tokens=False))
 
     @abstractmethod
-    def _messages(self, asked: Any) -> Sequence[BaseMessage]:
-        """The conversation of what LangChain hands to `_stream`."""
+    def _generation(self, message: AIMessage) -> Any:
+        """An answer as LangChain's kind of model gives it; of a chunk, a chunk."""
 
-    @abstractmethod
-    def _read(self, call: ModelCall, generation: Generation) -> Any:
-        """The answer for LangChain."""
+    def _read(self, call: ModelCall, generation: Generation) -> list[Any]:
+        made = (generation, *generation.alternatives)
+        return [self._generation(as_message(call, one)) for one in made]
 
-    @abstractmethod
-    def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterable[Any]:
-        """Pieces of the answer for LangChain."""
+    def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterator[Any]:
+        text = call.reader.feed(chunk.text)
+        if text:
+            yield self._generation(AIMessageChunk(content=text))
+        if chunk.generation is not None:
+            yield self._generation(as_message(call, chunk.generation, streamed=True))
 
     @property
     def _calls(self) -> Calls:
@@ -266,8 +261,8 @@ class BaseWindowModel(ModelOptions):
 
     def _answered(
         self, asked: Sequence[Any], stop: list[str] | None, kwargs: Mapping[str, Any]
-    ) -> list[Any]:
-        """Answers of what is asked at once."""
+    ) -> list[list[Any]]:
+        """Answers to prompts or conversations that are asked at once, several of each."""
         prepares = [self._prepare(one, stop, kwargs) for one in asked]
         timeout = prepares[0][1] if prepares else None
         with in_langchain_terms():
@@ -275,7 +270,7 @@ class BaseWindowModel(ModelOptions):
 
     async def _answered_async(
         self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
-    ) -> Any:
+    ) -> list[Any]:
         prepare, timeout = self._prepare(asked, stop, kwargs)
         with in_langchain_terms():
             return await self._calls.answer_async(prepare, self._read, timeout=timeout)
@@ -313,15 +308,13 @@ class BaseWindowModel(ModelOptions):
 
         def prepare() -> ModelCall:
             if "model" in given:
-                raise RequestError(
-                    "The model can't be changed in a call; make another one, it shares nothing but "
-                    "what is equal."
-                )
+                raise RequestError("A call can't change the model; make another one with model=.")
             taken = ("stream", "documents", "tools", "tool_choice", "strict", "response_format")
             _, documents, tools, choice, strict, form = (given.pop(name, None) for name in taken)
             if form is not None:
                 given.update(_answer_form(form, tools and choice != "none"))
-            messages, passages = conversation(self._messages(asked), documents, tools=bool(tools))
+            said = [HumanMessage(asked)] if isinstance(asked, str) else asked
+            messages, passages = conversation(said, documents, tools=bool(tools))
             if not passages:
                 text = "\n".join(str(message["content"]) for message in messages)
                 warn_without_windows(text, lambda said: len(self.get_token_ids(said)), _INSTEAD)
@@ -367,12 +360,10 @@ class BaseWindowModel(ModelOptions):
 def _answer_form(form: Any, tools: object) -> dict[str, Any]:
     """The engine's option for OpenAI's ``response_format``, which agents give, too."""
     kind = form.get("type") if isinstance(form, Mapping) else None
-    if kind == "text":
-        return {}
     if kind not in ("json_schema", "json_object"):
         raise RequestError(
             "response_format must be {'type': 'json_schema', 'json_schema': {'name': ..., "
-            "'schema': ...}}, {'type': 'json_object'} or {'type': 'text'}."
+            "'schema': ...}} or {'type': 'json_object'}."
         )
     if tools:
         raise RequestError(

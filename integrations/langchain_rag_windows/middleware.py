@@ -15,12 +15,7 @@ from rag_windows.errors import MissingExtraError, missing
 
 try:
     from langchain.agents import AgentState
-    from langchain.agents.middleware import (
-        AgentMiddleware,
-        ModelRequest,
-        ModelResponse,
-        Runtime,
-    )
+    from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse, Runtime
     from langchain.agents.middleware.types import OmitFromInput
 except ImportError as error:
     raise MissingExtraError(missing("RagWindowsMiddleware", "langchain", "langchain")) from error
@@ -86,9 +81,8 @@ class RagWindowsMiddleware(AgentMiddleware[RetrievedState, Any, Any]):
 
 def last_question(messages: Sequence[AnyMessage]) -> str:
     """The text of the last message of the user; empty if there is none."""
-    questions = (m for m in reversed(messages) if isinstance(m, HumanMessage))
-    last = next(questions, None)
-    return "" if last is None else str(last.text).strip()
+    asked = [message for message in messages if isinstance(message, HumanMessage)]
+    return str(asked[-1].text).strip() if asked else ""
 
 
 def _with_documents(request: ModelRequest[Any]) -> ModelRequest[Any]:

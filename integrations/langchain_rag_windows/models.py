@@ -4,55 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.documents import Document
 from langchain_core.exceptions import OutputParserException
-from langchain_core.language_models import LLM, LanguageModelInput, ModelProfile
-from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
-from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
-from langchain_core.output_parsers.openai_tools import (
-    JsonOutputKeyToolsParser,
-    PydanticToolsParser,
+from langchain_core.language_models import (
+    BaseLLM,
+    LanguageModelInput,
+    LanguageModelLike,
+    ModelProfile,
 )
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import (
+    BaseOutputParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+    StrOutputParser,
+)
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import (
     ChatGeneration,
     ChatGenerationChunk,
     ChatResult,
+    Generation,
     GenerationChunk,
     LLMResult,
 )
-from langchain_core.outputs import Generation as TextGeneration
+from langchain_core.prompts import BasePromptTemplate, format_document
 from langchain_core.runnables import (
     Runnable,
     RunnableBinding,
     RunnableConfig,
-    RunnableGenerator,
     RunnableLambda,
-    RunnableSequence,
+    RunnablePassthrough,
+    RunnableWithFallbacks,
 )
-from langchain_core.runnables.utils import AddableDict
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict
 
-from langchain_rag_windows.answers import as_message, last_chunk, response_metadata, usage_metadata
 from langchain_rag_windows.base_model import BaseWindowModel
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from rag_windows import Chunk, Generation, Profile, WindowedLM
+from rag_windows import Passage, WindowedLM
 from rag_windows.errors import ToolsUnsupportedError, install
 from rag_windows.integration import (
     AnswerReader,
-    ModelCall,
     ModelSource,
-    ToolFormat,
     check_schema,
+    passage_list,
     position_limit,
     schemas_available,
 )
@@ -71,7 +79,7 @@ def _known(kwargs: Mapping[str, Any]) -> Iterator[None]:
         _KEYWORDS.reset(token)
 
 
-class RagWindows(BaseWindowModel, LLM):  # type: ignore[misc]  # the first argument of _stream has another name in each
+class RagWindows(BaseWindowModel, BaseLLM):  # type: ignore[misc]  # the first argument of _stream has another name in each
     """A local text model that reads each document in a window of its own.
 
     The prompt is asked as a user's question, through the model's chat template where it has one.
@@ -102,7 +110,7 @@ class RagWindows(BaseWindowModel, LLM):  # type: ignore[misc]  # the first argum
     def generate(
         self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
-        """Answer prompts, see `LLM.generate`."""
+        """Answer prompts, see `BaseLLM.generate`."""
         with _known(kwargs):
             return super().generate(prompts, stop, *args, **kwargs)
 
@@ -112,15 +120,6 @@ class RagWindows(BaseWindowModel, LLM):  # type: ignore[misc]  # the first argum
         """Answer prompts, see `LLM.agenerate`."""
         with _known(kwargs):
             return await super().agenerate(prompts, stop, *args, **kwargs)
-
-    def _call(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> str:
-        return str(self._answered([prompt], stop, kwargs)[0][0].text)
 
     def _generate(
         self,
@@ -141,54 +140,18 @@ class RagWindows(BaseWindowModel, LLM):  # type: ignore[misc]  # the first argum
         answers = (self._answered_async(prompt, stop, kwargs) for prompt in prompts)
         return LLMResult(generations=await asyncio.gather(*answers))
 
-    def _messages(self, asked: Any) -> Sequence[BaseMessage]:
-        return [HumanMessage(asked)]
-
-    def _read(self, call: ModelCall, generation: Generation) -> list[TextGeneration]:
-        return [
-            TextGeneration(text=made.text, generation_info=_info(call, made))
-            for made in (generation, *generation.alternatives)
-        ]
-
-    def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterator[GenerationChunk]:
-        info = None if chunk.generation is None else _info(call, chunk.generation)
-        if chunk.text or info:
-            yield GenerationChunk(text=chunk.text, generation_info=info)
+    def _generation(self, message: AIMessage) -> Generation:
+        kind = GenerationChunk if isinstance(message, AIMessageChunk) else Generation
+        known = {**message.response_metadata, "usage_metadata": message.usage_metadata}
+        info = known if message.response_metadata else None
+        return kind(text=str(message.content), generation_info=info)
 
 
-def _info(call: ModelCall, made: Generation) -> dict[str, Any]:
-    return {**response_metadata(call, made), "usage_metadata": usage_metadata(made)}
+class StructuredModel(RunnableLambda[LanguageModelInput, Any]):
+    """A model and what makes data of its answers; keywords of a call reach the model.
 
-
-class StructuredModel(RunnableSequence[LanguageModelInput, Any]):
-    """A model and what reads its answers; keywords of a call, ``documents=`` too, reach the model.
-
-    A plain sequence hands them to its first step only, but when streaming to every step, which
-    then fails.
+    A sequence hands them to its first step, but when streaming to every step, which then fails.
     """
-
-    def transform(
-        self,
-        input: Iterator[LanguageModelInput],
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> Iterator[Any]:
-        """See `Runnable.transform`; ``stream`` comes here, too."""
-        yield from RunnableSequence.transform(self._bound(kwargs), input, config)
-
-    async def atransform(
-        self,
-        input: AsyncIterator[LanguageModelInput],
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[Any]:
-        """Like `transform`."""
-        async for piece in RunnableSequence.atransform(self._bound(kwargs), input, config):
-            yield piece
-
-    def _bound(self, kwargs: Mapping[str, Any]) -> StructuredModel:
-        first = self.first.bind(**kwargs) if kwargs else self.first
-        return StructuredModel(first=first, middle=self.middle, last=self.last, name=self.name)
 
 
 class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
@@ -243,36 +206,26 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
     def _llm_type(self) -> str:
         return "rag-windows-chat"
 
-    @field_validator("profile", mode="before")
-    @classmethod
-    def _check_profile(cls, profile: Any) -> Any:
-        if isinstance(profile, str | Path | Profile):
-            raise RequestError(
-                "profile= is LangChain's description of what a model can do; give the profile of "
-                "a calibration as calibration=."
-            )
-        return profile
-
     def _resolve_model_profile(self) -> ModelProfile | None:
         # Only files that are here already: nothing is downloaded before the first call.
-        if self.lm is not None:
-            return model_profile(self.lm.model.config, self.lm.tokenizer, self.template_kwargs)
         here: dict[str, Any] = {"local_files_only": True}
         source = ModelSource(
-            str(self.model),
+            self.model,
+            lm=self.lm,
             tokenizer=self.tokenizer,
             tokenizer_kwargs=here if isinstance(self.tokenizer, str | Path) else None,
             revision=self.revision,
             cache_dir=self.model_kwargs.get("cache_dir"),
+            template_kwargs=self.template_kwargs,
             **here,
         )
-        return model_profile(source.config(), source.tokenizer(), self.template_kwargs)
+        return model_profile(source)
 
     def windowed_lm(self) -> WindowedLM:
         """The engine; loads the model if nobody has, and fills ``profile`` if it still waits."""
         lm = super().windowed_lm()
         if self.profile is None:
-            self.profile = model_profile(lm.model.config, lm.tokenizer, lm.template_kwargs)
+            self.profile = model_profile(ModelSource(None, lm=lm))
         return lm
 
     def bind(self, **kwargs: Any) -> BoundModel:  # type: ignore[override]  # theirs is private
@@ -388,8 +341,18 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             if method == "json_schema":
                 kwargs["json_schema"] = _json_schema(schema)
             asked = self.bind(**kwargs)
-        reader = _reader_of(schema, called=method == "function_calling")
-        return StructuredModel(first=asked, last=_with_raw(reader) if include_raw else reader)
+        read = _reader_of(schema, called=method == "function_calling")
+
+        def told(message: AIMessage) -> dict[str, Any]:
+            try:
+                return {"raw": message, "parsed": read(message), "parsing_error": None}
+            except Exception as error:  # noqa: BLE001 - handed to the one who asked for it
+                return {"raw": message, "parsed": None, "parsing_error": error}
+
+        def ask(_: LanguageModelInput, **options: Any) -> Runnable[LanguageModelInput, Any]:
+            return asked.bind(**options) | RunnableLambda(told if include_raw else read)
+
+        return StructuredModel(ask, name="structured_output")
 
     def _generate(
         self,
@@ -398,8 +361,7 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        made: ChatResult = self._answered([messages], stop, kwargs)[0]
-        return made
+        return ChatResult(generations=self._answered([messages], stop, kwargs)[0])
 
     async def _agenerate(
         self,
@@ -408,41 +370,27 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        made: ChatResult = await self._answered_async(messages, stop, kwargs)
-        return made
+        return ChatResult(generations=await self._answered_async(messages, stop, kwargs))
 
-    def _messages(self, asked: Any) -> Sequence[BaseMessage]:
-        messages: Sequence[BaseMessage] = asked
-        return messages
-
-    def _read(self, call: ModelCall, generation: Generation) -> ChatResult:
-        made = (as_message(call, one) for one in (generation, *generation.alternatives))
-        return ChatResult(generations=[ChatGeneration(message=message) for message in made])
-
-    def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
-        text = call.reader.feed(chunk.text)
-        if text:
-            yield ChatGenerationChunk(message=AIMessageChunk(content=text))
-        if chunk.generation is not None:
-            yield ChatGenerationChunk(message=last_chunk(call, chunk.generation))
+    def _generation(self, message: AIMessage) -> ChatGeneration:
+        if isinstance(message, AIMessageChunk):
+            return ChatGenerationChunk(message=message)
+        return ChatGeneration(message=message)
 
 
-def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ModelProfile:
+def model_profile(source: ModelSource) -> ModelProfile:
     """What a model can do, in LangChain's words.
 
     ``max_input_tokens`` are the model's positions: one prompt has to fit them. Documents do not
     count together, each stands in a window of its own.
     """
-    try:
-        tools: ToolFormat | None = ToolFormat.of(tokenizer, template_kwargs)
-    except ToolsUnsupportedError:
-        tools = None
-    limit = position_limit(config)
+    template = str(getattr(source.tokenizer(), "chat_template", ""))
+    tools, limit = source.tool_format(), position_limit(source.config())
     told: Any = {
         **{f"{kind}_inputs": kind == "text" for kind in ("text", "image", "pdf", "audio", "video")},
         **{f"{kind}_outputs": kind == "text" for kind in ("text", "image", "audio", "video")},
         **({} if limit is None else {"max_input_tokens": limit}),
-        "reasoning_output": "<think>" in str(getattr(tokenizer, "chat_template", "")),
+        "reasoning_output": "<think>" in template,
         "tool_calling": tools is not None,
         "tool_choice": tools is not None and tools.opening is not None,
         "tool_call_streaming": False,
@@ -454,7 +402,7 @@ def model_profile(config: Any, tokenizer: Any, template_kwargs: Mapping[str, Any
     return cast(ModelProfile, told)
 
 
-def _reader_of(schema: Any, *, called: bool) -> Runnable[AIMessage, Any]:
+def _reader_of(schema: Any, *, called: bool) -> Callable[[AIMessage], Any]:
     """What makes data of an answer: instances of a pydantic class, else what JSON holds.
 
     Args:
@@ -470,34 +418,33 @@ def _reader_of(schema: Any, *, called: bool) -> Runnable[AIMessage, Any]:
         parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
     else:
         parser = PydanticOutputParser(pydantic_object=schema) if pydantic else JsonOutputParser()
-    whole = RunnableLambda(_called if called else _complete)
-    return whole | RunnableLambda(parser.invoke)
+
+    def read(message: AIMessage) -> Any:
+        # LangChain's parsers would close JSON that was cut, and answer None without a call.
+        if not (called and message.tool_calls) and _cut(message):
+            raise OutputParserException(
+                "The answer was cut at max_tokens before the data was complete; raise max_tokens.",
+                llm_output=str(message.text),
+            )
+        if called and not message.tool_calls:
+            errors = [str(call["error"]) for call in message.invalid_tool_calls]
+            raise OutputParserException(
+                f"The model made no call that can be read. {' '.join(errors)}".strip(),
+                llm_output=str(message.text),
+            )
+        return parser.invoke(message)
+
+    return read
 
 
-def _with_raw(reader: Runnable[AIMessage, Any]) -> RunnableGenerator[Any, Any]:
-    """Hands messages on as they come, then what the reader makes of them all."""
-
-    def read(message: Any) -> dict[str, Any]:
-        try:
-            return AddableDict(parsed=reader.invoke(message), parsing_error=None)
-        except Exception as error:  # noqa: BLE001 - handed to the one who asked for it
-            return AddableDict(parsed=None, parsing_error=error)
-
-    def whole(messages: Iterator[AIMessage]) -> Iterator[dict[str, Any]]:
-        seen: Any = None
-        for message in messages:
-            seen = message if seen is None else seen + message
-            yield AddableDict(raw=message)
-        yield read(seen)
-
-    async def whole_async(messages: AsyncIterator[AIMessage]) -> AsyncIterator[dict[str, Any]]:
-        seen: Any = None
-        async for message in messages:
-            seen = message if seen is None else seen + message
-            yield AddableDict(raw=message)
-        yield read(seen)
-
-    return RunnableGenerator(whole, whole_async)
+def _cut(message: AIMessage) -> bool:
+    """Whether an answer took the last token allowed and is no whole JSON object or list."""
+    if message.response_metadata.get("finish_reason") != "length":
+        return False
+    try:
+        return not isinstance(json.loads(message.text), dict | list)
+    except ValueError:
+        return True
 
 
 def _json_schema(schema: Any) -> dict[str, Any]:
@@ -511,31 +458,80 @@ def _json_schema(schema: Any) -> dict[str, Any]:
     return found
 
 
-def _complete(message: AIMessage) -> AIMessage:
-    """The message, if it was not cut: LangChain's JSON parser would close what is open."""
-    if message.response_metadata.get("finish_reason") == "length" and not _closed(message.text):
-        raise OutputParserException(
-            "The answer was cut at max_tokens before the data was complete; raise max_tokens.",
-            llm_output=str(message.text),
+def create_windows_chain(
+    llm: LanguageModelLike,
+    prompt: BasePromptTemplate[Any],
+    *,
+    output_parser: BaseOutputParser[Any] | None = None,
+    document_prompt: BasePromptTemplate[Any] | None = None,
+    document_separator: str = "\n\n",
+    document_variable_name: str = "context",
+) -> Runnable[dict[str, Any], Any]:
+    """A chain that gives a list of documents to the model, each in a window of its own.
+
+    It takes the arguments of ``create_stuff_documents_chain`` and stands in its place, in
+    ``create_retrieval_chain`` too. Where the prompt has the documents' variable, nothing is
+    written: the model reads the documents before the first user message.
+
+    Args:
+        llm: `ChatRagWindows` or `RagWindows`, also bound, configured, with fallbacks, or with
+            structured output.
+        prompt: with the documents' variable among its input variables.
+        output_parser: `StrOutputParser` unless given; none for a model with structured output.
+        document_prompt: makes the whole text of a window, from ``page_content`` and metadata; no
+            title is put above it then. Without, a window is the title, if any, and the content.
+        document_separator: taken for the signature's sake; windows need no separator.
+        document_variable_name: key of the documents in the input, and variable of the prompt.
+
+    Returns:
+        A runnable from a mapping with the list of documents and the prompt's other variables.
+
+    Raises:
+        RequestError: the prompt lacks the variable, or a model would not get the documents.
+    """
+    if document_variable_name not in prompt.input_variables:
+        raise RequestError(
+            f"The prompt must have {document_variable_name!r} among its variables; it has "
+            f"{prompt.input_variables}. Put it in, or name yours with document_variable_name."
         )
-    return message
+    asked = list(_asked(llm))
+    for model in asked:
+        if not isinstance(model, BaseWindowModel | RunnableLambda):
+            raise RequestError(
+                f"{type(model).__name__} would not get the documents, or hands no documents on to "
+                "the model in it. Give ChatRagWindows or RagWindows, also bound, configured or "
+                "with fallbacks, or what its with_structured_output returns; for other models "
+                "there is create_stuff_documents_chain."
+            )
+    structured = any(isinstance(model, StructuredModel) for model in asked)
+    own: Runnable[Any, Any] = RunnablePassthrough() if structured else StrOutputParser()
+    parser = output_parser or own
+
+    def ask(inputs: dict[str, Any]) -> Runnable[dict[str, Any], Any]:
+        with in_langchain_terms():
+            passages = passage_list(document_variable_name, inputs[document_variable_name])
+        if document_prompt is not None:
+            passages = [_shaped(passage, document_prompt) for passage in passages]
+        emptied = RunnablePassthrough.assign(**{document_variable_name: lambda _: ""})
+        return emptied | prompt | llm.bind(documents=passages) | parser
+
+    return RunnableLambda(ask).with_config(run_name="windows_chain")
 
 
-def _closed(text: str) -> bool:
-    """Whether a text that took the last token allowed is a whole JSON object or list."""
-    try:
-        return isinstance(json.loads(text), dict | list)
-    except ValueError:
-        return False
+def _shaped(passage: Passage, document_prompt: BasePromptTemplate[Any]) -> Passage:
+    document = Document(page_content=passage.text, metadata=dict(passage.metadata))
+    text = format_document(document, document_prompt)
+    return Passage(text, id=passage.id, score=passage.score, metadata=passage.metadata)
 
 
-def _called(message: AIMessage) -> AIMessage:
-    """The message, if it holds a call: LangChain's parsers would answer None without one."""
-    if message.tool_calls:
-        return message
-    _complete(message)
-    errors = [str(call["error"]) for call in message.invalid_tool_calls]
-    raise OutputParserException(
-        f"The model made no call that can be read. {' '.join(errors)}".strip(),
-        llm_output=str(message.text),
-    )
+def _asked(llm: object) -> Iterator[object]:
+    """What gets the keywords of a call, behind bindings and fallbacks."""
+    if isinstance(llm, RunnableBindingBase):
+        yield from _asked(llm.bound)
+    elif isinstance(llm, DynamicRunnable):
+        yield from _asked(llm.default)
+    elif isinstance(llm, RunnableWithFallbacks):
+        for runnable in llm.runnables:
+            yield from _asked(runnable)
+    else:
+        yield llm

@@ -15,8 +15,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import run_in_executor
 from pydantic import Field
 
-from langchain_rag_windows.documents import conversation
 from langchain_rag_windows.errors import in_langchain_terms
+from langchain_rag_windows.messages import conversation
 from rag_windows import Passage
 from rag_windows.errors import InputError
 from rag_windows_retrievers import ConversationalRetriever, Retriever

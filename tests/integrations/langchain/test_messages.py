@@ -23,9 +23,9 @@ from langchain_core.prompts import ChatPromptTemplate, format_document
 from langchain_core.runnables import RunnableLambda
 
 from langchain_rag_windows import WindowDocumentPrompt
-from langchain_rag_windows import documents as marking
-from langchain_rag_windows.documents import conversation, mark, unmark
+from langchain_rag_windows import messages as marking
 from langchain_rag_windows.errors import RequestError
+from langchain_rag_windows.messages import conversation, mark, unmark
 from tests.integrations.cases import reader
 from tests.integrations.langchain.asking import chat
 

@@ -1,0 +1,412 @@
+"""Messages and documents of LangChain as a conversation with passages, and answers as messages.
+
+Documents come by ``documents=``, as blocks of messages, as artifacts of tools, or as marked text:
+A stock chain formats each document with a ``document_prompt`` and joins the results into one
+string. `WindowDocumentPrompt` writes a head before each text:
+
+    BEGIN head CLOSE text END        head: a keyed digest and {"n": length of the text, ...}
+
+in private-use characters, which survive ``.strip()`` and no tokenizer is asked for. The text stands
+there as it is. It can hold anything, copies of marks included: its length says where it ends, and
+nothing inside is looked at. What stands outside of documents can't make one up either: the digest
+is keyed with a secret of this process and covers length, metadata and text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, ToolMessage
+from langchain_core.messages import content as types
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.block_translators import register_translator
+from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.prompts import StringPromptTemplate
+from pydantic import Field
+from pydantic_core import to_json
+
+from langchain_rag_windows.errors import RequestError, in_langchain_terms
+from rag_windows import Generation, Passage
+from rag_windows.integration import (
+    ModelCall,
+    answer_record,
+    call_entry,
+    carried,
+    describe,
+    one_way,
+    passage_list,
+    passage_of,
+)
+
+# Documents marked in text
+
+_BEGIN = "\ue0f1\ue0f2\ue0f1"
+_CLOSE = "\ue0f3"
+_END = "\ue0f4\ue0f2\ue0f4"
+_FIRST_BYTE = 0xE100
+_HEAD = re.compile(f"{_BEGIN}([\ue100-\ue1ff]*){_CLOSE}")
+_DIGEST = 16
+_KEY = secrets.token_bytes(32)
+
+
+class WindowDocumentPrompt(StringPromptTemplate):
+    """A ``document_prompt`` for stock chains and retriever tools: each document stays a document.
+
+    LangChain shows a document prompt the text and the metadata that it names, never a document's
+    own id; so name in ``keys`` what shall come along ("title" is shown to the model, "id" is used
+    in citations). Every document must have them. `create_windows_chain` needs no such list.
+
+    Attributes:
+        keys: names of metadata.
+    """
+
+    input_variables: list[str] = Field(default_factory=lambda: ["page_content"])
+    keys: tuple[str, ...] = ()
+
+    def __init__(self, *keys: str, **fields: Any) -> None:
+        names = keys or tuple(fields.get("keys", ()))
+        super().__init__(**{**fields, "keys": names, "input_variables": ["page_content", *names]})
+
+    @property
+    def _prompt_type(self) -> str:
+        return "rag-windows-document"
+
+    def format(self, **kwargs: Any) -> str:
+        """The marked text of one document."""
+        return mark(kwargs["page_content"], {key: kwargs[key] for key in self.keys})
+
+
+def mark(text: str, metadata: Mapping[str, Any]) -> str:
+    """A text with its head and end; of its metadata, what JSON can't hold becomes a string."""
+    head = {"n": len(text), "m": dict(metadata)}
+    data = json.dumps(head, default=str, sort_keys=True, separators=(",", ":")).encode()
+    shown = "".join(chr(_FIRST_BYTE + byte) for byte in _digest(data, text) + data)
+    return f"{_BEGIN}{shown}{_CLOSE}{text}{_END}"
+
+
+def unmark(text: str) -> tuple[str, list[Passage]]:
+    """A text without its marked documents, and these.
+
+    What stands between two of them and holds no letter or digit goes as well: it separated them.
+
+    Raises:
+        RequestError: a mark that this process has not made, or a document that was changed since.
+    """
+    passages: list[Passage] = []
+    kept: list[str] = []
+    at = 0
+    while (found := _HEAD.search(text, at)) and (read := _read(text, found)):
+        between = text[at : found.start()].rstrip()
+        kept.append(between.lstrip() if passages else between)
+        passage, at = read
+        passages.append(passage)
+    rest = text
+    if passages:
+        words = [part for part in kept[1:] if re.search(r"\w", part)]
+        rest = "\n\n".join(part for part in (kept[0], *words, text[at:].lstrip()) if part)
+    if _BEGIN in rest or _END in rest:
+        raise RequestError(
+            "A document mark in this prompt is broken: it was made in another process, its text "
+            "was cut or changed after the document prompt (a mustache template must use three "
+            "braces), or somebody tries to forge a document. Format and ask in one process, and "
+            "leave the formatted documents as they are."
+        )
+    return rest, passages
+
+
+def _read(text: str, found: re.Match[str]) -> tuple[Passage, int] | None:
+    """The document at a mark, and where it ends; None if the mark is not ours."""
+    data = bytes(ord(character) - _FIRST_BYTE for character in found[1])
+    digest, data = data[:_DIGEST], data[_DIGEST:]
+    # Nothing of the head is believed before the digest is right, but the length is needed for it.
+    length = re.search(rb'"n":(\d{1,12})\}$', data)
+    end = found.end() + (int(length[1]) if length else 0)
+    content = text[found.end() : end]
+    whole = length is not None and text.startswith(_END, end)
+    if not whole or not hmac.compare_digest(digest, _digest(data, content)):
+        return None
+    document = Document(page_content=content, metadata=json.loads(data)["m"])
+    return passage_of(document), end + len(_END)
+
+
+def _digest(data: bytes, text: str) -> bytes:
+    covered = data + b"\0" + text.encode("utf-8", "surrogatepass")
+    return hmac.new(_KEY, covered, hashlib.sha256).digest()[:_DIGEST]
+
+
+# Messages
+
+_ROLES = {"human": "user", "ai": "assistant"}
+_ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
+_WAYS = ("text-plain blocks", "artifacts of tool messages", "marked text")
+_SILENT = ("reasoning", "thinking", "tool_call", "tool_call_chunk", "tool_use", "invalid_tool_call")
+"""Blocks of an earlier answer that the template writes itself, or that are not shown again."""
+
+
+def conversation(
+    messages: Sequence[BaseMessage], documents: object = None, *, tools: bool = False
+) -> tuple[list[dict[str, Any]], list[Passage]]:
+    """Messages as `WindowedLM.generate` takes them, and the documents, which come in one way.
+
+    Messages of one role that follow each other are joined with a blank line between them, many
+    templates want that.
+
+    Where no ``tools`` are bound, a call whose results are all documents is left out with them: the
+    model sees the documents and the question, in any chat template.
+
+    Raises:
+        RequestError: a role or block that can't be read, or several ways that bring documents.
+    """
+    hidden = set() if tools else _hidden_calls(messages)
+    read: list[dict[str, Any]] = []
+    ways: dict[str, list[Passage]] = {name: [] for name in _WAYS}
+    blocks, artifacts, marked = ways.values()
+    for message in messages:
+        role, before = _role(message), len(blocks)
+        text = _text(message, role, blocks)
+        found: list[Passage] = []
+        if role != "assistant":  # which may repeat what it was shown
+            found = _artifact(message)
+            artifacts += found
+            if not found:
+                text, found = unmark(text)
+                marked += found
+        said: dict[str, Any] = {"role": role, "content": text}
+        if isinstance(message, ToolMessage):
+            if found:
+                told = f"{len(found)} documents; they stand at the beginning of this conversation."
+                said["content"] = told
+            if message.tool_call_id not in hidden:
+                name = {"name": message.name} if message.name else {}
+                read.append({**said, "tool_call_id": message.tool_call_id, **name})
+        elif isinstance(message, AIMessage) and message.tool_calls:
+            if not hidden.issuperset(str(call["id"]) for call in message.tool_calls):
+                calls = [
+                    call_entry(call["name"], call["args"], call["id"])
+                    for call in message.tool_calls
+                ]
+                read.append({**said, "tool_calls": calls})
+        elif text.strip() or not (found or len(blocks) > before):
+            if read and read[-1].keys() == said.keys() and read[-1]["role"] == role:
+                both = (read.pop()["content"], text)
+                said["content"] = "\n\n".join(part for part in both if part)
+            read.append(said)
+    with in_langchain_terms():
+        return read, one_way({"documents=": passage_list("documents", documents), **ways})
+
+
+def _hidden_calls(messages: Sequence[BaseMessage]) -> set[str]:
+    """Ids of the calls that brought documents and nothing else, together with their neighbours."""
+    found = {
+        message.tool_call_id
+        for message in messages
+        if isinstance(message, ToolMessage) and (_artifact(message) or unmark(str(message.text))[1])
+    }
+    for message in messages:
+        if isinstance(message, AIMessage):
+            ids = {str(call["id"]) for call in message.tool_calls}
+            if not ids <= found:
+                found -= ids
+    return found
+
+
+def _artifact(message: BaseMessage) -> list[Passage]:
+    """The documents that a tool gave back, if its artifact is a list of them."""
+    given = message.artifact if isinstance(message, ToolMessage) else None
+    if not isinstance(given, list | tuple):
+        return []
+    whole = all(isinstance(entry, Document | Passage) for entry in given)
+    return passage_list("artifact", given) if whole else []
+
+
+def _role(message: BaseMessage) -> str:
+    kind = message.role if isinstance(message, ChatMessage) else message.type
+    role = _ROLES.get(kind.removesuffix("MessageChunk").lower())
+    if role is None:
+        raise RequestError(
+            f"A {message.type} message can't be read; use system, human, AI and tool messages."
+        )
+    return role
+
+
+def _text(message: BaseMessage, role: str, passages: list[Passage]) -> str:
+    """What a message says; its documents are added to the passages."""
+    texts = []
+    for block in [message.content] if isinstance(message.content, str) else message.content:
+        kind = block.get("type") if isinstance(block, dict) else "text"
+        if isinstance(block, str):
+            texts.append(block)
+        elif kind == "text":
+            texts.append(str(block.get("text", "")))
+        elif kind == "text-plain" and role == "user":
+            passages.append(_plain_text(block))
+        elif not (kind in _SILENT and role == "assistant"):
+            raise RequestError(
+                f"A {message.type} message holds a block of type {kind!r}, which this model "
+                "can't read. Give text blocks, and documents as text-plain blocks of a human "
+                "message or in documents=."
+            )
+    return "".join(texts)
+
+
+def _plain_text(block: Mapping[str, Any]) -> Passage:
+    if not isinstance(block.get("text"), str):
+        raise RequestError(
+            "A text-plain block must hold its text; base64, url and file_id are not fetched. Read "
+            "the file and give its text."
+        )
+    context = {} if block.get("context") is None else {"context": block["context"]}
+    own = {name: block.get(name) for name in ("text", "id", "title")}
+    with in_langchain_terms():
+        return passage_of({**own, "metadata": {**context, **(block.get("extras") or {})}})
+
+
+PROVIDER = "rag_windows"
+"""Under this name LangChain and LangSmith know our models."""
+
+
+def plain(value: object) -> Any:
+    """A value as JSON holds it; what JSON has no form for becomes its string."""
+    try:
+        written = to_json(value, inf_nan_mode="strings", bytes_mode="base64", fallback=_listed)
+        return json.loads(written)
+    except ValueError:  # it holds itself, or half a surrogate pair
+        return str(value)
+
+
+def _listed(value: Any) -> Any:
+    """Arrays, tensors and their scalars as lists and numbers, other objects as strings."""
+    listed = None if isinstance(value, type) else getattr(value, "tolist", None)
+    return listed() if callable(listed) else str(value)
+
+
+def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]:
+    """What else is known of an answer, in values that JSON holds.
+
+    ``citations`` has one entry a document, in the order given: its place (``index``), ``id``,
+    ``title`` and ``metadata``, its share of the attention (``mass``), and whether it carried the
+    answer (``cited``, see `rag_windows.integration.carried`); those that did come with their
+    ``text``. The rest is as `rag_windows.integration.answer_record` has it.
+    """
+    passages = cast(Sequence[Passage], call.passages)
+    cited = {citation.passage for citation in carried(generation.citations)}
+    told = {
+        "model_name": call.model_name,
+        "model_provider": PROVIDER,
+        "method": describe(call.method),
+        "length": len(generation.text),
+        "citations": [
+            {
+                "index": citation.passage,
+                "id": citation.id,
+                "title": passages[citation.passage].title,
+                "metadata": {
+                    str(name): plain(value)
+                    for name, value in passages[citation.passage].metadata.items()
+                },
+                "mass": citation.mass,
+                "cited": citation.passage in cited,
+                **({"text": passages[citation.passage].text} if citation.passage in cited else {}),
+            }
+            for citation in generation.citations or ()
+        ],
+        "notes": [note.message for note in generation.notes],
+        **answer_record(generation),
+    }
+    if generation.logprobs is not None:
+        told["logprobs"] = _logprobs(generation, call.lm.tokenizer)
+    return told
+
+
+def _logprobs(generation: Generation, tokenizer: Any) -> dict[str, Any]:
+    """As OpenAI's models tell them; ``bytes`` of a token that is part of a character are None."""
+    noted = list(generation.logprobs or ())
+    while noted and noted[-1].id in tokenizer.all_special_ids:
+        noted.pop()
+
+    def entry(id_: int, logprob: float) -> dict[str, Any]:
+        text = str(tokenizer.decode([id_]))
+        whole = "\ufffd" not in text
+        return {"token": text, "bytes": [*text.encode()] if whole else None, "logprob": logprob}
+
+    return {
+        "content": [
+            {**entry(one.id, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
+            for one in noted
+        ]
+    }
+
+
+def as_message(call: ModelCall, generation: Generation, *, streamed: bool = False) -> AIMessage:
+    """An answer; where it was ``streamed``, a chunk with what was not streamed yet."""
+    answer = call.reader.last(generation) if streamed else call.reader.whole(generation)
+    metadata, usage = response_metadata(call, generation), generation.usage
+    if answer.calls:
+        metadata["finish_reason"] = "tool_calls"
+    fields: dict[str, Any] = {
+        "content": answer.text,
+        "tool_calls": [
+            tool_call(name=one.name, args=dict(one.arguments), id=one.id) for one in answer.calls
+        ],
+        "invalid_tool_calls": [
+            invalid_tool_call(name=None, args=broken.text, id=None, error=broken.error)
+            for broken in answer.broken
+        ],
+        "additional_kwargs": ({"reasoning_content": answer.reasoning} if answer.reasoning else {}),
+        "usage_metadata": UsageMetadata(
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
+        ),
+        "response_metadata": metadata,
+    }
+    return AIMessageChunk(**fields, chunk_position="last") if streamed else AIMessage(**fields)
+
+
+def translate_content(message: AIMessage) -> list[types.ContentBlock]:
+    """Blocks of an answer: reasoning, the text with citations, calls of tools.
+
+    A piece of a stream is text alone; the others come whole, at its end.
+    """
+    if not isinstance(message.content, str):
+        raise NotImplementedError  # LangChain reads lists of blocks itself
+    metadata = message.response_metadata
+    blocks: list[Any] = []
+    ended = not isinstance(message, AIMessageChunk) or message.chunk_position == "last"
+    if ended and (reasoning := message.additional_kwargs.get("reasoning_content")):
+        blocks.append({"type": "reasoning", "reasoning": reasoning})
+    cited = [entry for entry in metadata.get("citations", ()) if entry["cited"]]
+    if message.content or cited:
+        notes = [_citation(entry, metadata["length"]) for entry in cited]
+        text = {"type": "text", "text": message.content}
+        blocks.append({**text, "annotations": notes} if notes else text)
+    if ended:
+        blocks += [{**call, "type": "tool_call"} for call in message.tool_calls]
+        blocks += [{**call, "type": "invalid_tool_call"} for call in message.invalid_tool_calls]
+    return blocks
+
+
+def _citation(entry: dict[str, Any], length: int) -> dict[str, Any]:
+    """A citation as annotation: of the whole text, as attention is averaged over its tokens."""
+    source = entry["metadata"].get("url") or entry["metadata"].get("source")
+    linked = isinstance(source, str) and source.startswith(("https://", "http://"))
+    return {
+        "type": "citation",
+        "start_index": 0,
+        "end_index": length,
+        "cited_text": entry["text"],
+        "extras": {key: entry[key] for key in ("index", "id", "metadata", "mass")},
+        **({} if entry["title"] is None else {"title": entry["title"]}),
+        **({"url": source} if linked else {}),
+    }
+
+
+register_translator(PROVIDER, translate_content, translate_content)
