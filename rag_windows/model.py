@@ -302,8 +302,8 @@ class WindowedLM:
             GenerationError: as in `generate`; then no answer is returned.
         """
         check_rows(max_rows)
-        tickets = [checked(self.engine, BatchRequest.of(request)) for request in requests]
-        return answer_all(self.engine, tickets, max_rows)
+        questions = [checked(self.engine, BatchRequest.of(request)) for request in requests]
+        return answer_all(self.engine, questions, max_rows)
 
     def scheduler(self, *, max_rows: int = 32) -> Scheduler:
         """A new `Scheduler`, with which threads and tasks that ask at once share forward passes.

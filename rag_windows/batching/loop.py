@@ -13,9 +13,7 @@ import torch
 
 from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.attention.layout import use_layout
-from rag_windows.batching.layout import BatchLayout, Plan, RowCaches
-from rag_windows.batching.rows import Asked, Row
-from rag_windows.errors import InputError
+from rag_windows.batching.rows import BatchLayout, Plan, Row, RowCaches
 from rag_windows.generate import Decoder
 from rag_windows.kv import Shelf, Window
 from rag_windows.loading import input_device
@@ -74,16 +72,15 @@ class SharedEncoder:
         read: dict[int, Window] = {}
         encoded: set[int] = set()
         told = 0
-        while True:
+        while len(read) < len(keys):
             for index, key in enumerate(keys):
                 if index not in read and (there := self._windows.get(key)) is not None:
                     read[index] = there
             told = _tell(asked, len(read), told)
-            if len(read) == len(keys):
-                break
             mine = [i for i, key in enumerate(keys) if i not in read and key not in self._claimed]
             if not mine:
-                yield _PAUSE_S
+                if len(read) < len(keys):
+                    yield _PAUSE_S
                 continue
             claims = {keys[index] for index in mine}
             self._claimed |= claims
@@ -145,10 +142,6 @@ class BatchLoop:
     Attributes:
         encoder: encodes windows that no row reads yet.
         rows: that take part; those that have a KV cache stand first.
-
-    Args:
-        encoder: of the model.
-        decoder: of the model.
     """
 
     def __init__(self, encoder: WindowEncoder, decoder: Decoder) -> None:
@@ -167,28 +160,15 @@ class BatchLoop:
         """Those that no pass has taken yet."""
         return self.rows[len(self._caches.lengths) :]
 
-    def admit(self, asked: Asked) -> Row | None:
+    def admit(self, row: Row) -> None:
         """Let a row, whose context comes from `encoder`, join before the next step.
 
-        Returns:
-            The row; or None if a batch can't do what its options turn out to ask for, or if the
-            row alone would leave the positions up to which the model's rotary tables stay.
+        Raises:
+            LimitError: it would leave the positions up to which the rotary tables stay.
         """
-        if not asked.query_ids:
-            raise InputError("The query has no tokens; ask something.")
-        context = asked.context
-        last = context.query_start + len(asked.query_ids) + asked.options["max_new_tokens"]
-        if context.singles:
-            check_tables(self._table_limit, last)
-        elif self._table_limit is not None and last > self._table_limit:
-            return None
-        self._decoder.follow()
-        row = Row(self._decoder, asked)
-        if not row.servable:
-            return None
+        check_tables(self._table_limit, row.last)
         self._replan()
         self.rows.append(row)
-        return row
 
     @torch.no_grad()
     def step(self) -> list[Row]:
@@ -211,7 +191,7 @@ class BatchLoop:
             logits, layout = self._pass(now)
             largest = logits.argmax(dim=-1).tolist()
         except BaseException:
-            self._caches.undo(lengths)
+            self._caches.set_lengths(lengths)
             raise
         now.keep(layout.recorded)
         self._sample(now, logits, largest)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from rag_windows.attention.layers import table_limit
 from rag_windows.batching.loop import BatchLoop
-from rag_windows.batching.rows import Asked, Row, served
+from rag_windows.batching.rows import Row, served
 from rag_windows.engine import Engine
-from rag_windows.errors import GenerationError
+from rag_windows.errors import GenerationError, without_stop_iteration
 from rag_windows.prefill import EncodedContext, Prefill
 from rag_windows.prompt.detokenize import Pieces
 from rag_windows.request import BatchRequest, Request
@@ -28,15 +30,16 @@ from rag_windows.sampling import FirstToken, whole_number
 OnText = Callable[[str], None]
 """Told each piece of the text as it settles."""
 
+_log = logging.getLogger(__name__)
 
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """One question.
+
+class Question(Future[Generation]):
+    """A question on its way: a future of its answer.
 
     Attributes:
         alone: whether it is answered by itself, as `WindowedLM.generate` does it.
         context: variables of the one who asks, in which callbacks run.
-        cancelled: ends it early when set.
+        stopped: ends it early when set.
         pieces: tells ``on_text`` its text as it comes; None if nobody wants it so.
         prefill: gives what it reads; None before and afterwards.
         due: when a prefill that waits for others may go on; else 0.
@@ -44,22 +47,48 @@ class Ticket:
         counts: of tokens and windows that were computed for it or found.
     """
 
-    engine: Engine
-    request: Request
-    alone: bool
-    context: contextvars.Context = field(default_factory=contextvars.copy_context)
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    pieces: Pieces | None = None
-    on_text: OnText | None = None
-    first: FirstToken = field(default_factory=FirstToken)
-    prefill: Prefill[EncodedContext] | None = None
-    due: float = 0.0
-    encoded_at: float = 0.0
-    counts: dict[str, Any] = field(default_factory=dict)
+    def __init__(
+        self, engine: Engine, request: Request, *, alone: bool, on_text: OnText | None = None
+    ) -> None:
+        super().__init__()
+        self.engine, self.request, self.alone = engine, request, alone
+        self.context = contextvars.copy_context()
+        self.stopped = threading.Event()
+        self.first = FirstToken()
+        self.prefill: Prefill[EncodedContext] | None = None
+        self.due = self.encoded_at = 0.0
+        self.counts: dict[str, Any] = {}
+        self.pieces: Pieces | None = None
+        self._on_text = on_text
+        if on_text is not None and engine.decoder.by_token(request.options):
+            tell, inside = on_text, self.context.run
+            self.pieces = Pieces(
+                engine.text.detokenizer, request.stop, lambda text: inside(tell, text)
+            )
+
+    def cancel(self) -> bool:
+        """Stop: at once if it has not begun, else after this forward pass, encoded or not.
+
+        Returns:
+            Whether it had not begun. Otherwise the result is what was written so far, its
+            ``finish_reason`` "cancelled".
+        """
+        self.stopped.set()
+        return super().cancel()
+
+    def end(self, result: Generation | BaseException) -> None:
+        """Give those who wait the answer, or what ended it."""
+        try:
+            if isinstance(result, BaseException):
+                self.set_exception(without_stop_iteration(result))
+            else:
+                self.set_result(result)
+        except BaseException:  # noqa: BLE001 - of a callback; the future itself is done
+            _log.exception("A callback of a question's future failed.")
 
     def tell_rest(self, generation: Generation) -> None:
         """Tell what of the whole text was not told yet."""
-        if self.on_text is None:
+        if self._on_text is None:
             return
         sent = "" if self.pieces is None else self.pieces.sent
         if not generation.text.startswith(sent):
@@ -68,32 +97,35 @@ class Ticket:
                 "tokenizer."
             )
         if rest := generation.text[len(sent) :]:
-            self.on_text(rest)
+            self._on_text(rest)
+
+    def answered_alone(self) -> Generation:
+        """The answer as `WindowedLM.generate` makes it."""
+        generation = self.engine.answer(self.request, self.pieces, self.stopped)
+        self.tell_rest(generation)
+        return generation
 
 
-def checked(engine: Engine, asked: BatchRequest, on_text: OnText | None = None) -> Ticket:
+def checked(engine: Engine, asked: BatchRequest, on_text: OnText | None = None) -> Question:
     """Check and tokenize a question, as `WindowedLM.generate` does."""
     reader, request = engine.ask(asked)
-    method = request.method
+    method, parts = request.method, request.parts
+    limit = table_limit(engine.model.config.get_text_config(decoder=True))
+    last = len(parts.prefix_ids) + len(parts.query_ids) + request.max_new_tokens
     alone = (
         reader is not engine
         or request.fallback is not None
         or method.combination is not None
         or method.selection is not None
         or not served(engine.decoder, request.options)
+        # The rotary tables of the plain model grow with such a prompt, those of a batch don't.
+        or (not parts.windows and limit is not None and last > limit)
     )
-    ticket = Ticket(reader, request, alone, on_text=on_text)
-    if on_text is not None and engine.decoder.by_token(request.options):
-        tell, inside = on_text, ticket.context.run
-        ticket.pieces = Pieces(
-            engine.text.detokenizer, request.stop, lambda text: inside(tell, text)
-        )
-    return ticket
+    return Question(reader, request, alone=alone, on_text=on_text)
 
 
-Ended = tuple[Ticket, Generation | BaseException | None]
-"""A question that left the batch, and its answer or what ended it; None if it has to be answered
-alone after all, and then nothing was told to anybody."""
+Ended = tuple[Question, Generation | BaseException]
+"""A question that left the batch, and its answer or what ended it."""
 
 _NAP_S = 0.01
 """The longest rest while every question waits for others; who comes meanwhile waits so long."""
@@ -111,27 +143,22 @@ class Batch:
         self._engine = engine
         self._max_rows = max_rows
         self._loop = BatchLoop(engine.encoder, engine.decoder)
-        self._entering: list[Ticket] = []
-        self._tickets: dict[Row, Ticket] = {}
+        self._entering: list[Question] = []
+        self._questions: dict[Row, Question] = {}
 
     def __len__(self) -> int:
-        return len(self._entering) + len(self._tickets)
-
-    @property
-    def tickets(self) -> list[Ticket]:
-        """Those that are in the batch."""
-        return [*self._entering, *self._tickets.values()]
+        return len(self._entering) + len(self._questions)
 
     @property
     def full(self) -> bool:
         """Whether others have to wait."""
-        busy = sum(not ticket.due for ticket in self._entering)
-        return busy + len(self._tickets) >= self._max_rows
+        busy = sum(not question.due for question in self._entering)
+        return busy + len(self._questions) >= self._max_rows
 
-    def admit(self, ticket: Ticket) -> None:
+    def admit(self, question: Question) -> None:
         """Let a question in; `step` encodes what it reads."""
-        ticket.prefill = self._engine.prefill(ticket.request, self._loop.encoder)
-        self._entering.append(ticket)
+        question.prefill = self._engine.prefill(question.request, self._loop.encoder)
+        self._entering.append(question)
 
     def step(self) -> list[Ended]:
         """A forward pass for a question that enters, and a token for each of the others.
@@ -139,76 +166,72 @@ class Batch:
         What fails ends one question; a pass of many that fails is tried again with the others.
         """
         ended: list[Ended] = []
-        for ticket in [one for one in self._entering if one.cancelled.is_set()]:
-            ended.append((ticket, self._engine.unbegun(ticket.request)))
-            self._leave(ticket)
+        for question in [one for one in self._entering if one.stopped.is_set()]:
+            ended.append((question, self._engine.unbegun(question.request)))
+            self._leave(question)
         worked = False
-        for ticket in [*self._entering]:
-            if ticket.due and (self.full or ticket.due > time.monotonic()):
+        for question in [*self._entering]:
+            if question.due and (self.full or question.due > time.monotonic()):
                 continue
             try:
-                if worked := self._encode(ticket, ended):
+                if worked := self._encode(question):
                     break
             except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
-                self._leave(ticket)
-                ended.append((ticket, error))
+                self._leave(question)
+                ended.append((question, error))
                 break
-        if self._tickets:
+        if self._questions:
             ended += self._decode()
         elif not (worked or ended) and self._entering:
-            until = min(ticket.due for ticket in self._entering) - time.monotonic()
+            until = min(question.due for question in self._entering) - time.monotonic()
             time.sleep(min(_NAP_S, max(0.0, until)))
         return ended
 
-    def close(self) -> None:
-        """Stop what is being encoded."""
-        for ticket in [*self._entering]:
-            self._leave(ticket)
+    def close(self) -> list[Question]:
+        """End what is being encoded; returns all questions that were in the batch."""
+        left = [*self._entering, *self._questions.values()]
+        for question in [*self._entering]:
+            self._leave(question)
+        return left
 
-    def _encode(self, ticket: Ticket, ended: list[Ended]) -> bool:
-        """Go on with a prefill; whether that was a forward pass, after which it is others' turn.
-
-        One that a batch can't answer after all is added to ``ended``.
-        """
+    def _encode(self, question: Question) -> bool:
+        """Go on with a prefill; whether that was a forward pass, after which it is others' turn."""
         try:
-            pause = ticket.context.run(next, ticket.prefill)  # type: ignore[arg-type]  # it entered
+            pause = question.context.run(next, question.prefill)  # type: ignore[arg-type]  # it entered
         except StopIteration as made:
-            self._entering.remove(ticket)
-            ticket.prefill = None
-            if not self._join(ticket, made.value):
-                ended.append((ticket, None))
+            self._join(question, made.value)
             return False
-        ticket.due = time.monotonic() + pause if pause else 0.0
+        question.due = time.monotonic() + pause if pause else 0.0
         if pause:
             return False
-        self._entering.remove(ticket)
-        self._entering.append(ticket)
+        self._entering.remove(question)
+        self._entering.append(question)
         return True
 
-    def _join(self, ticket: Ticket, context: EncodedContext) -> bool:
-        """Let a question join that is encoded; False if a batch can't answer it."""
-        request = ticket.request
-        ticket.encoded_at = time.perf_counter()
-        ticket.counts = {
+    def _join(self, question: Question, context: EncodedContext) -> None:
+        """Let a question join that is encoded."""
+        request, query_ids = question.request, question.request.parts.query_ids
+        question.encoded_at = time.perf_counter()
+        question.counts = {
             "cached_tokens": context.cached_tokens,
             "windows": len(context.singles),
             "cached_windows": context.cached_windows,
         }
-        prompt = len(context.prefix_ids) + len(request.parts.query_ids)
-        row = self._loop.admit(
-            Asked(
-                context=context,
-                query_ids=request.parts.query_ids,
-                options={**request.options, "max_new_tokens": request.max_new_tokens},
-                criteria=self._engine.criteria(request, ticket.first, ticket.cancelled, prompt),
-                seed=request.seed,
-                cited=request.citations,
-                streamer=ticket.pieces,
-            )
+        prompt = len(context.prefix_ids) + len(query_ids)
+        row = Row(
+            self._engine.decoder,
+            context,
+            query_ids,
+            {**request.options, "max_new_tokens": request.max_new_tokens},
+            criteria=self._engine.criteria(request, question.first, question.stopped, prompt),
+            seed=request.seed,
+            cited=request.citations,
+            streamer=question.pieces,
         )
-        if row is not None:
-            self._tickets[row] = ticket
-        return row is not None
+        self._loop.admit(row)
+        self._entering.remove(question)
+        question.prefill = None
+        self._questions[row] = question
 
     def _decode(self) -> list[Ended]:
         """A token for each row; returns those that ended."""
@@ -218,11 +241,11 @@ class Batch:
             return [self._failed(error)]
         ended: list[Ended] = []
         for row in rows:
-            ticket = self._tickets.pop(row)
+            question = self._questions.pop(row)
             try:
-                ended.append((ticket, self._ended(row, ticket)))
+                ended.append((question, self._answer(row, question)))
             except BaseException as error:  # noqa: BLE001 - a caller's code; only its own row ends
-                ended.append((ticket, error))
+                ended.append((question, error))
         return ended
 
     def _failed(self, error: BaseException) -> Ended:
@@ -231,73 +254,60 @@ class Batch:
         Where memory ends, those that are being encoded count as well: whoever asks for more next
         runs into it, which need not be who took it.
         """
-        among = [self._tickets[row] for row in self._loop.new_rows]
+        among = [self._questions[row] for row in self._loop.new_rows]
         if _out_of_memory(error):
             # What a failed pass has made is held by its frames.
             traceback.clear_frames(error.__traceback__)
             among += self._entering
-        ended = max(among or self._tickets.values(), key=_tokens)
+        ended = max(among or self._questions.values(), key=_tokens)
         self._leave(ended)
         return ended, error
 
-    def _leave(self, ticket: Ticket) -> None:
-        if ticket in self._entering:
-            self._entering.remove(ticket)
-        if ticket.prefill is not None:
+    def _leave(self, question: Question) -> None:
+        if question in self._entering:
+            self._entering.remove(question)
+        if question.prefill is not None:
             with suppress(BaseException):  # it is being ended for another reason
-                ticket.context.run(ticket.prefill.close)
-            ticket.prefill = None
-        for row in [row for row, mine in self._tickets.items() if mine is ticket]:
+                question.context.run(question.prefill.close)
+            question.prefill = None
+        for row in [row for row, mine in self._questions.items() if mine is question]:
             self._loop.drop(row)
-            del self._tickets[row]
+            del self._questions[row]
 
-    def _ended(self, row: Row, ticket: Ticket) -> Generation:
+    def _answer(self, row: Row, question: Question) -> Generation:
         if row.error is not None:
             raise row.error
-        request = ticket.request
+        request = question.request
         generation = self._engine.generation(
             request,
             row.tokens(),
             row.attention(),
-            timings=Timings.of(request.started, ticket.encoded_at, ticket.first.seen_at),
-            stopped_early=ticket.cancelled.is_set(),
+            timings=Timings.of(request.started, question.encoded_at, question.first.seen_at),
+            stopped_early=question.stopped.is_set(),
             raw=GenerateDecoderOnlyOutput(sequences=row.sequence),
-            **ticket.counts,
+            **question.counts,
         )
-        ticket.context.run(ticket.tell_rest, generation)
+        question.context.run(question.tell_rest, generation)
         return generation
 
 
-def answer_alone(ticket: Ticket) -> Generation:
-    """Answer one question as `WindowedLM.generate` does."""
-    generation = ticket.engine.answer(ticket.request, ticket.pieces, ticket.cancelled)
-    ticket.tell_rest(generation)
-    return generation
-
-
-def answer_all(engine: Engine, tickets: Sequence[Ticket], max_rows: int) -> list[Generation]:
+def answer_all(engine: Engine, questions: Sequence[Question], max_rows: int) -> list[Generation]:
     """Answers in the order given; what ends a question first is raised."""
     check_rows(max_rows)
-    answers: dict[Ticket, Generation] = {}
-    alone = [ticket for ticket in tickets if ticket.alone]
-    waiting = deque(ticket for ticket in tickets if not ticket.alone)
+    answers: dict[Question, Generation] = {}
+    waiting = deque(question for question in questions if not question.alone)
     batch = Batch(engine, max_rows)
     try:
         while batch or waiting:
             while waiting and not batch.full:
                 batch.admit(waiting.popleft())
-            for ticket, ended in batch.step():
-                if isinstance(ended, BaseException):
-                    raise ended
-                if ended is None:
-                    alone.append(ticket)
-                else:
-                    answers[ticket] = ended
+            for question, result in batch.step():
+                if isinstance(result, BaseException):
+                    raise result
+                answers[question] = result
     finally:
         batch.close()
-    for ticket in alone:
-        answers[ticket] = answer_alone(ticket)
-    return [answers[ticket] for ticket in tickets]
+    return [answers[one] if one in answers else one.answered_alone() for one in questions]
 
 
 def check_rows(max_rows: int) -> None:
@@ -305,9 +315,9 @@ def check_rows(max_rows: int) -> None:
     whole_number("max_rows", max_rows)
 
 
-def _tokens(ticket: Ticket) -> int:
+def _tokens(question: Question) -> int:
     """Of its prompt: what it reads, and so roughly what memory it takes."""
-    parts = ticket.request.parts
+    parts = question.request.parts
     return sum(map(len, (parts.prefix_ids, parts.query_ids, *(one.ids for one in parts.windows))))
 
 

@@ -1,17 +1,21 @@
-"""The rows of a batch: what each reads, how it gets its tokens, and what it has answered."""
+"""The rows of a batch: how each gets its tokens, and what they read together in a forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from transformers.generation import GenerationMode
 from transformers.generation.streamers import BaseStreamer
 
+from rag_windows.attention.layout import Layout, Parts, texts
+from rag_windows.attention.native.kernel import Part
+from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments
+from rag_windows.errors import InputError
 from rag_windows.generate import Decoder, with_config
-from rag_windows.kv import Window
+from rag_windows.kv import Window, follows, side_by_side
 from rag_windows.loading import input_device
 from rag_windows.methods import query_bias
 from rag_windows.prefill import EncodedContext
@@ -58,6 +62,9 @@ OPTIONS = frozenset(
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "assistant_early_exit": (None, False),
     "cache_implementation": (None, False, "hybrid"),
+    "constraints": (None,),
+    "dola_layers": (None,),
+    "force_words_ids": (None,),
     "guidance_scale": (None, 1),
     "num_beams": (None, 1),
     "num_return_sequences": (None, 1),
@@ -65,14 +72,14 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "output_hidden_states": (None, False),
     "output_logits": (None, False),
     "output_scores": (None, False),
+    "penalty_alpha": (None, 0),
     "prompt_lookup_num_tokens": (None,),
     "stop_strings": (None,),
     "token_healing": (None, False),
+    "use_mtp": (None, False),
     "watermarking_config": (None,),
 }
 """Options that a config may set, too, and the values with which a row can be one of a batch."""
-
-_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 def served(decoder: Decoder, options: Mapping[str, Any]) -> bool:
@@ -80,30 +87,6 @@ def served(decoder: Decoder, options: Mapping[str, Any]) -> bool:
     if not OPTIONS.issuperset(name for name, value in options.items() if value is not None):
         return False
     return all(decoder.option(options, name) in values for name, values in PLAIN.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a loop is asked at token level.
-
-    Attributes:
-        context: prefix and windows.
-        query_ids: at least one token.
-        options: of ``PreTrainedModel.generate``; those that `served` lets pass, with
-            ``max_new_tokens``.
-        criteria: stopping criteria beside those in ``options``.
-        seed: of a private generator, or None for PyTorch's global one.
-        cited: whether attention weights are recorded.
-        streamer: as in transformers, or None.
-    """
-
-    context: EncodedContext
-    query_ids: Sequence[int]
-    options: dict[str, Any]
-    criteria: Sequence[Any] = ()
-    seed: int | None = None
-    cited: bool = False
-    streamer: BaseStreamer | None = field(default=None, repr=False)
 
 
 def _prepared(model: Any, input_ids: torch.Tensor, **made: Any) -> dict[str, Any]:
@@ -115,56 +98,79 @@ class Row:
     """One row of the batch.
 
     ``generate`` itself prepares its processors and criteria, so that defaults, order and refusals
-    are its own; then it hands over to its caller's loop. The numbers are the method's, see
-    `rag_windows.attention.segments.Reading`.
+    are its own; then it hands over to its caller's loop.
+
+    Args:
+        decoder: of the model.
+        context: prefix and windows, not yet together.
+        query_ids: at least one token.
+        options: of ``PreTrainedModel.generate``; those that `served` lets pass, with
+            ``max_new_tokens``.
+        criteria: stopping criteria beside those in ``options``.
+        seed: of a private generator, or None for PyTorch's global one.
+        cited: whether attention weights are recorded.
+        streamer: as in transformers, or None.
 
     Attributes:
         spans: of each window, the tokens of each of its parts that are cited by themselves.
         fed: tokens that the next forward pass takes: at first the whole query, then the newest.
         position: of the first of those.
+        last: position behind the last token that it may get.
         weights: attention weights of each span, of the prefix and of the row's own tokens, summed
             over what was recorded; only their shares mean something.
-        servable: whether a batch can do what its options turn out to ask for.
         greedy: whether the largest logit is its next token.
         sequence: (1, tokens) int64: the prompt and what was generated.
         error: what ended it, if something did.
     """
 
-    def __init__(self, decoder: Decoder, asked: Asked) -> None:
-        refuse_model_inputs(asked.options)
-        context, method = asked.context, asked.context.method
-        windowed = bool(context.singles)
+    def __init__(
+        self,
+        decoder: Decoder,
+        context: EncodedContext,
+        query_ids: Sequence[int],
+        options: Mapping[str, Any],
+        *,
+        criteria: Sequence[Any] = (),
+        seed: int | None = None,
+        cited: bool = False,
+        streamer: BaseStreamer | None = None,
+    ) -> None:
+        if not query_ids:
+            raise InputError("The query has no tokens; ask something.")
+        refuse_model_inputs(options)
+        decoder.follow()
+        method, windowed = context.method, bool(context.singles)
         self.prefix: Window | None = context.prefix if windowed else None
         self.windows: tuple[Window, ...] = context.singles
         self.spans: list[tuple[int, ...]] = [(len(window.ids),) for window in context.singles]
         if len(context.singles) == 1:
             self.spans = [context.lengths]
-        prompt = [*context.prefix_ids, *asked.query_ids]
+        prompt = [*context.prefix_ids, *query_ids]
         # Without windows nothing else holds the prefix, so it begins the row's own KV cache.
-        self.fed = list(asked.query_ids) if windowed else prompt
+        self.fed = list(query_ids) if windowed else prompt
         self.position = context.query_start if windowed else 0
+        self.last = self.position + len(self.fed) + options["max_new_tokens"]
         self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
         self.query_bias = query_bias(method, len(context.singles)) if windowed else 0.0
-        self.cited = asked.cited and windowed
+        self.cited = cited and windowed
         self.weights = [0.0] * (len(context.groups) + 2)
         self.error: BaseException | None = None
         self.ended = False
         self._groups, self._n_groups = context.groups, context.n_groups
         model = decoder.runner.model if windowed else decoder.model
         device = input_device(model)
-        arguments = with_config(decoder.arguments(asked.options, len(prompt), asked.criteria))
+        arguments = with_config(decoder.arguments(options, len(prompt), criteria))
         self.sequence = torch.tensor([prompt], dtype=torch.int64, device=device)
         made: Any = model.generate(self.sequence, custom_generate=_prepared, **arguments)
         self._processors, self._criteria = made["logits_processor"], made["stopping_criteria"]
         self._sampling = bool(made["generation_config"].do_sample)
-        self.servable = made["generation_config"].get_generation_mode() in _MODES
         self.greedy = not self._sampling and not self._processors
         self._ends = decoder.end_tokens(arguments)
-        self._scope = seeded(asked.seed, device)
-        self._streamer = asked.streamer
+        self._scope = seeded(seed, device)
+        self._streamer = streamer
         self._prompt = len(prompt)
-        if self._streamer is not None and self.servable:
-            self._streamer.put(self.sequence.cpu())
+        if streamer is not None:
+            streamer.put(self.sequence.cpu())
 
     def leave(self) -> None:
         """Read nothing any more."""
@@ -211,3 +217,292 @@ class Row:
             whole[group] += weight
         total = sum(whole)
         return [weight / total for weight in whole]
+
+
+FIRST_CAPACITY = 64
+"""Tokens for which there is room before the KV caches of a batch grow for the first time."""
+
+
+class RowCaches:
+    """The KV caches of a batch's rows, with room ahead, so that a token is one write.
+
+    Row ``i`` of a batch is row ``i`` of the tensors, by layer (rows, kv heads, capacity, head dim
+    or value dim); it has ``lengths[i]`` tokens. Not for several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+
+    def remove(self, row: int) -> None:
+        """Let go of a row; the last one takes its place."""
+        last = len(self.lengths) - 1
+        length = self.lengths[last]
+        if row != last:
+            for buffer in (*self.keys.values(), *self.values.values()):
+                buffer[row, :, :length] = buffer[last, :, :length]
+            self.lengths[row] = length
+        self.set_lengths(self.lengths[:-1])
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Count the tokens of the pass that begins, by row; rows that are new stand behind."""
+        self.lengths += [0] * (len(tokens) - len(self.lengths))
+        self.lengths = [length + n for length, n in zip(self.lengths, tokens, strict=True)]
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """Let each row have so many of its tokens, and forget the rows behind them."""
+        self.lengths = list(lengths)
+        if not self.lengths:
+            self.keys.clear()
+            self.values.clear()
+
+    def buffers(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, with room for what was counted.
+
+        The given ones, (kv heads, any, head dim) and (kv heads, any, value dim), say how shaped.
+        """
+        held = self.keys.get(layer)
+        rows, tokens = len(self.lengths), max(*self.lengths, FIRST_CAPACITY)
+        if held is None or held.shape[0] < rows or held.shape[2] < tokens:
+            if held is not None:
+                rows = held.shape[0] if held.shape[0] >= rows else max(rows, 2 * held.shape[0])
+                tokens = held.shape[2] if held.shape[2] >= tokens else 2 * tokens
+            for buffers, like in ((self.keys, key), (self.values, value)):
+                # Zeros, not what memory happens to hold: masked weights times NaN would be NaN.
+                buffer = like.new_zeros(rows, like.shape[0], tokens, like.shape[2])
+                if layer in buffers:
+                    before = buffers[layer]
+                    buffer[: before.shape[0], :, : before.shape[2]] = before
+                buffers[layer] = buffer
+        return self.keys[layer], self.values[layer]
+
+
+def add(sums: dict[Role, torch.Tensor], weights: Mapping[Role, torch.Tensor]) -> None:
+    """Add attention weights to sums, role by role."""
+    for role, weight in weights.items():
+        sums[role] = sums[role] + weight if role in sums else weight
+
+
+class Plan:
+    """Which rows take part in forward passes, and what they read; it holds until rows come or go.
+
+    Attributes:
+        rows: in order; the first ``old`` have a KV cache already, with one fed token each.
+        lengths: fed tokens of each.
+        newest: (rows,) int64, on the CPU: the place of each row's last token.
+        shared: segments of the prefixes and of the windows, where there are any.
+        cited: whether attention weights are recorded.
+    """
+
+    def __init__(self, rows: Sequence[Row], old: int) -> None:
+        self.rows = list(rows)
+        self.old = old
+        self.lengths = [len(row.fed) for row in rows]
+        ends = list(accumulate(self.lengths, initial=0))
+        self.newest = torch.tensor(ends[1:]) - 1
+        self._tokens = ends[-1]
+        self._owners = torch.arange(len(rows)).repeat_interleave(torch.tensor(self.lengths))
+        places = [torch.arange(start, end) for start, end in pairwise(ends)]
+        self._places = dict(zip(rows, places, strict=True))
+        self.slope = self._of_tokens([row.slope for row in rows], 1.0)
+        self.shift = self._of_tokens([row.shift for row in rows], 0.0)
+        self.query_bias = self._of_tokens([row.query_bias for row in rows], 0.0)
+        self.cited = any(row.cited for row in rows)
+        # Results of each role that predict an answer's next token: place, row, entry of `weights`.
+        newest = zip(rows, self.newest.tolist(), strict=True)
+        self._cited: dict[Role, list[tuple[int, Row, int]]] = {
+            "prefix": [],
+            "context": [],
+            "query": [(place, row, -1) for row, place in newest if row.cited],
+        }
+        prefixes, windows = self._prefixes(), self._windows()
+        self.shared: list[Segments] = []
+        if prefixes:
+            self.shared.append(Segments("prefix", prefixes, self._tokens, static=True))
+        if windows:
+            self.shared.append(Segments("context", windows, self._tokens, static=True))
+        self._results = {
+            role: torch.tensor([place for place, _, _ in found], dtype=torch.int64)
+            for role, found in self._cited.items()
+        }
+        self._recorded: dict[Role, torch.Tensor] = {}
+
+    def of_cited(
+        self, segments: Sequence[Segments], weights: Sequence[torch.Tensor]
+    ) -> dict[Role, torch.Tensor]:
+        """One layer's attention weights of the tokens that predict an answer's next one."""
+        return {
+            one.role: weight[self._results[one.role].to(weight.device)].mean(dim=1)
+            for one, weight in zip(segments, weights, strict=True)
+        }
+
+    def keep(self, recorded: Mapping[Role, torch.Tensor]) -> None:
+        """Add a pass's attention weights, once it is done."""
+        add(self._recorded, recorded)
+
+    def flush(self) -> None:
+        """Hand the attention weights to the rows, once."""
+        recorded, self._recorded = self._recorded, {}
+        for role, sums in recorded.items():
+            for (_, row, of), weight in zip(self._cited[role], sums.tolist(), strict=True):
+                row.weights[of] += weight
+
+    def _of_tokens(self, numbers: Sequence[float], usual: float) -> float | torch.Tensor:
+        """A number for all tokens, or (tokens, 1) fp32."""
+        if all(number == usual for number in numbers):
+            return usual
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        return torch.tensor(numbers)[self._owners].unsqueeze(-1)
+
+    def _prefixes(self) -> list[Segment]:
+        readers: dict[int, tuple[Window, list[Row]]] = {}
+        for row in self.rows:
+            if row.prefix is not None:
+                readers.setdefault(id(row.prefix), (row.prefix, []))[1].append(row)
+        made: list[Segment] = []
+        for window, rows in readers.values():
+            self._add(made, "prefix", rows, [-2] * len(rows), [window])
+        return made
+
+    def _windows(self) -> list[Segment]:
+        """Windows as segments: one a span that is cited, else one for all of equal readers."""
+        readers: dict[tuple[int, float], list[tuple[Row, int]]] = {}
+        windows: dict[int, tuple[Window, tuple[int, ...]]] = {}
+        for row in self.rows:
+            first = 0
+            for window, spans in zip(row.windows, row.spans, strict=True):
+                windows[id(window)] = window, spans
+                readers.setdefault((id(window), row.temperature), []).append((row, first))
+                first += len(spans)
+        made: list[Segment] = []
+        together: dict[tuple[tuple[Row, ...], float], list[Window]] = {}
+        for (known, temperature), found in readers.items():
+            window, spans = windows[known]
+            rows = [row for row, _ in found]
+            if not any(row.cited for row in rows):
+                together.setdefault((tuple(rows), temperature), []).append(window)
+                continue
+            for number, (start, end) in enumerate(pairwise(accumulate(spans, initial=0))):
+                of = [first + number for _, first in found]
+                self._add(made, "context", rows, of, [window], slice(start, end), temperature)
+        for (alike, temperature), group in together.items():
+            self._add(made, "context", alike, [0] * len(alike), group, temperature=temperature)
+        return made
+
+    def _add(
+        self,
+        made: list[Segment],
+        role: Role,
+        rows: Sequence[Row],
+        of: Sequence[int],
+        windows: Sequence[Window],
+        stretch: slice = slice(None),
+        temperature: float = 1.0,
+    ) -> None:
+        """Add a segment that rows read, a stretch of some windows.
+
+        ``of`` says of which entry of `Row.weights` each row's attention on it is a part.
+        """
+        place = sum(one.readers(self._tokens) for one in made)
+        for row, entry in zip(rows, of, strict=True):
+            place += len(self._places[row])
+            if row.cited:
+                self._cited[role].append((place - 1, row, entry))
+        positions = torch.cat([torch.arange(one.start, one.end)[stretch] for one in windows])
+        segment = Segment(int(positions.min()), int(positions.max()))
+        segment.tokens = torch.cat([self._places[row] for row in rows])
+        segment.positions, segment.temperature = positions, temperature
+        segment.layers = Parts(partial(_parts, windows, stretch))
+        made.append(segment)
+
+
+def _parts(windows: Sequence[Window], stretch: slice, layer: int) -> list[Part]:
+    """A stretch of windows in a layer; those that stand side by side in memory are one part."""
+    runs: list[list[Part]] = []
+    for window in windows:
+        part = window.keys[layer][:, stretch], window.values[layer][:, stretch]
+        if runs and all(map(follows, runs[-1][-1], part)):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return [
+        (
+            side_by_side([key for key, _ in run]).unsqueeze(0),
+            side_by_side([value for _, value in run]).unsqueeze(0),
+        )
+        for run in runs
+    ]
+
+
+class BatchLayout(Layout):
+    """One forward pass over the tokens of all rows, one behind the other in one batch row.
+
+    ``caches`` count this pass's tokens already; ``positions`` (tokens,) int64 are on the CPU.
+    ``recorded`` holds the attention weights of the pass so far, as `Plan.of_cited` gives them.
+    """
+
+    def __init__(
+        self,
+        sliding_windows: tuple[int | None, ...],
+        plan: Plan,
+        caches: RowCaches,
+        positions: torch.Tensor,
+    ) -> None:
+        self.sliding_windows = sliding_windows
+        self._plan = plan
+        self._caches = caches
+        self.recorded: dict[Role, torch.Tensor] = {}
+        self._where: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        tokens, old = len(positions), plan.old
+        own: list[Segment] = []
+        if old:
+            lengths = torch.tensor(caches.lengths[:old])
+            starts = positions[:old] - lengths + 1
+            self._old = Segment(
+                first=int(starts.min()),
+                last=int(positions[:old].max()),
+                tokens=torch.arange(old),
+                positions=starts.unsqueeze(-1) + torch.arange(int(lengths.max())),
+                seen=lengths,
+            )
+            own.append(self._old)
+        self._new = texts(plan.lengths[old:], positions, old)
+        own += [one.segment for one in self._new]
+        made = [Segments("query", own, tokens), *plan.shared]
+        self._reading = Reading(Rows(positions), made, plan.slope, plan.shift, plan.query_bias)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a row of the batch is cited."""
+        return self._plan.cited
+
+    def reading(
+        self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
+    ) -> Reading:
+        """Write the fed tokens into their rows' KV caches, and say what they read."""
+        old, device = self._plan.old, key.device
+        keys, values = self._caches.buffers(layer, key[0], value[0])
+        if old:
+            if device not in self._where:
+                ends = torch.tensor(self._caches.lengths[:old], device=device) - 1
+                self._where[device] = torch.arange(old, device=device), ends
+            index, ends = self._where[device]
+            keys[index, :, ends] = key[0, :, :old].transpose(0, 1)
+            values[index, :, ends] = value[0, :, :old].transpose(0, 1)
+            longest = max(self._caches.lengths[:old])
+            self._old.layers = {layer: [(keys[:old, :, :longest], values[:old, :, :longest])]}
+        row = old
+        for one in self._new:
+            place = slice(row, row + one.groups)
+            part = one.take(layer, key, value)
+            keys[place, :, : one.length], values[place, :, : one.length] = part
+            row += one.groups
+        return self._reading
+
+    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
+        """Add one layer's attention weights."""
+        add(self.recorded, self._plan.of_cited(reading.segments, weights))

@@ -28,7 +28,7 @@ from transformers import (
 
 from rag_windows.attention.native import kernel as native
 from rag_windows.batching.loop import BatchLoop
-from rag_windows.batching.rows import Asked
+from rag_windows.batching.rows import Row
 from rag_windows.benchmark.result import (
     ALONE,
     COLD,
@@ -432,15 +432,15 @@ def measure_concurrency(plan: Plan, questions: int, lm: WindowedLM) -> Part:
             for one in asked
         ]
 
+    alike = {**options, "do_sample": False}
+
     def together(warm: WindowedLM) -> list[list[int]]:
         loop = BatchLoop(warm.engine.encoder, warm.engine.decoder)
         rows = []
         for one in asked:
             context = complete(prefill_context(loop.encoder, one.prefix, one.windows, warm.method))
-            row = loop.admit(Asked(context, one.query, {**options, "do_sample": False}))
-            if row is None:
-                raise GenerationError("The batch can't take these options; please report this.")
-            rows.append(row)
+            rows.append(Row(warm.engine.decoder, context, one.query, alike))
+            loop.admit(rows[-1])
         while loop.rows:
             for row in loop.step():
                 if row.error is not None:

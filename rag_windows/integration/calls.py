@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rag_windows.batching.scheduler import Scheduled
+from rag_windows.batching.questions import Question
 from rag_windows.errors import (
     CancelledGenerationError,
     GenerationTimeoutError,
@@ -62,7 +62,7 @@ class _Waiting:
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.left = False
-        self.scheduled: Scheduled | None = None
+        self.scheduled: Question | None = None
 
     def leave(self) -> None:
         """Stop the work within a token, from any thread."""
@@ -127,7 +127,7 @@ class Calls:
 
     def _begin(
         self, waiting: _Waiting, call: Call, on_text: Callable[[str], None] | None = None
-    ) -> Scheduled:
+    ) -> Question:
         asked = {"query": call.query, "passages": call.passages, **call.options}
         scheduler = call.lm.shared_scheduler(max_rows=self.max_rows)
         scheduled = scheduler.submit(asked, on_text=on_text, lone=self.lone)
@@ -183,7 +183,7 @@ class Calls:
         with self._wait(timeout) as waiting:
             await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
 
-            def begin() -> tuple[C, Scheduled]:
+            def begin() -> tuple[C, Question]:
                 call = prepare()
                 return call, self._begin(waiting, call)
 
@@ -210,7 +210,7 @@ class Calls:
                 except RuntimeError:  # the loop was closed: nobody waits
                     waiting.leave()
 
-            def begin() -> tuple[C, Scheduled]:
+            def begin() -> tuple[C, Question]:
                 call = prepare()
                 scheduled = self._begin(waiting, call, put)
                 scheduled.add_done_callback(lambda _: put(None))

@@ -28,8 +28,8 @@ from rag_windows import (
     WindowedLM,
 )
 from rag_windows.batching.loop import BatchLoop
-from rag_windows.batching.questions import Batch, checked
-from rag_windows.batching.scheduler import APART, Scheduled, Scheduler
+from rag_windows.batching.questions import Batch, Question, checked
+from rag_windows.batching.scheduler import APART, Scheduler
 from rag_windows.prefill import Encoder
 from rag_windows.results import Generation
 from tests.parity import tolerances, zoo
@@ -261,7 +261,7 @@ class Gate(LogitsProcessor):
         return scores
 
 
-def gated(scheduler: Scheduler) -> tuple[Scheduled, Gate]:
+def gated(scheduler: Scheduler) -> tuple[Question, Gate]:
     """A question that is in the middle of its answer."""
     gate = Gate()
     future = scheduler.submit({**ASK, "logits_processor": [gate]})
@@ -344,7 +344,7 @@ def test_a_pass_that_fails_ends_its_rows_and_the_next_question_is_answered(
             def fails(*_: Any, **__: Any) -> None:
                 raise MemoryError("no room")
 
-            patch.setattr("rag_windows.batching.layout.RowCaches.buffers", fails)
+            patch.setattr("rag_windows.batching.rows.RowCaches.buffers", fails)
             gate.open.set()
             with pytest.raises(MemoryError):
                 first.result(WAIT)
