@@ -19,8 +19,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.cache.sizes import Size
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.calibrate import KEEP_BYTES, By, Metric, OnProgress, calibrate
-from rag_windows.codebook.book import PassageBook, codebook_of
-from rag_windows.codebook.holdings import OnPrepared
+from rag_windows.codebook.book import OnPrepared, PassageBook, codebook_of
 from rag_windows.engine import Engine, OnWarmed, Warmed
 from rag_windows.errors import InputError, stop_iteration_told
 from rag_windows.guard import FallbackOption

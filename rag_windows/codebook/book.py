@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
+from rag_windows.cache.codec import Entry
+from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.keys import fields
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.codebook.holdings import Holdings, OnPrepared, Preparer, State
-from rag_windows.codebook.index import Index, Record, require_json, same_passage
+from rag_windows.codebook.index import Index, Record, Stamp, require_json
 from rag_windows.engine import Engine
-from rag_windows.errors import InputError, MethodError
+from rag_windows.errors import CacheError, InputError, MethodError
+from rag_windows.kv import Window
 from rag_windows.methods import Codebook, Method, chain, resolve
+from rag_windows.methods.codebook import page_owners
 from rag_windows.passage import Note, Passage
+from rag_windows.prefill import Source, ToEncode, complete
 from rag_windows.request import BatchRequest, Messages, PassageLike
 from rag_windows.sampling import whole_number
+from rag_windows.steps.selection import encode_query
+from rag_windows.threads import Lock
+
+CHUNK = 64
+"""Windows that are encoded and stored together."""
+
+OnPrepared = Callable[[int, int], None]
+"""Called with how many passages are done, and of how many."""
+
+_WHAT = {
+    "model": "another model (other weights, config or precision, or another version of torch or "
+    "transformers)",
+    "tokenizer": "another tokenizer or chat template",
+    "prefix": "another prefix (system prompt or tools)",
+    "encoding": "another encoding of its windows (another refinement, or none)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +51,7 @@ class Added:
 
     Attributes:
         ids: of each passage given, in order; None for one that has no text and was not kept.
-        evicted: ids of passages that had to go because the book was full, least useful first.
+        evicted: ids of passages that had to go because the book was full, longest unused first.
         notes: on blank, repeated and split passages; ``Note.passage`` counts those given.
     """
 
@@ -48,6 +71,30 @@ class Retrieved:
 
     passage: Passage
     similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a book holds at one moment; never changed, so that a search needs no lock.
+
+    ``records`` are by id, in the order in which they came; ``rows`` are the pages of all of them in
+    one matrix, ``owners`` whose each one is.
+    """
+
+    records: Mapping[str, Record] = field(default_factory=dict)
+    rows: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    owners: torch.Tensor = field(default_factory=lambda: page_owners([]))
+
+    @classmethod
+    def of(cls, records: Mapping[str, Record]) -> _Held:
+        """These records, their pages as views of one matrix."""
+        pages = [one.pages for one in records.values() if one.pages is not None]
+        if not pages:
+            return cls()
+        sizes, rows = [len(own) for own in pages], torch.cat(pages)
+        views = zip(records.items(), rows.split(sizes), strict=True)
+        kept = {name: replace(one, pages=view) for (name, one), view in views}
+        return cls(kept, rows, page_owners(sizes))
 
 
 class PassageBook:
@@ -84,45 +131,63 @@ class PassageBook:
         wait_s: float,
         on_loaded: OnPrepared | None = None,
     ) -> None:
-        codebook = codebook_of(method)
+        codebook, engine = codebook_of(method), lm.engine
         if codebook is None:
             raise InputError(f"A book needs a Codebook among its methods, not {method!r}.")
+        if not isinstance(engine.encoder, CachedEncoder):
+            raise InputError("A book keeps its windows in a cache; give the model one.")
+        if engine.numbered:
+            raise InputError(
+                "The header writes a passage's number into its window, and numbers are only known "
+                "with a question; load the model with header='title' or header='none'."
+            )
+        if method.alignment != "left":
+            raise InputError(
+                f"The method {method.name!r} places windows by the longest one of a request, so "
+                "none can be kept for others; choose a reader such as ape, pcw or mateicl."
+            )
         self.lm = lm
         self.cache = cache
         self.method = method
         self.codebook = codebook
         self.path = path
         self.prefix = prefix
-        self._preparer = Preparer(
-            lm.engine, cache, method, codebook, prefix=prefix, conversation=conversation
-        )
-        index = None if path is None else Index(path, wait_s)
-        self._holdings = Holdings(self._preparer, cache, index, on_loaded)
+        self._encoder = engine.encoder
+        self._question: Messages = "?" if conversation is None else conversation
+        request = engine.request(self._question, [Passage("?")], prefix=prefix, method=method)
+        self._prefix_ids = request.parts.prefix_ids
+        self._made_for = self._identity()
+        self._index = None if path is None else Index(path, wait_s)
+        self._lock = Lock()
+        self._held = _Held()
+        self._stamp: Stamp | None = None
+        self._found: dict[str, float] = {}  # when, as far as it is not written yet
+        self._refresh(on_loaded)
 
     def __len__(self) -> int:
-        return len(self._holdings.now().records)
+        return len(self._now().records)
 
     def __contains__(self, id: object) -> bool:
-        return id in self._holdings.now().records
+        return id in self._now().records
 
     def __iter__(self) -> Iterator[Passage]:
-        return iter([record.passage for record in self._holdings.now().records.values()])
+        return iter([record.passage for record in self._now().records.values()])
 
     def __getitem__(self, id: str) -> Passage:
         """The passage of an id; `KeyError` if there is none."""
-        return self._holdings.now().records[id].passage
+        return self._now().records[id].passage
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Of all passages, in the order in which they came."""
-        return tuple(self._holdings.now().records)
+        return tuple(self._now().records)
 
     def add(self, passages: Iterable[PassageLike], *, on_added: OnPrepared | None = None) -> Added:
         """Encode passages and keep them; give many at once, the index is written once a call.
 
         A passage without an id gets one made from its title and text. One that is held already,
-        word for word, stays as it is. In a full book the least useful passages go: those that the
-        smallest share of the searches found since they came, never one of this call's own.
+        word for word, stays as it is. In a full book those go that no search found for the longest
+        time, never one of this call's own.
 
         Args:
             passages: as in ``generate``.
@@ -139,7 +204,7 @@ class PassageBook:
     def update(
         self, passages: Iterable[PassageLike], *, on_added: OnPrepared | None = None
     ) -> Added:
-        """Replace passages by others of the same ids; what was counted about them begins anew.
+        """Replace passages by others of the same ids.
 
         Raises:
             InputError: an id that is not held (`add` takes new ones); the others as in `add`.
@@ -152,15 +217,15 @@ class PassageBook:
         Raises:
             InputError: an id that is not held; none is removed then.
         """
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        with self._holdings.changing() as state:
-            _require(state, wanted)
-            self._holdings.change(wanted)
+        gone = {ids} if isinstance(ids, str) else set(ids)
+        with self._changing() as records:
+            _require(records, gone)
+            self._commit({name: one for name, one in records.items() if name not in gone})
 
     def clear(self) -> None:
         """Forget all passages and their windows."""
-        with self._holdings.changing() as state:
-            self._holdings.change(state.records)
+        with self._changing():
+            self._commit({})
 
     def search(
         self, query: Messages, retrieve: int | None = None, *, prefix: str | None = None
@@ -178,12 +243,17 @@ class PassageBook:
         """
         count = self.codebook.retrieve if retrieve is None else retrieve
         whole_number("retrieve", count)
-        self._preparer.check(self._holdings.made_for)
-        tokens = self._preparer.query(query, prefix)
-        state = self._holdings.now()
-        found = state.pages.rank(self.codebook, tokens, state.records, count)
-        self._holdings.count(one for one, _ in found)
-        return [Retrieved(state.records[one].passage, alike) for one, alike in found]
+        self._check_made_for(self._made_for)
+        tokens = self._query_keys(query, prefix)
+        held = self._now()
+        if not held.records:
+            return []
+        records = list(held.records.values())
+        alike = self.codebook.similarities(tokens, held.rows, held.owners, len(records))
+        best = torch.sort(alike, descending=True, stable=True).indices[:count].tolist()
+        with self._lock:
+            self._found |= dict.fromkeys((str(records[at].passage.id) for at in best), time.time())
+        return [Retrieved(records[at].passage, float(alike[at])) for at in best]
 
     def chosen(self, model: PreTrainedModel, asked: BatchRequest) -> tuple[Engine, BatchRequest]:
         """What answers a question, and the question with the passages that this book chose for it.
@@ -208,9 +278,11 @@ class PassageBook:
         )
 
     def save(self) -> None:
-        """Write what was counted since the last change, and wait for the disk."""
+        """Write when passages were found since the last change, and wait for the disk."""
         self.cache.flush()
-        self._holdings.save()
+        if self._index is not None and self._found:
+            with self._changing() as records:
+                self._commit(records)
 
     def close(self) -> None:
         """Save, and close the book's cache."""
@@ -228,34 +300,36 @@ class PassageBook:
     ) -> Added:
         """Encode passages, and take them in."""
         given = self._named(passages)
-        prepared = self._preparer.prepare(given, on_added)
-        with self._holdings.changing() as state:
+        encoded, notes = self._encode(given, on_added)
+        with self._changing() as records:
             if replacing:
-                _require(state, [str(passage.id) for passage in given])
+                _require(records, [str(passage.id) for passage in given])
             new, ids = {}, []
-            for passage, one in zip(given, prepared, strict=True):
-                name = str(passage.id)
-                held = state.records.get(name)
-                same = held is not None and same_passage(held.passage, passage)
+            for record in encoded:
+                name = str(record.passage.id)
+                held = records.get(name)
+                same = held is not None and held.passage == record.passage
                 if held is not None and not replacing and not same:
                     raise InputError(
                         f"The book holds another passage with the id {name!r}; replace it with "
                         "update(), or give this one an id of its own."
                     )
-                if held is not None and one.pages is None:
+                if held is not None and record.pages is None:
                     raise InputError(
                         f"The new text of passage {name!r} is blank; use remove() to drop it."
                     )
-                ids.append(None if one.pages is None else name)
-                if one.pages is not None and not same:
-                    new[name] = (Record(passage), one)
-            kept = {name for name in ids if name is not None}
+                ids.append(None if record.pages is None else name)
+                if record.pages is not None and not same:
+                    new[name] = record
             size = self.codebook.size
-            surplus = 0 if size is None else len(state.records.keys() | kept) - size
-            evicted = self._holdings.least_useful(surplus, spared=kept)
+            surplus = 0 if size is None else len(records.keys() | new.keys()) - size
+            others = [record for name, record in records.items() if name not in ids]
+            unused = [str(one.passage.id) for one in sorted(others, key=self._used)]
+            evicted = unused[: max(0, surplus)]
             if new or evicted:
-                self._holdings.change(evicted, new)
-        return Added(tuple(ids), tuple(evicted), tuple(note for p in prepared for note in p.notes))
+                kept = {name: one for name, one in records.items() if name not in evicted}
+                self._commit({**kept, **new})
+        return Added(tuple(ids), tuple(evicted), notes)
 
     def _named(self, passages: Iterable[PassageLike]) -> list[Passage]:
         """Passages with ids; one without gets one that only an equal text and title give."""
@@ -267,13 +341,12 @@ class PassageBook:
         given = []
         for one in map(Passage.of, passages):
             if not one.id:
-                parts = [
-                    text.encode("utf-8", "surrogatepass") for text in (one.title or "", one.text)
-                ]
+                texts = (one.title or "", one.text)
+                parts = [text.encode("utf-8", "surrogatepass") for text in texts]
                 one = replace(one, id=hashlib.sha256(fields(*parts)).hexdigest()[:32])
             if self.path is not None:
                 require_json(one)
-            if not same_passage(named.setdefault(str(one.id), one), one):
+            if named.setdefault(str(one.id), one) != one:
                 raise InputError(f"Two different passages have the id {one.id!r}; rename one.")
             given.append(one)
         size = self.codebook.size
@@ -284,14 +357,180 @@ class PassageBook:
             )
         return given
 
+    # What is held: changed by one thread and process at a time
+
+    def _now(self) -> _Held:
+        """What the book holds now, changes of other processes included."""
+        if self._index is not None and self._index.stamp() != self._stamp:
+            # Without the lock of all processes: the index is replaced as a whole, and a question
+            # must not wait for somebody's change.
+            with self._lock:
+                self._refresh()
+        return self._held
+
+    @contextmanager
+    def _changing(self) -> Iterator[Mapping[str, Record]]:
+        """Be the only one that changes the book; gives its records."""
+        # In this order: threads that ask need this process's lock, and must not wait for others.
+        with nullcontext() if self._index is None else self._index.locked(), self._lock:
+            self._refresh()
+            yield self._held.records
+
+    def _commit(self, records: Mapping[str, Record]) -> None:
+        """Write records, take them on, and forget windows that none of them has."""
+        records = {name: replace(one, used=self._used(one)) for name, one in records.items()}
+        if self._index is not None:
+            self.cache.flush()
+            self._stamp = self._index.write(self._made_for, records.values())
+        before, self._held = self._held.records, _Held.of(records)
+        self._found.clear()
+        gone = {key for record in before.values() for key in record.keys}
+        if gone := gone - {key for record in records.values() for key in record.keys}:
+            self.cache.remove(gone)
+
+    def _used(self, record: Record) -> float:
+        return max(record.used, self._found.get(str(record.passage.id), 0.0))
+
+    def _refresh(self, on_loaded: OnPrepared | None = None) -> None:
+        """Take over what the index holds, if that is not what this process knows."""
+        if self._index is None or (stamp := self._index.stamp()) == self._stamp:
+            return
+        made_for, records = self._index.read() or (self._made_for, {})
+        self._check_made_for(made_for)
+        old = self._held.records
+        news = [
+            record.passage
+            for name, record in records.items()
+            if name not in old or old[name].passage != record.passage
+        ]
+        made = {str(one.passage.id): one for one in self._encode(news, on_loaded)[0]}
+        self._held = _Held.of(
+            {name: replace(made.get(name) or old[name], used=r.used) for name, r in records.items()}
+        )
+        self._stamp = stamp
+
+    # Passages and queries as the method encodes them, behind the book's prefix
+
+    def _identity(self) -> dict[str, Any]:
+        """All that windows depend on, by names for people; JSON."""
+        model, tokenizer = self._encoder.identity()
+        if model is None:
+            raise CacheError(
+                "A book needs to know that its model stays the same, and forward hooks or a "
+                "patched forward make that impossible; take them off."
+            )
+        return {
+            "model": model.hex(),
+            "tokenizer": tokenizer.hex(),
+            "prefix": list(self._prefix_ids),
+            "encoding": self.method.encoding,
+        }
+
+    def _check_made_for(self, made_for: Mapping[str, Any]) -> None:
+        """Refuse windows that were made for something else than there is now, naming all of it."""
+        now = self._identity()
+        differs = [what for name, what in _WHAT.items() if made_for.get(name) != now[name]]
+        if differs:
+            raise CacheError(
+                f"This book was made with {'; and with '.join(differs)} than there is now. Open it "
+                "as it was made, or make another book, in a folder of its own."
+            )
+
+    def _encode(
+        self, passages: Sequence[Passage], told: OnPrepared | None = None
+    ) -> tuple[list[Record], tuple[Note, ...]]:
+        """Records of passages, whose windows and pages are encoded and kept, or were already."""
+        if not passages:
+            return [], ()
+        engine: Engine = self.lm.engine
+        request = engine.request(self._question, passages, prefix=self.prefix, method=self.method)
+        parts = request.parts
+        made: list[tuple[torch.Tensor, tuple[str, str]]] = []
+        for first in range(0, len(parts.windows), CHUNK):
+            chunk = slice(first, first + CHUNK)
+            windows = [one.ids for one in parts.windows[chunk]]
+            made += self._pages(windows, request.sources[chunk])
+            if told is not None and len(made) < len(parts.windows):
+                told(parts.windows[len(made)].passage, len(passages))
+        self.cache.flush()
+        if told is not None:
+            told(len(passages), len(passages))
+        own: dict[int, list[tuple[torch.Tensor, tuple[str, str]]]] = {}
+        for one, window in zip(made, parts.windows, strict=True):
+            own.setdefault(window.passage, []).append(one)
+        for note in parts.notes:
+            if note.kind == "duplicate" and note.of in own:
+                own[note.passage] = own[note.of]
+        records, now = [], time.time()
+        for number, passage in enumerate(passages):
+            windows_of = own.get(number, [])
+            pages = torch.cat([rows for rows, _ in windows_of]) if windows_of else None
+            keys = tuple(key for _, pair in windows_of for key in pair)
+            records.append(Record(passage, now, keys, pages))
+        return records, parts.notes
+
+    def _pages(
+        self, windows: Sequence[tuple[int, ...]], sources: Sequence[Source]
+    ) -> list[tuple[torch.Tensor, tuple[str, str]]]:
+        """Each window's pages, and its key with that of its pages.
+
+        A window of which only the pages are kept is encoded when a query reads it.
+        """
+        start, search, encoding = len(self._prefix_ids), self.codebook, self.method.encoding
+        depth = len(self._encoder.runner.sliding_windows)
+        kind = f"pages {search.layers_of(depth)} {search.page} {search.similarity == 'cosine'}"
+        model = bytes.fromhex(self._identity()["model"])
+        whole = self._encoder.scope(model, self._prefix_ids, encoding)
+        searched = self._encoder.scope(model, self._prefix_ids, f"{kind} of {encoding}")
+        keys = [(whole.window_key(ids, start), searched.window_key(ids, start)) for ids in windows]
+        disk = self.cache.disk
+        found = {} if disk is None else disk.get_many([pages for _, pages in keys])
+        missing = [at for at, (_, pages) in enumerate(keys) if pages not in found]
+        asked = ToEncode(
+            self._prefix_ids,
+            [windows[at] for at in missing],
+            self.method,
+            [sources[at] for at in missing],
+            patient=True,
+        )
+        encoded = complete(self._encoder.prefill(asked)).windows
+        rows = {key: entry.window.keys[0][0] for key, entry in found.items()}
+        for at, window in zip(missing, encoded, strict=True):
+            key = keys[at][1]
+            rows[key] = search.pages(window).float().cpu()
+            if disk is not None:
+                disk.put(key, _entry(rows[key], start))
+        return [(rows[pages], (window, pages)) for window, pages in keys]
+
+    def _query_keys(self, query: Messages, prefix: str | None) -> torch.Tensor:
+        """What is compared of a query behind the book's prefix: (T, width) fp32 on the CPU."""
+        given = self.prefix if prefix is None else prefix
+        request = self.lm.engine.request(query, [Passage("?")], prefix=given, method=self.method)
+        if request.parts.prefix_ids != self._prefix_ids:
+            raise InputError(
+                "This request has another prefix (system prompt, system message or tools) than the "
+                "book's passages were encoded behind. Ask with the book's own, or make a book with "
+                "prefix= or conversation= as requests have it."
+            )
+        encoded = complete(self._encoder.prefill(ToEncode(self._prefix_ids, [], self.method)))
+        window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
+        return self.codebook.tokens(window).cpu()
+
+
+def _entry(rows: torch.Tensor, start: int) -> Entry:
+    """Pages as the cache keeps windows: one layer and head, one token a page, and no values."""
+    keys = rows.unsqueeze(0)
+    window = Window((0,) * len(rows), start, (keys,), (keys.new_zeros(1, len(rows), 0),))
+    return Entry(window, cost_s=0.0, labels=(), created=time.time())
+
 
 def codebook_of(method: Method) -> Codebook | None:
     """The codebook among a method and its readers."""
     return next((one for one in chain(method) if isinstance(one, Codebook)), None)
 
 
-def _require(state: State, ids: Iterable[str]) -> None:
-    missing = [one for one in ids if one not in state.records]
+def _require(records: Mapping[str, Record], ids: Iterable[str]) -> None:
+    missing = [one for one in ids if one not in records]
     if missing:
         raise InputError(f"The book holds no passage with the id {missing[0]!r}.")
 

@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+import torch
 
 from rag_windows.cache.locks import lock_file, require_locks
 from rag_windows.errors import CacheError, InputError
@@ -18,44 +19,25 @@ from rag_windows.passage import Passage
 
 NAME, LOCK = "book.json", "book.lock"
 FORMAT = 1
+_FIELDS = ("id", "text", "title", "score", "metadata")
 Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A passage as a book keeps it, and the keys of its windows, which follow from its text.
+    """A passage of a book.
 
-    ``hits`` searches found it, the last of them number ``used`` of the book; it came at ``since``.
+    Attributes:
+        passage: with its id.
+        used: unix time at which it came or a search found it last.
+        keys: of its windows and their pages in the cache; they follow from its text.
+        pages: what is searched, (pages, width) fp32 in host memory; None before it is encoded.
     """
 
     passage: Passage
+    used: float = 0.0
     keys: tuple[str, ...] = ()
-    hits: int = 0
-    since: int = 0
-    used: int = 0
-
-    def usefulness(self, searches: int) -> tuple[float, int]:
-        """The share of searches that found it, and the last that did; one hit is granted ahead."""
-        return (self.hits + 1) / (searches - self.since + 1), self.used
-
-    def as_json(self) -> dict[str, Any]:
-        """What is written of it."""
-        passage = self.passage
-        return {
-            "id": passage.id,
-            "text": passage.text,
-            "title": passage.title,
-            "score": passage.score,
-            "metadata": dict(passage.metadata),
-            "uses": [self.hits, self.since, self.used],
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read what `as_json` wrote."""
-        passage = Passage(**{name: value[name] for name in value.keys() - {"uses"}})
-        hits, since, used = value["uses"]
-        return cls(passage, hits=hits, since=since, used=used)
+    pages: torch.Tensor | None = None
 
 
 def require_json(passage: Passage) -> None:
@@ -68,25 +50,6 @@ def require_json(passage: Passage) -> None:
         f"The metadata of passage {passage.id!r} can't be kept in a file: {given!r}. Give plain "
         "JSON values (string keys, lists instead of tuples, no NaN), or a book without path=."
     )
-
-
-def same_passage(one: Passage, other: Passage) -> bool:
-    """Whether all but the id is equal."""
-    return (one.text, one.title, one.score, dict(one.metadata)) == (
-        other.text,
-        other.title,
-        other.score,
-        dict(other.metadata),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What an index holds: what its windows depend on, the searches so far, records by id."""
-
-    made_for: Mapping[str, Any]
-    searches: int
-    records: Mapping[str, Record]
 
 
 class Index:
@@ -138,8 +101,12 @@ class Index:
             raise CacheError(f"The book's index can't be read: {error}.") from error
         return state.st_ino, state.st_mtime_ns, state.st_size
 
-    def read(self) -> Contents | None:
-        """What is written; None if nothing was yet, CacheError where it is damaged."""
+    def read(self) -> tuple[Mapping[str, Any], dict[str, Record]] | None:
+        """What the windows were made for, and the records by id; None if nothing is written yet.
+
+        Raises:
+            CacheError: the index is damaged, or of another format.
+        """
         try:
             whole = json.loads(self._file.read_bytes())
             body = whole["book"]
@@ -150,9 +117,12 @@ class Index:
                     f"The book in {str(self._folder)!r} has format {body['format']!r}, and this "
                     f"version reads {FORMAT}; make it again from its passages."
                 )
-            records = map(Record.from_json, body["passages"])
-            by_id = {str(one.passage.id): one for one in records}
-            return Contents(body["made for"], body["searches"], by_id)
+            records = {}
+            for one in body["passages"]:
+                passage = Passage(**{name: one[name] for name in _FIELDS})
+                # Books of earlier versions counted uses, and did not note when.
+                records[str(passage.id)] = Record(passage, one.get("used", 0.0))
+            return body["made for"], records
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -163,20 +133,17 @@ class Index:
                 "known. Bring it back from a backup, or make the book again in another folder."
             ) from error
 
-    def write(self, contents: Contents) -> Stamp | None:
+    def write(self, made_for: Mapping[str, Any], records: Iterable[Record]) -> Stamp | None:
         """Put an index in place of the present one, while `locked`; returns its stamp."""
-        body = {
-            "format": FORMAT,
-            "made for": dict(contents.made_for),
-            "searches": contents.searches,
-            "passages": [record.as_json() for record in contents.records.values()],
-        }
-        unfinished = self._folder / f"{NAME}.{secrets.token_hex(8)}.tmp"
+        passages = []
+        for one in records:
+            kept = {name: getattr(one.passage, name) for name in _FIELDS}
+            kept["metadata"] = dict(one.passage.metadata)
+            passages.append({**kept, "used": one.used})
+        body = {"format": FORMAT, "made for": made_for, "passages": passages}
+        unfinished = self._folder / f"{NAME}.tmp"
         try:
-            # What a process that was killed while writing has left.
-            for left in self._folder.glob(f"{NAME}.{'[0-9a-f]' * 16}.tmp"):
-                left.unlink()
-            with open(unfinished, "x", encoding="ascii", opener=_private) as file:
+            with open(unfinished, "w", encoding="ascii", opener=_private) as file:
                 json.dump({"seal": _seal(body), "book": body}, file)
                 file.flush()
                 os.fsync(file.fileno())

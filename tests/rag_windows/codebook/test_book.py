@@ -22,7 +22,6 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
-from rag_windows.codebook.index import Record
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import METHOD, PASSAGES, QUESTION, TOPICS, book
 
@@ -129,25 +128,14 @@ def test_blank_and_split_passages_are_told() -> None:
     assert {one.passage.id for one in held.search(QUESTION)} == set(held.ids)
 
 
-def test_the_least_useful_go_and_are_told() -> None:
+def test_those_that_were_not_found_for_the_longest_time_go_and_are_told() -> None:
     held = book(method=replace(METHOD, size=4, retrieve=1))
     held.add(PASSAGES[:4])
-    found = {held.search(QUESTION)[0].passage.id for _ in range(3)}
-    assert len(found) == 1
-    unfound = [topic for topic in TOPICS[:4] if topic not in found]
+    (found,) = {one.passage.id for one in held.search(QUESTION)}
+    unfound = [topic for topic in TOPICS[:4] if topic != found]
     assert held.add([PASSAGES[4]]).evicted == (unfound[0],)
-    # The new one had no chance yet, so it stays before those that no search found.
     assert held.add(PASSAGES[5:7]).evicted == tuple(unfound[1:])
-    assert set(held.ids) == {*found, *TOPICS[4:]}
-
-
-def test_usefulness_is_the_share_of_searches_that_found_it() -> None:
-    passage = PASSAGES[0]
-    often, once = Record(passage, hits=5, used=9), Record(passage, hits=1, used=8)
-    late, new = Record(passage, hits=1, used=9), Record(passage, since=10, used=10)
-    never = Record(passage)
-    ranked = sorted([often, new, once, never, late], key=lambda one: one.usefulness(10))
-    assert ranked == [never, once, late, often, new]
+    assert set(held.ids) == {found, *TOPICS[4:]}
 
 
 def test_any_method_of_equal_windows_reads_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -192,14 +193,30 @@ def test_an_index_that_can_not_be_written_changes_nothing(
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
-    left, foreign = tmp_path / f"book.json.{'a' * 16}.tmp", tmp_path / "book.json.mine.tmp"
+def test_what_a_killed_writer_left_is_written_over(tmp_path: Path) -> None:
+    left = tmp_path / "book.json.tmp"
     with book(tmp_path) as held:
         left.write_text("half")
-        foreign.write_text("not ours")
         held.add(PASSAGES[:1])
     assert not left.exists()
-    assert foreign.exists()
+    assert book(tmp_path).ids == TOPICS[:1]
+
+
+def test_books_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """They counted uses instead of noting the last one."""
+    with book(tmp_path) as held:
+        held.add(PASSAGES[:2])
+    file = tmp_path / "book.json"
+    body = json.loads(file.read_text())["book"]
+    for one in body["passages"]:
+        del one["used"]
+        one["uses"] = [3, 0, 7]
+    body["searches"] = 9
+    plain = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    seal = hashlib.sha256(plain.encode()).hexdigest()
+    file.write_text(json.dumps({"seal": seal, "book": body}))
+    assert [one.passage for one in book(tmp_path).search(QUESTION, 2)]
+    assert book(tmp_path).ids == TOPICS[:2]
 
 
 ROUNDS = 4
