@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that transformers knows, trained at run time without a network.
+"""Small tokenizers of every kind that serves causal models, trained at run time without a network.
 
 Each has the features of a family in real life that matter where text meets control tokens.
 ``build`` makes one by name; results are kept for the run.
@@ -7,15 +7,12 @@ Each has the features of a family in real life that matter where text meets cont
 from __future__ import annotations
 
 import functools
-import io
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import sentencepiece
 from tokenizers import (
     AddedToken,
     Regex,
@@ -26,17 +23,7 @@ from tokenizers import (
     pre_tokenizers,
     trainers,
 )
-from transformers import (
-    AutoTokenizer,
-    BertGenerationTokenizer,
-    BertTokenizer,
-    ByT5Tokenizer,
-    GemmaTokenizer,
-    LlamaTokenizer,
-    PreTrainedTokenizer,
-    PreTrainedTokenizerFast,
-    T5Tokenizer,
-)
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
 import rag_windows
 
@@ -105,9 +92,6 @@ def turns(begin: str, end: str, opening: str = "") -> str:
         f"{opening}{{% for m in messages %}}{shown}{{{{ m.content }}}}{end}{{% endfor %}}"
         f"{{% if add_generation_prompt %}}{begin.replace('ROLE', 'assistant')}{{% endif %}}"
     )
-
-
-CHATML = turns("<|im_start|>ROLE\n", "<|im_end|>\n")
 
 
 @dataclass(frozen=True)
@@ -236,19 +220,6 @@ def _neox() -> Any:
     return tokenizer
 
 
-@fixture("chatml")
-def _chatml() -> Any:
-    """Bytes, nothing normalized, nothing put before a text."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(split=QWEN_SPLIT),
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens=["<|im_start|>", "<|fim_prefix|>"],
-    )
-    tokenizer.chat_template = CHATML
-    return tokenizer
-
-
 @fixture("tiny-reader")
 def _tiny_reader() -> Any:
     """The embedded reader's own."""
@@ -256,217 +227,125 @@ def _tiny_reader() -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@functools.cache
-def train(kind: str, *, bytes_: bool, names: tuple[str, ...] = (), t5_ids: bool = False) -> bytes:
-    """Serialized SentencePiece model; `names` are user-defined pieces."""
-    ids = (2, -1, 1, 0) if t5_ids else (0, 1, 2, 3)
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(line for text in SENTENCES for line in text.split("\n") if line),
-        model_writer=model,
-        model_type=kind,
-        vocab_size=720,
-        byte_fallback=bytes_,
-        user_defined_symbols=list(names),
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        character_coverage=1.0,
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-        unk_id=ids[0],
-        bos_id=ids[1],
-        eos_id=ids[2],
-        pad_id=ids[3],
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+
+
+def bytes_behind(words: dict[str, int], names: tuple[str, ...]) -> dict[str, int]:
+    """A vocabulary as SentencePiece lays it out: control tokens, bytes, then what was learnt."""
+    listed = ["<unk>", "<s>", "</s>", *names, *BYTES]
+    return {word: index for index, word in enumerate(dict.fromkeys([*listed, *words]))}
+
+
+def metaspaced(*names: str, scheme: str = "first") -> Tokenizer:
+    """BPE with byte fallback; a space is a sign of its own, also before the text."""
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False, initial_alphabet=ALPHABET)
+    learner.train_from_iterator(SENTENCES, trainer)
+    merges = json.loads(learner.to_str())["model"]["merges"]
+    backend = Tokenizer(
+        models.BPE(
+            vocab=bytes_behind(learner.get_vocab(), names),
+            merges=[tuple(merge) for merge in merges],
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
     )
-    return model.getvalue()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.decoder = from_metaspace()
+    return backend
 
 
-@contextmanager
-def folder_of(model: bytes, file: str) -> Iterator[Path]:
-    """A folder to load a tokenizer from, which is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="tokenizer-") as name:
-        folder = Path(name)
-        (folder / file).write_bytes(model)
-        (folder / "tokenizer_config.json").write_text("{}")
-        yield folder
+def from_metaspace() -> decoders.Decoder:
+    stages = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*stages, decoders.Strip(" ", 1, 0)])
+
+
+def fast(backend: Tokenizer, template: str, **special: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer with the usual names of control tokens, and a chat template."""
+    usual = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, **{**usual, **special})
+    made.chat_template = template
+    return made
 
 
 @fixture("llama2")
 def _llama2() -> Any:
     """BPE with byte fallback; a dummy prefix at the very start only."""
-    with folder_of(train("bpe", bytes_=True), "tokenizer.model") as folder:
-        tokenizer = LlamaTokenizer.from_pretrained(folder, legacy=False)
-    tokenizer.chat_template = MISTRAL
-    return tokenizer
+    return fast(metaspaced(), MISTRAL)
 
 
 @fixture("llama2-legacy")
 def _llama2_legacy() -> Any:
-    """The same from its JSON form: the prefix is put by a normalizer, after control tokens too."""
-    backend = build("llama2").tokenizer.backend_tokenizer
-    backend = Tokenizer.from_str(backend.to_str())
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    """The prefix is put by a normalizer, after control tokens too."""
+    backend = metaspaced()
+    prefix = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    backend.normalizer = normalizers.Sequence(prefix)
     backend.pre_tokenizer = None
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="<unk>",
-        extra_special_tokens=["[INST]", "[/INST]", "<<SYS>>"],
-    )
-    tokenizer.chat_template = MISTRAL
-    return tokenizer
+    markers = ["[INST]", "[/INST]", "<<SYS>>"]
+    return fast(backend, MISTRAL, pad_token="<unk>", extra_special_tokens=markers)
 
 
 @fixture("phi3")
 def _phi3() -> Any:
     """Role markers that eat the white space behind them."""
-    with folder_of(train("bpe", bytes_=True), "tokenizer.model") as folder:
-        tokenizer = LlamaTokenizer.from_pretrained(folder, legacy=False, eos_token="<|endoftext|>")
-    tokenizer.add_special_tokens(
-        {
-            "extra_special_tokens": [
-                AddedToken(content, rstrip=True, special=True, normalized=False)
-                for content in ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-            ]
-        }
-    )
-    tokenizer.chat_template = turns("<|ROLE|>\n", "<|end|>\n")
-    return tokenizer
+    roles = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+    markers = [AddedToken(role, rstrip=True, special=True, normalized=False) for role in roles]
+    template = turns("<|ROLE|>\n", "<|end|>\n")
+    return fast(metaspaced(), template, eos_token="<|endoftext|>", extra_special_tokens=markers)
 
 
 @fixture("gemma")
 def _gemma() -> Any:
     """No prefix; line breaks, runs of spaces, tags and unused tokens among the added ones."""
-    names = ("<start_of_turn>", "<end_of_turn>", "<b>", "</b>", *(f"<unused{i}>" for i in range(9)))
-    names += ("\n", "\n\n", "▁▁", "▁▁▁")
-    with folder_of(train("bpe", bytes_=True, names=names), "tokenizer.model") as folder:
-        tokenizer = GemmaTokenizer.from_pretrained(
-            folder, bos_token="<s>", eos_token="</s>", add_bos_token=True
-        )
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
-    tokenizer.add_tokens(
-        [
-            AddedToken(n, normalized=False)
-            for n in names
-            if n.startswith(("<b", "</b", "<unu", "\n"))
-        ]
+    roles = ("<start_of_turn>", "<end_of_turn>")
+    tags = ("<b>", "</b>", *(f"<unused{i}>" for i in range(9)), "\n", "\n\n")
+    backend = metaspaced(*roles, *tags, "▁▁", "▁▁▁")
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    stages = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(stages)
+    made = fast(backend, GEMMA, extra_special_tokens=list(roles), add_bos_token=True)
+    made.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return made
+
+
+def unigram(normalizer: Any = None) -> Any:
+    """Unigram with byte fallback, control tokens in the vocabulary at the best score."""
+    learner = Tokenizer(models.Unigram())
+    learner.pre_tokenizer = pre_tokenizers.Metaspace()
+    alphabet = [*ALPHABET, "\n"]
+    learner.train_from_iterator(
+        SENTENCES,
+        trainers.UnigramTrainer(
+            vocab_size=400, show_progress=False, initial_alphabet=alphabet, unk_token="<unk>"
+        ),
     )
-    tokenizer.chat_template = GEMMA
-    return tokenizer
+    scores = dict(json.loads(learner.to_str())["model"]["vocab"])
+    names = ("<pad>", "<|user|>", "<|end|>", "<sep>")
+    words = bytes_behind(scores, names)
+    pieces = [(word, 0.0 if word in names else scores.get(word, -20.0)) for word in words]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = from_metaspace()
+    template = turns("<|user|>ROLE: ", "<|end|>", "{{ bos_token }}")
+    markers = ["<|user|>", "<|end|>"]
+    return fast(backend, template, pad_token="<pad>", extra_special_tokens=markers)
 
 
 @fixture("unigram")
 def _unigram() -> Any:
-    """Unigram with byte fallback, control tokens in the vocabulary at the best score."""
-    names = ("<|user|>", "<|end|>", "<sep>")
-    model = sentencepiece.SentencePieceProcessor()
-    model.LoadFromSerializedProto(train("unigram", bytes_=True, names=names))
-    pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
-    backend = Tokenizer(models.Unigram(pieces, unk_id=model.unk_id(), byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="<pad>",
-        extra_special_tokens=["<|user|>", "<|end|>"],
-    )
-    tokenizer.add_tokens(["<sep>"])
-    tokenizer.chat_template = turns("<|user|>ROLE: ", "<|end|>", "{{ bos_token }}")
-    return tokenizer
+    made = unigram()
+    made.add_tokens(["<sep>"])
+    return made
 
 
 @fixture("unigram-nfkc", lossless=False)
 def _unigram_nfkc() -> Any:
     """Normalized and lower-cased before look-up: other spellings reach the control tokens."""
-    backend = Tokenizer.from_str(build("unigram").tokenizer.backend_tokenizer.to_str())
-    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_special_tokens=["<|user|>", "<|end|>"],
-    )
-    tokenizer.chat_template = turns("<|user|>ROLE: ", "<|end|>", "{{ bos_token }}")
-    return tokenizer
-
-
-@fixture("t5", lossless=False)
-def _t5() -> Any:
-    """Words at white space; a hundred sentinels; the end added by itself."""
-    with folder_of(train("unigram", bytes_=False, t5_ids=True), "spiece.model") as folder:
-        return T5Tokenizer.from_pretrained(folder)
-
-
-@fixture("byt5")
-def _byt5() -> Any:
-    """Bytes in Python."""
-    return ByT5Tokenizer(extra_ids=12)
-
-
-@fixture("sp-slow-bpe")
-def _sp_slow_bpe() -> Any:
-    """SentencePiece in Python, with its dummy prefix, and a user-defined marker."""
-    names = ("<|im_start|>", "<|im_end|>")
-    with folder_of(train("bpe", bytes_=True, names=names), "spiece.model") as folder:
-        tokenizer = BertGenerationTokenizer(
-            str(folder / "spiece.model"), extra_special_tokens=list(names)
-        )
-    tokenizer.add_tokens(["<think>"])
-    tokenizer.chat_template = CHATML
-    return tokenizer
-
-
-class Words(PreTrainedTokenizer):
-    """Lower-cased words and signs in Python; its vocabulary holds its control tokens."""
-
-    model_input_names: ClassVar[list[str]] = ["input_ids", "attention_mask"]
-
-    def __init__(self, **kwargs: Any) -> None:
-        words = [w.lower() for s in SENTENCES for w in s.split()] + [c.lower() for c in ALPHABET]
-        names = ["<unk>", "<s>", "</s>", "<sep>"]
-        self._words = {word: i for i, word in enumerate(dict.fromkeys([*names, *words]))}
-        self._names = {i: word for word, i in self._words.items()}
-        super().__init__(special_tokens_pattern="bos", **kwargs)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._words)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {**self._words, **self.added_tokens_encoder}
-
-    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        return text.lower().split()
-
-    def _convert_token_to_id(self, token: str) -> int:
-        return self._words.get(token, 0)
-
-    def _convert_id_to_token(self, index: int) -> str:
-        return self._names[index]
-
-
-@fixture("python-words", lossless=False)
-def _python_words() -> Any:
-    """White-space words in Python: a control token's spelling is a word like others."""
-    tokenizer = Words(unk_token="<unk>", bos_token="<s>", eos_token="</s>")
-    tokenizer.add_tokens(["<sep>"])
-    return tokenizer
+    return unigram(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]))
 
 
 @fixture("bert", lossless=False)

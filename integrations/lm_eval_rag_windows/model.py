@@ -182,7 +182,7 @@ class RagWindowsLM(TemplateLM):
         length = max_length or position_limit(self.lm.model.config) or UNKNOWN_LENGTH
         boundary = Boundary(self.tokenizer)
         if parse_special_tokens:
-            boundary = Boundary(self.tokenizer, tuple(boundary.controls.by_content))
+            boundary = Boundary(self.tokenizer, tuple(boundary.controls))
         self._shown = {"examples_per_window": examples_per_window, "windows": windows}
         self.prompts = Prompts(
             lm=self.lm,

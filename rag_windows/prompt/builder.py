@@ -46,8 +46,8 @@ class Prompt:
     """Builds prompts for one tokenizer; safe to use from several threads.
 
     Args:
-        tokenizer: a transformers tokenizer, fast or Python. It is read when the prompt is made;
-            tokens added to it later are not seen.
+        tokenizer: a fast transformers tokenizer. It is read when the prompt is made; tokens added
+            to it later are not seen.
         header: ``none``, ``title``, ``number``, ``number+title``, or a function of a passage and
             its 1-based number among the passages as given.
         template_kwargs: further variables of the chat template, such as ``enable_thinking``.
