@@ -57,28 +57,8 @@ MISTRAL = (
     + _TURN
     + _END
 )
-CODER = (
-    "<s>{% if tools %}<|system|>{% for t in tools %}<function>{{ t.function | tojson }}</function>"
-    "{% endfor %}</s>{% endif %}"
-    "{% for m in messages %}"
-    "{% if m.role == 'assistant' and m.tool_calls %}<|assistant|>{{ m.content }}"
-    "{% for c in m.tool_calls %}\n<tool_call>\n<function={{ c.function.name }}>\n"
-    "{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n"
-    "{{ v | tojson if v is mapping else v }}\n</parameter>\n{% endfor %}"
-    "</function>\n</tool_call>{% endfor %}</s>"
-    + _RESULT
-    + "<tool_response>\n{{ m.content }}\n</tool_response></s>"
-    + _TURN
-    + _END
-)
 THINKING = HERMES.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
-TEMPLATES = {
-    "hermes": HERMES,
-    "llama": LLAMA,
-    "mistral": MISTRAL,
-    "coder": CODER,
-    "thinking": THINKING,
-}
+TEMPLATES = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "thinking": THINKING}
 
 SEARCH: dict[str, Any] = {
     "type": "function",

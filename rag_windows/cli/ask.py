@@ -261,24 +261,24 @@ def _converse(
     On a terminal, Ctrl-C stops an answer and an error ends only its turn; with input from a file or
     a pipe both end the conversation.
     """
-    from rag_windows.prompt.conversation import Dialogue
+    from rag_windows.prompt.conversation import search_text
 
-    dialogue = Dialogue()
+    dialogue: list[Mapping[str, str]] = []
     as_json = replies.options.json
     for line in _typed(as_json) if interactive else sys.stdin or ():
         question = encodable(line).strip()
         if question == "/exit":
             return
         if question == "/clear":
-            dialogue = Dialogue()
+            dialogue = []
             tell("The conversation is forgotten.")
         elif question == "/help":
             tell(_HELP)
         if question in ("", "/clear", "/help"):
             continue
-        found = retriever.retrieve(dialogue.search_text(question), top_k)
+        found = retriever.retrieve(search_text(dialogue, question), top_k)
         heard: list[str] = []
-        query = dialogue.with_question(question)
+        query = [*dialogue, {"role": "user", "content": question}]
         try:
             answer = replies.reply(query, found, () if found else (_NO_HITS,), heard.append).text
         except KeyboardInterrupt:
@@ -295,7 +295,7 @@ def _converse(
             continue
         if not as_json:
             print()
-        dialogue.add(question, answer)
+        dialogue = [*query, {"role": "assistant", "content": answer}]
 
 
 def _typed(as_json: bool) -> Iterator[str]:

@@ -28,7 +28,7 @@ from rag_windows.cli.render import (
     write_json,
 )
 from rag_windows.errors import InputError, MissingExtraError, missing
-from rag_windows.prompt.conversation import Dialogue
+from rag_windows.prompt.conversation import search_text
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _examples(
         query = examples[place].query
         if isinstance(query, list | tuple):
             *before, asked = query
-            query = Dialogue(before).search_text(str(asked.get("content", "")))
+            query = search_text(before, str(asked.get("content", "")))
         if not isinstance(query, str):
             raise InputError("Examples with tools need passages of their own.")
         found = retriever.retrieve(query, search.top_k)

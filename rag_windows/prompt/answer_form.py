@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,20 +71,20 @@ def with_form(
     return rest
 
 
-def call_grammar(calls: Sequence[tuple[str, Mapping[str, Any]]], begun: str) -> str | None:
+def call_grammar(calls: Sequence[tuple[str, Mapping[str, Any]]], brackets: str) -> str | None:
     """The grammar of what follows the beginning of a call that was written for the model.
 
     For each tool that may be called, `calls` has what is left to write before its arguments, and
-    their JSON schema; open brackets in `begun`, what stands before one's arguments, are closed.
-    None if a schema says what answers can't be held to.
+    their JSON schema; `brackets` close the call. None if a schema says what answers can't be held
+    to.
     """
     ways = []
     rules = []
     for index, (before, schema) in enumerate(calls):
         ways.append(f'{json.dumps(before)} " "? call{index}' if before else f'" "? call{index}')
         rules.append(f"call{index}: %json {json.dumps(_laid_out(schema))}")
-    brackets = " ".join(f'/[ \\n]?/ "{bracket}"' for bracket in _closing(begun))
-    lark = f"start: ({' | '.join(ways)}) {brackets}\n" + "\n".join(rules)
+    closed = " ".join(f'/[ \\n]?/ "{bracket}"' for bracket in brackets)
+    lark = f"start: ({' | '.join(ways)}) {closed}\n" + "\n".join(rules)
     try:
         _source(lark, "grammar")
     except InputError:
@@ -229,17 +228,6 @@ def _vocabulary(tokenizer: Any, size: int, ends: frozenset[int]) -> LLTokenizer:
                     "tokenizer of the tokenizers library (a fast one)."
                 ) from error
         return known[size, ends]
-
-
-def _closing(begun: str) -> str:
-    """The brackets that close those of a text that are open, outside of strings."""
-    opened = ""
-    for character in re.sub(r'"(?:[^"\\]|\\.)*"', "", begun):
-        if character in "{[":
-            opened = "}]"["{[".index(character)] + opened
-        else:
-            opened = opened.removeprefix(character)
-    return opened
 
 
 def _refuse(error: str, name: str) -> None:

@@ -2,106 +2,96 @@
 
 from __future__ import annotations
 
-import json
-import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import from_json
 
 from rag_windows.errors import PromptError
 
-_ALSO: Mapping[str, set[str]] = {
-    "system": set(),
-    "user": set(),
-    "assistant": {"tool_calls"},
-    "tool": {"tool_call_id", "name"},
-}
-"""What is read of a message beside role and content, by its role."""
-
-_IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_DEEPEST = 32
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+"""Of a tool or a call: it stands in templates as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call.
+def _from_text(arguments: object) -> object:
+    """Arguments of a call, also as JSON; none are an empty object."""
+    return (from_json(arguments) if isinstance(arguments, str) and arguments else arguments) or {}
+
+
+class _Named(BaseModel):
+    """A definition or a call of a tool, as far as its name goes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: Name = Field(validation_alias=AliasPath("function", "name"))
+
+
+class ToolCall(_Named):
+    """One call, ``{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}``.
 
     Attributes:
         name: of the tool.
-        arguments: a JSON object.
+        arguments: a JSON object; read from an object or its JSON.
         id: the caller's name for the call, or None.
     """
 
-    name: str
-    arguments: Mapping[str, Any]
-    id: str | None = None
-
-    @classmethod
-    def of(cls, value: object, where: str) -> ToolCall:
-        """Read ``{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}``.
-
-        ``arguments`` is an object or its JSON.
-        """
-        shape = f"A tool call of {where}", '{"function": {"name": ..., "arguments": {...}}}'
-        function = value.get("function") if isinstance(value, Mapping) else None
-        if not isinstance(value, Mapping) or not isinstance(function, Mapping):
-            raise _malformed(*shape, value)
-        name, identity = function.get("name"), value.get("id")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError) as error:
-                raise PromptError(
-                    f"The arguments of a tool call of {where} are no JSON: {error}."
-                ) from error
-        if not isinstance(arguments, Mapping) or name is None or not _named(name, identity):
-            raise _malformed(*shape, value)
-        plain = _plain(arguments, f"the arguments of a tool call of {where}")
-        return cls(name, plain, identity)
+    arguments: Annotated[dict[str, JsonValue], BeforeValidator(_from_text)] = Field(
+        {}, validation_alias=AliasPath("function", "arguments")
+    )
+    id: Name | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(BaseModel):
     """One turn.
 
     Attributes:
-        role: ``user``, ``assistant``, ``tool`` (what a tool gave back), or ``system`` (behind the
-            first message).
+        role: ``tool`` is what a tool gave back.
         content: its text.
         calls: the assistant's calls of tools.
         call_id: the id of the call that a tool answers.
         name: the tool's name.
     """
 
-    role: str
-    content: str
-    calls: tuple[ToolCall, ...] = ()
-    call_id: str | None = None
-    name: str | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Annotated[str, Field(strict=True)]
+    calls: tuple[ToolCall, ...] = Field((), validation_alias="tool_calls")
+    call_id: Name | None = Field(None, validation_alias="tool_call_id")
+    name: Name | None = None
 
     @classmethod
     def of(cls, entry: object, index: int) -> Message:
         """Read one message; see `Conversation.of`."""
-        given = entry if isinstance(entry, Mapping) else {}
-        role, content = given.get("role"), given.get("content")
-        call_id, name = given.get("tool_call_id"), given.get("name")
-        if (
-            not isinstance(role, str)
-            or not isinstance(content, str)
-            or role not in _ALSO
-            or not given.keys() <= {"role", "content", *_ALSO[role]}
-            or not _named(call_id, name)
-        ):
-            raise _malformed(
-                f"Message {index}",
-                '{"role": "user", "content": "text"}, the role being system, user, assistant (also '
-                "with tool_calls) or tool (also with tool_call_id and name) and no keys but these",
-                entry,
-            )
-        calls = (ToolCall.of(call, f"message {index}") for call in given.get("tool_calls") or ())
-        return cls(role, content, tuple(calls), call_id, name)
+        if isinstance(entry, Mapping):
+            entry = {key: value for key, value in entry.items() if value is not None}
+        try:
+            return cls.model_validate(entry)
+        except ValidationError as error:
+            raise malformed(f"Message {index}", error) from error
+
+
+def malformed(what: str, error: ValidationError) -> PromptError:
+    """One line for a value of the wrong shape."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))[:80]
+    return PromptError(
+        f"{what}{', ' if place else ''}{place}: {first['msg']}; it is "
+        f"{reprlib.repr(first['input'])}."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,33 +155,26 @@ class Conversation:
             return replace(query, system=both)
         checked = check_tools(tools)
         if isinstance(query, str):
-            return cls(prefix or "", (Message("user", query),), checked, opening)
+            asked = Message.of({"role": "user", "content": query}, 0)
+            return cls(prefix or "", (asked,), checked, opening)
         if not isinstance(query, Sequence) or not query:
             raise PromptError(
                 "query must be a question (a string) or a non-empty list of messages like "
                 '{"role": "user", "content": "..."}.'
             )
         messages = [Message.of(entry, i) for i, entry in enumerate(query)]
-        instructions = [prefix] if prefix else []
-        while messages and messages[0].role == "system":
-            instruction = messages.pop(0).content
-            if instruction:
-                instructions.append(instruction)
-                break
-        if not messages and not instructions:
+        leading = messages.pop(0).content if messages[0].role == "system" else None
+        system = "\n\n".join(part for part in (prefix, leading) if part)
+        if not messages and not system:
             raise PromptError(
                 "The messages hold no text; append the question as "
                 '{"role": "user", "content": "..."}.'
             )
-        return cls("\n\n".join(instructions), _paired(messages), checked, opening)
+        return cls(system, _paired(messages), checked, opening)
 
 
 def _paired(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """With the tools' names at their answers, which some templates insist on.
-
-    Raises:
-        PromptError: an answer without a call, or calls without an answer.
-    """
+    """With the tools' names at their answers, which some templates insist on."""
     names: dict[str | None, str] = {}
     paired = []
     caller: Message | None = None
@@ -202,7 +185,8 @@ def _paired(messages: Sequence[Message]) -> tuple[Message, ...]:
                     "A message with the role 'tool' must follow the assistant's message whose "
                     "tool_calls it answers; keep that one, or give the tool's text as the user's."
                 )
-            message = replace(message, name=message.name or names.get(message.call_id))
+            name = message.name or names.get(message.call_id)
+            message = message.model_copy(update={"name": name})
         elif message.role != "system":
             caller = message
             names.update((call.id, call.name) for call in message.calls if call.id)
@@ -215,6 +199,9 @@ def _paired(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(paired)
 
 
+_DEFINITION = TypeAdapter(dict[str, JsonValue])
+
+
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """A copy of definitions ``{"type": "function", "function": {"name", "parameters", ...}}``.
 
@@ -223,14 +210,14 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], 
     """
     checked: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if name is None or not _named(name):
-            shape = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
-            raise _malformed(f"Tool {index}", shape, tool)
+        try:
+            name = _Named.model_validate(tool).name
+            plain = _DEFINITION.validate_python(tool)
+        except ValidationError as error:
+            raise malformed(f"Tool {index}", error) from error
         if name in checked:
             raise PromptError(f"Two tools have the name {name!r}; rename one.")
-        checked[name] = _plain(tool, f"tool {name}")
+        checked[name] = plain
     return tuple(checked.values())
 
 
@@ -252,52 +239,11 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(entry)
 
 
-def _named(*names: Any) -> bool:
-    """Whether names and ids can stand in a template; None stands for none."""
-    return all(
-        name is None or (isinstance(name, str) and _IDENTIFIER.fullmatch(name)) for name in names
-    )
+def search_text(messages: Sequence[Mapping[str, Any]], question: str) -> str:
+    """What to retrieve with: a follow-up such as "When was she born?" names nothing itself.
 
-
-def _malformed(what: str, shape: str, value: object) -> PromptError:
-    return PromptError(
-        f"{what} must look like {shape}, names and ids being 1 to 128 of A-Z a-z 0-9 _ . : -, not "
-        f"{reprlib.repr(value)}."
-    )
-
-
-def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """A deep copy made of dict, list, str, int, float, bool and None."""
-    if depth > _DEEPEST:
-        raise PromptError(f"There are more than {_DEEPEST} levels in {where}; flatten them.")
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _plain(entry, where, depth + 1) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry, where, depth + 1) for entry in value]
-    raise PromptError(f"There is a {type(value).__name__} in {where}; only JSON values can be.")
-
-
-@dataclass(slots=True)
-class Dialogue:
-    """Turns of user and assistant that grow, oldest first."""
-
-    messages: list[Mapping[str, str]] = field(default_factory=list)
-
-    def with_question(self, question: str) -> list[Mapping[str, str]]:
-        """The messages so far and a new question."""
-        return [*self.messages, {"role": "user", "content": question}]
-
-    def add(self, question: str, answer: str) -> None:
-        """Keep a turn."""
-        self.messages = [*self.with_question(question), {"role": "assistant", "content": answer}]
-
-    def search_text(self, question: str) -> str:
-        """What to retrieve with: a follow-up such as "When was she born?" names nothing itself.
-
-        The question counts four times, the turn before it twice, and the two turns before that
-        once: several follow-ups in a row still find the entity that the first of them named.
-        """
-        before = [message["content"] for message in self.messages[-6:]]
-        return "\n".join([*[question] * 4, *before, *before[-2:]])
+    The question counts four times, the turn before it twice, and the two turns before that
+    once: several follow-ups in a row still find the entity that the first of them named.
+    """
+    before = [str(message["content"]) for message in messages[-6:]]
+    return "\n".join([*[question] * 4, *before, *before[-2:]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import secrets
@@ -13,7 +14,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from rag_windows.errors import PromptError
-from rag_windows.prompt.conversation import Conversation, Message, ToolCall, strings, tool_names
+from rag_windows.prompt.conversation import Conversation, Message, ToolCall, tool_names
 from rag_windows.prompt.tokenizing import Piece
 
 
@@ -31,7 +32,7 @@ class _Said:
     optional: bool = False
 
 
-class Filling:
+class _Filling:
     """The messages of one conversation with a placeholder for each untrusted text.
 
     Attributes:
@@ -44,16 +45,14 @@ class Filling:
     def __init__(
         self, conversation: Conversation, *, system: str | None, folded: str, slot: bool
     ) -> None:
-        turns = [Message("system", system)] if system is not None else []
-        turns += conversation.turns
+        turns = list(conversation.turns)
+        if system is not None:
+            turns.insert(0, Message(role="system", content=system))
         self.roles = [turn.role for turn in turns]
         self.said: dict[str, _Said] = {}
-        self._nonce = _nonce()
-        given = [folded, *(turn.content for turn in turns)]
-        given += [s for turn in turns for c in turn.calls for s in strings([c.name, c.arguments])]
-        while any(self._nonce in text for text in given):
-            self._nonce = _nonce()
-        self.marks = re.compile(f"({self._nonce}[\ue100-\uf0ff]{{2}})")
+        # Characters in which the placeholders of one conversation differ from all others'.
+        self._nonce = "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(16))
+        self.marks = re.compile(rf"({self._nonce}\d{{6}})")
         self.slot = self._mark(0) if slot else None
         first_user = self.roles.index("user") if "user" in self.roles else None
         messages = []
@@ -79,9 +78,8 @@ class Filling:
         return filled
 
     def _mark(self, index: int) -> str:
-        """A placeholder: private-use characters survive trimming."""
-        high, low = divmod(index, 4096)
-        return f"{self._nonce}{chr(0xE100 + high)}{chr(0xE100 + low)}"
+        """A placeholder: private-use characters and digits survive trimming."""
+        return f"{self._nonce}{index:06}"
 
     def _put(self, said: _Said) -> str:
         """The placeholder of a text, or nothing for none."""
@@ -95,18 +93,13 @@ class Filling:
         def put(value: Any) -> Any:
             if isinstance(value, str):
                 return self._put(_Said(value, message, "assistant", encoded=True))
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 return {put(key): put(entry) for key, entry in value.items()}
             return [put(entry) for entry in value] if isinstance(value, list) else value
 
         identity = {} if call.id is None else {"id": call.id}
         function = {"name": put(call.name), "arguments": put(call.arguments)}
         return {**identity, "type": "function", "function": function}
-
-
-def _nonce() -> str:
-    """Characters in which the placeholders of one conversation differ from all others'."""
-    return "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(16))
 
 
 class BaseLayout:
@@ -120,20 +113,14 @@ class BaseLayout:
     """Without an instruction the first window begins the text."""
 
     def __init__(self, tokenizer: Any) -> None:
-        bare, full = (
-            list(tokenizer.encode("a", add_special_tokens=False)),
-            list(tokenizer.encode("a")),
-        )
+        bare = tokenizer.encode("a", add_special_tokens=False)
+        full = tokenizer.encode("a")
         starts = range(len(full) - len(bare) + 1)
         found = next((i for i in starts if full[i : i + len(bare)] == bare), 0)
         self.leading: tuple[int, ...] = tuple(full[:found])
 
     def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
-        """What stands before the passages, and after them; all of it after, without passages.
-
-        Raises:
-            PromptError: there are tools, or calls of them.
-        """
+        """What stands before the passages, and after them; all of it after, without passages."""
         if conversation.tools or any(t.calls or t.role == "tool" for t in conversation.turns):
             raise PromptError(
                 "This model has no chat template, so it can't be shown tools or their answers. Use "
@@ -154,18 +141,6 @@ class BaseLayout:
         return (system, turns) if slot else ([], system + turns)
 
 
-_RESERVED = frozenset(
-    "conversation messages tools documents tokenize add_generation_prompt continue_final_message "
-    "return_dict return_tensors return_assistant_tokens_mask sanitize_control_tokens padding "
-    "truncation max_length tokenizer_kwargs".split()
-)
-"""Arguments of ``apply_chat_template`` that are no variables of a template."""
-
-
-_CLOCK_TICKS = 3
-"""How often a template is rendered anew that shows the time."""
-
-
 class ChatTemplate:
     """The chat template of a tokenizer, with further variables such as ``enable_thinking``.
 
@@ -184,7 +159,8 @@ class ChatTemplate:
     """A template writes its own beginning, and windows continue it."""
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
-        reserved = sorted(_RESERVED & kwargs.keys())
+        taken = inspect.signature(tokenizer.apply_chat_template).parameters
+        reserved = sorted(taken.keys() & kwargs.keys() - {"chat_template"})
         if reserved:
             raise PromptError(
                 f"template_kwargs can't hold {reserved}: the prompt sets them itself. It is for "
@@ -194,12 +170,7 @@ class ChatTemplate:
         self._kwargs = dict(kwargs)
 
     def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
-        """What stands before the passages, and after them; all of it after, without passages.
-
-        Raises:
-            PromptError: the template refuses the conversation, or treats a message in a way that
-                can't be followed.
-        """
+        """What stands before the passages, and after them; all of it after, without passages."""
         if slot and not conversation.asked:
             raise PromptError(
                 "Passages stand at the start of the first user message, and this conversation has "
@@ -222,15 +193,11 @@ class ChatTemplate:
     def _cut(
         self, conversation: Conversation, slot: bool, system: str | None = None, folded: str = ""
     ) -> tuple[list[Piece], list[Piece]]:
-        filling = Filling(conversation, system=system, folded=folded, slot=slot)
+        filling = _Filling(conversation, system=system, folded=folded, slot=slot)
         texts = {mark: said.text for mark, said in filling.said.items()}
-        for _ in range(_CLOCK_TICKS):
-            skeleton = self._render(conversation, filling)
-            full = self._render(conversation, filling, texts)
-            written = filling.marks.split(skeleton)
-            exact = full == "".join(texts.get(part, part) for part in written)
-            if exact or self._render(conversation, filling) == skeleton:
-                break  # elsewhere it shows the time, and that moved on
+        skeleton = self._render(conversation, filling)
+        full = self._render(conversation, filling, texts)
+        written = filling.marks.split(skeleton)
         for mark, said in filling.said.items():
             if mark not in written and not said.optional:
                 kind = _RefusedError if said.role == "system" else PromptError
@@ -248,7 +215,7 @@ class ChatTemplate:
                 f"The chat template writes the first user message {slots} times; passages can "
                 "stand in one place only. Use another template."
             )
-        if not exact:
+        if full != "".join(texts.get(part, part) for part in written):
             for mark, said in filling.said.items():
                 rendered = self._render(conversation, filling, {mark})
                 texts[mark] = _as_written(said, skeleton, mark, rendered)
@@ -263,7 +230,7 @@ class ChatTemplate:
         return pieces[:at], pieces[at + 1 :]
 
     def _render(
-        self, conversation: Conversation, filling: Filling, real: Collection[str] = ()
+        self, conversation: Conversation, filling: _Filling, real: Collection[str] = ()
     ) -> str:
         variables = dict(self._kwargs)
         if conversation.tools:

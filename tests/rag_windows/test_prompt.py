@@ -11,6 +11,7 @@ import pytest
 from rag_windows import LimitError, Passage, PromptError
 from rag_windows.prompt.builder import Prompt
 from tests.fixtures_tokenizers import NAMES, build
+from tests.rag_windows import small
 
 CHAT = [name for name in NAMES if build(name).tokenizer.chat_template]
 LONG = "\n\n".join(
@@ -76,7 +77,7 @@ def test_a_window_is_the_same_wherever_its_passage_stands() -> None:
     assert forth.prefix_ids == back.prefix_ids
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama2", "gemma", "unigram", "sp-slow-bpe", "bert"])
+@pytest.mark.parametrize("name", ["llama3", "llama2", "gemma", "unigram", "bert"])
 @pytest.mark.parametrize("limit", [40, 129])
 def test_a_long_passage_becomes_windows_that_cover_it(name: str, limit: int) -> None:
     tokenizer = build(name).tokenizer
@@ -100,7 +101,7 @@ def test_a_long_passage_becomes_windows_that_cover_it(name: str, limit: int) -> 
 
 def cut(text: str, limit: int) -> list[str]:
     """Parts of a text with a token a byte and two for the blank line."""
-    prompt = Prompt(build("byt5").tokenizer)
+    prompt = Prompt(small.tokenizer())
     windows = prompt.build("Who?", [Passage(text)], max_window_tokens=limit).windows
     assert all(len(window.ids) <= limit for window in windows)
     return [text[window.start : window.end] for window in windows]
@@ -151,7 +152,7 @@ def test_limits_that_nothing_fits_into_are_refused_by_name() -> None:
     with pytest.raises(LimitError, match="at least 1"):
         prompt.build("Who?", passages, max_window_tokens=0)
     with pytest.raises(LimitError, match="one character"):
-        Prompt(build("byt5").tokenizer).build("Who?", [Passage("東京")], max_window_tokens=4)
+        Prompt(small.tokenizer()).build("Who?", [Passage("東京")], max_window_tokens=4)
 
 
 def test_base_model_layout() -> None:
@@ -179,7 +180,7 @@ def test_a_base_model_gets_its_own_beginning_once() -> None:
     assert tokenizer.sep_token_id not in ids
 
 
-@pytest.mark.parametrize("name", ["llama2", "sp-slow-bpe", "gpt2-prefix-space"])
+@pytest.mark.parametrize("name", ["llama2", "gpt2-prefix-space"])
 def test_windows_get_a_dummy_prefix_only_where_they_begin_the_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +286,7 @@ def test_a_refused_system_message_goes_before_the_passages_of_the_first_user_mes
 
 
 def test_prefix_comes_before_a_leading_system_message() -> None:
-    tokenizer = build("chatml").tokenizer
+    tokenizer = build("qwen3").tokenizer
     messages = [{"role": "system", "content": "Second."}, {"role": "user", "content": "Who?"}]
     parts = Prompt(tokenizer).build(messages, [Passage("A wall.")], prefix="First.")
     expected = "<|im_start|>system\nFirst.\n\nSecond.<|im_end|>\n<|im_start|>user\n"
@@ -315,7 +316,7 @@ def test_earlier_reasoning_is_left_out_as_the_template_does_it() -> None:
 
 
 def with_template(template: str) -> Prompt:
-    return Prompt(build("chatml").tokenizer, template_kwargs={"chat_template": template})
+    return Prompt(build("qwen3").tokenizer, template_kwargs={"chat_template": template})
 
 
 EACH = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
@@ -341,7 +342,7 @@ EACH = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}
     ids=["upper case", "twice", "no system message"],
 )
 def test_what_a_template_does_to_texts_is_followed(template: str, prefix: str, query: str) -> None:
-    tokenizer = build("chatml").tokenizer
+    tokenizer = build("qwen3").tokenizer
     parts = with_template(template).build(" who? ", [Passage("a wall")], prefix="Be short.")
     assert prefix in tokenizer.decode(parts.prefix_ids)
     assert query in tokenizer.decode(parts.query_ids)
@@ -372,38 +373,17 @@ def test_a_template_that_cannot_be_followed_is_refused(template: str, match: str
         with_template(EACH + EACH).build("One?", [Passage("a wall")])
 
 
-def test_a_placeholder_is_never_one_that_a_text_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = "\ue000" * 20 + "\ue100\ue101\uf8ff"
-    nonces = iter(["\ue000" * 16, "\ue001" * 16])
-    monkeypatch.setattr("rag_windows.prompt.template._nonce", lambda: next(nonces))
-    tokenizer = build("chatml").tokenizer
-    parts = Prompt(tokenizer).build(odd, [Passage(odd)])
-    assert odd in tokenizer.decode(parts.query_ids)
-    assert tokenizer.decode(parts.windows[0].ids) == f"{odd}\n\n"
-
-
-def test_a_template_that_shows_the_time_may_see_it_move_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter(["11:59"])
-
-    def render(messages: list[dict[str, str]], **kwargs: Any) -> str:
-        return f"{next(times, '12:00')} {messages[0]['content']}"
-
-    tokenizer = build("chatml").tokenizer
-    monkeypatch.setattr(tokenizer, "apply_chat_template", render)
-    assert tokenizer.decode(Prompt(tokenizer).build("Who?", []).query_ids) == "12:00 Who?"
-
-
 @pytest.mark.parametrize(
     ("query", "match"),
     [
         ([], "non-empty list"),
         (7, "must be a question"),
-        ([{"role": "user"}], "Message 0 must look like"),
-        (["hello"], "not 'hello'"),
-        ([{"role": "bot", "content": "x"}], "Message 0 must look like"),
+        ([{"role": "user"}], "Message 0, content: Field required"),
+        (["hello"], "Message 0: .* it is 'hello'"),
+        ([{"role": "bot", "content": "x"}], "Message 0, role: .* it is 'bot'"),
         ([{"role": "tool", "content": "x"}], "role 'tool'"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "Message 0 must look like"),
-        ([{"role": "user", "content": "x", "name": "y"}], "no keys but these"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "Message 0, content: .*'type'"),
+        ([{"role": "user", "content": "x", "names": "y"}], "Message 0, names: Extra inputs"),
         ([{"role": "system", "content": ""}], "hold no text"),
         ([{"role": "user", "content": r} for r in "ab"], "roles must go user, assistant"),
     ],
