@@ -9,10 +9,10 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,21 +24,18 @@ T = TypeVar("T")
 _SHOWN = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A file as the user named it, and what of it, such as "line 3"."""
+class Place(str):
+    """A file as the user named it, and perhaps what of it, such as "dev.json, line 3"."""
 
-    file: str
-    record: str = ""
+    __slots__ = ()
 
     def at(self, record: str) -> Place:
         """A place inside this one."""
-        return replace(self, record=f"{self.record}, {record}" if self.record else record)
+        return Place(f"{self}, {record}")
 
     def error(self, problem: str) -> DataError:
         """What to raise; the problem says what to do, and ends with a full stop."""
-        where = f"{self.file}, {self.record}" if self.record else self.file
-        return DataError(f"{where}: {problem}")
+        return DataError(f"{self}: {problem}")
 
 
 def shown(value: object) -> str:
@@ -47,15 +44,13 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def validated(kind: type[T], text: str, place: Place) -> T:
     """A JSON text as a type that pydantic knows; a `DataError` names the first field in the way."""
     try:
-        found: T = _adapter(cast(Any, kind)).validate_json(strict_json(text), strict=True)
+        found: T = _adapter(kind).validate_json(strict_json(text), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         inside = "".join(
@@ -73,14 +68,13 @@ class Keys:
     """Names of a file's records: their "id" where they have one, else their number from 1."""
 
     def __init__(self) -> None:
-        self._places: dict[str, str] = {}
+        self._places: dict[str, Place] = {}
 
     def take(self, name: str | int | None, place: Place) -> str:
         """The name of the next record, which no other may have."""
         key = str(len(self._places) + 1 if name is None else name)
-        if key in self._places:
+        if self._places.setdefault(key, place) is not place:
             raise place.error(f'the "id" {shown(key)} stands in {self._places[key]} too.')
-        self._places[key] = place.record
         return key
 
 
@@ -95,7 +89,7 @@ class Source:
     @property
     def stamp(self) -> dict[str, str]:
         """What a manifest keeps of it: its name without folders, and its digest."""
-        return {"file": Path(self.place.file).name, "sha256": self.sha256}
+        return {"file": Path(self.place).name, "sha256": self.sha256}
 
     def json(self, kind: type[T]) -> T:
         """The value of the whole file; see `validated`."""
@@ -120,7 +114,7 @@ class Source:
 
 def read(path: str | Path) -> Source:
     """Read a UTF-8 file of any size, which gzip may have compressed."""
-    place = Place(str(path))
+    place = Place(path)
     try:
         data = Path(path).read_bytes()
         digest = hashlib.sha256(data).hexdigest()
@@ -134,21 +128,26 @@ def read(path: str | Path) -> Source:
 def write_whole(path: str | Path, text: str) -> None:
     """Write a text as UTF-8, and its folder; a reader finds the old file or the new one whole."""
     target = Path(path)
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
             with beside.open("xb") as stream:
-                stream.write(encodable(text).encode())
-                stream.flush()
-                os.fsync(stream.fileno())
+                _write_safely(stream, encodable(text).encode())
             os.replace(beside, target)
         finally:
             beside.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise DataError(
             f"{path} can't be written ({_reason(error)}); check folder, permissions and free space."
         ) from error
+
+
+def _write_safely(stream: Any, data: bytes) -> None:
+    """Write, and wait until it is on the medium."""
+    stream.write(data)
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _reason(error: Exception) -> object:
@@ -158,7 +157,7 @@ def _reason(error: Exception) -> object:
 class JsonLines:
     """A file with a JSON object a line that is only ever added to.
 
-    A process that is killed while it writes leaves at most one line without its end. The bytes of
+    A process that is stopped while it writes leaves at most one line without its end. The bytes of
     such a last line, ``torn``, are dropped; anything else that does not validate is an error.
     """
 
@@ -173,7 +172,7 @@ class JsonLines:
             *whole, rest = self.path.read_bytes().split(b"\n")
             self.torn = len(rest)
             for number, line in enumerate(whole, start=1):
-                place = Place(str(self.path), f"line {number}")
+                place = Place(f"{self.path}, line {number}")
                 yield place, validated(kind, line.decode("utf-8", "replace"), place)
 
     def repair(self) -> None:
@@ -182,24 +181,14 @@ class JsonLines:
             os.truncate(self.path, self.path.stat().st_size - self.torn)
 
     def append(self, *values: Mapping[str, Any]) -> None:
-        """Add lines, and wait until they are on the medium; where that fails, add nothing."""
+        """Add lines, and wait until they are on the medium."""
         if not values:
             return
         try:
             # NaN could not be read again.
             lines = [f"{json.dumps(value, allow_nan=False)}\n" for value in values]
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            before = os.fstat(descriptor).st_size
-            try:
-                rest = memoryview("".join(lines).encode("ascii"))
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-                os.fsync(descriptor)
-            except BaseException:
-                os.ftruncate(descriptor, before)
-                raise
-            finally:
-                os.close(descriptor)
+            with self.path.open("ab") as stream:
+                _write_safely(stream, "".join(lines).encode("ascii"))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{self.path} can't be written ({_reason(error)}): make room, or load a model that "

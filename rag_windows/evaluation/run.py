@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
 import pandas as pd
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel
 
 from rag_windows import Generation, Passage, PassageCache, WindowedLM
 from rag_windows.cache.fingerprint import tokenizer_fingerprint
@@ -104,10 +106,8 @@ class RunOptions:
 class Manifest(BaseModel):
     """What a run is: a file of its folder.
 
-    Attributes:
-        settings: what the answers depend on; a run goes on only with equal ones.
-        made_with: versions and machines, one entry for each change of them in the run's course.
-        keys: of all examples of the task in order.
+    ``settings`` are all that the answers depend on; ``made_with`` are versions and machines, an
+    entry for each change of them; ``keys`` are those of all examples in order.
     """
 
     model_config = STRICT
@@ -143,32 +143,18 @@ class Manifest(BaseModel):
                 "dtype": str(lm.model.dtype).removeprefix("torch."),
                 "header": plain(lm.header),
                 "max_window_tokens": lm.max_window_tokens,
-                "template": {
-                    key: plain(value) for key, value in sorted(lm.template_kwargs.items())
-                },
+                "template": {key: plain(one) for key, one in sorted(lm.template_kwargs.items())},
             },
             "arms": {
-                arm.name: {
-                    "method": None if arm.method is None else describe(arm.method),
-                    "top_k": arm.top_k,
-                }
+                arm.name: {"method": arm.method and describe(arm.method), "top_k": arm.top_k}
                 for arm in compared
             },
             "retriever": retriever,
-            "prefix": options.prefix,
-            "max_new_tokens": options.max_new_tokens,
-            "seed": options.seed,
+            **asdict(options),
         }
         # Through JSON, so that it equals what will be read back.
         made = {"settings": settings, "made_with": [surroundings()], "keys": keys}
         return cls.model_validate_json(json.dumps(made))
-
-    @field_validator("settings")
-    @classmethod
-    def _whole(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if "name" not in value.get("task", ()) or not value.get("arms"):
-            raise ValueError("no task or no arms are named")
-        return value
 
     @property
     def task(self) -> str:
@@ -180,21 +166,18 @@ class Manifest(BaseModel):
         """The arms, in order; perhaps of methods that are not known here."""
         return tuple(
             Arm(name.removesuffix(f"@{one['top_k']}"), top_k=one["top_k"])
-            for name, one in self.settings["arms"].items()
+            for name, one in self.settings.get("arms", {}).items()
         )
 
-    def differences(self, other: Manifest) -> list[str]:
-        """Settings in which another manifest differs, "name is this there and that now" each."""
-        own, others = (
-            {name: shown(value) for name, value in record.items()}
-            for one in (self, other)
-            for record in pd.json_normalize(one.settings).to_dict("records")
-        )
-        return [
-            f"{name} is {own.get(name, 'not set')} there and {others.get(name, 'not set')} now"
-            for name in dict.fromkeys([*own, *others])
-            if own.get(name) != others.get(name)
-        ]
+
+def differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two settings; of files their digests count, and not their names."""
+    old, new = (pd.json_normalize(one).to_dict("records")[0] for one in (there, now))
+    return [
+        f"{name} is {shown(old.get(name))} there and {shown(new.get(name))} now"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name) and not name.endswith(".file")
+    ]
 
 
 class _Text(BaseModel):
@@ -205,20 +188,14 @@ class _Text(BaseModel):
 
 
 class RunFolder:
-    """What a run has kept: records, timings, and texts of passages by the digests that they name.
-
-    ``notes`` are what the user should be told about what was found.
-    """
+    """What a run has kept: records, timings, and texts of passages by the digests they name."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
-        self.notes: list[str] = []
         self.texts: dict[str, str] = {}
-        arms = [arm.name for arm in manifest.arms]
-        self._kept: dict[tuple[str, str], dict[str, Any]] = {
-            (kind, arm): {} for kind in ("record", "speed") for arm in arms
-        }
+        self._kept: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
         self._lines, self._passages = JsonLines(path / RECORDS), JsonLines(path / PASSAGES)
+        arms = [arm.name for arm in manifest.arms]
         for place, found in self._lines.read(Line):
             if found.arm not in arms:
                 raise place.error(f'"arm" is {shown(found.arm)}, which the manifest does not name.')
@@ -227,12 +204,6 @@ class RunFolder:
             if one.text != digest_of(one.passage):
                 raise place.error("the passage was changed; begin anew in another folder.")
             self.texts[one.text] = one.passage
-        self.notes += [
-            f"{lines.path}: the last line has no end and was dropped ({lines.torn} bytes); the run "
-            "was stopped while it wrote."
-            for lines in (self._lines, self._passages)
-            if lines.torn
-        ]
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -242,7 +213,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def begin(cls, folder: Path, manifest: Manifest, fresh: bool = False) -> Iterator[RunFolder]:
-        """Go on with a run, or begin it, which `open` never does; locks the folder.
+        """Go on with a run, or begin it; locks the folder.
 
         With ``fresh``, what an earlier run left here is removed; other files stay.
         """
@@ -250,26 +221,23 @@ class RunFolder:
             known = (folder / MANIFEST).is_file()
             if not known and (folder / RECORDS).exists():
                 raise DataError(f"{folder} holds {RECORDS} but no {MANIFEST}; name another --out.")
-            earlier = manifest
-            if known and not fresh:
-                earlier = read(folder / MANIFEST).json(Manifest)
-            if different := earlier.differences(manifest):
-                raise InputError(
-                    f"{folder} holds a run of other settings: {'; '.join(different)}. Give --fresh "
-                    "to remove it and begin anew, or name another folder with --out."
-                )
             if known and fresh:
                 _remove_run(folder)
-            before, now = earlier.made_with[-1], manifest.made_with[-1]
-            changed = [f"{key} {old}" for key, old in before.items() if old != now.get(key)]
-            if changed:
-                earlier.made_with = (*earlier.made_with, now)
-            write_whole(folder / MANIFEST, earlier.model_dump_json(indent=1) + "\n")
-            made = cls(folder, earlier)
+            elif known:
+                earlier = read(folder / MANIFEST).json(Manifest)
+                if different := differences(earlier.settings, manifest.settings):
+                    raise InputError(
+                        f"{folder} holds a run of other settings: {'; '.join(different)}. Give "
+                        "--fresh to remove it and begin anew, or name another folder with --out."
+                    )
+                if earlier.made_with[-1] == manifest.made_with[0]:
+                    manifest = earlier
+                else:
+                    manifest.made_with = (*earlier.made_with, *manifest.made_with)
+            write_whole(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+            made = cls(folder, manifest)
             made._lines.repair()
             made._passages.repair()
-            if changed:
-                made.notes.append(f"{folder}: earlier answers were made with {', '.join(changed)}.")
             yield made
 
     def records(self, arm: str) -> Mapping[str, Record]:
@@ -296,15 +264,11 @@ class RunFolder:
 
 def _remove_run(folder: Path) -> None:
     """Remove what a run has written, and nothing else."""
-    try:
-        shutil.rmtree(folder / PREDICTIONS, ignore_errors=True)
-        shutil.rmtree(folder / INDEX, ignore_errors=True)
-        for name in (RECORDS, PASSAGES, SOURCE, SCORES, *REPORTS):
-            (folder / name).unlink(missing_ok=True)
-        # Last, so that a removal that was stopped can be done again.
-        (folder / MANIFEST).unlink()
-    except OSError as error:
-        raise DataError(f"{error.filename} can't be removed: {error.strerror}.") from error
+    shutil.rmtree(folder / PREDICTIONS, ignore_errors=True)
+    shutil.rmtree(folder / INDEX, ignore_errors=True)
+    # The manifest last, so that a removal that was stopped can be done again.
+    for name in (RECORDS, PASSAGES, SOURCE, SCORES, *REPORTS, MANIFEST):
+        (folder / name).unlink(missing_ok=True)
 
 
 Asked = tuple[Example, Sequence[Passage]]
@@ -363,7 +327,7 @@ class Generating:
             num_beams=1,
         )
 
-    def fitting(
+    def _fitting(
         self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
     ) -> tuple[Generation, Sequence[Passage]]:
         """An answer over as many passages from the top as fit, and those passages.
@@ -378,12 +342,12 @@ class Generating:
             in_order = method and (not method.windowed or method.alignment == "in order")
             if not in_order or not any(one.text.strip() for one in shorter):
                 raise
-        return self.fitting(lm, arm, example, shorter)
+        return self._fitting(lm, arm, example, shorter)
 
     def _one(
         self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
     ) -> Answered:
-        generation, read = self.fitting(lm, arm, example, passages)
+        generation, read = self._fitting(lm, arm, example, passages)
         spans: list[list[tuple[int, int]]] = [[] for _ in read]
         for window in generation.windows:
             spans[window.passage].append((window.start, window.end))
@@ -433,43 +397,40 @@ def run(
     the next run. What concerns the whole run is raised, and all that was answered stays: a model or
     a package that can't be used, a full disk, memory that does not suffice, an interruption.
     """
-    rankings: dict[str, Sequence[Passage]] = {}
+    ranked = functools.cache(lambda place: ranking(task.examples[place]))
 
-    def lacks(arm: Arm, example: Example) -> bool:
-        record = folder.records(arm.name).get(example.key)
+    def lacks(arm: Arm, place: int) -> bool:
+        record = folder.records(arm.name).get(task.examples[place].key)
         return record is None or record.error is not None
 
-    def ranked(example: Example) -> Sequence[Passage]:
-        if example.key not in rankings:
-            rankings[example.key] = ranking(example)
-        return rankings[example.key]
-
-    def ask(arm: Arm, examples: Sequence[Example]) -> None:
+    def ask(arm: Arm, places: Sequence[int]) -> None:
         try:
-            asked = [(one, ranked(one)[: arm.top_k]) for one in examples]
+            asked = [(task.examples[place], ranked(place)[: arm.top_k]) for place in places]
             answers = answerer.answer(lm, arm, asked)
         except (ModelError, MissingExtraError):
             raise
         except RagWindowsError as error:
-            if len(examples) > 1:
-                for one in examples:
-                    ask(arm, [one])
+            if len(places) > 1:
+                for place in places:
+                    ask(arm, [place])
                 return
-            answers = [Answered(Record(examples[0].key, arm.name, "", error=str(error)))]
+            key = task.examples[places[0]].key
+            answers = [Answered(Record(key, arm.name, "", error=str(error)))]
         texts = [text for answer in answers for text in answer.texts]
         folder.add([answer.record for answer in answers], texts)
 
     total = len(task.examples) * len(arms)
-    done = sum(not lacks(arm, one) for one in task.examples for arm in arms)
+    every = range(len(task.examples))
+    done = sum(not lacks(arm, place) for place in every for arm in arms)
     progress(done, total)
-    for start in range(0, len(task.examples), answerer.batch):
-        block = task.examples[start : start + answerer.batch]
+    for start in every[:: answerer.batch]:
         for arm in arms:
-            if lacking := [one for one in block if lacks(arm, one)]:
+            block = every[start : start + answerer.batch]
+            if lacking := [place for place in block if lacks(arm, place)]:
                 ask(arm, lacking)
                 done += len(lacking)
                 progress(done, total)
-        rankings.clear()
+        ranked.cache_clear()
     records = [folder.records(arm.name)[one.key] for arm in arms for one in task.examples]
     return [one for one in records if one.error is not None]
 
@@ -484,41 +445,36 @@ def measure_speed(
     *,
     options: RunOptions,
     progress: Progress,
-) -> tuple[str, ...]:
-    """Time the first token of so many examples, evenly spaced, with every arm, and keep it.
+) -> None:
+    """Time the first token of so many answered examples, evenly spaced, with every arm.
 
-    Each example is asked with an empty cache once before anything is timed. Then come three rounds
-    of a cold and a warm call, in turns the one first or the other, so that a machine that slows
-    down is no advantage for either. The model's own cache is neither read nor filled, and what an
-    earlier run measured stays. Returns what could not be measured, and why.
+    One warm call comes before three rounds of a cold and a warm one, in turns the one first or the
+    other, so that a machine that slows down is no advantage for either. The model's own cache is
+    neither read nor filled, and what an earlier run measured stays.
     """
-    count, last, notes = min(count, len(task.examples)), len(task.examples) - 1, list[str]()
-    places = [number * last // max(1, count - 1) for number in range(count)]
     asking = Generating(replace(options, max_new_tokens=1), citations=False)
-
-    def timed(arm: Arm, example: Example, passages: Sequence[Passage]) -> Speed:
-        first, passages = asking.fitting(warm, arm, example, passages)
-        bare = asking.generate(cold, arm, example, ())
-        seconds: dict[WindowedLM, list[float]] = {cold: [], warm: []}
-        for one in (cold, warm, warm, cold, cold, warm):
-            found = asking.generate(one, arm, example, passages)
-            seconds[one].append(found.timings.ttft_s)
-        tokens = first.usage.prompt_tokens - bare.usage.prompt_tokens
-        return Speed(example.key, arm.name, tokens, tuple(seconds[cold]), tuple(seconds[warm]))
-
-    with PassageCache(memory="4GiB") as cache:
-        cold, warm = lm.with_cache(None), lm.with_cache(cache)
-        for number, example in enumerate(task.examples[place] for place in places):
-            progress(number, count)
-            lacking = [arm for arm in arms if example.key not in folder.speeds(arm.name)]
-            try:
-                passages = ranking(example) if lacking else ()
-                for arm in lacking:
-                    folder.add([timed(arm, example, passages[: arm.top_k])])
-            except (ModelError, MissingExtraError):
-                raise
-            except RagWindowsError as error:
-                notes.append(f"{example.key}: not timed: {error}")
-            # A cache that fills up would begin to refuse windows.
-            cache.clear()
-    return tuple(notes)
+    answered = [
+        one
+        for one in task.examples
+        if all(folder.records(arm.name)[one.key].error is None for arm in arms)
+    ]
+    count = min(count, len(answered))
+    for number in range(count):
+        progress(number, count)
+        example = answered[number * (len(answered) - 1) // max(1, count - 1)]
+        with PassageCache(memory="4GiB") as cache:
+            cold, warm = lm.with_cache(None), lm.with_cache(cache)
+            for arm in arms:
+                if example.key in folder.speeds(arm.name):
+                    continue
+                read = len(folder.records(arm.name)[example.key].passages)
+                passages = ranking(example)[:read]
+                bare = asking.generate(cold, arm, example, ())
+                first = asking.generate(warm, arm, example, passages)
+                seconds: dict[WindowedLM, list[float]] = {cold: [], warm: []}
+                for one in (cold, warm, warm, cold, cold, warm):
+                    found = asking.generate(one, arm, example, passages)
+                    seconds[one].append(found.timings.ttft_s)
+                tokens = first.usage.prompt_tokens - bare.usage.prompt_tokens
+                timed = tuple(map(tuple, seconds.values()))
+                folder.add([Speed(example.key, arm.name, tokens, *timed)])

@@ -11,33 +11,34 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from scipy import stats
 
 from rag_windows.evaluation.run import Arm, RunFolder, base_of
-from rag_windows.evaluation.task import Array, Example, Formula, Record, Score, Speed, Task, ratio
+from rag_windows.evaluation.task import Array, Example, Formula, Record, Score, Task, ratio
 
 Mask = npt.NDArray[np.bool_]
+Summary = dict[str, Any]
+"""The object of a scores.json, with `Estimate` for figures and NaN for null; see `summarise`."""
 
 RESAMPLES, PERMUTATIONS, SEED = 2000, 9_999, 20260
 MOST_LOST = 0.01
 """Share of draws without a value above which there is no interval: the rest would be a choice."""
 
-SHORTEST = 256
-"""Tokens up to which all contexts share a bin; every further bin is twice as long."""
-
 _ELEMENTS = 10_000_000
 """Of the arrays that are resampled at once."""
 
 
-class Estimate(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Estimate:
     """A figure with the ends of its 95% interval; NaN, null in JSON, where there is none."""
 
     value: float
@@ -50,140 +51,41 @@ class Estimate(BaseModel):
         return not math.isnan(self.low)
 
 
-class Against(BaseModel):
-    """One arm beside the base: points apart, and percent of the base's value.
-
-    ``p`` is of a two-sided test that both are alike, ``p_holm`` the same after Holm's correction
-    for all arms of the run; None where it was not tested.
-    """
-
-    base: str
-    difference: Estimate
-    retention: Estimate
-    p: float | None
-    p_holm: float | None
+def as_json(summary: Summary) -> Summary:
+    """A summary as plain JSON values."""
+    found: Summary = to_jsonable_python(summary, inf_nan_mode="null")
+    return found
 
 
-class Result(BaseModel):
-    """One metric of one arm over the ``n`` examples that it counts; the base is against None."""
-
-    metric: str
-    n: int
-    estimate: Estimate
-    against: Against | None
-
-
-class Part(BaseModel):
-    """The results on the examples of a kind, or where retrieval "found" or "missed" evidence."""
-
-    label: str
-    examples: int
-    results: list[Result]
-
-
-class Counters(BaseModel):
-    """Sums over an arm's questions; errors have no answer, unfinished ones reached their limit."""
-
-    windows_encoded: int
-    windows_reused: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    left_out_passages: int
-    left_out_questions: int
-    errors: int
-    unfinished: int
-
-
-class Times(BaseModel):
-    """Medians over the answered questions as they came in the run; see `Record`."""
-
-    encode_s: float
-    ttft_s: float
-    total_s: float
-
-
-class SpeedBin(BaseModel):
-    """Medians to the first token over the ``n`` contexts of so many tokens; see `Speed`."""
-
-    above: int
-    up_to: int
-    tokens: float
-    n: int
-    cold_s: float
-    warm_s: float
-
-
-class ArmSummary(BaseModel):
-    """All of one arm; speed is empty where it was not measured."""
-
-    name: str
-    label: str
-    top_k: int | None
-    results: list[Result]
-    kinds: list[Part]
-    retrieval: list[Part]
-    counters: Counters
-    times: Times | None
-    speed: list[SpeedBin]
-    cold_s: float
-    warm_s: float
-
-    @property
-    def base(self) -> str | None:
-        """The arm that this one is compared with; None for the base itself, or without any."""
-        return next((one.against.base for one in self.results if one.against is not None), None)
-
-
-class Retrieval(BaseModel):
-    """How much of an example's evidence is among the passages, and how often any of it is."""
-
-    top_k: int | None
-    n: int
-    recall: Estimate
-    hit: Estimate
-
-
-class Summary(BaseModel):
-    """A run's results, on the examples that every arm has a record of: the compared ones.
-
-    ``missing`` are records that an unfinished run still lacks, ``retrieval`` is by depth.
-    """
-
-    task: str
-    metrics: list[str]
-    examples: int
-    compared: int
-    groups: int
-    missing: dict[str, int]
-    arms: list[ArmSummary]
-    retrieval: list[Retrieval]
-
-    def as_json(self) -> dict[str, Any]:
-        """The summary as a JSON object."""
-        found = json.loads(self.model_dump_json())
-        return {"format": "rag-windows evaluation summary", "version": 1, **found}
-
-    def dump(self) -> str:
-        """The text of a scores.json."""
-        return json.dumps(self.as_json(), indent=1) + "\n"
+def dump(summary: Summary) -> str:
+    """The text of a scores.json."""
+    return json.dumps(as_json(summary), indent=1) + "\n"
 
 
 def summarise(task: Task, folder: RunFolder) -> Summary:
-    """Summarise what a run of a task has answered so far."""
+    """Summarise what a run of a task has answered so far.
+
+    Figures are of the ``compared`` examples: those that every arm has a record of. ``missing``
+    counts the records that an unfinished run still lacks. Each arm has ``results``, one a metric,
+    on all of these examples, on those of each kind, and on those for which retrieval "found" or
+    "missed" evidence; ``against`` tells them from the arm's base, and is null for the base itself.
+    Only those on all examples are tested. Times are medians over the answered examples as they
+    came; ``speed``, ``cold_s`` and ``warm_s`` are of the timing pass, by example and their medians.
+    """
     arms = folder.manifest.arms
-    by_arm = [folder.records(arm.name) for arm in arms]
-    shared = [one for one in task.examples if all(one.key in found for found in by_arm)]
-    answers = [[found[one.key] for one in shared] for found in by_arm]
+    kept = [folder.records(arm.name) for arm in arms]
+    shared = [one for one in task.examples if all(one.key in found for found in kept)]
+    answers = [[found[one.key] for one in shared] for found in kept]
     groups = [one.group for one in shared]
     scored = [task.scores(shared, answered) for answered in answers] if shared else []
 
-    def parts(label: str, mask: Mask, tested: bool = False) -> list[Part]:
+    def parts(label: str, mask: Mask, tested: bool = False) -> list[Summary]:
         """Of each arm."""
         found = [_results(one, arms, groups, mask, tested) for one in zip(*scored, strict=True)]
+        examples = int(mask.sum())
         return [
-            Part(label=label, examples=int(mask.sum()), results=[one[n] for one in found])
-            for n in range(len(arms))
+            {"label": label, "examples": examples, "results": [one[place] for one in found]}
+            for place in range(len(arms))
         ]
 
     whole = parts("", np.ones(len(shared), dtype=np.bool_), tested=True)
@@ -194,50 +96,47 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
         depth: (parts("found", recall > 0), parts("missed", recall == 0))
         for depth, recall in recalls.items()
     }
-    made = []
-    for place, arm in enumerate(arms):
-        timed = _timed(folder.speeds(arm.name).values())
-        made.append(
-            ArmSummary(
-                name=arm.name,
-                label=arm.label,
-                top_k=arm.top_k,
-                results=whole[place].results,
-                kinds=[one[place] for one in kinds],
-                retrieval=[one[place] for one in split.get(arm.top_k, ())],
-                counters=_counters(answers[place]),
-                times=_times(answers[place]),
-                speed=_bins(timed),
-                cold_s=timed["cold_s"].median(),
-                warm_s=timed["warm_s"].median(),
-            )
-        )
-    return Summary(
-        task=task.name,
-        metrics=list(task.metrics),
-        examples=len(task.examples),
-        compared=len(shared),
-        groups=len(set(groups)),
-        missing={
+    return {
+        "format": "rag-windows evaluation summary",
+        "version": 1,
+        "task": task.name,
+        "metrics": list(task.metrics),
+        "examples": len(task.examples),
+        "compared": len(shared),
+        "groups": len(set(groups)),
+        "missing": {
             arm.name: sum(one.key not in found for one in task.examples)
-            for arm, found in zip(arms, by_arm, strict=True)
+            for arm, found in zip(arms, kept, strict=True)
         },
-        arms=made,
-        retrieval=[
-            Retrieval(
-                top_k=depth,
-                n=int(np.isfinite(recall).sum()),
-                recall=_mean(recall, groups),
-                hit=_mean(np.where(recall > 0, 100.0, recall), groups),
-            )
+        "arms": [
+            {
+                "name": arm.name,
+                "label": arm.label,
+                "top_k": arm.top_k,
+                "results": whole[place]["results"],
+                "kinds": [one[place] for one in kinds],
+                "retrieval": [one[place] for one in split.get(arm.top_k, ())],
+                "counters": _counters(answers[place]),
+                "times": _times(answers[place]),
+                **_speed(folder, arm),
+            }
+            for place, arm in enumerate(arms)
+        ],
+        "retrieval": [
+            {
+                "top_k": depth,
+                "n": int(np.isfinite(recall).sum()),
+                "recall": _mean(recall, groups),
+                "hit": _mean(np.where(recall > 0, 100.0, recall), groups),
+            }
             for depth, recall in recalls.items()
         ],
-    )
+    }
 
 
 def _results(
     scores: Sequence[Score], arms: Sequence[Arm], groups: Sequence[str], mask: Mask, tested: bool
-) -> list[Result]:
+) -> list[Summary]:
     """One metric of each arm on some of the examples."""
     rows = np.where(mask[:, None, None], np.stack([one.rows for one in scores], axis=1), 0.0)
     sums, formula = group_sums(rows, groups), scores[0].formula
@@ -247,23 +146,22 @@ def _results(
     made = []
     for place, (score, base) in enumerate(zip(scores, bases, strict=True)):
         kept, drawn_kept = percent(values[place], values[base]), percent(drawn[place], drawn[base])
-        against = Against(
-            base=arms[base].name,
-            difference=estimate(values[place] - values[base], drawn[place] - drawn[base]),
-            retention=estimate(kept, drawn_kept),
-            p=p[place][0],
-            p_holm=p[place][1],
-        )
-        made.append(
-            Result(
-                metric=score.name,
-                # An example that a metric does not count adds nothing at all.
-                n=int(rows[:, place].any(axis=1).sum()),
-                # The dataset's own figure, to the last bit.
-                estimate=estimate(score.value if tested else values[place], drawn[place]),
-                against=None if base == place else against,
-            )
-        )
+        against = {
+            "base": arms[base].name,
+            "difference": estimate(values[place] - values[base], drawn[place] - drawn[base]),
+            "retention": estimate(kept, drawn_kept),
+            "p": p[place][0],
+            "p_holm": p[place][1],
+        }
+        result = {
+            "metric": score.name,
+            # An example that a metric does not count adds nothing at all.
+            "n": int(rows[:, place].any(axis=1).sum()),
+            # The dataset's own figure, to the last bit.
+            "estimate": estimate(score.value if tested else values[place], drawn[place]),
+            "against": None if base == place else against,
+        }
+        made.append(result)
     return made
 
 
@@ -395,44 +293,32 @@ def _mean(values: Array, groups: Sequence[str]) -> Estimate:
     return estimate(found[0], drawn[0])
 
 
-def _counters(records: Sequence[Record]) -> Counters:
-    summed = ("windows_encoded", "windows_reused", "prompt_tokens", "cached_tokens")
-    return Counters(
+def _counters(records: Sequence[Record]) -> dict[str, int]:
+    """Sums over an arm's questions; unfinished answers reached their limit."""
+    windows, tokens = ("windows_encoded", "windows_reused"), ("prompt", "cached", "completion")
+    summed = (*windows, *(f"{kind}_tokens" for kind in tokens))
+    return {
         **{name: sum(getattr(one, name) for one in records) for name in summed},
-        completion_tokens=sum(one.completion_tokens for one in records),
-        left_out_passages=sum(one.left_out for one in records),
-        left_out_questions=sum(one.left_out > 0 for one in records),
-        errors=sum(one.error is not None for one in records),
-        unfinished=sum(one.error is None and one.finish_reason == "length" for one in records),
-    )
+        "left_out_passages": sum(one.left_out for one in records),
+        "left_out_questions": sum(one.left_out > 0 for one in records),
+        "errors": sum(one.error is not None for one in records),
+        "unfinished": sum(one.error is None and one.finish_reason == "length" for one in records),
+    }
 
 
-def _times(records: Sequence[Record]) -> Times | None:
+def _times(records: Sequence[Record]) -> dict[str, float] | None:
     answered = [one for one in records if one.error is None]
     if not answered:
         return None
-    return Times(
-        encode_s=median(one.encode_s for one in answered),
-        ttft_s=median(one.ttft_s for one in answered),
-        total_s=median(one.total_s for one in answered),
-    )
+    names = ("encode_s", "ttft_s", "total_s")
+    return {name: median(getattr(one, name) for one in answered) for name in names}
 
 
-def _timed(speeds: Iterable[Speed]) -> pd.DataFrame:
-    """A row a context, with the medians of its rounds."""
-    rows = [(one.context_tokens, np.median(one.cold_s), np.median(one.warm_s)) for one in speeds]
-    return pd.DataFrame(rows, columns=["tokens", "cold_s", "warm_s"], dtype=np.float64)
-
-
-def _bins(timed: pd.DataFrame) -> list[SpeedBin]:
-    """Contexts up to 256 tokens, up to 512, up to 1,024 and so on; empty bins are not there."""
-    up_to = 2 ** np.ceil(np.log2(timed["tokens"].clip(lower=SHORTEST)))
-    return [
-        SpeedBin(
-            above=0 if end == SHORTEST else end // 2,
-            up_to=end,
-            n=len(one),
-            **one.median().to_dict(),
-        )
-        for end, one in timed.groupby(up_to.astype(int))
+def _speed(folder: RunFolder, arm: Arm) -> Summary:
+    """Of each timed context the medians of its rounds, and the medians of these."""
+    timed = [
+        {"tokens": one.context_tokens, "cold_s": median(one.cold_s), "warm_s": median(one.warm_s)}
+        for one in folder.speeds(arm.name).values()
     ]
+    medians = pd.DataFrame(timed, columns=["cold_s", "warm_s"], dtype=float).median().to_dict()
+    return {"speed": timed, **medians}

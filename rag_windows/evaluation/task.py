@@ -60,14 +60,9 @@ class ReadPassage:
 class Record:
     """One question, by its example's key, answered by one arm; passages are best first.
 
-    Attributes:
-        finish_reason: "stop" or "length"; "chosen" where the answer is one of given choices.
-        left_out: passages from the end of the ranking that did not fit the model's positions.
-        prefix_mass: attention weight, as ``query_mass``; None where it was not measured.
-        cached_tokens: those of the prompt's tokens that were not computed anew.
-        encode_s: seconds for prefix and windows; those to the first token include them.
-        scores: log-probability of each choice in nats.
-        error: why the answer is empty; such a question is asked again when the run goes on.
+    ``finish_reason`` is "chosen" where the answer is one of given choices, ``left_out`` counts
+    passages that did not fit the model's positions, and ``scores`` are log-probabilities in nats.
+    A question with an ``error`` is asked again when the run goes on.
     """
 
     __pydantic_config__ = STRICT
@@ -135,18 +130,11 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its right answers.
+    """One question with its right answers; its key is the same on every reading of the dataset.
 
-    Attributes:
-        key: unique in the dataset, and the same on every reading of it.
-        messages: the conversation, ``{"role": ..., "content": ...}`` each; the last one asks.
-        references: any of them is right.
-        group: what is resampled together: the conversation that the question belongs to, or the
-            question itself.
-        kinds: labels by which results are broken down; empty for none.
-        passages: those that the dataset brings, best first; None where they are retrieved.
-        choices: the answers to choose from; empty where the answer is written freely.
-        details: what the dataset's own metric or file format needs beside.
+    Examples of a ``group``, as the turns of a conversation, are resampled together, and results are
+    broken down by ``kinds``. ``passages`` are best first, and None where they are retrieved.
+    ``details`` are what the dataset's own metric or file format needs beside.
     """
 
     key: str
@@ -185,11 +173,9 @@ def ratio(sums: Array) -> Array:
 class Score:
     """One metric of one arm in percent, as sums over examples: it can be had for any draw of them.
 
-    Attributes:
-        value: NaN where no example counts.
-        values: one an example; None where the metric does not count it or is no mean over examples.
-        rows: (examples, k), what is added up; zeros for an example that does not count.
-        formula: (..., k) sums to (...) percent; NaN where there is nothing to divide by.
+    ``rows`` (examples, k) are what is added up, zeros for an example that does not count, and
+    ``formula`` makes (...) percent of (..., k) sums. ``values`` are None for an example that does
+    not count, or where the metric is no mean over examples.
     """
 
     name: str

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rag_windows.evaluation.report.tables import verdict
+from rag_windows.evaluation.report import verdict
+from rag_windows.evaluation.summary import Estimate
 from tests.blackbox.conftest import Run
 from tests.blackbox.test_evaluation import inscit_data
 
@@ -146,7 +147,7 @@ def test_a_report_tells_figures_charts_and_questions(plain: Path) -> None:
     assert page.count("<svg") == 3
     assert not re.search(r"#0[1-4]0[1-4]", page)
     for words in (
-        *("sequential@2 is what others are compared with: response F1", "Quality of answers"),
+        *("sequential@2 has a response F1 of", "Quality of answers"),
         *("each arm against its base", "by kind of question", "Time to the first token", "Work"),
         *("When was the lighthouse built?", "In 1811.", "rag-windows", "machine"),
     ):
@@ -219,10 +220,6 @@ def test_without_matplotlib_the_extra_is_named(
     assert not (tmp_path / "new").exists()
 
 
-def estimate(value: float, low: float, high: float) -> Any:
-    return SimpleNamespace(value=value, low=low, high=high, bounded=low == low)
-
-
 @pytest.mark.parametrize(
     ("p", "holm", "points", "tone", "end"),
     [
@@ -230,22 +227,21 @@ def estimate(value: float, low: float, high: float) -> Any:
         (0.003, 0.006, -2.0, "worse", "a loss of 2.0 points is shown (p 0.003, corrected 0.006)."),
         (0.0001, 0.0001, 3.0, "better", "a gain of 3.0 points is shown (p < 0.001, corrected"),
         (0.03, 0.09, -2.0, "same", "no difference shown once all arms are tested together"),
-        (None, None, -2.0, "same", "the difference was not tested."),
+        (math.nan, math.nan, -2.0, "same", "the difference was not tested."),
     ],
 )
 def test_a_verdict_says_what_the_test_says(
-    p: float | None, holm: float | None, points: float, tone: str, end: str
+    p: float, holm: float, points: float, tone: str, end: str
 ) -> None:
-    kept, difference = estimate(98.1, 95.2, 101.3), estimate(points, -1.0, 0.3)
-    against = SimpleNamespace(base="base", difference=difference, retention=kept, p=p, p_holm=holm)
-    result = SimpleNamespace(metric="response_f1", against=against, estimate=kept)
-    arm: Any = SimpleNamespace(name="ape", results=[result])
-    text, found = verdict(arm, {"base"})
+    kept, nothing = Estimate(98.1, 95.2, 101.3), Estimate(math.nan)
+    against = {"base": "base", "difference": Estimate(points), "p": p, "p_holm": holm}
+    result = {"metric": "response_f1", "estimate": kept, "against": {**against, "retention": kept}}
+    text, found = verdict({"name": "ape", "results": [result]})
     assert text.startswith("ape keeps 98.1 (95.2 to 101.3) percent of base's response F1; ")
     assert end in text
     assert found == tone
-    kept.value = kept.low = kept.high = float("nan")
-    assert "nan" not in verdict(arm, {"base"})[0]
+    unknown = {**result, "estimate": nothing, "against": {**against, "retention": nothing}}
+    assert "nan" not in verdict({"name": "ape", "results": [unknown]})[0]
 
 
 OVERLAPS = """() => {

@@ -67,31 +67,27 @@ def undisturbed(evaluate: Evaluate, tmp_path_factory: pytest.TempPathFactory) ->
     return answers
 
 
-def dying(evaluate: Evaluate, folder: Path, call: str, at: int, half: bool) -> Callable[[], Any]:
-    """The evaluation, until SIGKILL at a call of the operating system on one of its files.
+def dying(evaluate: Evaluate, folder: Path, at: int, share: float) -> Callable[[], Any]:
+    """The evaluation, until SIGKILL in its so-manieth addition to a file of lines, from 1.
 
-    Args:
-        evaluate: runs it.
-        folder: to run in.
-        call: "write" or "fsync".
-        at: which of them, from 1.
-        half: whether a half of what is to be written is written before.
+    So much of the last line is on the disk by then, from 0 to 1.
     """
-    real: Callable[..., Any] = getattr(os, call)
-    count = 0
+    real, count = os.fsync, 0
 
-    def called(descriptor: int, *data: memoryview) -> Any:
+    def called(descriptor: Any) -> None:
         nonlocal count
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".jsonl"):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith(".jsonl"):
             count += 1
             if count == at:
-                if half:
-                    real(descriptor, data[0][: len(data[0]) // 2])
+                whole = Path(path).read_bytes()
+                start = whole[:-1].rfind(b"\n") + 1
+                os.ftruncate(descriptor, start + int(share * (len(whole) - start)))
                 os.kill(os.getpid(), signal.SIGKILL)
-        return real(descriptor, *data)
+        real(descriptor)
 
     def work() -> None:
-        setattr(os, call, called)
+        os.fsync = called
         evaluate(folder)
 
     return work
@@ -123,7 +119,6 @@ def check_after(evaluate: Evaluate, folder: Path, undisturbed: Found) -> None:
     assert lines(folder) == RECORDS, "nothing was asked twice"
     assert found(folder) == undisturbed
     kept = run.RunFolder.open(folder)
-    assert not kept.notes
     for arm in ARMS:
         for example in TASK.examples:
             read = kept.records(arm.name)[example.key].passages
@@ -132,28 +127,15 @@ def check_after(evaluate: Evaluate, folder: Path, undisturbed: Found) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "at", "half", "kept"),
-    [
-        # The first answer to an example writes its passages, then itself; the second only itself.
-        ("write", 1, True, 0),
-        ("write", 2, False, 0),
-        ("write", 2, True, 0),
-        ("fsync", 2, False, 1),
-        ("write", 6, True, 3),
-        ("fsync", 12, False, 8),
-    ],
+    ("at", "share", "kept"),
+    # The first answer to an example adds its passages, then itself; the second only itself.
+    [(1, 0.5, 0), (2, 0.0, 0), (2, 0.5, 0), (2, 1.0, 1), (6, 0.5, 3), (12, 1.0, 8)],
 )
 def test_killed_while_it_writes(
-    tmp_path: Path,
-    evaluate: Evaluate,
-    undisturbed: Found,
-    call: str,
-    at: int,
-    half: bool,
-    kept: int,
+    tmp_path: Path, evaluate: Evaluate, undisturbed: Found, at: int, share: float, kept: int
 ) -> None:
     folder = tmp_path / "run"
-    child = in_child(dying(evaluate, folder, call, at, half))
+    child = in_child(dying(evaluate, folder, at, share))
     assert end_of(child) == -signal.SIGKILL
     assert lines(folder) == kept
     check_after(evaluate, folder, undisturbed)
@@ -178,8 +160,8 @@ def test_killed_at_any_moment(tmp_path: Path, evaluate: Evaluate, undisturbed: F
 def test_killed_again_and_again(tmp_path: Path, evaluate: Evaluate, undisturbed: Found) -> None:
     folder = tmp_path / "run"
     for before in range(3):
-        # The third write of each attempt is cut in half, so each adds one answer at least.
-        child = in_child(dying(evaluate, folder, "write", 3, True))
+        # The third addition of each attempt is cut in half, so each adds one answer at least.
+        child = in_child(dying(evaluate, folder, 3, 0.5))
         assert end_of(child) == -signal.SIGKILL
         assert lines(folder) > before
     check_after(evaluate, folder, undisturbed)

@@ -278,7 +278,7 @@ def report(
     """Score runs again and write their report, several runs in one."""
     from rag_windows.cli.evaluation.running import report_again
 
-    report_again(folders, out or folders[0], data, as_json=json)
+    report_again(folders, out or folders[0], data, json_only=json)
 
 
 @score.command("inscit")

@@ -28,9 +28,8 @@ from rag_windows.evaluation import run as runs
 from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.long import LongTask
 from rag_windows.evaluation.metrics import check_packages
-from rag_windows.evaluation.report.tables import cells, terminal
 from rag_windows.evaluation.retrieval import Search
-from rag_windows.evaluation.summary import Summary, summarise
+from rag_windows.evaluation.summary import Summary, as_json, dump, summarise
 from rag_windows.evaluation.task import Task
 from rag_windows.methods import linked, resolve
 from rag_windows.methods.registry import names_in, parameters, with_parameters
@@ -57,9 +56,7 @@ class Source(BaseModel):
 
     def task(self) -> Task:
         """Read the data; ``options`` are those of this kind's reader."""
-        check_packages(
-            *(inscit.INSCIT_PACKAGES if self.kind == "inscit" else ()), "matplotlib", "tabulate"
-        )
+        check_packages("matplotlib", "sacrebleu", "spacy", "tabulate")
         with progress("Reading the data"):
             if self.kind == "long":
                 return LongTask.open(**self.options)
@@ -151,7 +148,6 @@ def evaluate(
         path = asking.out or _default_folder(manifest, model)
         with _going_on(path), runs.RunFolder.begin(path, manifest, asking.fresh) as folder:
             write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
-            _tell_notes(folder.notes)
             with progress("Embedding passages") as counted:
                 ranking = search.over(task, path / runs.INDEX, counted)
             asked = (lm, task, arms, ranking, folder)
@@ -159,11 +155,10 @@ def evaluate(
                 failed = runs.run(*asked, answerer=answerer, progress=counted)
             if speed:
                 with progress("Timing the first token") as counted:
-                    notes = runs.measure_speed(*asked, speed, options=options, progress=counted)
-                    _tell_notes(notes)
+                    runs.measure_speed(*asked, speed, options=options, progress=counted)
             with progress("Scoring"):
                 summary = summarise(task, folder)
-                write_whole(path / runs.SCORES, summary.dump())
+                write_whole(path / runs.SCORES, dump(summary))
                 predictions = {arm.name: _predictions(folder, task, arm.name) for arm in arms}
                 one = report.ReportedRun(task, folder, summary, source.command)
                 reports = report.write_report([one], path)
@@ -174,7 +169,7 @@ def evaluate(
         "report": [str(one) for one in reports],
     }
     if asking.json:
-        render.write_json({**summary.as_json(), "files": files})
+        render.write_json({**as_json(summary), "files": files})
     else:
         _show(summary, task, folder)
         render.show(f"Scores: {files['scores']}", "dim")
@@ -194,13 +189,12 @@ def evaluate(
         raise typer.Exit(EXIT_ERROR)
 
 
-def report_again(folders: Sequence[Path], out: Path, data: str | None, *, as_json: bool) -> None:
+def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_only: bool) -> None:
     """Score runs again and write one report of them; the data may lie elsewhere now."""
     reported, told = [], []
     for path in folders:
         folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(Source)
         source.data = data or source.data
-        _tell_notes(folder.notes)
         task, settings = source.task(), folder.manifest.settings["task"]
         now = json.loads(json.dumps({"name": task.name, **task.settings}))
         keys = tuple(one.key for one in task.examples)
@@ -213,10 +207,10 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None, *, as_jso
             summary = summarise(task, folder)
         reported.append(report.ReportedRun(task, folder, summary, source.command))
         files: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
-        told.append({**summary.as_json(), "files": {"folder": str(path), **files}})
+        told.append({**as_json(summary), "files": {"folder": str(path), **files}})
     with progress("Scoring"):
         paths = [str(one) for one in report.write_report(reported, out)]
-    if as_json:
+    if json_only:
         render.write_json({"runs": told, "report": paths})
         return
     for one in reported:
@@ -235,24 +229,12 @@ def _nameless(value: Any) -> Any:
 
 def _show(summary: Summary, task: Task, folder: runs.RunFolder) -> None:
     """The summary, and what a task tells beside: baselines, or figures of each cell of a sweep."""
-    render.show(f"{terminal(summary)}\n")
+    render.show(f"{report.terminal(summary)}\n")
     if isinstance(task, icl.IclTask):
         told = ", ".join(
             f"{name} {value:.1f}" for name, value in task.settings["baselines"].items()
         )
         render.show(f"Accuracy without reading, in percent: {told}.\n")
-    if isinstance(task, LongTask):
-        for arm in summary.arms:
-            records = folder.records(arm.name)
-            if examples := [one for one in task.examples if one.key in records]:
-                found = task.scores(examples, [records[one.key] for one in examples])[0].values
-                table = cells(examples, found).markdown
-                render.show(f"Found by {arm.name}, in percent:\n\n{table}\n")
-
-
-def _tell_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        tell(f"Note: {note}")
 
 
 def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:

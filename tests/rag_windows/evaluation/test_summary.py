@@ -88,8 +88,8 @@ def made() -> summary.Summary:
     return summarised(records_of(), *(one for arm in ARMS for one in speeds_of(arm.name)))
 
 
-def arm_of(found: summary.Summary, name: str) -> summary.ArmSummary:
-    return next(one for one in found.arms if one.name == name)
+def arm_of(found: summary.Summary, name: str) -> summary.Summary:
+    return next(one for one in found["arms"] if one["name"] == name)
 
 
 def share(name: str, keys: list[str]) -> float:
@@ -98,72 +98,69 @@ def share(name: str, keys: list[str]) -> float:
 
 
 def test_values_are_those_of_the_task(made: summary.Summary) -> None:
-    assert (made.examples, made.compared, made.groups) == (36, 36, 12)
-    for arm in made.arms:
-        (right,) = arm.results
-        assert (right.metric, right.n) == ("exact", 36)
-        assert right.estimate.value == pytest.approx(share(arm.name, KEYS))
-        assert right.estimate.low <= right.estimate.value <= right.estimate.high
-    assert "NaN" not in made.dump()
+    assert (made["examples"], made["compared"], made["groups"]) == (36, 36, 12)
+    for arm in made["arms"]:
+        (right,) = arm["results"]
+        assert (right["metric"], right["n"]) == ("exact", 36)
+        assert right["estimate"].value == pytest.approx(share(arm["name"], KEYS))
+        assert right["estimate"].low <= right["estimate"].value <= right["estimate"].high
+    assert "NaN" not in summary.dump(made)
 
 
 def test_every_arm_is_compared_with_sequential_at_its_depth(made: summary.Summary) -> None:
-    assert arm_of(made, "sequential@2").base is arm_of(made, "sequential@4").base is None
+    assert all(arm_of(made, f"sequential@{n}")["results"][0]["against"] is None for n in (2, 4))
     own, base = share("pcw@4", KEYS), share("sequential@4", KEYS)
-    against = arm_of(made, "pcw@4").results[0].against
-    assert against is not None
-    assert against.base == "sequential@4"
-    assert against.difference.value == pytest.approx(own - base)
-    assert against.retention.value == pytest.approx(100 * own / base)
-    assert against.difference.high < 0
-    assert (against.p or 1) < 0.05
-    assert (against.p or 1) < (against.p_holm or 0)
+    against = arm_of(made, "pcw@4")["results"][0]["against"]
+    assert against["base"] == "sequential@4"
+    assert against["difference"].value == pytest.approx(own - base)
+    assert against["retention"].value == pytest.approx(100 * own / base)
+    assert against["difference"].high < 0
+    assert against["p"] < 0.05
+    assert against["p"] < against["p_holm"]
     arms = [run.Arm("ape", None, 5), *ARMS, run.Arm("pcw")]
     assert [run.base_of(arms, place) for place in range(8)] == [0, 1, 1, 1, 4, 4, 4, 0]
 
 
 def test_results_by_kind_and_by_retrieval(made: summary.Summary) -> None:
-    answer, other = arm_of(made, "ape@4").kinds
-    assert (answer.label, answer.examples, other.label, other.examples) == (
+    answer, other = arm_of(made, "ape@4")["kinds"]
+    assert (answer["label"], answer["examples"], other["label"], other["examples"]) == (
         *("answer", 24),
         *("clarification", 12),
     )
     keys = [key for key in KEYS if not key.endswith("/1")]
-    right = answer.results[0]
-    assert right.n == 24
-    assert right.estimate.value == pytest.approx(share("ape@4", keys))
-    assert right.against is not None
+    right = answer["results"][0]
+    assert right["n"] == 24
+    assert right["estimate"].value == pytest.approx(share("ape@4", keys))
     kept = 100 * share("ape@4", keys) / share("sequential@4", keys)
-    assert right.against.retention.value == pytest.approx(kept)
-    assert right.against.p is None
-    shallow, deep = made.retrieval
+    assert right["against"]["retention"].value == pytest.approx(kept)
+    assert right["against"]["p"] is None
+    shallow, deep = made["retrieval"]
     # Evidence stands third, in every even talk.
-    assert (shallow.top_k, shallow.n, shallow.hit.value) == (2, 24, 0)
-    assert (deep.top_k, deep.n, deep.hit.value, deep.recall.value) == (4, 24, 50, 50)
-    found, missed = arm_of(made, "ape@4").retrieval
-    assert (found.label, found.examples, missed.label, missed.examples) == (
+    assert (shallow["top_k"], shallow["n"], shallow["hit"].value) == (2, 24, 0)
+    assert (deep["top_k"], deep["n"], deep["hit"].value, deep["recall"].value) == (4, 24, 50, 50)
+    found, missed = arm_of(made, "ape@4")["retrieval"]
+    assert (found["label"], found["examples"], missed["label"], missed["examples"]) == (
         "found",
         12,
         "missed",
         12,
     )
     even = [k for k in KEYS if int(k.split("/")[0]) % 2 == 0 and not k.endswith("/2")]
-    assert found.results[0].estimate.value == pytest.approx(share("ape@4", even))
-    nothing, _ = arm_of(made, "ape@2").retrieval
-    assert (nothing.examples, math.isnan(nothing.results[0].estimate.value)) == (0, True)
+    assert found["results"][0]["estimate"].value == pytest.approx(share("ape@4", even))
+    nothing, _ = arm_of(made, "ape@2")["retrieval"]
+    assert (nothing["examples"], math.isnan(nothing["results"][0]["estimate"].value)) == (0, True)
 
 
 def test_counters_times_and_speed(made: summary.Summary) -> None:
     arm = arm_of(made, "pcw@2")
-    found = arm.counters
-    assert (found.windows_encoded, found.windows_reused, found.prompt_tokens) == (108, 36, 3600)
-    assert (found.errors, found.unfinished) == (0, 12)
-    assert arm.times == summary.Times(encode_s=0.1, ttft_s=0.25, total_s=0.5)
-    bins = [(one.above, one.up_to, one.n, one.tokens) for one in arm.speed]
-    assert bins == [(0, 256, 2, 178), (256, 512, 1, 257), (1024, 2048, 1, 2000)]
-    # The rounds' medians: 1, 2.56, 2.57 and 20 seconds.
-    assert [one.cold_s for one in arm.speed] == pytest.approx([1.78, 2.57, 20])
-    assert (arm.cold_s, arm.warm_s) == pytest.approx((2.565, 0.2))
+    found = arm["counters"]
+    assert (found["windows_encoded"], found["windows_reused"]) == (108, 36)
+    assert (found["prompt_tokens"], found["errors"], found["unfinished"]) == (3600, 0, 12)
+    assert arm["times"] == {"encode_s": 0.1, "ttft_s": 0.25, "total_s": 0.5}
+    assert [one["tokens"] for one in arm["speed"]] == [100, 256, 257, 2000]
+    # The rounds' medians.
+    assert [one["cold_s"] for one in arm["speed"]] == pytest.approx([1, 2.56, 2.57, 20])
+    assert (arm["cold_s"], arm["warm_s"]) == pytest.approx((2.565, 0.2))
 
 
 def test_an_unfinished_run_is_compared_on_what_all_arms_have() -> None:
@@ -172,15 +169,15 @@ def test_an_unfinished_run_is_compared_on_what_all_arms_have() -> None:
         del records["pcw@4"][key]
     del records["ape@2"]["0/0"]
     made = summarised(records)
-    assert made.missing == {one.name: {"pcw@4": 6, "ape@2": 1}.get(one.name, 0) for one in ARMS}
-    assert (made.examples, made.compared, made.groups) == (36, 29, 10)
-    right = arm_of(made, "sequential@2").results[0]
-    assert right.n == 29
-    assert right.estimate.value == pytest.approx(share("sequential@2", KEYS[1:30]))
-    assert (made.arms[0].speed, math.isnan(made.arms[0].cold_s)) == ([], True)
+    assert made["missing"] == {one.name: {"pcw@4": 6, "ape@2": 1}.get(one.name, 0) for one in ARMS}
+    assert (made["examples"], made["compared"], made["groups"]) == (36, 29, 10)
+    right = arm_of(made, "sequential@2")["results"][0]
+    assert right["n"] == 29
+    assert right["estimate"].value == pytest.approx(share("sequential@2", KEYS[1:30]))
+    assert (made["arms"][0]["speed"], math.isnan(made["arms"][0]["cold_s"])) == ([], True)
     nothing = summarised({})
-    assert (nothing.compared, nothing.retrieval, nothing.arms[0].results) == (0, [], [])
-    assert nothing.arms[0].times is None
+    assert (nothing["compared"], nothing["retrieval"], nothing["arms"][0]["results"]) == (0, [], [])
+    assert nothing["arms"][0]["times"] is None
 
 
 def test_errors_count_as_wrong_and_what_was_left_out_is_no_fault_of_the_retriever() -> None:
@@ -195,12 +192,12 @@ def test_errors_count_as_wrong_and_what_was_left_out_is_no_fault_of_the_retrieve
             records[name][key] = replace(one, passages=one.passages[:1], left_out=3)
     made = summarised(records)
     # No arm could read the first question; another arm of that depth could read the other one.
-    assert [found.n for found in made.retrieval] == [23, 23]
-    assert made.retrieval[1].hit.value == pytest.approx(100 * 11 / 23)
-    assert arm_of(made, "ape@2").counters.errors == 2
-    assert arm_of(made, "ape@2").times == arm_of(made, "pcw@2").times
-    counters = arm_of(made, "pcw@4").counters
-    assert (counters.left_out_passages, counters.left_out_questions) == (3 * 36, 36)
+    assert [found["n"] for found in made["retrieval"]] == [23, 23]
+    assert made["retrieval"][1]["hit"].value == pytest.approx(100 * 11 / 23)
+    assert arm_of(made, "ape@2")["counters"]["errors"] == 2
+    assert arm_of(made, "ape@2")["times"] == arm_of(made, "pcw@2")["times"]
+    counters = arm_of(made, "pcw@4")["counters"]
+    assert (counters["left_out_passages"], counters["left_out_questions"]) == (3 * 36, 36)
 
 
 # Intervals and tests.

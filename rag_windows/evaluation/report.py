@@ -1,0 +1,537 @@
+"""The report of a run: one HTML file that needs nothing else, and the same tables as Markdown."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import as_file, files
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+from rag_windows import __version__
+from rag_windows.evaluation.files import write_whole
+from rag_windows.evaluation.run import REPORTS, RunFolder
+from rag_windows.evaluation.summary import Estimate, Summary
+from rag_windows.evaluation.task import ReadPassage, Record, Task, digest_of
+from rag_windows.prompt.visible_text import one_line, visible
+
+# Text, figures and tables.
+
+_NO_CHARACTERS = re.compile("[\ufdd0-\ufdef\ufffe\uffff]")
+# What begins anything in Markdown inside a line, or at its start; an address becomes a link by
+# itself. An underscore between letters or digits begins nothing.
+_MARKS = re.compile(
+    r"[\\`*\[\]|~$!#]|(?<![^\W_])_|_(?![^\W_])|^[-+=]|(?<=^\d)[.)](?=\s|$)|:(?=//)|(?<=www)\.",
+    re.I,
+)
+_WORDS = {"f1": "F1", "bleu": "BLEU", "chatrag": "ChatRAG", "mrr": "MRR"}
+
+
+def escaped(text: str) -> str:
+    """On one line, with nothing that Markdown or HTML would obey."""
+    # An entity is text to every Markdown dialect; a backslash before "<" is not.
+    plain = html.escape(harmless(one_line(text)), quote=False)
+    return _MARKS.sub(lambda match: "\\" + match[0], " ".join(plain.split()))
+
+
+def harmless(text: str) -> str:
+    """Spell out control characters, and replace what XML can't hold."""
+    return visible(_NO_CHARACTERS.sub("\ufffd", text))
+
+
+def name(text: str, longest: int = 120) -> str:
+    """A name of others on one line; an ellipsis says that it goes on."""
+    cut = harmless(one_line(text[: 4 * longest]))
+    return cut if len(cut) <= longest else cut[: longest - 1] + "…"
+
+
+def metric_name(metric: str) -> str:
+    """Such as "response F1" of "response_f1"."""
+    return name(" ".join(_WORDS.get(word, word) for word in metric.split("_")))
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """Fixed digits; a dash for what is not there."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    # No "-0.0".
+    return f"{round(value, digits) + 0.0:,.{digits}f}"
+
+
+def figure(estimate: Estimate) -> str:
+    """Such as "98.1 (95.2 to 101.3)"."""
+    inside = f" ({number(estimate.low)} to {number(estimate.high)})" if estimate.bounded else ""
+    return number(estimate.value) + inside
+
+
+def chance(value: float | None) -> str:
+    """A p-value, as "p = 0.41" has it."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value < 0.001:
+        return "< 0.001"
+    return number(value, 3 if value < 0.1 else 2)
+
+
+def share(value: float | None) -> str:
+    """Percent of a share from 0 to 1."""
+    return "–" if value is None else f"{number(100 * value)}%"
+
+
+def some(count: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {noun if count == 1 else noun + 's'}"
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template filled in, with every value escaped for HTML, or for Markdown in an ".md"."""
+    made = Environment(
+        loader=PackageLoader("rag_windows.evaluation"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_in_markdown if template.endswith(".md") else _in_html,
+    )
+    filters = (figure, metric_name, name, number, share, some, verbatim)
+    made.filters |= {one.__name__: one for one in filters}
+    made.globals["zip"] = zip
+    return made.get_template(template).render(**values)
+
+
+def verbatim(text: str) -> Markup:
+    """For an indented block of Markdown, which ends at no mark that its text may hold."""
+    return Markup(harmless(text))  # noqa: S704 - only for such a block
+
+
+def _in_html(value: Any) -> Any:
+    # Jinja escapes what is no Markup.
+    return value if isinstance(value, Markup) else harmless(str(value))
+
+
+def _in_markdown(value: Any) -> Markup:
+    return value if isinstance(value, Markup) else Markup(escaped(str(value)))  # noqa: S704 - escaped
+
+
+WORDS = frozenset({"arm", "base", "evidence", "kind", "run"})
+"""Columns that hold words; the others hold figures."""
+
+LEVEL = 0.05
+"""Of p after Holm's correction: what is called shown."""
+
+_TIMES = {"encoding, s": "encode_s", "first token, s": "ttft_s", "answer, s": "total_s"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Strings in rows, of a kind that the templates have a caption for; folded where that helps."""
+
+    kind: str
+    frame: pd.DataFrame
+    metric: str = ""
+    folded: bool = False
+
+    @property
+    def markdown(self) -> Markup:
+        """Aligned where it is read as plain text, too; names of others are escaped."""
+        sides = ["left" if head in WORDS else "right" for head in self.frame.columns]
+        frame = self.frame.map(name).map(escaped).rename(columns=escaped)
+        made = frame.to_markdown(index=False, disable_numparse=True, colalign=sides)
+        return Markup(made)  # noqa: S704 - escaped above
+
+
+def tables(summary: Summary) -> Iterator[Table]:
+    """Every table, in the order of a report."""
+    arms = summary["arms"]
+    if summary["compared"]:
+        yield Table("quality", _quality(summary))
+        for place, metric in enumerate(summary["metrics"]):
+            rows = [_row(arm["name"], arm["results"][place]) for arm in arms]
+            frame = pd.DataFrame([row for row in rows if row["base"]])
+            if len(frame):
+                yield Table("base", frame.drop(columns="value, %"), metric, folded=place > 0)
+        for kind, parts in (("kind", "kinds"), ("evidence", "retrieval")):
+            found = [
+                {kind: part["label"]} | _row(arm["name"], part["results"][0])
+                for arm in arms
+                for part in arm[parts]
+            ]
+            if found:
+                frame = pd.DataFrame(found).sort_values(kind, kind="stable")
+                columns = [kind, "arm", "value, %", "kept, %", "n"]
+                yield Table(kind, frame[columns], summary["metrics"][0], folded=len(frame) > 8)
+    work = [
+        {"arm": arm["name"]}
+        | {head.replace("_", " "): f"{count:,}" for head, count in arm["counters"].items()}
+        | {head: number((arm["times"] or {}).get(field), 3) for head, field in _TIMES.items()}
+        | {f"first token, {one}, s": number(arm[f"{one}_s"], 3) for one in ("cold", "warm")}
+        for arm in arms
+    ]
+    yield Table("work", pd.DataFrame(work), folded=True)
+
+
+def _quality(summary: Summary) -> pd.DataFrame:
+    rows = [
+        {"arm": arm["name"]}
+        | {metric_name(one["metric"]): figure(one["estimate"]) for one in arm["results"]}
+        for arm in summary["arms"]
+    ]
+    return pd.DataFrame(rows)
+
+
+def _row(arm: str, result: Summary) -> dict[str, str]:
+    """A result in words, and against its base, where it has one."""
+    nothing = Estimate(math.nan)
+    against = result["against"] or {"base": "", "difference": nothing, "retention": nothing}
+    return {
+        "arm": arm,
+        "value, %": figure(result["estimate"]),
+        "difference, points": figure(against["difference"]),
+        "kept, %": figure(against["retention"]),
+        "p": chance(against.get("p")),
+        "p (Holm)": chance(against.get("p_holm")),
+        "n": f"{result['n']:,}",
+        "base": against["base"],
+    }
+
+
+def overview(runs: Sequence[Summary]) -> Table:
+    """The quality of all arms of several runs."""
+    titles = [f"{place}. {name(one['task'])}" for place, one in enumerate(runs, start=1)]
+    frame = pd.concat([_quality(one) for one in runs], keys=titles, names=["run"])
+    return Table("runs", frame.reset_index("run").fillna("–"))
+
+
+def terminal(summary: Summary) -> str:
+    """The quality of a run, as Markdown that is also plain text."""
+    shown = [one for one in tables(summary) if one.kind in ("quality", "base") and not one.folded]
+    return rendered("terminal.md", summary=summary, tables=shown).strip()
+
+
+def baseline(arm: Summary) -> str | None:
+    """What an arm is compared with; None for the base itself, or without any."""
+    return next((one["against"]["base"] for one in arm["results"] if one["against"]), None)
+
+
+def deepest(summary: Summary) -> list[Summary]:
+    """Each method's arm with the most passages."""
+    most = max(arm["top_k"] or 0 for arm in summary["arms"])
+    return [arm for arm in summary["arms"] if (arm["top_k"] or 0) == most]
+
+
+def verdict(arm: Summary) -> tuple[str, str]:
+    """A sentence on one arm by the main metric, and its tone: better, worse, same or base."""
+    result, label = arm["results"][0], name(arm["name"])
+    metric, against = metric_name(result["metric"]), result["against"]
+    if against is None:
+        return f"{label} has a {metric} of {figure(result['estimate'])}.", "base"
+    base, p, p_holm = name(against["base"]), against["p"], against["p_holm"]
+    first = f"{label} keeps {figure(against['retention'])} percent of {base}'s {metric}"
+    if math.isnan(against["retention"].value):
+        first = f"{label} has a {metric} of {figure(result['estimate'])}, {base} none to be kept"
+    if math.isnan(p):
+        return f"{first}; the difference was not tested.", "same"
+    tested = f"p {chance(p)}, corrected {chance(p_holm)}"
+    if p_holm >= LEVEL:
+        once = " once all arms are tested together" if p < LEVEL else ""
+        return f"{first}; no difference shown{once} ({tested}).", "same"
+    points = against["difference"].value
+    kind, tone = ("gain", "better") if points > 0 else ("loss", "worse")
+    return f"{first}; a {kind} of {number(abs(points))} points is shown ({tested}).", tone
+
+
+# Charts: one matplotlib SVG each, which takes its colours from the page.
+
+WIDTH = 760
+"""Of every chart, in CSS pixels; on a phone it is moved sideways, since text doesn't shrink."""
+
+INK = "#010101"
+COLOURS = {INK: "ink", "#020202": "soft", "#030303": "grid", "#040404": "ground"} | {
+    f"#0101f{place}": f"line{place}" for place in range(1, 7)
+}
+"""Stand-ins in charts.mplstyle, and variables of the page that hold the colours of its scheme."""
+
+_HIGHEST = 250.0
+"""Percent kept, beyond which an interval is cut off."""
+
+
+def charts(summary: Summary, salt: str) -> dict[str, str]:
+    """Quality by number of windows, time to the first token, and what is kept by kind: as SVG.
+
+    One that can't be drawn of this run is "". The salt keeps the ids of a page's charts apart.
+    """
+    style = files("rag_windows.evaluation") / "templates" / "charts.mplstyle"
+    made = {}
+    for kind, draw in (("windows", _windows), ("speed", _first_token), ("kinds", _kinds)):
+        with as_file(style) as path, mpl.rc_context({"svg.hashsalt": salt + kind}, fname=path):
+            bases = {baseline(arm) for arm in summary["arms"]}
+            # The base comes first, and is drawn in ink.
+            arms = sorted(summary["arms"], key=lambda arm: arm["name"] not in bases)
+            labels = dict.fromkeys(arm["label"] for arm in arms)
+            styles = cycle(mpl.rcParams["axes.prop_cycle"])
+            looks = {label: {**next(styles), "label": _short(label)} for label in labels}
+            figure = draw(summary, looks)
+            made[kind] = "" if figure is None else _svg(figure)
+    return made
+
+
+def _short(text: str, longest: int = 30) -> str:
+    # matplotlib leaves labels that begin with "_" out of a legend.
+    return name("\u200b" + text if text.startswith("_") else text, longest)
+
+
+def _figure(height: float, labels: int) -> Figure:
+    """An empty figure with room for a legend of so many labels."""
+    # SVG's unit is matplotlib's point, of which 72 make an inch.
+    size = (WIDTH / 72, (height + 24 * -(-labels // 2)) / 72)
+    return Figure(figsize=size, layout="constrained")
+
+
+def _windows(summary: Summary, looks: dict[str, Any]) -> Figure | None:
+    curves: dict[str, dict[int, Estimate]] = {}
+    for arm in summary["arms"]:
+        curves.setdefault(arm["label"], {}).update(_points(arm))
+    if all(len(points) < 2 for points in curves.values()):
+        return None
+    figure = _figure(340, len(curves))
+    axes = figure.subplots()
+    for label, points in curves.items():
+        sizes = sorted(points)
+        ends, colour = _ends([points[size] for size in sizes]), looks[label]["color"]
+        axes.fill_between(sizes, ends["low"], ends["high"], color=colour, alpha=0.13, linewidth=0)
+        axes.plot(sizes, ends["value"], **looks[label])
+    axes.set_xscale("log", base=2)
+    sizes = sorted({size for points in curves.values() for size in points})
+    axes.set_xticks(sizes, [f"{one:,}" for one in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("passages or demonstrations")
+    axes.set_ylabel(f"{metric_name(summary['metrics'][0])}, percent")
+    low, high = axes.get_ylim()
+    # Five points at least, so that trifles look like trifles.
+    room = max(0.0, 5 - (high - low)) / 2
+    axes.set_ylim(max(low - room, -0.3), min(high + room, 100.3))
+    return figure
+
+
+def _points(arm: Summary) -> dict[int, Estimate]:
+    """By number of passages: of an arm that reads so many, or of a sweep's kinds "8 passages"."""
+    if arm["top_k"]:
+        return {arm["top_k"]: arm["results"][0]["estimate"]} if arm["results"] else {}
+    # No demonstrations have no place on a logarithmic axis.
+    sized = ((re.fullmatch(r"(\d+) passages?", one["label"]), one) for one in arm["kinds"])
+    return {int(match[1]): one["results"][0]["estimate"] for match, one in sized if match}
+
+
+def _first_token(summary: Summary, looks: dict[str, Any]) -> Figure | None:
+    timed: dict[str, list[dict[str, float]]] = {}
+    for arm in summary["arms"]:
+        timed.setdefault(arm["label"], []).extend(arm["speed"])
+    if not all(timed.values()):
+        return None
+    figure = _figure(340, len(timed))
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    titles = ("cold: nothing cached", "warm: all in memory")
+    for axes, field, title in zip(panels, ("cold_s", "warm_s"), titles, strict=True):
+        axes.set_title(title)
+        axes.set_xlabel("tokens of context")
+        for label, contexts in timed.items():
+            points = pd.DataFrame(contexts).sort_values("tokens")
+            axes.loglog(points["tokens"], points[field], **looks[label])
+    panels[0].set_ylabel("time to the first token")
+    for axis, unit in ((panels[0].xaxis, ""), (panels[0].yaxis, "s")):
+        low, high = axis.get_view_interval()
+        # Marks at 1, 2 and 5 of each power of ten; at the powers alone where the axis is long.
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
+        axis.set_major_formatter(EngFormatter(unit))
+        axis.set_minor_locator(NullLocator())
+    return figure
+
+
+def _kinds(summary: Summary, looks: dict[str, Any]) -> Figure | None:
+    arms = [arm for arm in deepest(summary) if baseline(arm) and arm["kinds"]]
+    if not arms:
+        return None
+    # All arms of one depth have the same one.
+    base, kinds = _short(str(baseline(arms[0]))), arms[0]["kinds"]
+    figure = _figure(80 + len(kinds) * (26 + 20 * len(arms)), len(arms) + 1)
+    axes = figure.subplots()
+    for order, arm in enumerate(arms, start=1):
+        kept = _ends([part["results"][0]["against"]["retention"] for part in arm["kinds"]])
+        height = kept.index - 0.5 + order / (len(arms) + 1)
+        reach = [kept["value"] - kept["low"], kept["high"] - kept["value"]]
+        axes.errorbar(kept["value"], height, xerr=reach, **looks[arm["label"]] | {"linestyle": ""})
+    axes.axvline(100, color=INK, linestyle=(0, (5, 3)), linewidth=1.4, zorder=1, label=base)
+    names = [f"{_short(part['label'], 26)}\nn = {part['examples']:,}" for part in kinds]
+    axes.set_yticks(range(len(kinds)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_ylim(len(kinds) - 0.5, -0.5)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 88), min(max(high, 112), _HIGHEST))
+    axes.set_xlabel(f"percent of {base}")
+    return figure
+
+
+def _ends(estimates: Sequence[Estimate]) -> pd.DataFrame:
+    return pd.DataFrame([asdict(one) for one in estimates])
+
+
+def _svg(figure: Figure) -> str:
+    """The figure as an element of an HTML page; it holds no script, style sheet or address."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=2)
+    written = io.StringIO()
+    with warnings.catch_warnings():
+        # The reader's own fonts draw the text; matplotlib's lacks most scripts, and measures only.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    # Behind metadata and matplotlib's own style sheet. Groups need no ids.
+    drawing = written.getvalue().partition('<g id="figure_1">')[2]
+    drawing = re.sub(r' id="[\w.]+_\d+"', "", drawing).replace("xlink:href", "href")
+    for stand_in, variable in COLOURS.items():
+        drawing = drawing.replace(stand_in, f"var(--{variable})")
+    size = " ".join(f"{72 * side:g}" for side in figure.get_size_inches())
+    return f'<svg viewBox="0 0 {size}"><g>{drawing}'
+
+
+# The page.
+
+QUESTIONS = 10
+"""Questions of a report in all; several runs share them."""
+
+PASSAGES = 40
+"""Passages of one question that are shown, and beside them those that a right answer rests on."""
+
+TEXT = 2000
+"""Characters of a passage, a message or an answer that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """One run; its ``command`` is shown, if it is known."""
+
+    task: Task
+    folder: RunFolder
+    summary: Summary
+    command: str = ""
+
+
+def write_report(runs: Sequence[ReportedRun], folder: str | Path) -> tuple[Path, Path]:
+    """Write a report of one run or of several, finished or not; gives its two paths.
+
+    The HTML file holds all that it shows: it asks for no other file and runs no script.
+    """
+    count = max(2, QUESTIONS // len(runs))
+    page = {
+        "parts": [_part(run, f"run{place}", count) for place, run in enumerate(runs, start=1)],
+        "together": overview([one.summary for one in runs]) if len(runs) > 1 else None,
+        "version": __version__,
+        "longest": TEXT,
+        "words": WORDS,
+    }
+    css = files("rag_windows.evaluation").joinpath("templates/page.css")
+    html, markdown = (Path(folder) / one for one in REPORTS)
+    write_whole(html, rendered("page.html", css=css.read_text(encoding="utf-8"), **page))
+    write_whole(markdown, rendered("page.md", **page) + "\n")
+    return html, markdown
+
+
+def _part(run: ReportedRun, anchor: str, count: int) -> dict[str, Any]:
+    """What the templates show of one run."""
+    summary, manifest = run.summary, run.folder.manifest
+    # Machine and versions; of a run that went on elsewhere, all of them.
+    made_with = pd.DataFrame(list(manifest.made_with), dtype=str).fillna("")
+    values = _values(run)
+    return {
+        "anchor": anchor,
+        "title": run.folder.path.name,
+        "manifest": manifest.settings,
+        "settings": json.dumps(manifest.settings, indent=1, ensure_ascii=False),
+        "made_with": {label: "; then ".join(made_with[label].unique()) for label in made_with},
+        "command": run.command,
+        "summary": summary,
+        "verdicts": [verdict(arm) for arm in summary["arms"] if summary["compared"]],
+        "tables": list(tables(summary)),
+        "charts": charts(summary, anchor),
+        "questions": [_question(run, values, place) for place in _chosen(run, values, count)],
+    }
+
+
+def _values(run: ReportedRun) -> pd.DataFrame:
+    """What the main metric says of single answers, by the example's place and arm."""
+    examples, arms = run.task.examples, [arm["name"] for arm in run.summary["arms"]]
+    found = pd.DataFrame(index=range(len(examples)), columns=arms, dtype=float)
+    for arm in arms:
+        records = run.folder.records(arm)
+        places = [place for place, one in enumerate(examples) if one.key in records]
+        asked = [examples[place] for place in places]
+        if asked:
+            main, *_ = run.task.scores(asked, [records[one.key] for one in asked])
+            found.loc[places, arm] = np.array(main.values, dtype=float)
+    return found
+
+
+def _chosen(run: ReportedRun, values: pd.DataFrame, count: int) -> list[int]:
+    """Places of the questions whose answers differ most; those that an arm lacks come last."""
+    apart = values.max(axis=1, skipna=False) - values.min(axis=1, skipna=False)
+    digests = [digest_of(one.key) for one in run.task.examples]
+    order = pd.DataFrame({"apart": -apart, "digest": digests}).sort_values(["apart", "digest"])
+    return order.index[:count].tolist()
+
+
+def _question(run: ReportedRun, values: pd.DataFrame, place: int) -> dict[str, Any]:
+    """One question with its answers, and the passages that arms read, in the ranking's order."""
+    example = run.task.examples[place]
+    found = {arm: run.folder.records(arm).get(example.key) for arm in values}
+    deep = [found[arm["name"]] for arm in deepest(run.summary)]
+    records = sorted((one for one in deep if one is not None), key=_depth)
+    order: dict[tuple[str, str | None], dict[str, ReadPassage]] = {}
+    for record in records:
+        for read in record.passages:
+            order.setdefault((read.text, read.id), {})[record.arm] = read
+    passages = [
+        {
+            "rank": rank,
+            "evidence": key in example.evidence,
+            "reads": reads,
+            "mass": pd.Series([one.mass for one in reads.values()], dtype=float).mean(),
+            "text": run.folder.texts.get(digest),
+        }
+        for rank, ((digest, key), reads) in enumerate(order.items(), start=1)
+        if rank <= PASSAGES or key in example.evidence
+    ]
+    masses = {
+        one.arm: [read.mass for read in one.passages if read.mass is not None]
+        for one in records
+        if one.passages
+    }
+    return {
+        "example": example,
+        "answers": [(arm, values.loc[place, arm], record) for arm, record in found.items()],
+        "passages": passages,
+        "in_all": len(order),
+        "asked": len(records),
+        "widest": max((one for found in masses.values() for one in found), default=0) or 1,
+        "measured": [arm for arm, found in masses.items() if found],
+        "unmeasured": [arm for arm, found in masses.items() if not found],
+        "missed": sorted(example.evidence - {key for _, key in order}) if order else [],
+    }
+
+
+def _depth(record: Record) -> int:
+    return -len(record.passages)
