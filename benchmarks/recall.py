@@ -37,7 +37,7 @@ from rag_windows_retrievers import (
     last_turns,
     progress_bar,
 )
-from rag_windows_retrievers.conversational import Condense
+from rag_windows_retrievers.retriever import Condense
 
 DEPTHS, DEEPEST = (1, 5, 20), 100
 

@@ -88,8 +88,6 @@ def open_corpus(search: SearchOptions, model: str | None) -> tuple[BM25Retriever
     others = [one for one in loaded.skipped if not one.problem]
     if not others:
         return retriever, []
-    # Hidden entries are seldom what the user misses.
-    others.sort(key=lambda one: one.reason == "hidden")
     shown = "; ".join(f"{one.label} ({one.reason})" for one in others[:3])
     more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
     return retriever, [f"Left out: {shown}{more}."]

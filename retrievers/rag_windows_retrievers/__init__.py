@@ -4,30 +4,39 @@ A folder of its own beside the engine: of `rag_windows` it knows passages, error
 long texts, so it works for any model. Nothing here imports torch before an embedding model is used.
 """
 
-from rag_windows_retrievers.bm25 import BM25Retriever
-from rag_windows_retrievers.conversational import (
-    ConversationalRetriever,
-    last_turns,
-    rewritten_by,
-)
-from rag_windows_retrievers.dense import DenseRetriever
 from rag_windows_retrievers.documents import (
     SUFFIXES,
     Document,
     Documents,
     Skipped,
+    TokenBudget,
     load_documents,
+    split_document,
+    split_documents,
 )
-from rag_windows_retrievers.encoder import Encoder, Progress, SentenceEncoder, progress_bar
-from rag_windows_retrievers.ingest import Index, ingest, open_index
-from rag_windows_retrievers.reranker import Reranker
+from rag_windows_retrievers.indexes import (
+    BM25Retriever,
+    DenseRetriever,
+    Index,
+    ingest,
+    open_index,
+)
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
+    ConversationalRetriever,
     HybridRetriever,
     Retriever,
     ScoredPassage,
+    last_turns,
+    rewritten_by,
 )
-from rag_windows_retrievers.splitting import TokenBudget, split_document, split_documents
+from rag_windows_retrievers.sentence_models import (
+    Encoder,
+    Progress,
+    Reranker,
+    SentenceEncoder,
+    progress_bar,
+)
 
 __all__ = [
     "DEFAULT_K",

@@ -1,21 +1,24 @@
-"""Documents out of text, markdown, JSONL and PDF files."""
+"""Text, Markdown, JSONL and PDF files into documents, and documents into passages."""
 
 from __future__ import annotations
 
 import codecs
 import glob
 import io
+import itertools
 import json
 import os
 import re
-import stat
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rag_windows.errors import DocumentError, missing
+from pydantic import AliasChoices, BaseModel, Field
+
+from rag_windows import Passage
+from rag_windows.errors import DocumentError, InputError, missing
 
 SUFFIXES = {
     ".txt": "text",
@@ -26,19 +29,11 @@ SUFFIXES = {
 }
 """A file name's suffix -> how it is read; files of other suffixes are read only when named."""
 
-MAX_BYTES = 256 * 2**20
+DEFAULT_WORDS = 120
 
-_ENCODINGS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t](.*)")
-_UNDERLINE = re.compile(r" {0,3}(=+|-{2,})[ \t]*$")
 _ROW = (
     'not a JSON object such as {"text": "...", "id": "a", "title": "A", "metadata": {}}, of which '
     'only "text" is needed.'
@@ -73,7 +68,7 @@ class Skipped:
         label: its name, see `load_documents`; a line is ``label:number``.
         reason: why it was left out, and for a problem what to do.
         problem: whether it should have been read and could not be: damaged, in another encoding,
-            or in need of a package. The others were never meant, such as hidden files.
+            or in need of a package. The others were never meant, such as pictures.
     """
 
     label: str
@@ -90,60 +85,51 @@ class Documents:
 
 
 def load_documents(
-    paths: Iterable[str | Path],
-    *,
-    max_bytes: int = MAX_BYTES,
-    root: Path | None = None,
-    strict: bool = True,
+    paths: Iterable[str | Path], *, root: Path | None = None, strict: bool = True
 ) -> Documents:
     """Read every document behind files, folders (with everything below) and patterns, each once.
 
     Text, markdown and PDF files (through `pypdf`) are one document each; a JSONL file holds one a
     line, an object with ``text`` (or ``page_content``), and optionally ``id`` (or ``_id``),
-    ``title`` and ``metadata``; other keys join the metadata. Text files are UTF-8, or UTF-16 and
-    UTF-32 with a byte order mark.
+    ``title`` and ``metadata``; other keys join the metadata. Text files are UTF-8, or UTF-16 with a
+    byte order mark.
 
-    Below a folder and behind a pattern, hidden entries, other types, binary, empty and over-large
-    files are left out. Links are followed; a folder that was visited already is not entered again.
-    Files come in the order given, and sorted by name below a folder.
+    Below a folder and behind a pattern, hidden entries, other types, empty files and linked folders
+    are left out. Files come in the order given, and sorted by name below a folder.
 
     Args:
         paths: for example ``"notes.md"``, ``"docs/"`` or ``"docs/**/*.txt"``; ``~`` is understood.
-        max_bytes: size in bytes above which a file is not read.
-        root: folder that labels, and so ids, are relative to; None is the working directory. Files
-            outside it are named relative to the parent of the folder that was given.
-        strict: whether a named file, a folder or a line that can't be read is an error. Else it is
-            left out, as a `Skipped` whose ``problem`` is true, and the rest is read.
+        root: folder that labels, and so ids, are relative to; None is the working directory.
+        strict: whether a file, a folder or a line that can't be read is an error. Else it is left
+            out, as a `Skipped` whose ``problem`` is true, and the rest is read.
 
     Raises:
         DocumentError: a path does not exist or matches nothing, there is no text at all, or, with
             ``strict``, something can't be read; the message names file and line.
     """
     names = [os.fspath(path) for path in paths]
-    loader = _Loader(max_bytes, Path(os.path.abspath(root or ".")), strict)
+    loader = _Loader(root or Path(), strict)
     for name in names:
         loader.add(name)
-    skipped = tuple(loader.skipped.values())
     if not loader.documents:
-        told = sorted(skipped, key=lambda one: not one.problem)[:3]
+        told = sorted(loader.skipped, key=lambda one: not one.problem)[:3]
         examples = ", ".join(f"{one.label}: {one.reason}" for one in told)
-        left_out = f" ({len(skipped)} left out: {examples})" if skipped else ""
+        left_out = f" ({len(loader.skipped)} left out: {examples})" if told else ""
         raise DocumentError(
             f"No text found in {', '.join(names) or 'nothing'}{left_out}; "
             "name .txt, .md, .jsonl or .pdf files, or a folder of them, that hold some."
         )
-    return Documents(tuple(loader.documents), skipped)
+    return Documents(tuple(loader.documents), tuple(loader.skipped))
 
 
 class _Loader:
-    """Walks through what was named, reads it, and keeps what was left out by its label."""
+    """Walks through what was named, reads it, and keeps what was left out."""
 
-    def __init__(self, max_bytes: int, root: Path, strict: bool) -> None:
+    def __init__(self, root: Path, strict: bool) -> None:
         self.documents: list[Document] = []
-        self.skipped: dict[str, Skipped] = {}
-        self._max_bytes, self._root, self._strict = max_bytes, root, strict
-        self._visited: set[tuple[int, int]] = set()
-        self._labels: set[str] = set()
+        self.skipped: list[Skipped] = []
+        self._root, self._strict = root, strict
+        self._read: set[Path] = set()
 
     def add(self, name: str) -> None:
         given = Path(name).expanduser()
@@ -153,107 +139,72 @@ class _Loader:
                 given.stat()
             else:
                 # pathlib's ** does not follow links; glob's does, round and round.
-                inside = given.relative_to(given.anchor)
-                tops = sorted(Path(given.anchor).glob(str(inside)))
+                tops = sorted(Path(given.anchor).glob(str(given.relative_to(given.anchor))))
         except (OSError, ValueError) as error:
             raise DocumentError(
-                f"{_printable(name)}: {_reason(error)}; name files, folders or quoted patterns "
+                f"{_encodable(name)}: {_reason(error)}; name files, folders or quoted patterns "
                 "such as 'docs/**/*.md'."
             ) from error
         if not tops:
             raise DocumentError(f"{given}: the pattern matches nothing; check it with ls.")
         for top in tops:
-            root = Path(os.path.abspath(top)).parent
-            waiting = [top]
-            while waiting:
-                path = waiting.pop()
-                full = Path(os.path.abspath(path))
-                inside = full.relative_to(self._root if self._root in full.parents else root)
-                label = _printable(inside.as_posix())
-                if any(_hidden(part) for part in path.parts if part not in given.parts):
-                    self._skip(label, "hidden")
-                else:
-                    waiting += self._visit(path, label, named and path is top)
+            for path in self._below(top) if top.is_dir() else [top]:
+                if not any(_hidden(part) for part in path.parts if part not in given.parts):
+                    label = Path(os.path.relpath(path, self._root)).as_posix()
+                    self._file(path, _encodable(label), named and path is top)
 
-    def _visit(self, path: Path, label: str, named: bool) -> list[Path]:
-        """Read a file; what a folder holds, the last one first."""
-        try:
-            if not path.is_dir():
-                self._file(path, label, named)
-            elif not self._again(path):
-                return sorted(path.iterdir(), reverse=True)
-            elif path.is_symlink():
-                self._skip(label, "a link to a folder that is read already")
-        except OSError as error:
-            if path.is_symlink() and not path.exists():
-                self._skip(label, "a broken link")
-            else:
-                self._fail(label, _reason(error), error)
-        return []
+    def _below(self, top: Path) -> list[Path]:
+        """All files of a folder, and links to folders, which are not entered."""
 
-    def _again(self, path: Path) -> bool:
-        """Whether it was visited before, under whatever name."""
-        here = path.stat()
-        before = (here.st_dev, here.st_ino) in self._visited
-        self._visited.add((here.st_dev, here.st_ino))
-        return before
+        def unreadable(error: OSError) -> None:
+            self._fail(_encodable(str(error.filename)), _reason(error), error)
+
+        found = []
+        for folder, folders, files in os.walk(top, onerror=unreadable):
+            folders[:] = [name for name in folders if not _hidden(name)]
+            links = [name for name in folders if Path(folder, name).is_symlink()]
+            found += [Path(folder, name) for name in (*files, *links)]
+        return sorted(found)
 
     def _file(self, path: Path, label: str, named: bool) -> None:
-        suffix, here = path.suffix.lower(), path.stat()
-        data, reason = b"", None
-        if not stat.S_ISREG(here.st_mode):
-            reason = "not a regular file"
-        elif suffix not in SUFFIXES and not named:
-            reason = "not .txt, .md, .jsonl or .pdf"
-        elif suffix == ".json":
-            reason = "JSON in one piece is not read (write one object a line, as .jsonl)"
-        elif here.st_size > self._max_bytes:
-            sizes = f"{here.st_size / 1e6:g} MB, more than the {self._max_bytes / 1e6:g} MB"
-            reason = f"{sizes} that are read"
-        elif self._again(path):
-            return
-        else:
-            data = path.read_bytes()
-        kind = "pdf" if data.startswith(b"%PDF-") else SUFFIXES.get(suffix, "text")
-        encoding = next((_ENCODINGS[mark] for mark in _ENCODINGS if data.startswith(mark)), "utf-8")
-        if reason is None and not data:
-            self._skip(label, "empty")
-            return
-        if kind == "pdf" and not find_spec("pypdf"):
-            reason = missing("Reading PDF files", "pypdf", "pdf")
-        elif kind != "pdf" and encoding == "utf-8" and b"\x00" in data[:8192]:
-            reason = "binary, not text; name .txt, .md, .jsonl or .pdf files"
-        if reason is None:
-            label = _printable(path.absolute().as_posix()) if label in self._labels else label
-            self._labels.add(label)
-            self._read(data, kind, encoding, label)
-        elif named:
-            self._fail(label, reason)
-        else:
-            self._skip(label, reason, problem=suffix in SUFFIXES)
-
-    def _read(self, data: bytes, kind: str, encoding: str, label: str) -> None:
+        suffix, whole = path.suffix.lower(), path.resolve()
+        kind = SUFFIXES.get(suffix, "text")
+        if not path.is_file():
+            reason = "no regular file, or a link to nothing or to a folder, to be named itself"
+            return self._fail(label, reason) if named else self._skip(label, reason)
+        if suffix not in SUFFIXES and not named:
+            return self._skip(label, "not .txt, .md, .jsonl or .pdf")
+        if whole in self._read:
+            return None
+        self._read.add(whole)
+        title = ""
         try:
-            text, title = _pdf(data) if kind == "pdf" else (_plain_lines(data.decode(encoding)), "")
+            data = path.read_bytes()
+            if data.startswith(b"%PDF-") or kind == "pdf":
+                text, title = _pdf(data)
+            else:
+                text = _decoded(data)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             advice = f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {label}"
-            reason = f"not valid {encoding.upper()} (byte {error.start}); {advice}"
+            reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
             return self._fail(f"{label}:{line}", reason, error)
+        except OSError as error:
+            return self._fail(label, _reason(error), error)
         except DocumentError as error:
             return self._fail(label, str(error), error)
         if kind == "markdown":
             title, text = _first_heading(text)
         if kind != "jsonl":
             metadata = {"source": label}
-            return self._keep(Document(text, label, title or Path(label).stem, metadata=metadata))
+            return self._keep(Document(text, label, title or path.stem, metadata=metadata))
         # Not splitlines: U+2028 and its like may stand inside a JSON string.
         for number, row in enumerate(text.split("\n"), start=1):
             if row.strip():
                 place = f"{label}:{number}"
                 try:
-                    self._keep(_document(row, label, place))
-                except (ValueError, TypeError, RecursionError) as error:
+                    self._keep(_Row.model_validate(json.loads(row)).document(label, place))
+                except (ValueError, RecursionError) as error:
                     self._fail(place, _ROW, error)
         return None
 
@@ -263,13 +214,41 @@ class _Loader:
         else:
             self._skip(document.id, "no text")
 
-    def _skip(self, label: str, reason: str, *, problem: bool = False) -> None:
-        self.skipped.setdefault(label, Skipped(label, reason, problem))
+    def _skip(self, label: str, reason: str) -> None:
+        self.skipped.append(Skipped(label, reason))
 
-    def _fail(self, label: str, reason: str, cause: BaseException | None = None) -> None:
+    def _fail(self, label: str, reason: str, cause: Exception | None = None) -> None:
         if self._strict:
             raise DocumentError(f"{label}: {reason}") from cause
-        self._skip(label, reason, problem=True)
+        self.skipped.append(Skipped(label, reason, problem=True))
+
+
+class _Row(BaseModel, extra="allow", strict=True):
+    """A line of a JSONL file."""
+
+    text: str = Field(validation_alias=AliasChoices("text", "page_content"))
+    id: str | int | None = Field(None, validation_alias=AliasChoices("id", "_id"))
+    title: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    def document(self, label: str, place: str) -> Document:
+        """The document of a file's line."""
+        named = self.id is not None and str(self.id) != ""
+        return Document(
+            text=_encodable(_plain_lines(self.text)),
+            id=_encodable(str(self.id)) if named else place,
+            title=_encodable(self.title or "").strip() or None,
+            named=named,
+            metadata={**(self.model_extra or {}), **(self.metadata or {}), "source": label},
+        )
+
+
+def _decoded(data: bytes) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return _plain_lines(data.decode("utf-16"))
+    if b"\x00" in data:
+        raise DocumentError("binary, not text; name .txt, .md, .jsonl or .pdf files")
+    return _plain_lines(data.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
 
 
 def _plain_lines(text: str) -> str:
@@ -285,15 +264,9 @@ def _first_heading(text: str) -> tuple[str, str]:
     for number, line in enumerate(lines):
         if mark := _FENCE.match(line):
             fence = None if fence == mark[1] else fence or mark[1]
-        if mark or fence:
-            continue
-        title, first = _heading(line), number
-        above, before = ("", "", *lines[max(0, number - 2) : number])[-1:-3:-1]
-        if not title and _UNDERLINE.match(line) and above.strip() and not before.strip():
-            title, first = above.strip(), number - 1
-        if title:
+        elif fence is None and (title := _heading(line)):
             rest = "\n".join(lines[number + 1 :])
-            opens = not "".join(lines[:first]).strip()
+            opens = not "".join(lines[:number]).strip()
             return title, rest if opens and rest.strip() else text
     return "", text
 
@@ -309,8 +282,11 @@ def _heading(line: str) -> str:
 
 def _pdf(data: bytes) -> tuple[str, str]:
     """Text and title of a PDF file."""
-    from pypdf import PdfReader
-    from pypdf.errors import DependencyError, PyPdfError
+    try:
+        from pypdf import PdfReader
+        from pypdf.errors import DependencyError, PyPdfError
+    except ImportError as error:
+        raise DocumentError(missing("Reading PDF files", "pypdf", "pdf")) from error
 
     broken = (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
     try:
@@ -325,39 +301,10 @@ def _pdf(data: bytes) -> tuple[str, str]:
     return _encodable(text), _encodable(str(title or "")).strip()
 
 
-def _document(line: str, label: str, place: str) -> Document:
-    """The document that a line of JSON holds; one of several errors for anything else."""
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise TypeError
-
-    def first(*names: str) -> Any:
-        found = [row.pop(name, None) for name in names]
-        return next((one for one in found if one is not None), None)
-
-    text, stated, title = first("text", "page_content"), first("id", "_id"), first("title")
-    metadata = first("metadata") or {}
-    kinds = ((text, str), (stated, str | int | None), (title, str | None), (metadata, dict))
-    if isinstance(stated, bool) or not all(isinstance(one, kind) for one, kind in kinds):
-        raise TypeError
-    named = stated is not None and str(stated) != ""
-    return Document(
-        text=_encodable(_plain_lines(text)),
-        id=_encodable(str(stated)) if named else place,
-        title=_encodable(title) if title and title.strip() else None,
-        named=named,
-        metadata={**row, **metadata, "source": label},
-    )
-
-
 def _encodable(text: str) -> str:
-    # JSON can spell half a surrogate pair, which neither a tokenizer nor a terminal takes.
+    # Lone surrogates, which no encoder takes: JSON can spell them, and bytes of a file's name that
+    # can't be decoded arrive as them.
     return _SURROGATE.sub("\ufffd", text)
-
-
-def _printable(name: str) -> str:
-    # Undecodable bytes of a file name arrive as lone surrogates, which no encoder takes.
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _hidden(name: str) -> bool:
@@ -368,3 +315,159 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file or folder"
     return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+# Scripts without spaces count a word a character; a run of 40 characters without a space counts as
+# a word too, so that no single "word" can be longer than a passage.
+_LONGEST = 40
+_WORD = re.compile(rf"[぀-ヿ㐀-䶿一-鿿]|[^\s぀-ヿ㐀-䶿一-鿿]{{1,{_LONGEST}}}")
+_PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
+_SENTENCE = re.compile(r"[.!?…][\"”’')\]]*\s+(?=[^\sa-z])|[。！？][”’」』]*")
+_LINE = re.compile(r"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """How long a passage may be, in a model's tokens.
+
+    Args:
+        limit: tokens of a passage at most, at least 1, else an `InputError`.
+        count: text -> number of tokens, without special tokens; `SentenceEncoder.count` is one, and
+            ``lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])`` another.
+    """
+
+    limit: int
+    count: Callable[[str], int]
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise InputError(f"A passage needs at least 1 token, not {self.limit}.")
+
+
+def split_documents(
+    documents: Iterable[Document],
+    *,
+    words: int = DEFAULT_WORDS,
+    tokens: TokenBudget | None = None,
+) -> tuple[Passage, ...]:
+    """`split_document` for each of them."""
+    return tuple(
+        passage for one in documents for passage in split_document(one, words=words, tokens=tokens)
+    )
+
+
+def split_document(
+    document: Document, *, words: int = DEFAULT_WORDS, tokens: TokenBudget | None = None
+) -> tuple[Passage, ...]:
+    """Cut a document at paragraph borders, then sentences, then lines, then words.
+
+    Neighbouring short paragraphs share a passage. All text between the first and the last visible
+    character of the document is in exactly one passage, except blank space at the cuts. Counted in
+    words, a last passage of less than a quarter joins the one before, which may then hold up to
+    ``1.25 * words``; a budget in tokens is never exceeded.
+
+    Args:
+        document: the document; its title and metadata go with every passage.
+        words: aimed-at length, at least 1. A word is a run of visible characters, or one character
+            of a script that is written without spaces.
+        tokens: a limit in a model's tokens, instead of `words`. The title is not counted.
+
+    Returns:
+        Passages with ids ``{document.id}#{n}`` from 1 on; an id that the document's author stated
+        stays as it is where one passage holds the whole document. ``metadata`` gains ``start`` and
+        ``end``, the passage's characters in `document.text`.
+
+    Raises:
+        InputError: ``words`` is below 1, or the budget is too small for a single character.
+    """
+    text = document.text
+    if tokens is not None:
+        spans = fitting(text, tokens.count, tokens.limit)
+    elif words < 1:
+        raise InputError(f"A passage needs at least 1 word, not {words}.")
+    else:
+        spans = fitting(text, _count_words, words)
+        if len(spans) > 1 and _count_words(text[slice(*spans[-1])]) * 4 < words:
+            joined = spans[-2][0], spans[-1][1]
+            if _count_words(text[slice(*joined)]) <= words * 5 // 4:
+                spans[-2:] = [joined]
+    keep = document.named and len(spans) == 1
+    return tuple(
+        Passage(
+            text=text[start:end],
+            id=document.id if keep else f"{document.id}#{number}",
+            title=document.title,
+            metadata={**document.metadata, "start": start, "end": end},
+        )
+        for number, (start, end) in enumerate(spans, start=1)
+    )
+
+
+def _count_words(text: str) -> int:
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def fitting(text: str, measure: Callable[[str], int], limit: int) -> list[tuple[int, int]]:
+    """Stretches of a text as long as fit: (start, end), without blank space around them.
+
+    Lengths need not add up. An `InputError` where a single character is longer.
+    """
+    spans: list[tuple[int, int]] = []
+
+    def add(start: int, end: int, *borders: re.Pattern[str]) -> None:
+        if spans and measure(text[spans[-1][0] : end]) <= limit:
+            spans[-1] = (spans[-1][0], end)
+        elif measure(text[start:end]) <= limit:
+            spans.append((start, end))
+        elif borders:
+            for first, last in _between(text, start, end, borders[0]):
+                add(first, last, *borders[1:])
+        else:
+            spans.extend(_longest_first(text, start, end, measure, limit))
+
+    for start, end in _between(text, 0, len(text), _PARAGRAPH):
+        add(start, end, _SENTENCE, _LINE)
+    return spans
+
+
+def _between(text: str, start: int, end: int, border: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    """Visible text between borders."""
+    cuts = [start]
+    for match in border.finditer(text, start, end):
+        line = text[text.rfind("\n", start, match.start()) + 1 : match.start()]
+        # A heading belongs to what follows it.
+        if text[match.start()] != "\n" or not _heading(line):
+            cuts.append(match.end())
+    for first, last in itertools.pairwise([*cuts, end]):
+        yield from _visible(text, first, last)
+
+
+def _visible(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    part = text[start:end]
+    if part.strip():
+        yield start + len(part) - len(part.lstrip()), start + len(part.rstrip())
+
+
+def _longest_first(
+    text: str, start: int, end: int, measure: Callable[[str], int], limit: int
+) -> Iterator[tuple[int, int]]:
+    """As much as fits, again and again: cut between words where one ends in its second half."""
+
+    def length(stop: int) -> int:
+        return measure(text[start:stop])
+
+    while start < end:
+        stops = range(start + 1, min(end, start + _LONGEST * limit) + 1)
+        fits = bisect_right(stops, limit, key=length)
+        if not fits:
+            raise InputError(
+                f"A passage of {limit} tokens can't hold a character of {length(start + 1)}; "
+                "give it more tokens."
+            )
+        stop = start + fits
+        words = text[start:stop].rsplit(maxsplit=1)
+        inside = stop < end and not (text[stop - 1].isspace() or text[stop].isspace())
+        if inside and len(words) == 2 and len(words[0]) > fits // 2:
+            stop = start + len(words[0])
+        yield from _visible(text, start, stop)
+        start = stop

@@ -1,10 +1,12 @@
-"""What every retriever promises, and several of them as one."""
+"""What every retriever promises, several of them as one, and whole conversations as queries."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -16,6 +18,15 @@ DEFAULT_K = 8
 
 ScoredPassage: TypeAlias = Passage
 """A `Passage` whose `score` is set, as `WindowedLM.generate` takes it."""
+
+Message: TypeAlias = Mapping[str, Any]
+Messages: TypeAlias = Sequence[Message]
+Condense: TypeAlias = Callable[[Messages], str]
+"""From messages of roles "user" and "assistant", oldest first, the last one the question, to what
+to look for."""
+
+BLANK_LINE = re.compile(r"\n\s*\n")
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -91,16 +102,13 @@ class HybridRetriever:
         self.retrievers = tuple(retrievers)
         self.weights = (1.0,) * len(self.retrievers) if weights is None else tuple(weights)
         self.constant, self.depth = constant, depth
-        if not self.retrievers or len(self.weights) != len(self.retrievers):
+        matched = 0 < len(self.retrievers) == len(self.weights)
+        ranges = 0 <= constant < math.inf and depth >= 1
+        if not (matched and ranges and all(0 < one < math.inf for one in self.weights)):
             raise InputError(
-                f"{len(self.retrievers)} retrievers and {len(self.weights)} weights can't be fused;"
-                " name at least one retriever, and as many weights."
-            )
-        if not all(0 < weight < math.inf for weight in self.weights):
-            raise InputError(f"Weights must be above 0 and finite, not {list(self.weights)}.")
-        if not (0 <= constant < math.inf and depth >= 1):
-            raise InputError(
-                f"constant must be at least 0 and depth at least 1, not {constant} and {depth}."
+                f"{len(self.retrievers)} retrievers can't be fused with weights {self.weights}, "
+                f"constant={constant} and depth={depth}: name at least one retriever, as many "
+                "weights above 0, a constant of at least 0 and a depth of at least 1."
             )
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
@@ -118,3 +126,103 @@ class HybridRetriever:
             for name, rank in ranks.items():
                 scores[name] = scores.get(name, 0.0) + weight / (self.constant + rank)
         return best(list(found.values()), list(scores.values()), k)
+
+
+class ConversationalRetriever:
+    """Asks a retriever for what a conversation is about: "When was she born?" names nobody.
+
+    Args:
+        retriever: any.
+        condense: makes a query of a conversation; `last_turns` and `rewritten_by` make such
+            functions. None for ``last_turns()``.
+    """
+
+    def __init__(self, retriever: Retriever, condense: Condense | None = None) -> None:
+        self.retriever = retriever
+        self._condense = condense or last_turns()
+
+    def retrieve(self, query: str | Messages, k: int = DEFAULT_K) -> list[ScoredPassage]:
+        """Condense and retrieve; see `Retriever.retrieve`.
+
+        Args:
+            query: messages as for `WindowedLM.generate`; those of other roles than "user" and
+                "assistant", and calls of tools, are left out. A string, and a question without a
+                conversation before it, is asked as it is.
+            k: how many passages at most, at least 1.
+
+        Raises:
+            InputError: the last message is not words of the user, or `k` is below 1.
+        """
+        return self.retriever.retrieve(self.query(query), k)
+
+    def query(self, query: str | Messages) -> str:
+        """What is looked for; an `InputError` as `retrieve`."""
+        if isinstance(query, str):
+            return query
+        said = [one for one in query if one.get("role") == "user" or _answers(one)]
+        asked = [one.get("content") for one in said if one["role"] == "user"]
+        words = all(isinstance(one, str) for one in asked)
+        if not words or not said or said[-1]["role"] != "user":
+            raise InputError(
+                'A conversation must end with a message of the user, and each has a "role" and a '
+                '"content" of text.'
+            )
+        return self._condense(said) if len(said) > 1 else said[-1]["content"]
+
+
+def _answers(message: Message) -> bool:
+    return message.get("role") == "assistant" and isinstance(message.get("content"), str)
+
+
+def last_turns(turns: int | None = 3, *, weight: int = 3) -> Condense:
+    """Condense to what was asked last, and the question again alone.
+
+    The query is one paragraph with the questions of the last turns, and `weight` more with the
+    question alone. BM25 so counts the question's words more often, and `DenseRetriever` asks with
+    the mean of the paragraphs: a question that stands on its own is not drowned in the
+    conversation, and one that points back is not lost without it. Answers repeat the passages they
+    came from and draw the search back to these, so they are left out.
+
+    Args:
+        turns: how many turns before the question, a turn being a question and its answers; None
+            for all.
+        weight: how often the question stands alone.
+
+    Raises:
+        InputError: `turns` or `weight` is below 0.
+    """
+    if (turns is not None and turns < 0) or weight < 0:
+        raise InputError(f"turns and weight must be at least 0, not {turns} and {weight}.")
+
+    def condense(messages: Messages) -> str:
+        questions = [one["content"].strip() for one in messages if one["role"] == "user"]
+        asked = [BLANK_LINE.sub("\n", question) for question in questions]
+        kept = asked if turns is None else asked[-1 - turns :]
+        return "\n\n".join(["\n".join(kept), *asked[-1:] * (weight if len(kept) > 1 else 0)])
+
+    return condense
+
+
+def rewritten_by(ask: Callable[[str], str]) -> Condense:
+    """Condense by a language model; where it answers with nothing, as `last_turns` does.
+
+    Args:
+        ask: from a prompt to the model's answer, such as
+            ``lambda prompt: lm.generate(prompt, do_sample=False).text``.
+    """
+    instruction = (
+        "Rewrite the last question of this conversation so that it can be understood without the "
+        "conversation: put names in place of words that point back. Do not answer it. Write only "
+        "the rewritten question."
+    )
+
+    def condense(messages: Messages) -> str:
+        told = "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
+        # Models like to go on: the question is the first line that says something.
+        lines = ask(f"{instruction}\n\n{told}").strip().splitlines()
+        if not lines:
+            _log.warning("The model rewrote a question to nothing; its conversation is asked.")
+            return last_turns()(messages)
+        return lines[0].strip()
+
+    return condense

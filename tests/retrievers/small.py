@@ -40,7 +40,6 @@ class WordEncoder:
 
     def __init__(self, name: str = "words", dimension: int = 64, longest: int = 1000) -> None:
         self.name = self._seed = name
-        self.revision: str | None = None
         self.dimension = dimension
         self.asked: list[str] = []
         self._longest = longest
@@ -71,7 +70,7 @@ class WordEncoder:
         return vectors
 
 
-def save_cross_encoder(folder: Path, *, outputs: int = 1, positions: int = 64) -> Path:
+def save_cross_encoder(folder: Path, *, outputs: int = 1) -> Path:
     """A cross-encoder of a few thousand random weights that knows the words of `CORPUS`."""
     words = {word for one in CORPUS for word in one.text.lower().replace(".", " ").split()}
     vocabulary = {
@@ -90,7 +89,7 @@ def save_cross_encoder(folder: Path, *, outputs: int = 1, positions: int = 64) -
         unk_token="[UNK]",
         cls_token="[CLS]",
         sep_token="[SEP]",
-        model_max_length=positions,
+        model_max_length=64,
     ).save_pretrained(folder)
     config = BertConfig(
         vocab_size=len(vocabulary),
@@ -98,7 +97,7 @@ def save_cross_encoder(folder: Path, *, outputs: int = 1, positions: int = 64) -
         num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=32,
-        max_position_embeddings=positions,
+        max_position_embeddings=64,
         num_labels=outputs,
         initializer_range=0.5,
     )

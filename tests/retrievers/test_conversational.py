@@ -37,9 +37,8 @@ def query(condense: Condense | None = None, talk: list[Mapping[str, Any]] = TALK
         (last_turns(0), "When was its bridge built?"),
         (last_turns(1, weight=0), "Is there a harbour?\nWhen was its bridge built?"),
         (
-            last_turns(None, weight=0, answers=True),
-            "Who bakes?\nBakers do.\nIs there a harbour?\nYes, at Halden.\n"
-            "When was its bridge built?",
+            last_turns(None, weight=0),
+            "Who bakes?\nIs there a harbour?\nWhen was its bridge built?",
         ),
         (
             None,
@@ -72,25 +71,15 @@ def test_a_model_rewrites_the_question(caplog: pytest.LogCaptureFixture) -> None
     assert query(rewritten_by(ask)) == "When was Halden's bridge built?"
     assert prompts[0].startswith("Rewrite the last question of this conversation")
     assert prompts[0].endswith("Assistant: Yes, at Halden.\nUser: When was its bridge built?")
-    found = query(rewritten_by(lambda prompt: " \n", otherwise=last_turns(0)))
-    assert found == "When was its bridge built?"
+    assert query(rewritten_by(lambda prompt: " \n")) == query(last_turns())
     assert "rewrote a question to nothing" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("talk", "message"),
-    [
-        ([], "must end with a message of the user"),
-        (TALK[:3], "must end with a message of the user"),
-        (["text"], 'needs a "role"'),
-        ([{"content": "x"}], 'needs a "role"'),
-        ([{"role": "user", "content": ["x"]}], '"content" of text'),
-    ],
+    "talk", [[], TALK[:3], [{"content": "x"}], [{"role": "user", "content": ["x"]}]]
 )
-def test_what_is_refused(talk: list[Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_is_refused(talk: list[Any]) -> None:
+    with pytest.raises(InputError, match="must end with a message of the user"):
         query(None, talk)
     with pytest.raises(InputError, match="at least 0, not -1 and 3"):
         last_turns(-1)
-    with pytest.raises(InputError, match="at least 0, not 3 and -1"):
-        last_turns(weight=-1)

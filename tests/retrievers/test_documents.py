@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import codecs
 import json
 import os
 from pathlib import Path
@@ -42,17 +41,9 @@ def test_plain_text() -> None:
     assert document.metadata == {"source": "some notes.txt"}
 
 
-@pytest.mark.parametrize(
-    ("mark", "encoding"),
-    [
-        (codecs.BOM_UTF8, "utf-8"),
-        (codecs.BOM_UTF16_LE, "utf-16-le"),
-        (codecs.BOM_UTF16_BE, "utf-16-be"),
-        (codecs.BOM_UTF32_LE, "utf-32-le"),
-    ],
-)
-def test_encodings(mark: bytes, encoding: str) -> None:
-    assert load("a.txt", mark + "zürich 東京".encode(encoding)).text == "zürich 東京"
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_encodings(encoding: str) -> None:
+    assert load("a.txt", "zürich 東京".encode(encoding)).text == "zürich 東京"
 
 
 @pytest.mark.parametrize(
@@ -60,10 +51,9 @@ def test_encodings(mark: bytes, encoding: str) -> None:
     [
         ("# The Bridge\n\nIt stands.", "The Bridge", "\nIt stands."),
         ("\n\n## The Bridge ##\nIt stands.", "The Bridge", "It stands."),
-        ("The Bridge\n===\nIt stands.", "The Bridge", "It stands."),
         ("Before.\n\n# The Bridge\nIt stands.", "The Bridge", None),
         ("~~~\n```\n# a comment\n~~~\n# The Bridge\nx", "The Bridge", None),
-        ("A rule below\na paragraph\n---\nis one.", "file", None),
+        ("A rule below\n---\nis one.", "file", None),
         ("# Only a heading", "Only a heading", None),
     ],
 )
@@ -95,8 +85,7 @@ def test_json_lines() -> None:
     "line",
     [
         *("{'text': 1}", "[" * 100_000, "1" * 10_000, '"text"', "{}", '{"text": 5}'),
-        *('{"text": "x", "id": true}', '{"text": "x", "id": ["a"]}'),
-        *('{"text": "x", "title": 5}', '{"text": "x", "metadata": 5}'),
+        *('{"text": "x", "id": true}', '{"text": "x", "metadata": 5}'),
     ],
 )
 def test_a_bad_line_is_named_or_left_out(line: str) -> None:
@@ -113,37 +102,25 @@ def test_what_a_folder_leaves_out_is_told(here: Path) -> None:
         write(f"docs/{name}", '{"text": "text"}')
     write("docs/empty.md", "")
     write("docs/binary.txt", b"a\x00b")
-    write("docs/huge.txt", "x" * 2000)
+    write("elsewhere/c.md")
     Path("docs/gone.md").symlink_to("nowhere")
+    Path("docs/same.txt").symlink_to("a.txt")
+    Path("docs/linked").symlink_to(here / "elsewhere")
+    Path("docs/loop").symlink_to(".")
     os.mkfifo("docs/pipe.txt")
-    loaded = load_documents([Path("docs")], max_bytes=1000)
+    loaded = load_documents(["docs/b.md", Path("docs"), "docs/a.txt"], strict=False)
     assert [one.id for one in loaded.documents] == [
-        *("docs/Z.MD", "docs/a.txt", "docs/b.md", "docs/deep/er/c.jsonl:1")
+        *("docs/b.md", "docs/Z.MD", "docs/a.txt", "docs/deep/er/c.jsonl:1")
     ]
     told = {one.label.removeprefix("docs/"): one.reason for one in loaded.skipped}
     assert told.pop("binary.txt").startswith("binary, not text")
-    assert told == {
-        ".hidden.md": "hidden",
-        ".git": "hidden",
-        "logo.png": "not .txt, .md, .jsonl or .pdf",
-        "empty.md": "empty",
-        "huge.txt": "0.002 MB, more than the 0.001 MB that are read",
-        "gone.md": "a broken link",
-        "pipe.txt": "not a regular file",
+    assert {told.pop(one)[:15] for one in ("gone.md", "linked", "loop", "pipe.txt")} == {
+        "no regular file"
     }
-
-
-def test_links_are_followed_but_never_round_and_files_come_once(here: Path) -> None:
-    write("docs/a.md")
-    write("docs/b.md")
-    write("elsewhere/c.md")
-    Path("docs/same.txt").symlink_to("a.md")
-    Path("docs/linked").symlink_to(here / "elsewhere")
-    Path("docs/loop").symlink_to(".")
-    Path("elsewhere/up").symlink_to(here / "docs")
-    loaded = load_documents(["docs/b.md", "docs", "docs/a.md"])
-    assert [one.id for one in loaded.documents] == ["docs/b.md", "docs/a.md", "docs/linked/c.md"]
-    assert {one.label for one in loaded.skipped} == {"docs/loop", "docs/linked/up"}
+    assert told == {"logo.png": "not .txt, .md, .jsonl or .pdf", "empty.md": "no text"}
+    assert [one.label for one in loaded.skipped if one.problem] == ["docs/binary.txt"]
+    with pytest.raises(DocumentError, match=r"docs/binary.txt: binary"):
+        load_documents(["docs"])
 
 
 def test_patterns(here: Path) -> None:
@@ -160,12 +137,10 @@ def test_patterns(here: Path) -> None:
     assert labels("notes[1].txt") == ["notes[1].txt"]
 
 
-def test_labels_are_relative_unique_and_printable(here: Path) -> None:
-    outside = here.parent
-    first, second = write(outside / "x/docs/a.md"), write(outside / "y/docs/a.md")
-    assert labels(first.parent, second.parent) == ["docs/a.md", second.as_posix()]
-    assert labels(outside / "x", first) == ["x/docs/a.md"]
-    assert labels(outside / "x", root=outside / "x/docs") == ["a.md"]
+def test_labels_are_relative_and_printable(here: Path) -> None:
+    outside = write(here.parent / "x/docs/a.md").parent
+    assert labels(outside) == ["../x/docs/a.md"]
+    assert labels(outside, root=here.parent / "x") == ["docs/a.md"]
     (Path(os.fsencode(here).decode()) / os.fsdecode(b"caf\xe9.txt")).write_text("x")
     write("README")
     write(".notes.rst")
@@ -179,22 +154,18 @@ def test_labels_are_relative_unique_and_printable(here: Path) -> None:
         ("nothing/*.txt", "matches nothing"),
         ("a**b/*.txt", "a\\*\\*b"),
         ("logo.png", "logo.png: binary, not text; name .txt"),
-        ("data.json", r"data.json: JSON in one piece is not read .*\.jsonl"),
-        ("pipe", "pipe: not a regular file"),
+        ("pipe", "pipe: no regular file"),
         ("nul\x00", "null byte"),
-        ("loop", "too many levels of symbolic links"),
         ("latin.txt", r"latin\.txt:2: not valid UTF-8 \(byte 7\).*iconv"),
         ("empty", r"No text found in empty \(2 left out: empty/a.txt"),
     ],
 )
 def test_what_is_named_must_be_readable(name: str, message: str) -> None:
     write("logo.png", b"\x89PNG\x00")
-    write("data.json", "[]")
     write("latin.txt", b"one\ncaf\xe9\n")
     write("empty/a.txt", "")
     write("empty/b.txt", " \n")
     os.mkfifo("pipe")
-    Path("loop").symlink_to("loop")
     with pytest.raises(DocumentError, match=message):
         load_documents([name])
     with pytest.raises(DocumentError, match="No text found in nothing"):

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows import InputError, MissingExtraError, Passage, RetrievalError
+from rag_windows import InputError, Passage, RetrievalError
 from rag_windows_retrievers import (
-    BM25Retriever,
     DenseRetriever,
     HybridRetriever,
     TokenBudget,
@@ -21,81 +20,83 @@ from rag_windows_retrievers import (
     open_index,
     progress_bar,
 )
-from tests.retrievers.small import CORPUS, WordEncoder
+from rag_windows_retrievers.indexes import PROBE
+from tests.retrievers.small import CORPUS, WordEncoder, ranking
+
+
+def dense(*passages: Passage) -> DenseRetriever:
+    return DenseRetriever(passages, WordEncoder())
 
 
 def test_a_loaded_index_ranks_alike_and_keeps_strange_texts(tmp_path: Path) -> None:
     strange = Passage("half \ud800 a\u2028and\x85 lines\r\n", "a\nb", 'quo"te', metadata={"": [1]})
-    built = BM25Retriever([*CORPUS, strange, Passage("")], k1=1.2, b=0.5)
+    built = dense(*CORPUS, strange, Passage(""))
     built.save(tmp_path / "new" / "index")
-    loaded = BM25Retriever.load(tmp_path / "new" / "index")
+    encoder = WordEncoder()
+    loaded = DenseRetriever.load(tmp_path / "new" / "index", encoder)
     assert loaded.passages == built.passages
-    for query in ("old bridge Halden", "ZÜRICH lakes?", "the of", "xylophone"):
-        assert loaded.retrieve(query) == built.retrieve(query)
+    # Nothing but the probes is embedded again.
+    assert tuple(encoder.asked) == PROBE
+    for query in ("old bridge Halden", "ZÜRICH lakes?", "the of"):
+        assert ranking(loaded.retrieve(query)) == ranking(built.retrieve(query))
 
 
 def test_metadata_must_be_json(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="metadata of passage 'x' can't be saved"):
-        BM25Retriever([Passage("word", "x", metadata={"k": object()})]).save(tmp_path)
+        dense(Passage("word", "x", metadata={"k": object()})).save(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 ANOTHER = b'{"other":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "another", "settings"])
-@pytest.mark.parametrize("name", ["bm25", "dense"])
-def test_damage_is_told_and_can_be_written_over(tmp_path: Path, name: str, damage: str) -> None:
-    def save() -> None:
-        BM25Retriever(CORPUS).save(tmp_path)
-        DenseRetriever(CORPUS, WordEncoder()).save(tmp_path)
-
-    save()
-    file = tmp_path / f"{name}.safetensors"
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "another", "settings"])
+def test_damage_is_told_and_can_be_written_over(tmp_path: Path, damage: str) -> None:
+    dense(*CORPUS).save(tmp_path)
+    file = tmp_path / "dense.safetensors"
     data = file.read_bytes()
     made = {
         "cut": data[:-9],
         "flipped": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
         "empty": b"",
-        "text": b"{" * 99,
         "another": struct.pack("<Q", len(ANOTHER)) + ANOTHER + b"x",
         "settings": data.replace(b"settings", b"Settings"),
     }
     file.write_bytes(made[damage])
     with pytest.raises(RetrievalError, match=r"is damaged \(.*; delete it and build it anew"):
-        open_index(tmp_path, WordEncoder())
+        DenseRetriever.load(tmp_path, WordEncoder())
     file.write_bytes(data.replace(b'format\\": 2', b'format\\": 9'))
     with pytest.raises(RetrievalError, match="another version"):
-        open_index(tmp_path, WordEncoder())
-    save()
-    assert open_index(tmp_path, WordEncoder()).retriever.retrieve("bridge")
+        DenseRetriever.load(tmp_path, WordEncoder())
+    dense(*CORPUS).save(tmp_path)
+    assert DenseRetriever.load(tmp_path, WordEncoder()).retrieve("bridge")
 
 
 def test_a_failing_write_leaves_the_old_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    BM25Retriever(CORPUS).save(tmp_path)
+    dense(*CORPUS).save(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
-        with pytest.raises(RetrievalError, match="can't be written: no space left"):
-            BM25Retriever(CORPUS[:1]).save(tmp_path)
-    assert len(BM25Retriever.load(tmp_path).passages) == len(CORPUS)
-    assert [path.name for path in tmp_path.iterdir()] == ["bm25.safetensors"]
+        with pytest.raises(RetrievalError, match="can't be written: No space left"):
+            dense(CORPUS[0]).save(tmp_path)
+    assert len(DenseRetriever.load(tmp_path, WordEncoder()).passages) == len(CORPUS)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense.safetensors"]
 
 
 def test_readers_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
-    made = [BM25Retriever([Passage(f"{letter} " * 2000)]) for letter in "abcdefgh"]
+    made = [dense(Passage(f"{letter} " * 2000)) for letter in "abcdefgh"]
     made[0].save(tmp_path)
     done = threading.Event()
 
     def read() -> set[str]:
         found = set()
         while not done.is_set():
-            found.add(BM25Retriever.load(tmp_path).passages[0].text)
+            found.add(DenseRetriever.load(tmp_path, WordEncoder()).passages[0].text)
         return found
 
     with ThreadPoolExecutor(3) as readers, ThreadPoolExecutor(len(made)) as writers:
@@ -119,7 +120,7 @@ def docs(tmp_path: Path) -> Path:
 
 def test_an_index_follows_the_files_and_embeds_only_what_is_new(docs: Path, tmp_path: Path) -> None:
     place, told = tmp_path / "index", []
-    made = ingest([docs], place, WordEncoder(), words=40)
+    made = ingest([docs], place, WordEncoder(), words=40, root=tmp_path)
     assert isinstance(made.retriever, HybridRetriever)
     assert made.retriever.retrieve("When was the bridge built?", 1)[0].id == "docs/halden.md#1"
     assert [one.label for one in made.skipped] == ["docs/logo.png"]
@@ -149,14 +150,11 @@ def test_provenance_leads_back_to_the_file(docs: Path, tmp_path: Path) -> None:
         assert len(one.text.split()) <= 12
 
 
+@pytest.mark.parametrize("terminal", [False, True])
 def test_a_bar_shows_only_on_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    for terminal in (False, True):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with progress_bar("Embedding") as progress:
-            DenseRetriever(CORPUS, WordEncoder(), progress=progress)
-        assert ("5/5" in capsys.readouterr().err) == terminal
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(MissingExtraError, match=r"tqdm.*\.\[retrievers\]"), progress_bar(""):
-        pass
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with progress_bar("Embedding") as progress:
+        DenseRetriever(CORPUS, WordEncoder(), progress=progress)
+    assert ("5/5" in capsys.readouterr().err) == terminal

@@ -58,7 +58,7 @@ def test_bm25_reads_scripts_without_spaces_and_keeps_the_order_of_ties() -> None
 def test_dense_scores_are_cosines_of_titles_and_texts() -> None:
     encoder = WordEncoder()
     retriever = DenseRetriever([*CORPUS, *CORPUS], encoder)
-    assert len(encoder.asked) == retriever.embedded == len(CORPUS)
+    assert len(encoder.asked) == len(CORPUS)
     hits = DenseRetriever(CORPUS, encoder).retrieve("The bridge of Halden", 2)
     assert [one.id for one in hits] == ["bridge", "arches"]
     one, two = encoder.embed(["The bridge of Halden", CORPUS[0].text], query=True)
@@ -91,11 +91,13 @@ def test_an_update_embeds_only_what_is_new() -> None:
     changed = dataclasses.replace(CORPUS[1], title="Port")
     renamed = dataclasses.replace(CORPUS[2], id="water", metadata={"a": 1})
     told: list[tuple[int, int]] = []
-    second = first.updated(
+    second = DenseRetriever(
         [Passage("A new mill.", "mill"), changed, renamed, CORPUS[0]],
+        encoder,
+        known=first,
         progress=lambda done, total: told.append((done, total)),
     )
-    assert len(encoder.asked) == second.embedded == 2
+    assert len(encoder.asked) == 2
     assert told[-1] == (2, 2)
     fresh = DenseRetriever(second.passages, WordEncoder())
     for query in ("bridge", "Port", "lakes", "bread"):
@@ -104,27 +106,16 @@ def test_an_update_embeds_only_what_is_new() -> None:
     assert second.retrieve("lakes", 1)[0].metadata == {"a": 1}
 
 
-def revised(name: str, revision: str | None, dimension: int = 64) -> WordEncoder:
-    encoder = WordEncoder(name, dimension)
-    encoder.revision = revision
-    return encoder
-
-
 def test_a_moved_model_is_the_same_model_and_another_is_refused(tmp_path: Path) -> None:
-    built = DenseRetriever([*CORPUS, Passage("")], revised("words", "a0"))
+    built = DenseRetriever([*CORPUS, Passage("")], WordEncoder())
     built.save(tmp_path)
-    moved = revised("words", None)
+    moved = WordEncoder()
     moved.name = "/elsewhere/words"
-    loaded = DenseRetriever.load(tmp_path, moved)
-    assert len(moved.asked) == 3  # the probe
-    assert (loaded.passages, loaded.embedded) == (built.passages, 0)
-    assert loaded.retrieve("old bridge") == built.retrieve("old bridge")
-    assert loaded.updated(CORPUS).embedded == 0
-    others = (revised("others", "a0"), revised("words", "a0", 32), revised("words", "b1"))
-    for encoder, told in zip(others, ("'others'", "'words'", "revision b1"), strict=True):
-        with pytest.raises(
-            RetrievalError, match=rf"made by 'words', revision a0, and .*{told}.*anew"
-        ):
+    assert DenseRetriever.load(tmp_path, moved).retrieve("old bridge") == built.retrieve(
+        "old bridge"
+    )
+    for encoder in (WordEncoder("others"), WordEncoder("words", 32)):
+        with pytest.raises(RetrievalError, match=rf"made by 'words', and '{encoder.name}'.*anew"):
             DenseRetriever.load(tmp_path, encoder)
 
 
@@ -165,11 +156,9 @@ def test_hybrid_keeps_the_order_of_ties_and_texts_of_one_id_apart() -> None:
         (BM25Retriever, {"k1": math.nan}, "k1 >= 0"),
         (HybridRetriever, {"retrievers": [], "weights": []}, "at least one retriever"),
         (HybridRetriever, {"weights": [1.0]}, "as many weights"),
-        (HybridRetriever, {"weights": [1.0, 0.0]}, "Weights must be above 0"),
-        (HybridRetriever, {"weights": [1.0, math.nan]}, "Weights must be above 0"),
+        (HybridRetriever, {"weights": [1.0, math.nan]}, "weights above 0"),
         (HybridRetriever, {"constant": -1.0}, "at least 0"),
         (HybridRetriever, {"depth": 0}, "at least 1"),
-        (DenseRetriever, {"model": 3}, r"model must be a name, .* not int"),
     ],
 )
 def test_bad_arguments_are_refused(make: Any, arguments: dict[str, Any], message: str) -> None:

@@ -93,7 +93,7 @@ def test_what_a_reader_should_know_is_told(run: Run, ask: Told, docs: Path, mode
         (docs / f"{name}.png").write_text("x")
     (docs / "twice.jsonl").write_text('{"text": "Same bridge."}\n{"text": "Same bridge."}')
     why = "(not .txt, .md, .jsonl or .pdf)"
-    left_out = f"docs/a.png {why}; docs/b.png {why}; docs/c.png {why}; and 2 more."
+    left_out = f"docs/a.png {why}; docs/b.png {why}; docs/c.png {why}; and 1 more."
     notes = ask("--max-window-tokens", "50")["notes"]
     assert f"Note: Left out: {left_out}" in notes
     assert "Passage 1 (docs/bridge.md#1) is longer than a window and was read in several" in notes

@@ -1,0 +1,402 @@
+"""Indexes over passages: by words, by meaning, and both in a folder that follows the files.
+
+An index is one safetensors file, which is replaced as a whole: whoever reads meanwhile, and whoever
+starts after a crash, finds the old one or the new one. The checksum finds damage, not malice: open
+indexes only from people whose models you would load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from rag_windows import Passage
+from rag_windows.errors import InputError, RetrievalError
+from rag_windows_retrievers.documents import (
+    DEFAULT_WORDS,
+    Skipped,
+    TokenBudget,
+    load_documents,
+    split_documents,
+)
+from rag_windows_retrievers.retriever import (
+    BLANK_LINE,
+    DEFAULT_K,
+    HybridRetriever,
+    Retriever,
+    ScoredPassage,
+    best,
+    check_k,
+    ranked_text,
+)
+from rag_windows_retrievers.sentence_models import Encoder, Progress, SentenceEncoder, Vectors
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+Model: TypeAlias = "Encoder | str | Path | SentenceTransformer"
+Arrays: TypeAlias = dict[str, Any]
+"""Name -> numpy array."""
+
+BM25_FILE, DENSE_FILE = "bm25.safetensors", "dense.safetensors"
+_FORMAT = 2
+
+# A character of a script written without spaces is a word of its own.
+_TOKEN = re.compile(r"[぀-ヿ㐀-䶿一-鿿]|[^\W぀-ヿ㐀-䶿一-鿿]+")
+
+# Words that carry a question's grammar rather than its subject.
+FUNCTION_WORDS = frozenset(
+    "a an and are as at be been but by can could did do does for from had has have how i if in "
+    "into is it its many me much my no not of on or please s she he her his him shall should so "
+    "such tell that the their them then there these they this those to us was we were what when "
+    "where which who whom whose why will with would you your".split()
+)
+
+PROBE = (
+    "Which river runs through the old town?",
+    "In 1871 the lighthouse keeper's daughter sold 3 boats, a bell & some letters (unsigned).",
+    "def area(r): return 3.14159 * r ** 2",
+)
+"""Texts whose vectors are kept with a dense index, and made again when it is opened."""
+
+_NEAR = 0.05
+"""How far a probe's vector may move, of its length. Half precision and other devices move it by
+about 0.01; another model, pooling, prompt or fine-tuning moves it by more."""
+
+
+def _write(
+    path: Path, passages: Sequence[Passage], settings: Mapping[str, Any], arrays: Arrays
+) -> None:
+    """Replace the index by passages without their scores, settings (JSON) and arrays."""
+    from safetensors.numpy import save
+
+    rows = "\n".join(_row(one) for one in passages)
+    arrays = {**arrays, "passages": np.frombuffer(rows.encode("ascii"), dtype=np.uint8)}
+    head = json.dumps({"format": _FORMAT, "settings": dict(settings)})
+    data = save(arrays, {"index": head, "sha256": _digest(head, arrays)})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            fresh = Path(folder) / path.name
+            with fresh.open("xb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(fresh, path)
+    except OSError as error:
+        raise RetrievalError(f"The index {path} can't be written: {error.strerror}.") from error
+
+
+def _read(path: Path) -> tuple[tuple[Passage, ...], dict[str, Any], Arrays]:
+    """Check the index and read it: passages, settings and arrays."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        # Read, not mapped: a mapped file that someone truncates ends the process.
+        data = path.read_bytes()
+    except OSError as error:
+        raise RetrievalError(
+            f"There is no index in {path.parent} that can be read ({error.strerror}); "
+            "save one there first."
+        ) from error
+    try:
+        arrays = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        head = json.loads(header["index"])
+        if head["format"] != _FORMAT:
+            raise RetrievalError(f"The index {path} is of another version; build it anew.")
+        if header["sha256"] != _digest(header["index"], arrays):
+            raise ValueError("it is not what was written")
+        rows = arrays.pop("passages").tobytes().decode("ascii").splitlines()
+        return tuple(Passage(**json.loads(row)) for row in rows), head["settings"], arrays
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RetrievalError(
+            f"The index {path} is damaged ({error}); delete it and build it anew."
+        ) from error
+
+
+def _row(passage: Passage) -> str:
+    row = {"text": passage.text, "id": passage.id, "title": passage.title}
+    try:
+        return json.dumps({**row, "metadata": dict(passage.metadata)})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"The metadata of passage {passage.id!r} can't be saved as JSON ({error}); "
+            "keep strings, numbers, lists and objects in it."
+        ) from error
+
+
+def _digest(head: str, arrays: Arrays) -> str:
+    digest = hashlib.sha256(head.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def tokenize(text: str) -> list[str]:
+    """Words of a text: compatibility-normalised, case-folded, no stemming."""
+    return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+class BM25Retriever:
+    """Okapi BM25 over the titles and texts of passages, computed by `bm25s`.
+
+    The scoring is Lucene's variant (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), which
+    is never negative. English function words in a question are ignored as long as another word of
+    it is known; in the passages they count as words. A word that stands in a question twice counts
+    twice. Passages that share no word with it are not found.
+
+    Args:
+        passages: the corpus; must not be empty.
+        k1: how soon repeated words stop counting, at least 0.
+        b: how much longer passages are discounted, 0 to 1.
+
+    Raises:
+        RetrievalError: there are no passages, or none holds a word.
+        InputError: ``k1`` or ``b`` is out of range.
+    """
+
+    def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
+        if not k1 >= 0 or not 0 <= b <= 1:
+            raise InputError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1={k1}, b={b}.")
+        self.passages = tuple(passages)
+        self._vocabulary: dict[str, int] = {}
+        rows = [
+            [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
+            for words in (tokenize(ranked_text(one)) for one in self.passages)
+        ]
+        if not self._vocabulary:
+            raise RetrievalError("No passage holds a word; check the documents' contents.")
+        import bm25s  # on first use: importing the engine needs none of it
+
+        self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+        self._index.index((rows, dict(self._vocabulary)), show_progress=False)
+
+    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
+        """Rank the passages that share a word with the query; see `Retriever.retrieve`."""
+        check_k(k)
+        known = [word for word in tokenize(query) if word in self._vocabulary]
+        telling = [word for word in known if word not in FUNCTION_WORDS]
+        if not known:
+            return []
+        return best(self.passages, self._index.get_scores(telling or known), k, above=0.0)
+
+
+class DenseRetriever:
+    """Passages whose vectors lie nearest to the query's; every vector is compared.
+
+    The score is the cosine, or the dot product for a model made for it. Where the encoder reads
+    less than a whole passage, the passage is embedded in parts and its best part counts. A query of
+    several paragraphs asks with the mean of their vectors, and a paragraph that is longer than the
+    encoder reads counts as the mean of its parts. Blank passages are never found.
+
+    Args:
+        passages: the corpus.
+        model: an `Encoder`, or what `SentenceEncoder` takes.
+        known: an older retriever with the same model: what it holds is not embedded again.
+        progress: told how many texts are embedded.
+
+    Attributes:
+        passages: the corpus.
+        encoder: what embeds it.
+
+    Raises:
+        RetrievalError: no passage holds text.
+        InputError, ModelLoadError, MissingExtraError: see `SentenceEncoder`.
+    """
+
+    def __init__(
+        self,
+        passages: Sequence[Passage],
+        model: Model,
+        *,
+        known: DenseRetriever | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.passages, self.encoder = tuple(passages), _encoder(model)
+        rows = {} if known is None else known._rows()
+        new = {
+            _key(one): self.encoder.passage_parts(one.text, one.title)
+            for one in passages
+            if _key(one) not in rows and one.text.strip()
+        }
+        texts = [text for parts in new.values() for text in parts]
+        if texts:
+            vectors = self.encoder.embed(texts, query=False, progress=progress)
+            borders = np.cumsum([len(parts) for parts in new.values()])[:-1]
+            rows.update(zip(new, np.split(vectors, borders), strict=True))
+        nothing = np.zeros((0, self.encoder.dimension), dtype=np.float32)
+        mine = [rows.get(_key(one), nothing) for one in passages]
+        self._vectors = np.concatenate([nothing, *mine]).astype(np.float32, copy=False)
+        self._owners = np.repeat(np.arange(len(mine)), [len(each) for each in mine])
+        if not len(self._vectors):
+            raise RetrievalError("There is no text to search; load some documents first.")
+
+    def _rows(self) -> dict[tuple[str, str], Vectors]:
+        """The vectors of each passage, a row a part."""
+        starts = np.searchsorted(self._owners, np.arange(1, len(self.passages)))
+        return dict(zip(map(_key, self.passages), np.split(self._vectors, starts), strict=True))
+
+    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
+        """Rank the passages by their nearness to the query; see `Retriever.retrieve`."""
+        check_k(k)
+        paragraphs = [one for one in BLANK_LINE.split(query) if one.strip()]
+        if not paragraphs:
+            return []
+        # A conversation's question comes several times and is embedded once.
+        means = {
+            one: self.encoder.embed(self.encoder.query_parts(one), query=True).mean(axis=0)
+            for one in set(paragraphs)
+        }
+        asked = np.mean([means[one] for one in paragraphs], axis=0)
+        scores = np.full(len(self.passages), -np.inf, dtype=np.float32)
+        np.maximum.at(scores, self._owners, self._vectors @ asked)
+        return best(self.passages, scores, k)
+
+    def save(self, folder: str | Path) -> None:
+        """Write passages and vectors into a folder, in place of an index that is there.
+
+        Raises:
+            InputError: a passage's metadata can't be written as JSON.
+            RetrievalError: the folder can't be written.
+        """
+        probe = self.encoder.embed(PROBE, query=False)
+        arrays = {"vectors": self._vectors, "owners": self._owners, "probe": probe}
+        _write(Path(folder) / DENSE_FILE, self.passages, {"model": self.encoder.name}, arrays)
+
+    @classmethod
+    def load(cls, folder: str | Path, model: Model) -> DenseRetriever:
+        """Read what `save` wrote; nothing but a few probe texts is embedded.
+
+        Args:
+            folder: given to `save`.
+            model: the one that the vectors were made with, wherever it lies now.
+
+        Raises:
+            RetrievalError: there is no dense index, it is damaged, or it holds the vectors of
+                another model.
+            InputError, ModelLoadError, MissingExtraError: see `SentenceEncoder`.
+        """
+        path, encoder = Path(folder) / DENSE_FILE, _encoder(model)
+        loaded = cls.__new__(cls)
+        loaded.passages, settings, arrays = _read(path)
+        loaded.encoder, probe = encoder, arrays["probe"]
+        loaded._vectors, loaded._owners = arrays["vectors"], arrays["owners"]
+        # A name is not compared: the same model may lie in another folder now.
+        if same := probe.shape[1] == encoder.dimension:
+            moved = np.linalg.norm(encoder.embed(PROBE, query=False) - probe, axis=1)
+            same = bool((moved <= _NEAR * np.linalg.norm(probe, axis=1)).all())
+        if not same:
+            raise RetrievalError(
+                f"The vectors in {path} were made by {settings['model']!r}, and {encoder.name!r} "
+                "makes others. Load that model, or delete the folder and embed the passages anew."
+            )
+        return loaded
+
+
+def _encoder(model: Model) -> Encoder:
+    return model if isinstance(model, Encoder) else SentenceEncoder(model)
+
+
+def _key(passage: Passage) -> tuple[str, str]:
+    """Equal for passages whose vectors are equal."""
+    return passage.title or "", passage.text
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What `ingest` made and `open_index` opens.
+
+    Attributes:
+        bm25: ranks by words.
+        dense: ranks by meaning; None without an embedding model.
+        skipped: what was left out of the files, and why.
+    """
+
+    bm25: BM25Retriever
+    dense: DenseRetriever | None = None
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        """All passages."""
+        return self.bm25.passages
+
+    @property
+    def retriever(self) -> Retriever:
+        """Both rankings fused, or the only one."""
+        return self.bm25 if self.dense is None else HybridRetriever([self.bm25, self.dense])
+
+
+def ingest(
+    paths: Iterable[str | Path],
+    folder: str | Path,
+    model: Model | None = None,
+    *,
+    words: int = DEFAULT_WORDS,
+    tokens: TokenBudget | None = None,
+    root: Path | None = None,
+    progress: Progress | None = None,
+) -> Index:
+    """Read documents, split them, and keep an index of them in a folder.
+
+    Called again, it embeds only passages whose text or title is new; those that are gone from the
+    files go from the index. Passages have the same ids whenever the same files are read, see
+    `split_document`. BM25's statistics are those of the whole corpus and are counted anew, which
+    takes a fraction of the embedding.
+
+    Args:
+        paths: see `load_documents`.
+        folder: of the index; made where it is missing.
+        model: embeds passages, see `DenseRetriever`; None for BM25 alone.
+        words: see `split_document`.
+        tokens: see `split_document`.
+        root: folder that ids are relative to; None is the working directory.
+        progress: told how many passages are embedded; `progress_bar` makes one.
+
+    Raises:
+        DocumentError: see `load_documents`.
+        RetrievalError: the folder can't be read or written, or holds another model's vectors.
+        InputError: metadata can't be saved.
+        ModelLoadError, MissingExtraError: see `SentenceEncoder`.
+    """
+    loaded = load_documents(paths, root=root)
+    passages = split_documents(loaded.documents, words=words, tokens=tokens)
+    bm25 = BM25Retriever(passages)
+    dense = None
+    if model is not None:
+        exists = (Path(folder) / DENSE_FILE).exists()
+        known = DenseRetriever.load(folder, model) if exists else None
+        encoder = model if known is None else known.encoder
+        dense = DenseRetriever(passages, encoder, known=known, progress=progress)
+        dense.save(folder)
+    _write(Path(folder) / BM25_FILE, passages, {}, {})
+    return Index(bm25, dense, loaded.skipped)
+
+
+def open_index(folder: str | Path, model: Model | None = None) -> Index:
+    """Open what `ingest` keeps in a folder.
+
+    Args:
+        folder: given to `ingest`.
+        model: the one given to `ingest`; None for BM25 alone.
+
+    Raises:
+        RetrievalError: there is no such index, or it holds another model's vectors.
+        ModelLoadError, MissingExtraError: see `SentenceEncoder`.
+    """
+    dense = None if model is None else DenseRetriever.load(folder, model)
+    passages, _, _ = _read(Path(folder) / BM25_FILE)
+    return Index(BM25Retriever(passages), dense)
