@@ -6,10 +6,8 @@ import atexit
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Protocol
 from weakref import WeakSet
-
-T = TypeVar("T")
 
 
 class Forked(Protocol):
@@ -55,32 +53,6 @@ class Lock:
         if self._owner != threading.get_ident():
             self._lock = threading.Lock()
             self._owner = None
-
-
-class cached_property(Generic[T]):  # noqa: N801 - as the standard library's is called
-    """The standard library's without its lock, which Python 3.11 has one of for all objects.
-
-    Threads that ask at once may each compute the value.
-    """
-
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> cached_property[T]: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type) -> T: ...
-
-    def __get__(self, instance: object | None, owner: type) -> cached_property[T] | T:
-        if instance is None:
-            return self
-        value = instance.__dict__[self._name] = self._make(instance)
-        return value
 
 
 def _put_in_order() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence, Set
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -15,7 +15,7 @@ from rag_windows.calibration import Profile
 from rag_windows.errors import InputError, ModelLoadError, ToolsUnsupportedError
 from rag_windows.model import WindowedLM
 from rag_windows.prompt.tools import ToolFormat
-from rag_windows.threads import Lock, cached_property
+from rag_windows.threads import Lock
 
 
 def _as_key(value: Any) -> Hashable:

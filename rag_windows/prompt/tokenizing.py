@@ -11,7 +11,6 @@ from typing import Any, Literal
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from rag_windows.errors import PromptError
-from rag_windows.threads import cached_property
 
 At = Literal["start", "control", "text"]
 """What stands before a text: nothing, a control token, or more text."""
@@ -78,6 +77,14 @@ class Boundary:
             name: id_ for name, id_ in names.items() if id_ not in self._spelled
         }
         self._forbidden = frozenset(self.controls.values())
+        # A dummy prefix is put only where the tokenizer puts it in one whole prompt.
+        start = text = self._whole
+        normalizer, splitter, prefixed = _without_prefix(start)
+        if prefixed != "never":
+            text = copy.deepcopy(start)
+            text.normalizer, text.pre_tokenizer = normalizer, splitter
+        control = start if prefixed == "always" else text
+        self._tokenizers: dict[At, Tokenizer] = {"start": start, "control": control, "text": text}
 
     def encode(self, text: str, at: At = "start") -> list[int]:
         """Ids of untrusted text: the ordinary ones, where those hold no control token.
@@ -169,16 +176,6 @@ class Boundary:
         return len(piece) > 1 and (
             name in piece or (normalizer is not None and name in normalizer.normalize_str(piece))
         )
-
-    @cached_property
-    def _tokenizers(self) -> dict[At, Tokenizer]:
-        """By place: a dummy prefix is put only where the tokenizer puts it in one whole prompt."""
-        start = text = self._whole
-        normalizer, splitter, prefixed = _without_prefix(start)
-        if prefixed != "never":
-            text = copy.deepcopy(start)
-            text.normalizer, text.pre_tokenizer = normalizer, splitter
-        return {"start": start, "control": start if prefixed == "always" else text, "text": text}
 
 
 def _control_tokens(tokenizer: Any, text_tokens: Collection[str]) -> dict[str, int]:
