@@ -28,7 +28,7 @@ from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows.benchmark.result import Place, Plan, table
 from rag_windows.benchmark.run import build, load, seconds
 from rag_windows.cache.policy import Policy
-from training.tasks import draw_case
+from training.samples import draw_case
 
 Numbers = NDArray[np.float64]
 

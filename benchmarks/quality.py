@@ -36,7 +36,7 @@ from rag_windows.evaluation.machine import machine
 from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
 from rag_windows.evaluation.summary import percent as percent_of
 from rag_windows_retrievers import BM25Retriever
-from training.tasks import FEWEST, Case, draw_case
+from training.samples import FEWEST, Case, draw_case
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "methods.md"

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from training.tokens import space_twins
 
@@ -154,49 +152,3 @@ def start_from(model: LlamaForCausalLM, folder: Path) -> None:
     model.load_state_dict(trained.state_dict())
     for parameter, own in zip(frozen_parameters(model), kept, strict=True):
         parameter.copy_(own)
-
-
-BLOCK_ATTENTION = "training_blocks"
-"""Name of the attention below in transformers' registry."""
-BLOCK = 128
-
-
-def block_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention for training on a CPU: plain matrix products over blocks of query rows.
-
-    In bf16 and at the lengths trained here it takes half the time of the CPU's fused attention. It
-    expects right-padded rows and no cache, and ignores masks: nothing after a token can reach it.
-
-    Returns ((batch, n, heads, size), None), in the dtype of `query`, which is (batch, heads, n,
-    size); key and value are (batch, kv heads, n, size).
-    """
-    del module, attention_mask, kwargs
-    batch, heads, n, size = query.shape
-    groups = heads // key.shape[1]
-    q = query.reshape(batch * heads, n, size)
-    k = key.repeat_interleave(groups, 1).reshape(batch * heads, n, size).transpose(1, 2)
-    v = value.repeat_interleave(groups, 1).reshape(batch * heads, n, size)
-    future = torch.full((n, n), -1e4, dtype=q.dtype, device=q.device).triu(1)
-    rows = []
-    for start in range(0, n, BLOCK):
-        stop = min(n, start + BLOCK)
-        mask = future[start:stop, :stop].expand(batch * heads, -1, -1)
-        scores = torch.baddbmm(mask, q[:, start:stop], k[:, :, :stop], alpha=scaling)
-        rows.append(torch.softmax(scores, -1) @ v[:, :stop])
-    return torch.cat(rows, 1).view(batch, heads, n, size).transpose(1, 2), None
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    del args, kwargs
-
-
-AttentionInterface.register(BLOCK_ATTENTION, block_attention)
-AttentionMaskInterface.register(BLOCK_ATTENTION, _no_mask)

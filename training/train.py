@@ -1,11 +1,12 @@
-"""Trains the embedded reader: `python -m training.train --out DIR --steps N --seed S`.
+"""Trains the embedded readers: `python -m training.train --out DIR [--curriculum learner ...]`.
 
-Writes to DIR: `checkpoint.safetensors` (to resume from: the same command goes on where the last
-checkpoint was written, every two minutes), `model/` (weights, configuration, tokenizer) and
-`progress.jsonl`. `--steps` counts all runs of DIR together, so that a busy machine only takes
-longer; the learning rate falls over their last half. On a CPU one process a core is fastest, each
-with OMP_NUM_THREADS=1: `torchrun --nproc-per-node 2 -m training.train --out DIR ...`. Each process
-draws its own batch; gradients and the few numbers that steer the run are averaged.
+DIR gets the model's folder as it is shipped, once the steps are done: fp16 safetensors,
+configuration, tokenizer and chat template. The configuration says float32, so that the reader
+computes in fp32 unless asked otherwise.
+
+The curriculum is the order of training: what a batch may be made of, how often, and when a level is
+passed. The reader: more passages first, then harder names, pronouns and follow-ups. The learner
+goes on from the reader: in-context classification, and links between passages.
 """
 
 from __future__ import annotations
@@ -13,42 +14,134 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from pydantic import TypeAdapter
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from training.curriculum import CURRICULA, Curriculum
-from training.model import BLOCK_ATTENTION, new_reader, start_from
-from training.samples import draw_sample
+from training.model import new_reader, start_from
+from training.samples import Demonstrations, Recipe, draw_sample
 from training.tokens import ANSWER, Batch, Encoder, train_tokenizer
 
 log = logging.getLogger("training")
 
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A recipe, how often it is drawn once the last level is reached, and when it is passed.
+
+    It is passed when a running mean of the share of right answers exceeds `passed`, or after
+    `MAX_STEPS` steps as the highest level.
+    """
+
+    recipe: Recipe | Demonstrations
+    share: float
+    passed: float = 0.9
+
+
+def _wide(entities: int, questions: int, facts: int = 4) -> Recipe:
+    return Recipe(
+        entities,
+        facts=facts,
+        questions=questions,
+        kin=0.25,
+        missing=0.1,
+        unstated=0.14,
+        pronouns=0.25,
+        surnames=0.1,
+        follow=0.25,
+        framed=0.25,
+    )
+
+
+def _linked(entities: int, questions: int) -> Recipe:
+    return replace(_wide(entities, questions), linked=True, hops=0.6)
+
+
+CURRICULA: Mapping[str, tuple[Level, ...]] = {
+    "reader": (
+        Level(Recipe(1, questions=8), 0.02),
+        # One fact each: nothing but the name tells the passages apart.
+        Level(Recipe(4, facts=1, questions=12, mixed=0.0), 0.03),
+        Level(Recipe(2, questions=12), 0.03),
+        Level(Recipe(4, questions=16), 0.05),
+        Level(Recipe(8, facts=5, questions=24), 0.22),
+        Level(_wide(2, 12), 0.08, 0.85),
+        Level(_wide(4, 16, facts=5), 0.17, 0.85),
+        Level(_wide(8, 24), 0.40, 0.85),
+    ),
+    "learner": (
+        Level(_wide(4, 16, facts=5), 0.06, 0.85),
+        Level(_wide(8, 24), 0.12, 0.85),
+        Level(Recipe(8, facts=5, questions=24), 0.06),
+        # Keywords alone first: between other words a new reader finds none of them.
+        Level(Demonstrations(2, labels=(4, 8), keywords=(1, 2), words=(1, 1), questions=24), 0.04),
+        Level(Demonstrations(4, labels=(3, 6), keywords=(1, 3), words=(1, 2), questions=24), 0.06),
+        Level(Demonstrations(8, labels=(2, 4), questions=24), 0.12),
+        Level(Demonstrations(8, labels=(2, 16), keywords=(1, 3), questions=24), 0.20),
+        Level(_linked(2, 12), 0.06),
+        Level(_linked(4, 12), 0.10),
+        Level(_linked(8, 16), 0.18),
+    ),
+}
+MIN_STEPS, MAX_STEPS, MEMORY = 30, 250, 0.95
+
+
+class Curriculum:
+    """Which level is reached and how well each is read."""
+
+    def __init__(self, name: str) -> None:
+        self.levels = CURRICULA[name]
+        self.level = self.steps_here = 0
+        self.accuracy: dict[int, float] = {}
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """The level of the next batch.
+
+        On the way up two thirds are of the level reached and the others mostly of weak ones; at the
+        top `share` decides.
+        """
+        if self.level == len(self.levels) - 1:
+            return int(rng.choice(len(self.levels), p=[level.share for level in self.levels]))
+        if self.level == 0 or rng.random() < 0.67:
+            return self.level
+        errors = np.array([1.03 - self.accuracy.get(k, 0.5) for k in range(self.level)])
+        return int(rng.choice(self.level, p=errors / errors.sum()))
+
+    def note(self, level: int, accuracy: float) -> None:
+        """Records the share of right answers in one step; goes on to the next level when due."""
+        before = self.accuracy.get(level, accuracy)
+        self.accuracy[level] = before * MEMORY + accuracy * (1 - MEMORY)
+        self.steps_here += 1
+        read = self.accuracy.get(self.level, 0.0) > self.levels[self.level].passed
+        due = (read and self.steps_here > MIN_STEPS) or self.steps_here >= MAX_STEPS
+        if due and self.level < len(self.levels) - 1:
+            self.level += 1
+            self.steps_here = 0
+
+
 WEIGHTS = (0.0, 1.0, 0.7, 0.3)
 """Loss weight of each mark of `Batch.loss`: none, answer, rest of the answer, name."""
+BATCHES = 2
+"""Batches of a step; their gradients are averaged."""
 WARM_UP, DECAY_FROM = 100, 0.5
 """Steps of warm-up, and the share of all steps behind which the learning rate falls."""
 MUON_RATE, ADAM_RATE = 0.02, 2e-3
 """Learning rates after warm-up, before the final decrease."""
-SAVE_EVERY_S = 120.0
-CHECKPOINT = "checkpoint.safetensors"
+MAX_BYTES = 12_000_000
+"""Of a shipped model's weights."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is made of."""
+    """What a run is made of; `tokens` are those of a batch."""
 
     out: Path
     steps: int = 1800
@@ -83,38 +176,16 @@ def answer_loss(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, fl
     return (losses * weights).sum() / weights.sum(), float(right)
 
 
-def average(parameters: Sequence[torch.nn.Parameter], numbers: Sequence[float]) -> list[float]:
-    """Averages the gradients of parameters in place, and numbers, over all processes."""
-    if not dist.is_initialized():
-        return list(numbers)
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    device = parameters[0].device if parameters else None
-    extra = torch.tensor(list(numbers), device=device)
-    flat = torch.cat([*(g.reshape(-1) for g in gradients), extra])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    *parts, means = flat.split([*(g.numel() for g in gradients), len(extra)])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
-    return [float(x) for x in means]
-
-
 class Trainer:
     """One run: model, optimizers, curriculum and the generator of its data."""
 
     def __init__(self, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.settings, self.tokenizer = settings, tokenizer
-        self.encoder = Encoder(tokenizer)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.settings, self.encoder = settings, Encoder(tokenizer)
         sizes = {"width": settings.width, "layers": settings.layers, "inner": settings.inner}
         model = new_reader(tokenizer, settings.seed, **sizes)
         if settings.weights is not None:
             start_from(model, settings.weights)
         self.model = model.to(settings.device)
-        if settings.device == "cpu":
-            self.model.set_attn_implementation(BLOCK_ATTENTION)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         # Muon for the matrices, AdamW for embeddings, biases and norms.
         table = self.model.get_input_embeddings().weight
@@ -126,8 +197,7 @@ class Trainer:
         adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)
         self.optimizers: dict[torch.optim.Optimizer, float] = {muon: MUON_RATE, adam: ADAM_RATE}
         self.curriculum = Curriculum(settings.curriculum)
-        self.step, self.tokens, self.elapsed = 0, 0, 0.0
-        self.clock = time.monotonic()
+        self.step = 0
 
     def draw(self, level: int, rng: np.random.Generator) -> Batch:
         """A batch of one level with about `tokens` tokens."""
@@ -140,12 +210,9 @@ class Trainer:
         return Batch(batch.ids.to(device), batch.positions.to(device), batch.loss.to(device))
 
     def train_step(self) -> float:
-        """One batch (in each process); returns its loss."""
+        """One step over batches of one level; returns their loss."""
         settings = self.settings
-        # Fresh generators for each step: a resumed run draws what an unbroken one would have drawn.
         level = self.curriculum.draw(np.random.default_rng([settings.seed, self.step]))
-        seeds = [settings.seed, self.step, 1 + self.rank]
-        batch = self.draw(level, np.random.default_rng(seeds))
         # Warm-up, constant, then a line down to 2%.
         tail = (1 - self.step / settings.steps) / (1 - DECAY_FROM)
         factor = min(1.0, (self.step + 1) / WARM_UP, max(0.02, tail))
@@ -153,106 +220,59 @@ class Trainer:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
-        with torch.autocast(settings.device, torch.bfloat16):
-            loss, accuracy = answer_loss(self.model, batch)
-        loss.backward()
-        before, self.clock = self.clock, time.monotonic()
-        numbers = [float(loss.detach()), accuracy, self.clock - before]
-        numbers = average(self.trained, numbers)
+        losses, shares = [], []
+        for number in range(1, BATCHES + 1):
+            batch = self.draw(level, np.random.default_rng([settings.seed, self.step, number]))
+            with torch.autocast(settings.device, torch.bfloat16):
+                loss, share = answer_loss(self.model, batch)
+            (loss / BATCHES).backward()
+            losses.append(float(loss.detach()))
+            shares.append(share)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.curriculum.note(level, numbers[1])
+        self.curriculum.note(level, sum(shares) / BATCHES)
         self.step += 1
-        size = dist.get_world_size() if dist.is_initialized() else 1
-        self.tokens += batch.ids.numel() * size
-        self.elapsed += numbers[2]
-        return numbers[0]
+        return sum(losses) / BATCHES
 
-    def run(self) -> None:
-        """Trains until the steps are used up, and saves."""
-        saved = self.elapsed
-        while self.step < self.settings.steps:
-            loss = self.train_step()
-            last = self.step == self.settings.steps
-            if last or self.step % 50 == 0:
-                self.report(loss)
-            if last or self.elapsed - saved > SAVE_EVERY_S:
-                self.save()
-                saved = self.elapsed
 
-    def report(self, loss: float) -> None:
-        """One line to the log and to progress.jsonl."""
-        if self.rank:
-            return
-        row = {
-            "step": self.step,
-            "minutes": round(self.elapsed / 60, 2),
-            "tokens": self.tokens,
-            "loss": round(loss, 4),
-            "level": self.curriculum.level,
-            "accuracy": {k: round(v, 3) for k, v in sorted(self.curriculum.accuracy.items())},
-        }
-        with (self.settings.out / "progress.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        log.info("%s", json.dumps(row))
+def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Writes the folder that is shipped.
 
-    def save(self) -> None:
-        """Writes checkpoint and model folder; the old checkpoint stays until then."""
-        if self.rank:
-            return
-        out = self.settings.out
-        tensors = {f"model.{n}": p.detach().contiguous() for n, p in self.model.named_parameters()}
-        for number, optimizer in enumerate(self.optimizers):
-            for index, values in optimizer.state_dict()["state"].items():
-                for name, tensor in values.items():
-                    tensors[f"{number}.{index}.{name}"] = tensor.contiguous()
-        facts = {
-            "step": self.step,
-            "tokens": self.tokens,
-            "elapsed": self.elapsed,
-            "curriculum": asdict(self.curriculum),
-        }
-        fresh = out / f"{CHECKPOINT}.new"
-        save_file(tensors, fresh, metadata={"facts": json.dumps(facts)})
-        with fresh.open("rb") as file:
-            os.fsync(file.fileno())
-        fresh.replace(out / CHECKPOINT)
-        self.model.save_pretrained(out / "model")
-        self.tokenizer.save_pretrained(out / "model")
-
-    def resume(self) -> bool:
-        """Goes on from the checkpoint in `out`, if there is one."""
-        path = self.settings.out / CHECKPOINT
-        if not path.exists():
-            return False
-        tensors = load_file(path, device=self.settings.device)
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads(file.metadata()["facts"])
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors.pop(f"model.{name}"))
-        states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in self.optimizers]
-        for key, tensor in tensors.items():
-            number, index, name = key.split(".", 2)
-            states[int(number)].setdefault(int(index), {})[name] = tensor
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self.step, self.tokens, self.elapsed = facts["step"], facts["tokens"], facts["elapsed"]
-        self.curriculum = TypeAdapter(Curriculum).validate_python(facts["curriculum"])
-        return True
+    Raises:
+        ValueError: the weights are larger than `MAX_BYTES`, or out of fp16's range.
+    """
+    # The embeddings are tied: stored once.
+    weights = {
+        name: tensor.half().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    size = sum(tensor.nbytes for tensor in weights.values())
+    if size > MAX_BYTES or not all(bool(one.isfinite().all()) for one in weights.values()):
+        raise ValueError(f"{size} bytes of fp16 weights: over {MAX_BYTES}, or out of its range")
+    tokenizer.save_pretrained(out)
+    model.generation_config.do_sample = False
+    model.generation_config.save_pretrained(out)
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    config = {**model.config.to_dict(), "dtype": "float32", "architectures": ["LlamaForCausalLM"]}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (out / "config.json").write_text(text, encoding="utf-8")
 
 
 def train(settings: Settings) -> Trainer:
-    """Trains (or goes on training) a reader in `settings.out` and returns the finished trainer."""
-    settings.out.mkdir(parents=True, exist_ok=True)
+    """Trains a reader, writes its folder, and returns the finished trainer."""
     disable_progress_bar()
-    trainer = Trainer(settings, train_tokenizer())
-    if trainer.resume():
-        log.info("going on from step %d, %.1f min", trainer.step, trainer.elapsed / 60)
-
-    trainer.run()
+    tokenizer, begun = train_tokenizer(), time.monotonic()
+    trainer = Trainer(settings, tokenizer)
+    while trainer.step < settings.steps:
+        loss = trainer.train_step()
+        if trainer.step in (settings.steps, *range(0, settings.steps, 50)):
+            known = trainer.curriculum.accuracy
+            shares = " ".join(f"{level}: {known[level]:.3f}" for level in sorted(known))
+            minutes = (time.monotonic() - begun) / 60
+            log.info("step %d, %.1f min, loss %.3f, %s", trainer.step, minutes, loss, shares)
+    export(trainer.model, tokenizer, settings.out)
     return trainer
 
 
@@ -265,7 +285,6 @@ def main() -> None:
     parser.add_argument("--curriculum", choices=list(CURRICULA), default=Settings.curriculum)
     parser.add_argument("--weights", type=Path, help="folder of a model to go on from")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--tokens", type=int, default=Settings.tokens, help="per step")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     train(Settings(**vars(parser.parse_args())))
 

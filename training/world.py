@@ -212,267 +212,232 @@ def _relation(
     return Relation(values, tuple(statements.split(" | ")), tuple(questions.split(" | ")), bridge)
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind(
-        "person",
-        None,
-        FIRST_NAMES,
-        SURNAMES,
-        {
-            "birthplace": _relation(
-                TOWNS,
-                "{n} was born in {v}. | The birthplace of {n} is {v}. | {n} comes from {v}.",
-                "Where was {n} born? | What is the birthplace of {n}?"
-                " | In which town was {n} born? | Where does {n} come from?",
-            ),
-            "home": _relation(
-                TOWNS,
-                "{n} lives in {v}. | The home of {n} is in {v}. | {n} has a house in {v}.",
-                "Where does {n} live? | In which town does {n} live? | Where is the home of {n}?"
-                " | Where does {n} have a house?",
-            ),
-            "job": _relation(
-                JOBS,
-                "{n} works as a {v}. | The job of {n} is {v}. | {n} earns a living as a {v}.",
-                "What does {n} work as? | What is the job of {n}? | Which job does {n} have?"
-                " | How does {n} earn a living?",
-            ),
-            "instrument": _relation(
-                INSTRUMENTS,
-                "{n} plays the {v}. | The instrument of {n} is the {v}."
-                " | {n} makes music on the {v}.",
-                "What does {n} play? | Which instrument does {n} play?"
-                " | What is the instrument of {n}? | On what does {n} make music?",
-            ),
-            "subject": _relation(
-                SUBJECTS,
-                "{n} studied {v}. | The subject of {n} was {v}. | {n} has a degree in {v}.",
-                "What did {n} study? | Which subject did {n} study?"
-                " | What was the subject of {n}? | In what does {n} have a degree?",
-            ),
-            "colour": _relation(
-                COLOURS,
-                "{n} loves the colour {v}. | The favourite colour of {n} is {v}."
-                " | {n} likes to wear {v}.",
-                "Which colour does {n} love? | What is the favourite colour of {n}?"
-                " | What does {n} like to wear? | Which colour does {n} like to wear?",
-            ),
-            "birth year": _relation(
-                YEARS,
-                "{n} was born in {v}. | The birth year of {n} is {v}."
-                " | {n} came into the world in {v}.",
-                "When was {n} born? | What is the birth year of {n}?"
-                " | In which year was {n} born? | When did {n} come into the world?",
-            ),
-            "pet": _relation(
-                ANIMALS,
-                "{n} keeps a {v}. | The pet of {n} is a {v}. | {n} looks after a {v}.",
-                "Which animal does {n} keep? | What is the pet of {n}? | What pet does {n} keep?"
-                " | Which animal does {n} look after?",
-            ),
-            "birthday": _relation(
-                DATES,
-                "{n} has a birthday on {v}. | The birthday of {n} is on {v}."
-                " | {n} celebrates every year on {v}.",
-                "On which day is the birthday of {n}? | When is the birthday of {n}?"
-                " | When does {n} have a birthday? | When does {n} celebrate?",
-            ),
-            "employer": _relation(
-                NamesOf("organisation"),
-                "{n} works for {v}. | The employer of {n} is {v}. | {n} draws a salary from {v}.",
-                "For whom does {n} work? | What is the employer of {n}?"
-                " | From whom does {n} draw a salary? | Who is the employer of {n}?",
-                "the employer of {n}",
-            ),
-        },
-    ),
-    Kind(
-        "organisation",
-        "the company",
-        SURNAMES,
-        ORG_KINDS,
-        {
-            "founded": _relation(
-                YEARS,
-                "{n} was founded in {v}. | The founding year of {n} is {v}. | {n} opened in {v}.",
-                "When was {n} founded? | In which year was {n} founded? | When did {n} open?"
-                " | What is the founding year of {n}?",
-            ),
-            "seat": _relation(
-                TOWNS,
-                "{n} is based in {v}. | The seat of {n} is in {v}. | {n} has an office in {v}.",
-                "Where is {n} based? | In which town is {n} based? | Where is the seat of {n}?"
-                " | Where does {n} have an office?",
-            ),
-            "product": _relation(
-                PRODUCTS,
-                "{n} makes {v}. | The main product of {n} is {v}. | {n} is known for {v}.",
-                "What does {n} make? | What is the main product of {n}? | What is {n} known for?"
-                " | Which product does {n} make?",
-            ),
-            "emblem": _relation(
-                EMBLEMS,
-                "The emblem of {n} is a {v}. | {n} has a {v} as its emblem."
-                " | {n} shows a {v} on its sign.",
-                "What is the emblem of {n}? | Which animal is the emblem of {n}?"
-                " | Which animal does {n} show on its sign? | What does {n} show on its sign?",
-            ),
-            "walls": _relation(
-                COLOURS,
-                "The walls of {n} are {v}. | {n} has {v} walls. | {n} is painted {v}.",
-                "Which colour are the walls of {n}? | What is the colour of {n}?"
-                " | Which colour is {n} painted? | What colour are the walls of {n}?",
-            ),
-            "opening": _relation(
-                FULL_DATES,
-                "{n} opened its doors on {v}. | The opening day of {n} was {v}."
-                " | {n} received its first guests on {v}.",
-                "When did {n} open its doors? | On which day did {n} open its doors?"
-                " | What was the opening day of {n}? | When did {n} receive its first guests?",
-            ),
-            "founder": _relation(
-                NamesOf("person"),
-                "{n} was founded by {v}. | The founder of {n} is {v}. | {n} goes back to {v}.",
-                "Who founded {n}? | Who is the founder of {n}? | By whom was {n} founded?"
-                " | To whom does {n} go back?",
-                "the founder of {n}",
-            ),
-        },
-    ),
-    Kind(
-        "place",
-        "the town",
-        SIDES,
+_PERSON = {
+    "birthplace": _relation(
         TOWNS,
-        {
-            "river": _relation(
-                RIVERS,
-                "{n} lies on the river {v}. | The river of {n} is the {v}."
-                " | {n} stands by the river {v}.",
-                "On which river does {n} lie? | What is the river of {n}?"
-                " | By which river does {n} stand? | Which river is in {n}?",
-            ),
-            "region": _relation(
-                REGIONS,
-                "{n} belongs to the region {v}. | The region of {n} is {v}."
-                " | {n} is a town in {v}.",
-                "To which region does {n} belong? | In which region is {n}?"
-                " | What is the region of {n}? | Which region is {n} in?",
-            ),
-            "product": _relation(
-                PRODUCTS,
-                "{n} is known for {v}. | {n} is famous for its {v}. | The pride of {n} is its {v}.",
-                "What is {n} known for? | What is {n} famous for? | What is the pride of {n}?"
-                " | Which product is {n} known for?",
-            ),
-            "founded": _relation(
-                YEARS,
-                "{n} was founded in {v}. | The founding year of {n} is {v}."
-                " | {n} became a town in {v}.",
-                "When was {n} founded? | In which year was {n} founded?"
-                " | When did {n} become a town? | What is the founding year of {n}?",
-            ),
-            "emblem": _relation(
-                EMBLEMS,
-                "The emblem of {n} is a {v}. | {n} has a {v} as its emblem."
-                " | {n} shows a {v} on its flag.",
-                "What is the emblem of {n}? | Which animal is the emblem of {n}?"
-                " | Which animal does {n} show on its flag? | What does {n} show on its flag?",
-            ),
-            "mayor": _relation(
-                NamesOf("person"),
-                "{n} is led by {v}. | The mayor of {n} is {v}. | {n} has {v} as its mayor.",
-                "Who leads {n}? | Who is the mayor of {n}? | By whom is {n} led?"
-                " | Whom does {n} have as its mayor?",
-                "the mayor of {n}",
-            ),
-        },
+        "{n} was born in {v}. | The birthplace of {n} is {v}. | {n} comes from {v}.",
+        "Where was {n} born? | What is the birthplace of {n}?"
+        " | In which town was {n} born? | Where does {n} come from?",
     ),
-    Kind(
-        "work",
-        "the book",
-        ADJECTIVES,
-        NOUNS,
-        {
-            "written": _relation(
-                YEARS,
-                "{n} was written in {v}. | {n} came out in {v}. | {n} was first printed in {v}.",
-                "When was {n} written? | In which year did {n} come out?"
-                " | When was {n} first printed? | In which year was {n} written?",
-            ),
-            "setting": _relation(
-                TOWNS,
-                "{n} is set in {v}. | The story of {n} begins in {v}. | {n} takes place in {v}.",
-                "Where is {n} set? | Where does the story of {n} begin?"
-                " | Where does {n} take place? | In which town is {n} set?",
-            ),
-            "topic": _relation(
-                TOPICS,
-                "{n} is about {v}. | The theme of {n} is {v}. | {n} deals with {v}.",
-                "What is {n} about? | What is the theme of {n}? | What does {n} deal with?"
-                " | Which theme does {n} have?",
-            ),
-            "genre": _relation(
-                GENRES,
-                "{n} is a {v}. | The genre of {n} is {v}. | {n} was meant as a {v}.",
-                "What is the genre of {n}? | What kind of work is {n}? | What was {n} meant as?"
-                " | Which genre does {n} have?",
-            ),
-            "cover": _relation(
-                COLOURS,
-                "The cover of {n} is {v}. | {n} has a {v} cover. | {n} is bound in {v}.",
-                "What is the colour of the cover of {n}? | Which colour is the cover of {n}?"
-                " | In which colour is {n} bound? | What colour is the cover of {n}?",
-            ),
-            "author": _relation(
-                NamesOf("person"),
-                "{n} was written by {v}. | The author of {n} is {v}."
-                " | {n} comes from the pen of {v}.",
-                "Who wrote {n}? | Who is the author of {n}? | By whom was {n} written?"
-                " | From whose pen does {n} come?",
-                "the author of {n}",
-            ),
-        },
+    "home": _relation(
+        TOWNS,
+        "{n} lives in {v}. | The home of {n} is in {v}. | {n} has a house in {v}.",
+        "Where does {n} live? | In which town does {n} live? | Where is the home of {n}?"
+        " | Where does {n} have a house?",
     ),
-    Kind(
-        "event",
-        "the event",
-        EVENT_FIRSTS,
-        EVENT_KINDS,
-        {
-            "town": _relation(
-                TOWNS,
-                "{n} is held in {v}. | The town of {n} is {v}. | {n} draws its visitors to {v}.",
-                "Where is {n} held? | What is the town of {n}? | In which town is {n} held?"
-                " | Where does {n} draw its visitors?",
-            ),
-            "first year": _relation(
-                YEARS,
-                "{n} was first held in {v}. | The first year of {n} was {v}. | {n} began in {v}.",
-                "When was {n} first held? | In which year was {n} first held?"
-                " | What was the first year of {n}? | When did {n} begin?",
-            ),
-            "date": _relation(
-                DATES,
-                "{n} starts on {v}. | The day of {n} is {v}. | {n} opens its gates on {v}.",
-                "On which day does {n} start? | What is the day of {n}? | When does {n} start?"
-                " | When does {n} open its gates?",
-            ),
-            "prize": _relation(
-                PRIZES,
-                "{n} awards a {v}. | The prize of {n} is a {v}. | {n} honours the best with a {v}.",
-                "What does {n} award? | What is the prize of {n}? | Which prize does {n} award?"
-                " | With what does {n} honour the best?",
-            ),
-            "winner": _relation(
-                NamesOf("person"),
-                "{n} was won by {v}. | The winner of {n} was {v}. | {n} crowned {v}.",
-                "Who won {n}? | Who was the winner of {n}? | By whom was {n} won?"
-                " | Whom did {n} crown?",
-                "the winner of {n}",
-            ),
-        },
+    "job": _relation(
+        JOBS,
+        "{n} works as a {v}. | The job of {n} is {v}. | {n} earns a living as a {v}.",
+        "What does {n} work as? | What is the job of {n}? | Which job does {n} have?"
+        " | How does {n} earn a living?",
     ),
+    "instrument": _relation(
+        INSTRUMENTS,
+        "{n} plays the {v}. | The instrument of {n} is the {v}. | {n} makes music on the {v}.",
+        "What does {n} play? | Which instrument does {n} play?"
+        " | What is the instrument of {n}? | On what does {n} make music?",
+    ),
+    "subject": _relation(
+        SUBJECTS,
+        "{n} studied {v}. | The subject of {n} was {v}. | {n} has a degree in {v}.",
+        "What did {n} study? | Which subject did {n} study?"
+        " | What was the subject of {n}? | In what does {n} have a degree?",
+    ),
+    "colour": _relation(
+        COLOURS,
+        "{n} loves the colour {v}. | The favourite colour of {n} is {v}. | {n} likes to wear {v}.",
+        "Which colour does {n} love? | What is the favourite colour of {n}?"
+        " | What does {n} like to wear? | Which colour does {n} like to wear?",
+    ),
+    "birth year": _relation(
+        YEARS,
+        "{n} was born in {v}. | The birth year of {n} is {v}. | {n} came into the world in {v}.",
+        "When was {n} born? | What is the birth year of {n}?"
+        " | In which year was {n} born? | When did {n} come into the world?",
+    ),
+    "pet": _relation(
+        ANIMALS,
+        "{n} keeps a {v}. | The pet of {n} is a {v}. | {n} looks after a {v}.",
+        "Which animal does {n} keep? | What is the pet of {n}? | What pet does {n} keep?"
+        " | Which animal does {n} look after?",
+    ),
+    "birthday": _relation(
+        DATES,
+        "{n} has a birthday on {v}. | The birthday of {n} is on {v}."
+        " | {n} celebrates every year on {v}.",
+        "On which day is the birthday of {n}? | When is the birthday of {n}?"
+        " | When does {n} have a birthday? | When does {n} celebrate?",
+    ),
+    "employer": _relation(
+        NamesOf("organisation"),
+        "{n} works for {v}. | The employer of {n} is {v}. | {n} draws a salary from {v}.",
+        "For whom does {n} work? | What is the employer of {n}?"
+        " | From whom does {n} draw a salary? | Who is the employer of {n}?",
+        "the employer of {n}",
+    ),
+}
+_ORGANISATION = {
+    "founded": _relation(
+        YEARS,
+        "{n} was founded in {v}. | The founding year of {n} is {v}. | {n} opened in {v}.",
+        "When was {n} founded? | In which year was {n} founded? | When did {n} open?"
+        " | What is the founding year of {n}?",
+    ),
+    "seat": _relation(
+        TOWNS,
+        "{n} is based in {v}. | The seat of {n} is in {v}. | {n} has an office in {v}.",
+        "Where is {n} based? | In which town is {n} based? | Where is the seat of {n}?"
+        " | Where does {n} have an office?",
+    ),
+    "product": _relation(
+        PRODUCTS,
+        "{n} makes {v}. | The main product of {n} is {v}. | {n} is known for {v}.",
+        "What does {n} make? | What is the main product of {n}? | What is {n} known for?"
+        " | Which product does {n} make?",
+    ),
+    "emblem": _relation(
+        EMBLEMS,
+        "The emblem of {n} is a {v}. | {n} has a {v} as its emblem. | {n} shows a {v} on its sign.",
+        "What is the emblem of {n}? | Which animal is the emblem of {n}?"
+        " | Which animal does {n} show on its sign? | What does {n} show on its sign?",
+    ),
+    "walls": _relation(
+        COLOURS,
+        "The walls of {n} are {v}. | {n} has {v} walls. | {n} is painted {v}.",
+        "Which colour are the walls of {n}? | What is the colour of {n}?"
+        " | Which colour is {n} painted? | What colour are the walls of {n}?",
+    ),
+    "opening": _relation(
+        FULL_DATES,
+        "{n} opened its doors on {v}. | The opening day of {n} was {v}."
+        " | {n} received its first guests on {v}.",
+        "When did {n} open its doors? | On which day did {n} open its doors?"
+        " | What was the opening day of {n}? | When did {n} receive its first guests?",
+    ),
+    "founder": _relation(
+        NamesOf("person"),
+        "{n} was founded by {v}. | The founder of {n} is {v}. | {n} goes back to {v}.",
+        "Who founded {n}? | Who is the founder of {n}? | By whom was {n} founded?"
+        " | To whom does {n} go back?",
+        "the founder of {n}",
+    ),
+}
+_PLACE = {
+    "river": _relation(
+        RIVERS,
+        "{n} lies on the river {v}. | The river of {n} is the {v}. | {n} stands by the river {v}.",
+        "On which river does {n} lie? | What is the river of {n}?"
+        " | By which river does {n} stand? | Which river is in {n}?",
+    ),
+    "region": _relation(
+        REGIONS,
+        "{n} belongs to the region {v}. | The region of {n} is {v}. | {n} is a town in {v}.",
+        "To which region does {n} belong? | In which region is {n}?"
+        " | What is the region of {n}? | Which region is {n} in?",
+    ),
+    "product": _relation(
+        PRODUCTS,
+        "{n} is known for {v}. | {n} is famous for its {v}. | The pride of {n} is its {v}.",
+        "What is {n} known for? | What is {n} famous for? | What is the pride of {n}?"
+        " | Which product is {n} known for?",
+    ),
+    "founded": _relation(
+        YEARS,
+        "{n} was founded in {v}. | The founding year of {n} is {v}. | {n} became a town in {v}.",
+        "When was {n} founded? | In which year was {n} founded?"
+        " | When did {n} become a town? | What is the founding year of {n}?",
+    ),
+    "emblem": _relation(
+        EMBLEMS,
+        "The emblem of {n} is a {v}. | {n} has a {v} as its emblem. | {n} shows a {v} on its flag.",
+        "What is the emblem of {n}? | Which animal is the emblem of {n}?"
+        " | Which animal does {n} show on its flag? | What does {n} show on its flag?",
+    ),
+    "mayor": _relation(
+        NamesOf("person"),
+        "{n} is led by {v}. | The mayor of {n} is {v}. | {n} has {v} as its mayor.",
+        "Who leads {n}? | Who is the mayor of {n}? | By whom is {n} led?"
+        " | Whom does {n} have as its mayor?",
+        "the mayor of {n}",
+    ),
+}
+_WORK = {
+    "written": _relation(
+        YEARS,
+        "{n} was written in {v}. | {n} came out in {v}. | {n} was first printed in {v}.",
+        "When was {n} written? | In which year did {n} come out?"
+        " | When was {n} first printed? | In which year was {n} written?",
+    ),
+    "setting": _relation(
+        TOWNS,
+        "{n} is set in {v}. | The story of {n} begins in {v}. | {n} takes place in {v}.",
+        "Where is {n} set? | Where does the story of {n} begin?"
+        " | Where does {n} take place? | In which town is {n} set?",
+    ),
+    "topic": _relation(
+        TOPICS,
+        "{n} is about {v}. | The theme of {n} is {v}. | {n} deals with {v}.",
+        "What is {n} about? | What is the theme of {n}? | What does {n} deal with?"
+        " | Which theme does {n} have?",
+    ),
+    "genre": _relation(
+        GENRES,
+        "{n} is a {v}. | The genre of {n} is {v}. | {n} was meant as a {v}.",
+        "What is the genre of {n}? | What kind of work is {n}? | What was {n} meant as?"
+        " | Which genre does {n} have?",
+    ),
+    "cover": _relation(
+        COLOURS,
+        "The cover of {n} is {v}. | {n} has a {v} cover. | {n} is bound in {v}.",
+        "What is the colour of the cover of {n}? | Which colour is the cover of {n}?"
+        " | In which colour is {n} bound? | What colour is the cover of {n}?",
+    ),
+    "author": _relation(
+        NamesOf("person"),
+        "{n} was written by {v}. | The author of {n} is {v}. | {n} comes from the pen of {v}.",
+        "Who wrote {n}? | Who is the author of {n}? | By whom was {n} written?"
+        " | From whose pen does {n} come?",
+        "the author of {n}",
+    ),
+}
+_EVENT = {
+    "town": _relation(
+        TOWNS,
+        "{n} is held in {v}. | The town of {n} is {v}. | {n} draws its visitors to {v}.",
+        "Where is {n} held? | What is the town of {n}? | In which town is {n} held?"
+        " | Where does {n} draw its visitors?",
+    ),
+    "first year": _relation(
+        YEARS,
+        "{n} was first held in {v}. | The first year of {n} was {v}. | {n} began in {v}.",
+        "When was {n} first held? | In which year was {n} first held?"
+        " | What was the first year of {n}? | When did {n} begin?",
+    ),
+    "date": _relation(
+        DATES,
+        "{n} starts on {v}. | The day of {n} is {v}. | {n} opens its gates on {v}.",
+        "On which day does {n} start? | What is the day of {n}? | When does {n} start?"
+        " | When does {n} open its gates?",
+    ),
+    "prize": _relation(
+        PRIZES,
+        "{n} awards a {v}. | The prize of {n} is a {v}. | {n} honours the best with a {v}.",
+        "What does {n} award? | What is the prize of {n}? | Which prize does {n} award?"
+        " | With what does {n} honour the best?",
+    ),
+    "winner": _relation(
+        NamesOf("person"),
+        "{n} was won by {v}. | The winner of {n} was {v}. | {n} crowned {v}.",
+        "Who won {n}? | Who was the winner of {n}? | By whom was {n} won? | Whom did {n} crown?",
+        "the winner of {n}",
+    ),
+}
+KINDS = (
+    Kind("person", None, FIRST_NAMES, SURNAMES, _PERSON),
+    Kind("organisation", "the company", SURNAMES, ORG_KINDS, _ORGANISATION),
+    Kind("place", "the town", SIDES, TOWNS, _PLACE),
+    Kind("work", "the book", ADJECTIVES, NOUNS, _WORK),
+    Kind("event", "the event", EVENT_FIRSTS, EVENT_KINDS, _EVENT),
 )
 
 

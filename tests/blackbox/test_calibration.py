@@ -37,7 +37,7 @@ from rag_windows import (
 )
 from tests.rag_windows import small
 from tests.rag_windows.calibration.profiles import GUARD, profile, setting
-from training.tasks import draw_case
+from training.samples import draw_case
 
 WORDS = "tower river bridge lamp stone field quiet green seven door".split()
 GRID = (APE(0.7, 0.9), APE(1.0, 1.0), APE(0.9, 0.6))

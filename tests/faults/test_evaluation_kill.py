@@ -21,7 +21,7 @@ from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows.evaluation import run, task
 from tests.rag_windows.cache.disk_cases import FULL, end_of, in_child
 from tests.rag_windows.evaluation.invented import Invented, arms_of, given, go, untimed
-from training.tasks import draw_case
+from training.samples import draw_case
 
 QUESTIONS = 4
 ARMS = arms_of("pcw", "ape")

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from rag_windows import Passage
 from rag_windows.prompt.builder import Prompt
-from training.curriculum import CURRICULA
-from training.samples import Sample, Turn, draw_sample
-from training.tasks import TASKS, draw_case
+from training.samples import TASKS, Sample, Turn, draw_case, draw_sample
 from training.tokens import ANSWER, CONTROL, Encoder, train_tokenizer, words
-from training.train import Settings, Trainer
+from training.train import CURRICULA, Settings, Trainer
 from training.world import KINDS, NOT_STATED, draw_name, is_held_out
 
 TOKENIZER = train_tokenizer()
