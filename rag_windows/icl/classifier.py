@@ -87,26 +87,21 @@ class Labels:
         """Each label's score from the summed log-probabilities of its tokens, in nats.
 
         ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a
-        longer one's, ``log(P(label) - sum of P(longer))``, over those that don't go on from a
-        longer one.
+        longer one's, ``log(P(label) - sum of P(longer))``.
         """
         values = list(sums)
-        for index, own in enumerate(self.ids):
-            longer = [i for i, ids in enumerate(self.ids) if _begins(ids, own)]
+        # The longest first: what these keep is what the shorter ones lose.
+        for index in sorted(range(len(sums)), key=lambda place: -len(self.ids[place])):
+            own = self.ids[index]
             taken = sum(
-                math.exp(sums[i] - sums[index])
-                for i in longer
-                if not any(_begins(self.ids[i], self.ids[j]) for j in longer)
+                math.exp(values[place] - sums[index])
+                for place, ids in enumerate(self.ids)
+                if len(ids) > len(own) and ids[: len(own)] == own
             )
-            if longer:
-                values[index] = sums[index] + math.log(max(1.0 - taken, _LEAST))
+            values[index] += math.log(max(1.0 - taken, _LEAST))
         if normalize == "mean":
             return [value / len(ids) for value, ids in zip(values, self.ids, strict=True)]
         return values
-
-
-def _begins(ids: Ids, start: Ids) -> bool:
-    return len(ids) > len(start) and ids[: len(start)] == start
 
 
 def classify(
@@ -135,8 +130,8 @@ def classify(
     known = classifier.labels(labels, shown)
     if not texts:
         return []
-    packed = classifier.pack([*texts, *neutral], shown, [known], windows, window_tokens)
-    return classifier.judge(packed, texts, [known] * len(texts), normalize, neutral)[0]
+    packed = classifier.pack([*texts, *neutral], shown, known, windows, window_tokens)
+    return classifier.judge(packed, texts, known, normalize, neutral)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +176,7 @@ class Classifier:
         self,
         texts: Sequence[str],
         demonstrations: Sequence[Demonstration],
-        choices: Sequence[Labels],
+        labels: Labels,
         windows: int | None = None,
         window_tokens: int | None = None,
     ) -> list[str]:
@@ -194,7 +189,7 @@ class Classifier:
         if not demonstrations:
             return []
         prompt, questions = self.engine.text.prompt, [self._question(text) for text in texts]
-        answer = max(len(ids) for labels in choices for ids in labels.ids)
+        answer = max(map(len, labels.ids))
         room = self._room([prompt.around(one) for one in questions], answer, window_tokens)
         continues = prompt.is_chat or bool(questions[0].system)
 
@@ -237,7 +232,7 @@ class Classifier:
         self,
         windows: Sequence[str],
         texts: Sequence[str],
-        choices: Sequence[Labels],
+        labels: Labels,
         normalize: Normalize = "sum",
         neutral: Sequence[str] = (),
     ) -> tuple[list[Classification], Reading]:
@@ -248,39 +243,32 @@ class Classifier:
         probabilities over those texts. The label of highest ``q`` is that of highest ``log p - log
         p_cf``, and here the softmax of this difference is the probability.
         """
-        kinds = list(dict.fromkeys(choices)) if neutral else []
-        asked = [*texts, *(text for _ in kinds for text in neutral)]
-        each = [*choices, *(labels for labels in kinds for _ in neutral)]
-        questions = [self._question(text) for text in asked]
-        offered = [labels.ids for labels in each]
+        questions = [self._question(text) for text in (*texts, *neutral)]
+        offered = [labels.ids] * len(questions)
         reading = read(self.engine, questions, windows, offered, **self._asked())
-        rows = [
-            torch.tensor(labels.scores(sums, normalize), dtype=torch.float64)
-            for labels, sums in zip(each, reading.sums, strict=True)
-        ]
-        bias, free = {}, rows[len(texts) :]
-        for place, labels in enumerate(kinds):
-            own = torch.stack(free[place * len(neutral) :][: len(neutral)]).log_softmax(-1)
-            means = own.logsumexp(0) - math.log(len(neutral))
-            bias[labels] = means.clamp(min=math.log(sys.float_info.min))
+        sums = [labels.scores(one, normalize) for one in reading.sums]
+        scores = torch.tensor(sums, dtype=torch.float64)
+        if neutral:
+            scores = scores.log_softmax(-1)
+            bias = scores[len(texts) :].logsumexp(0) - math.log(len(neutral))
+            scores = scores - bias.clamp(min=math.log(sys.float_info.min))
         found = []
-        for text, labels, row in zip(texts, choices, rows, strict=False):
-            scores = row.log_softmax(-1) - bias[labels] if neutral else row
+        for text, row in zip(texts, scores, strict=False):
             found.append(
                 Classification(
                     text=text,
-                    label=labels.names[int(scores.argmax())],
-                    scores=dict(zip(labels.names, scores.tolist(), strict=True)),
-                    probabilities=dict(zip(labels.names, scores.softmax(-1).tolist(), strict=True)),
+                    label=labels.names[int(row.argmax())],
+                    scores=dict(zip(labels.names, row.tolist(), strict=True)),
+                    probabilities=dict(zip(labels.names, row.softmax(-1).tolist(), strict=True)),
                     windows=len(reading.parts.windows),
                     notes=reading.parts.notes,
                 )
             )
         return found, reading
 
-    def fits(self, windows: Sequence[str], text: str, choices: Sequence[Labels]) -> bool:
-        """Whether windows, a text and the longest choice fit the model's positions together."""
-        longest = max(len(ids) for labels in choices for ids in labels.ids)
+    def fits(self, windows: Sequence[str], text: str, labels: Labels) -> bool:
+        """Whether windows, a text and the longest label fit the model's positions together."""
+        longest = max(map(len, labels.ids))
         try:
             question = self._question(text)
             self.engine.request(question, windows, max_new_tokens=longest, **self._asked())

@@ -6,16 +6,16 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rag_windows import APE, Example, Passage, WindowedLM
+from rag_windows import APE, Demonstration, Example, Passage, WindowedLM
 from rag_windows.cli.render import progress
-from rag_windows.evaluation.icl import IclTask, drawn
+from rag_windows.evaluation.icl import IclTask
 from rag_windows.evaluation.long import LongTask
 from tests.blackbox.conftest import Run
 from tests.blackbox.test_evaluation import one_line, records, scores
@@ -39,20 +39,6 @@ def labelled(count: int = 24, labels: str = "ud") -> Rows:
         for i in range(5)
     ]
     return train + test
-
-
-QUESTIONS: Rows = [
-    {"question": "a or b?", "choices": ["b", "a"], "answer": 1, "split": "train"},
-    {"question": "c or d?", "choices": ["c", "d"], "answer": "c", "split": "train"},
-    {
-        "question": "e?",
-        "choices": ["yes", "no", "yes, I think"],
-        "answer": 0,
-        "context": "e is.",
-        "split": "test",
-    },
-    {"question": "f?", "choices": ["no", "never"], "answer": "never", "split": "test"},
-]
 
 
 @pytest.fixture
@@ -133,22 +119,6 @@ def test_a_text_that_fits_nowhere_is_refused_alone(
         assert kept[one["key"]]["scores"] == pytest.approx(one["scores"], abs=1e-4)
 
 
-def test_questions_are_answered_by_one_of_their_choices(icl: Eval, small_lm: WindowedLM) -> None:
-    found, texts = icl(QUESTIONS, "--shots", "2")
-    (shown,) = (texts[one["text"]] for one in found[0]["passages"])
-    assert set(shown.split("\n\n")) == {
-        "Question: a or b?\nAnswer: a",
-        "Question: c or d?\nAnswer: c",
-    }
-    for one, query, choices in (
-        (found[0], "e is.\nQuestion: e?\nAnswer:", ["yes", "no", "yes, I think"]),
-        (found[1], "Question: f?\nAnswer:", ["no", "never"]),
-    ):
-        assert list(one["scores"]) == choices
-        for score in small_lm.score(query, [shown], choices, method="pcw")[1:]:
-            assert one["scores"][score.choice] == pytest.approx(score.mean_logprob, abs=1e-4)
-
-
 def test_each_seed_shows_and_asks_its_own(icl: Eval, tmp_path: Path) -> None:
     options = ("--shots", "8", "--limit", "3")
     found, _ = icl(labelled(), *options)
@@ -175,19 +145,22 @@ def test_runs_of_the_options_of_old_are_still_reported(icl: Eval, run: Run, tmp_
 
 def test_labels_take_turns_until_they_run_out(tmp_path: Path) -> None:
     rows = [{"text": str(i), "label": "abc"[0 if i < 20 else 1 + i % 2]} for i in range(26)]
-    items = IclTask.open(str(write(tmp_path / "a.jsonl", *rows))).data.test
-    order = drawn(items, 3, balanced=True)
-    assert sorted(one.key for one in order) == sorted(one.key for one in items)
+    file = str(write(tmp_path / "a.jsonl", *rows))
+
+    def order(seed: int) -> Sequence[Demonstration]:
+        return IclTask.open(file, demonstrations=file, seed=seed).demonstrations
+
+    made = order(3)
+    assert sorted(int(one.text) for one in made) == list(range(26))
     for start in range(0, 9, 3):
-        assert {one.answer for one in order[start : start + 3]} == {0, 1, 2}
-    assert [one.answer for one in order[9:]] == [0] * 17
-    assert order == drawn(items, 3, balanced=True) != drawn(items, 4, balanced=True)
+        assert {one.label for one in made[start : start + 3]} == {"a", "b", "c"}
+    assert [one.label for one in made[9:]] == ["a"] * 17
+    assert made == order(3) != order(4)
     # Which label leads a round is drawn, too.
-    assert len({drawn(items, seed, balanced=True)[0].answer for seed in range(20)}) == 3
+    assert len({order(seed)[0].label for seed in range(20)}) == 3
 
 
 GOOD = {"text": "a", "label": "x", "split": "train"}
-CHOICE = {"question": "Red?", "choices": ["grass", "blood"], "answer": 0, "split": "test"}
 
 
 @pytest.mark.parametrize(
@@ -198,17 +171,11 @@ CHOICE = {"question": "Red?", "choices": ["grass", "blood"], "answer": 0, "split
         ([GOOD, {**GOOD, "split": "dev"}], "line 2, split: Input should be 'train' or 'test'"),
         (
             [GOOD, {**GOOD, "label": "z"}, {"text": "b", "label": "y", "split": "test"}],
-            "line 3: 'y' is none of the labels ['x', 'z']",
+            "['y'] stands beside the labels ['x', 'z']",
         ),
         ([GOOD], 'no line has "split": "test"'),
-        ([{"text": "b", "label": "x"}], "all lines have the label 'x'"),
+        ([{"text": "b", "label": "x"}], "'x' stands beside the labels ['x']"),
         ([{**GOOD, "id": "n"}, {**GOOD, "id": "n"}], """line 2: the "id" 'n'"""),
-        ([GOOD, CHOICE], "line 2, text: Field required"),
-        ([{**CHOICE, "answer": 2}], 'line 1: "answer" 2 is no choice, nor the index of one'),
-        ([{**CHOICE, "answer": "sky"}], "line 1: \"answer\" 'sky' is no choice"),
-        ([{**CHOICE, "choices": ["b"]}], "line 1, choices: List should have at least 2 items"),
-        ([{**CHOICE, "choices": ["b", "b"]}], "line 1: two of the choices are the same"),
-        ([{"question": "a", "choices": ["b", "c"]}], "line 1, answer"),
     ],
 )
 def test_a_line_that_is_wrong_is_named(
@@ -224,7 +191,6 @@ def test_a_line_that_is_wrong_is_named(
     ("options", "message"),
     [
         (("icl", "--task", "a.jsonl"), "a.jsonl"),
-        (("icl", "--task", "q.jsonl", "--label", "a"), "bring their own choices"),
         (("icl", "--task", "q.jsonl", "--windows", "2", "--window-tokens", "9"), "not both"),
         (("icl", "--task", "q.jsonl", "--shots", "5"), "5 demonstrations are asked for"),
         (("icl", "--task", "q.jsonl", "--shots", "-1"), "--shots"),
@@ -246,7 +212,7 @@ def test_what_can_not_be_asked_is_refused_before_any_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
-    write(Path("q.jsonl"), *QUESTIONS)
+    write(Path("q.jsonl"), *labelled(4))
     result = run("eval", *options)
     assert result.exit_code == 2
     assert message in one_line(result.stderr)

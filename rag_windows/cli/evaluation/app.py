@@ -176,7 +176,7 @@ def chatrag(
 @spreading(without=(*_NO_OPTIONS, "max_new_tokens", "max_window_tokens"))
 def icl(
     *,
-    task: Annotated[str, _option("FILE", "JSONL: texts with labels, or questions with choices.")],
+    task: Annotated[str, _option("FILE", 'JSONL with "text", "label", and perhaps "split".')],
     demos: Annotated[
         str | None, _option("FILE", "What is shown, if the task's file lacks it.")
     ] = None,
@@ -193,9 +193,8 @@ def icl(
         int | None, _option("N", "Or how long a window is at most.", min=1)
     ] = None,
     normalize: Annotated[
-        Literal["auto", "sum", "mean"],
-        _option(None, "Of a choice's tokens; auto: mean for texts of multiple choice."),
-    ] = "auto",
+        Literal["sum", "mean"], _option(None, "How a label's tokens are counted together.")
+    ] = "sum",
     calibrate_with: Annotated[
         list[str] | None, _option("TEXT", "Such as N/A: its label probabilities divide the others.")
     ] = None,
@@ -208,13 +207,13 @@ def icl(
     ] = None,
     asking: Asking,
 ) -> None:
-    """In-context learning: classification and multiple choice, demonstrations in windows."""
+    """In-context learning: texts to label, behind demonstrations in windows."""
     chosen = {
         "demonstrations": demos,
         "seed": asking.seed,
         "windows": windows,
         "window_tokens": window_tokens,
-        "normalize": None if normalize == "auto" else normalize,
+        "normalize": normalize,
         "calibrate_with": calibrate_with or [],
         "template": template,
         "labels": label or None,
