@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -20,7 +21,13 @@ from rag_windows.calibration.choose import (
     search,
     verdict,
 )
-from rag_windows.calibration.profile import Figure, ModelFingerprint, Profile, Setting, Threshold
+from rag_windows.calibration.profile import (
+    Figure,
+    ModelFingerprint,
+    Profile,
+    Setting,
+    Threshold,
+)
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError
 from rag_windows.guard import Guard, attention_of_answer, attention_spread
@@ -31,6 +38,8 @@ from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.visible_text import strict_json
 from rag_windows.request import Messages, PassageLike, Request, check_limits
+
+T = TypeVar("T")
 
 _KEYS = ("query", "question", "passages", "answer", "kind")
 
@@ -77,12 +86,8 @@ class Example:
     def of(cls, value: Example | Mapping[str, Any]) -> Example:
         """Make an example from one, or from a mapping as a line of JSONL holds it.
 
-        Args:
-            value: keys ``query`` (or ``question``), ``passages``, ``answer``, ``kind``. Others are
-                an error, so that no field is lost by a typo.
-
-        Raises:
-            InputError: no question, an unknown key, or a wrong type.
+        Its keys are ``query`` (or ``question``), ``passages``, ``answer`` and ``kind``; others are
+        an `InputError`, so that no field is lost by a typo.
         """
         if isinstance(value, Example):
             return value
@@ -90,18 +95,13 @@ class Example:
             raise InputError(f"An example must be an Example or a mapping, not {value!r}.")
         if unknown := sorted(str(key) for key in value if key not in _KEYS):
             raise InputError(f"Unknown example keys {unknown}; use {list(_KEYS)}.")
-        given = {
-            key: value[key] for key in ("passages", "answer", "kind") if value.get(key) is not None
-        }
-        return cls(value.get("query", value.get("question")), **given)
+        given = {key: one for key, one in value.items() if one is not None}
+        query = given.pop("question", None)
+        return cls(**{"query": query, **given})
 
 
 def read_examples(path: str | Path) -> list[Example]:
-    """Read examples from a JSONL file, one a line; blank lines are left out.
-
-    Raises:
-        InputError: the file can't be read, or a line is no example; the message names the line.
-    """
+    """Read examples from a JSONL file, one a line; an `InputError` names the line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -153,7 +153,7 @@ def calibrate(
     keep_bytes: int,
     on_progress: OnProgress | None,
 ) -> Profile:
-    """What `WindowedLM.calibrate` does, with its arguments."""
+    """See `WindowedLM.calibrate`."""
     default = resolve(method)
     coarse = list(dict.fromkeys([default, *(settings or default_grid(default))]))
     for one in coarse:
@@ -171,8 +171,8 @@ def calibrate(
         raise InputError("A metric compares with right answers: give every example one, or by=.")
     if labelled:
         given = [one for one in given if one.answer is not None]
-    work = _Measuring(engine, max_new_tokens, metric, keep_bytes, on_progress or _silent)
-    ready, left_out = work.prepare(given, coarse, prefix, need_reference=not labelled)
+    work = _Measuring(engine, max_new_tokens, metric, keep_bytes, on_progress)
+    ready, left_out = work.prepare(given, coarse, prefix, by_labels=labelled)
     if len(ready) < FEWEST:
         raise InputError(
             f"Calibration needs at least {FEWEST} {'labelled ' if labelled else ''}examples that "
@@ -182,15 +182,13 @@ def calibrate(
     criteria: tuple[Figure, ...] = ("divergence",)
     if labelled:
         criteria = ("exact match" if metric is None else "metric", "log-probability")
-    numbers = [one.number for one in ready]
     measure = partial(work.measure, ready)
-    choice = search(coarse, default, numbers, criteria, measure, refine=refine, seed=seed)
+    choice = search(coarse, default, len(ready), criteria, measure, refine=refine, seed=seed)
     beats_default, sentence = verdict(choice.best, default, choice.held_out)
     chosen = choice.best if beats_default else default
     tried = [*coarse, *choice.fine]
-    means: dict[Any, Any] = {
-        figure: bootstrap([list(rows[one].values()) for one in tried], seed)
-        for figure, rows in work.table.items()
+    means = {
+        figure: bootstrap([rows[one] for one in tried], seed) for figure, rows in work.table.items()
     }
     return Profile(
         method=chosen,
@@ -213,23 +211,18 @@ def calibrate(
     )
 
 
-def _silent(what: str, done: int, whole: int | None) -> None:
-    """Nobody listens."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """One example, tokenized for windows, with the answers that every setting is held against.
+    """One example, tokenized for windows, and the answer that every setting is held against.
 
-    ``gold`` is the right answer and an end token; ``reference`` the sequential reader's greedy
-    answer and the distribution of each of its tokens, (tokens, vocabulary) log-probabilities.
+    That is the right answer and an end token; or the sequential reader's greedy answer, with the
+    distribution of each of its tokens, (tokens, vocabulary) log-probabilities.
     """
 
-    number: int
     example: Example
     request: Request
-    gold: tuple[int, ...] | None
-    reference: tuple[tuple[int, ...], torch.Tensor] | None
+    answer: tuple[int, ...]
+    distribution: torch.Tensor | None
 
 
 class _Measuring:
@@ -245,17 +238,25 @@ class _Measuring:
         max_new_tokens: int,
         metric: Metric | None,
         keep_bytes: int,
-        report: OnProgress,
+        on_progress: OnProgress | None,
     ) -> None:
         self.table: Table = {}
         self._engine = engine
         self._metric = metric
         self._greedy = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1}
-        self._report = report
+        self._on_progress = on_progress
         self._ends = sorted(engine.decoder.end_tokens({}))
         self._bytes_left = keep_bytes
         self._kept: dict[Hashable, EncodedContext] = {}
         self._latest: dict[Hashable, EncodedContext] = {}
+
+    def _counted(self, what: str, items: Sequence[T]) -> Iterator[T]:
+        """The items, with progress."""
+        told = self._on_progress or (lambda *_: None)
+        for done, item in enumerate(items):
+            told(what, done, len(items))
+            yield item
+        told(what, len(items), len(items))
 
     def prepare(
         self,
@@ -263,18 +264,14 @@ class _Measuring:
         settings: Sequence[Method],
         prefix: str | None,
         *,
-        need_reference: bool,
+        by_labels: bool,
     ) -> tuple[list[_Ready], list[str]]:
-        """Examples that fit every setting, and a sentence for each that does not.
-
-        Those that don't fit one after the other are left out only where they need a reference.
-        """
+        """Examples that fit every setting, and a sentence for each that does not."""
         engine, count = self._engine, int(self._greedy["max_new_tokens"])
         ready, left_out = [], []
-        for number, example in enumerate(examples):
-            self._report("Reading sequentially", number, len(examples))
+        numbered = list(enumerate(examples, start=1))
+        for number, example in self._counted("Reading the examples", numbered):
             ask = partial(engine.request, example.query, example.passages, prefix=prefix)
-            reference = gold = None
             try:
                 request = ask(method="pcw", max_new_tokens=count)
                 if not request.parts.windows:
@@ -282,23 +279,16 @@ class _Measuring:
                 for one in settings:
                     limit = engine.position_limit
                     check_limits(request.parts, request.passages, one, count, limit)
-                try:
-                    reference = self._read_in_order(ask(method="sequential", max_new_tokens=count))
-                except InputError as error:
-                    if need_reference:
-                        raise
-                    left_out.append(
-                        f"Example {number + 1} is not compared with sequential reading: {error}"
-                    )
+                if by_labels:
+                    encode = engine.text.prompt.encode_text
+                    text = encode((example.answer or "").strip(), continuation=True)
+                    # Any end token will do: what counts is the distribution that it is taken from.
+                    ready.append(_Ready(example, request, (*text, *self._ends[:1]), None))
+                else:
+                    in_order = ask(method="sequential", max_new_tokens=count)
+                    ready.append(_Ready(example, request, *self._read_in_order(in_order)))
             except InputError as error:
-                left_out.append(f"Example {number + 1} was left out: {error}")
-                continue
-            if example.answer is not None:
-                text = engine.text.prompt.encode_text(example.answer.strip(), continuation=True)
-                # Any end token will do: what counts is the distribution from which it is taken.
-                gold = (*text, *self._ends[:1])
-            ready.append(_Ready(number, example, request, gold, reference))
-        self._report("Reading sequentially", len(examples), len(examples))
+                left_out.append(f"Example {number} was left out: {error}")
         return ready, left_out
 
     def _read_in_order(self, request: Request) -> tuple[tuple[int, ...], torch.Tensor]:
@@ -307,97 +297,75 @@ class _Measuring:
         query = request.parts.query_ids
         decoded = self._engine.decoder.generate(context, query, options=self._greedy)
         ids = tuple(decoded.sequences[0])
-        return ids, self._along(context, query, [ids])[0]
+        return ids, self._along(context, query, ids)
 
+    @torch.no_grad()
     def _along(
-        self, context: EncodedContext, query: Sequence[int], answers: Sequence[Sequence[int]]
-    ) -> list[torch.Tensor]:
-        """(tokens, vocabulary) log-probabilities along each answer, in one forward pass."""
+        self, context: EncodedContext, query: Sequence[int], answer: Sequence[int]
+    ) -> torch.Tensor:
+        """(tokens, vocabulary) log-probabilities along an answer, in one forward pass."""
         decoder = self._engine.decoder
-        if context.method.selection is not None:
-            context = decoder.narrowed(context, query)
-        longest = max(map(len, answers))
         # The last token of an answer is predicted, never read.
-        rows = torch.zeros(len(answers), len(query) + longest - 1, dtype=torch.int64)
-        for row, answer in zip(rows, answers, strict=True):
-            row[: len(query) + len(answer) - 1] = torch.tensor([*query, *answer[:-1]])
-        logits = decoder.forward(context, rows, last=longest)
-        return [
-            one[: len(answer)].float().log_softmax(dim=-1)
-            for one, answer in zip(logits, answers, strict=True)
-        ]
+        ids = torch.tensor([[*query, *answer[:-1]]])
+        logits = decoder.forward(decoder.narrowed(context, query), ids, last=len(answer))
+        return logits[0].float().log_softmax(dim=-1)
 
     def measure(self, examples: Sequence[_Ready], settings: Sequence[Method]) -> Table:
         """The table, with settings that were not in it yet."""
         known = next(iter(self.table.values()), {})
-        fresh = [one for one in dict.fromkeys(settings) if one not in known]
-        # Side by side where they share an encoding, in the order given otherwise.
-        keys = list(dict.fromkeys(map(_encoding, fresh)))
-        fresh.sort(key=lambda one: keys.index(_encoding(one)))
-        whole = len(fresh) * len(examples)
-        for place, example in enumerate(examples):
-            for number, method in enumerate(fresh):
-                self._report("Trying settings", place * len(fresh) + number, whole)
-                for figure, value in self._figures(example, method).items():
-                    self.table.setdefault(figure, {}).setdefault(method, {})[example.number] = value
-        self._report("Trying settings", whole, whole)
+        # Side by side where they share an encoding.
+        alike: dict[Hashable, dict[Method, None]] = {}
+        for one in settings:
+            if one not in known:
+                alike.setdefault(_encoding(one), {})[one] = None
+        fresh = [one for group in alike.values() for one in group]
+        asked = list(product(enumerate(examples), fresh))
+        for (number, example), method in self._counted("Trying settings", asked):
+            for figure, value in self._figures(number, example, method).items():
+                self.table.setdefault(figure, {}).setdefault(method, []).append(value)
         return self.table
 
-    @torch.no_grad()
-    def _figures(self, ready: _Ready, method: Method) -> dict[str, float]:
-        """`FIGURES` of one setting on one example."""
-        ids, wanted = ready.reference or (None, None)
-        answers = list(dict.fromkeys(one for one in (ready.gold, ids) if one is not None))
-        if not answers:
-            return {}
-        context, query = self._context(ready, method), ready.request.parts.query_ids
-        found = dict(zip(answers, self._along(context, query, answers), strict=True))
-        figures: dict[str, float] = {}
-        if ready.gold is not None:
-            rows, end = found[ready.gold], min(1, len(self._ends))
-            text = ready.gold[: len(ready.gold) - end]
-            likeliest = rows.argmax(dim=-1).tolist()
-            total = rows[range(len(text)), list(text)].sum()
-            if end:
-                total = total + rows[-1, self._ends].logsumexp(dim=-1)
-            if self._metric is None:
-                right = likeliest[: len(text)] == list(text)
-                right = right and (not end or likeliest[-1] in self._ends)
-                figures["exact match"] = float(right)
-            else:
-                figures["metric"] = self._by_metric(ready, context, self._metric)
-            figures["log-probability"] = float(total)
-        if ids is not None and wanted is not None:
-            rows = found[ids]
+    def _figures(self, number: int, ready: _Ready, method: Method) -> dict[Figure, float]:
+        """What decides between settings, of one setting on one example."""
+        context, query = self._context(number, ready, method), ready.request.parts.query_ids
+        rows, wanted = self._along(context, query, ready.answer), ready.distribution
+        likeliest = rows.argmax(dim=-1).tolist()
+        if wanted is not None:
             # A token that the reference never takes adds nothing, whatever the other says of it.
             terms = (wanted.exp() * (wanted - rows)).masked_fill(wanted == -torch.inf, 0.0)
-            figures["divergence"] = float(terms.sum(dim=-1).mean().clamp(min=0.0))
-            figures["agreement"] = float(rows.argmax(dim=-1).tolist() == list(ids))
-        return figures
-
-    def _by_metric(self, ready: _Ready, context: EncodedContext, metric: Metric) -> float:
-        query = ready.request.parts.query_ids
+            return {
+                "divergence": float(terms.sum(dim=-1).mean().clamp(min=0.0)),
+                "agreement": float(likeliest == list(ready.answer)),
+            }
+        text = ready.answer[: len(ready.answer) - len(self._ends[:1])]
+        total = rows[range(len(text)), list(text)].sum()
+        right = likeliest[: len(text)] == list(text)
+        if self._ends:
+            total = total + rows[-1, self._ends].logsumexp(dim=-1)
+            right = right and likeliest[-1] in self._ends
+        if self._metric is None:
+            return {"exact match": float(right), "log-probability": float(total)}
         decoded = self._engine.decoder.generate(context, query, options=self._greedy)
-        text = self._engine.text.detokenizer.text(decoded.sequences[0], ())
-        return float(metric(text.strip(), ready.example.answer or ""))
+        said = self._engine.text.detokenizer.text(decoded.sequences[0], ()).strip()
+        met = self._metric(said, ready.example.answer or "")
+        return {"metric": float(met), "log-probability": float(total)}
 
     def threshold(self, examples: Sequence[_Ready], method: Method) -> Threshold | None:
         """The guard's threshold, from the spread of attention while greedy answers begin."""
         spreads: dict[bool, list[float]] = {one.example.multi_hop: [] for one in examples}
         if len(spreads) < 2:
             return None
-        for place, one in enumerate(examples):
-            self._report("Measuring attention", place, len(examples))
-            context, query = self._context(one, method), one.request.parts.query_ids
+        numbered = list(enumerate(examples))
+        for number, one in self._counted("Measuring attention", numbered):
+            context, query = self._context(number, one, method), one.request.parts.query_ids
             # Over as many tokens as the guard writes to measure it.
             weights = attention_of_answer(self._engine.decoder, context, query, {}, Guard().rows)
             if weights:
                 spreads[one.example.multi_hop].append(attention_spread(weights))
-        self._report("Measuring attention", len(examples), len(examples))
         return multi_hop_threshold(spreads[False], spreads[True])
 
-    def _context(self, ready: _Ready, method: Method) -> EncodedContext:
-        key = (ready.number, _encoding(method))
+    def _context(self, number: int, ready: _Ready, method: Method) -> EncodedContext:
+        key = (number, _encoding(method))
         context = self._kept.get(key) or self._latest.get(key)
         if context is None:
             context = self._engine.encode(dataclasses.replace(ready.request, method=method))

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,20 +29,18 @@ from rag_windows.methods.registry import numbers_of, with_parameters
 VALUES = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 """Coarse values of APE's temperature and scale; the paper searches 0.1 to 1.0."""
 
-WEIGHTS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
-"""Values of MateICL's b beside its named schedules."""
-
-GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "ape": {"temperature": VALUES, "scale": VALUES},
     "deep-thinking": {"steps": (1, 2, 5, 10), "eta": (0.003, 0.01, 0.03, 0.1)},
+    "mateicl": {"schedule": (*SCHEDULES, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)},
 }
 """Coarse values of methods that have a grid of their own."""
 
 FOLDS = 4
 RESAMPLES = 2000
 
-Table = dict[str, dict[Method, dict[int, float]]]
-"""figure -> setting -> number of the example -> value."""
+Table = dict[Figure, dict[Method, list[float]]]
+"""figure -> setting -> a value for each example."""
 
 
 def ape_grid(
@@ -54,16 +53,13 @@ def ape_grid(
 def default_grid(method: Method) -> tuple[Method, ...]:
     """The settings that are tried for a method where no grid is given.
 
-    APE gets `ape_grid`, MateICL every named schedule and some numbers, Deep-Thinking steps and
-    eta, which cost an encoding each. Of any other method each number in its fields is tried at its
-    value times 1/4, 1/2, 1, 2 and 4 (whole numbers stay whole and at least 1), in all combinations.
-    What a method refuses is left out; the numbers of a reader inside it stay as they are.
+    Where `GRIDS` has none, each number in its fields is tried at its value times 1/4, 1/2, 1, 2
+    and 4 (whole numbers stay whole and at least 1), in all combinations. What a method refuses is
+    left out; the numbers of a reader inside it stay as they are.
 
     Raises:
         InputError: the method has no numbers to choose.
     """
-    if method.name == "mateicl":
-        return tuple(with_parameters(method, {"schedule": b}) for b in (*SCHEDULES, *WEIGHTS))
     values = GRIDS.get(method.name)
     if values is None:
         # What the reader of a method does is the reader's own: calibrate that one first.
@@ -85,7 +81,7 @@ def _around(value: float) -> tuple[float, ...]:
     return tuple(value * factor for factor in factors)
 
 
-def _combinations(method: Method, values: Mapping[str, Sequence[float]]) -> list[Method]:
+def _combinations(method: Method, values: Mapping[str, Sequence[Any]]) -> list[Method]:
     """The method at every combination of values that it takes."""
     made: dict[Method, None] = {}
     for combination in itertools.product(*values.values()):
@@ -102,23 +98,15 @@ def finer(best: Method, settings: Sequence[Method]) -> list[Method]:
     Half-way is the geometric mean (the mean where a value is not positive), rounded to three
     digits; a whole number has neighbours half-way only where there is a whole number between.
     """
-    kin = [one for one in settings if type(one) is type(best) and _same_but_numbers(one, best)]
     here = numbers_of(best)
     choices: dict[str, list[float]] = {}
-    for name, values in varying(kin).items():
+    for name, values in varying(one for one in settings if type(one) is type(best)).items():
         if name in here:  # not where it is a number in other settings, and a word in this one
             place = values.index(here[name])
             near = values[max(0, place - 1) : place + 2]
             choices[name] = sorted({_half_way(here[name], other) for other in near})
     known = set(settings)
     return [one for one in _combinations(best, choices) if one not in known]
-
-
-def _same_but_numbers(one: Method, other: Method) -> bool:
-    try:
-        return with_parameters(one, numbers_of(other)) == other
-    except (MethodError, AttributeError, TypeError):
-        return False
 
 
 def _half_way(one: float, other: float) -> float:
@@ -144,7 +132,7 @@ class Choice:
 def search(
     coarse: Sequence[Method],
     default: Method,
-    numbers: Sequence[int],
+    examples: int,
     criteria: Sequence[Figure],
     measure: Callable[[Sequence[Method]], Table],
     *,
@@ -158,10 +146,11 @@ def search(
     all examples and returns the table so far.
     """
     table = measure(coarse)
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
-    count = min(FOLDS, len(numbers))
-    folds = [[numbers[place] for place in order[fold::count]] for fold in range(count)]
-    choosing = [[one for one in numbers if one not in fold] for fold in folds] + [list(numbers)]
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed)).tolist()
+    count = min(FOLDS, examples)
+    folds = [order[fold::count] for fold in range(count)]
+    choosing = [[one for one in range(examples) if one not in fold] for fold in folds]
+    choosing.append(list(range(examples)))
     rounds: list[list[Method]] = [[] for _ in choosing]
     if refine:
         rounds = [finer(_best(coarse, table, some, criteria), coarse) for some in choosing]
@@ -170,13 +159,13 @@ def search(
         _best([*coarse, *fine], table, some, criteria)
         for fine, some in zip(rounds, choosing, strict=True)
     )
+    chose = {number: one for fold, one in zip(folds, held, strict=True) for number in fold}
     comparisons = []
     for figure in criteria:
         rows = table[figure]
-        chosen = {n: rows[one][n] for fold, one in zip(folds, held, strict=True) for n in fold}
-        pairs = [(chosen[number], rows[default][number]) for number in numbers]
-        gains = [sign(figure) * (a - b) for a, b in pairs]
-        means = bootstrap([*map(list, zip(*pairs, strict=True)), gains], seed)
+        chosen = [rows[chose[number]][number] for number in range(examples)]
+        gains = [sign(figure) * (a - b) for a, b in zip(chosen, rows[default], strict=True)]
+        means = bootstrap([chosen, rows[default], gains], seed)
         comparisons.append(Comparison(figure, *means))
     fine = tuple(dict.fromkeys(one for some in rounds for one in some))
     return Choice(best, fine, tuple(comparisons), count)
@@ -200,17 +189,15 @@ def bootstrap(rows: Sequence[Sequence[float]], seed: int) -> list[Mean]:
 
     Rows are of equal lengths and are resampled alike: entry ``i`` of each is the same example.
     """
-    if not rows:
-        return []
-    count = len(rows[0])
+    values = np.asarray(rows, dtype=np.float64)
+    count = values.shape[1]
     # torch's draws and not scipy's: the figures of profiles that users keep are from these.
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(count, (RESAMPLES, count), generator=generator).numpy()
     found = []
-    for row in rows:
-        values = np.asarray(row, dtype=np.float64)
-        low, high = np.percentile(values[drawn].mean(axis=1), (2.5, 97.5))
-        found.append(Mean(float(values.mean()), float(low), float(high)))
+    for row in values:
+        low, high = np.percentile(row[drawn].mean(axis=1), (2.5, 97.5))
+        found.append(Mean(float(row.mean()), float(low), float(high)))
     return found
 
 
@@ -246,9 +233,8 @@ def _told(one: Comparison) -> str:
 
 
 def multi_hop_threshold(single: Sequence[float], multi: Sequence[float]) -> Threshold | None:
-    """The threshold that separates the attention's spreads of two kinds of answers best.
+    """The threshold of the attention's spread that separates two kinds of answers best.
 
-    An answer whose spread (`attention_spread` of the guard) is above it is taken for multi-hop.
     Best is the least sum of both error rates; among equals, the middle of the widest gap. None
     where one kind has fewer than four answers.
     """

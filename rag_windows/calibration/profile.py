@@ -44,16 +44,13 @@ FIGURES: Mapping[str, str] = {
     "divergence": "KL from the sequential reader to this one, nats a token of its answer",
     "agreement": "share of greedy answers equal to the sequential reader's",
 }
-"""What is measured, and its unit."""
-
-LOWER_IS_BETTER = frozenset(("divergence",))
+"""What is measured, and its unit; more is better, but of the divergence."""
 
 _SAMPLES = 1024
 """64-bit words of a tensor that its fingerprint reads."""
 
 _NOT_OF_A_MODEL = ("dtype", "torch_dtype", "quantization_config", "transformers_version")
-"""Of a config: how weights are held, which the sampled weights themselves show, and with what the
-config was read, which says nothing about the model."""
+"""Of a config: how weights are held, which they show themselves, and what wrote it."""
 
 _SHOWN = 500
 """Characters of an error that quotes what stands in a file."""
@@ -99,12 +96,9 @@ class Mean:
 
 @dataclass(frozen=True, config=_CHECKED)
 class Setting:
-    """One setting that was tried.
+    """One setting that was tried: its figures by `FIGURES`' names, and in which round it was.
 
-    Attributes:
-        method: with its numbers.
-        figures: mean over the examples with a bootstrap 95% interval, by `FIGURES`' names.
-        fine: whether it belongs to the second, finer round.
+    ``fine`` are those of the second, finer round.
     """
 
     method: _Method
@@ -117,14 +111,8 @@ class Comparison:
     """The chosen settings against the default on examples that did not choose them.
 
     The examples are dealt into folds; for each, the rest choose a setting as the whole call does,
-    and the fold judges it.
-
-    Attributes:
-        figure: what was measured.
-        chosen: mean of the settings that were chosen.
-        default: mean of the default on the same examples.
-        difference: chosen minus default, example by example; above zero where chosen is better,
-            whichever way the figure itself points.
+    and the fold judges it. ``difference`` is chosen minus default, example by example; above zero
+    where chosen is better, whichever way the figure itself points.
     """
 
     figure: Figure
@@ -140,13 +128,10 @@ class Comparison:
 
 @dataclass(frozen=True, config=_CHECKED)
 class ModelFingerprint:
-    """A model by name and by content.
+    """A model by the name that it was loaded by, a folder's last part, and by content.
 
-    Attributes:
-        name: as it was loaded; of a folder, its last part.
-        fingerprint: hex digest over its config and a sample of every weight: about a thousand
-            places a tensor, which tells models, fine-tunings and precisions apart without reading
-            all of it.
+    The hex digest is over its config and about a thousand places of every weight, which tells
+    models, fine-tunings and precisions apart without reading all of it.
     """
 
     name: str
@@ -199,17 +184,13 @@ class Profile:
     Attributes:
         method: what to use: `best` if it beats the default on held-out examples, else `default`.
         best: the best setting on all examples.
-        default: what it was compared with.
-        beats_default: whether `best` replaced the default.
-        verdict: the same in one sentence, with the figures.
+        verdict: whether `best` replaced the default, in one sentence with the figures.
         criteria: names of the figures that decided: the first one, and behind it what breaks ties.
         settings: every setting, in the order tried.
         held_out: one comparison for each of `criteria`.
         examples: how many examples decided.
         folds: into how many parts they were dealt for the comparison.
-        seed: of the folds and the resampling.
         left_out: what was left out and why, one sentence each.
-        model: which model this is for.
         guard: threshold of the attention's spread above which a question looks multi-hop, with its
             error rates; None without examples of both kinds.
     """
@@ -234,11 +215,7 @@ class Profile:
             raise ValueError(f"some settings lack figures of the criteria {self.criteria}")
 
     def setting(self, method: Method) -> Setting:
-        """The row of one method.
-
-        Raises:
-            ProfileError: it was not tried.
-        """
+        """The row of one method; a `ProfileError` if it was not tried."""
         for one in self.settings:
             if one.method == method:
                 return one
@@ -253,11 +230,7 @@ class Profile:
         return sorted(self.settings, key=key)
 
     def to_json(self) -> str:
-        """The profile as JSON text.
-
-        Raises:
-            ProfileError: one of its methods can't be read back.
-        """
+        """The profile as JSON text; a `ProfileError` if one of its methods can't be read back."""
         for one in (self.method, self.best, self.default, *(row.method for row in self.settings)):
             try:
                 kept = resolve(describe(one)) == one
@@ -273,20 +246,14 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """The profile of a JSON text.
-
-        Raises:
-            ProfileError: naming the entry that is missing or wrong.
-        """
+        """The profile of a JSON text; a `ProfileError` names the entry that is missing or wrong."""
         try:
-            text = strict_json(text)
-            data = json.loads(text)
-            if not isinstance(data, dict) or data.get("format") != FORMAT:
-                raise ProfileError(f"it is no {FORMAT}: its entry 'format' does not say so.")
-            if data.get("version") != VERSION:
+            data = json.loads(text := strict_json(text))
+            found = [data.get("format"), data.get("version")] if isinstance(data, dict) else data
+            if found != [FORMAT, VERSION]:
                 raise ProfileError(
-                    f"it has version {data.get('version')!r} and this rag-windows reads version "
-                    f"{VERSION}; calibrate again, or use the rag-windows that wrote it."
+                    f"it is no {FORMAT} of version {VERSION}, as this rag-windows reads; calibrate "
+                    "again, or use the rag-windows that wrote it."
                 )
             return _PROFILE.validate_json(text)
         except ValidationError as error:
@@ -297,11 +264,7 @@ class Profile:
             raise ProfileError(f"not valid JSON: {error}.") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the profile as JSON, whole or not at all.
-
-        Raises:
-            ProfileError: the file can't be written.
-        """
+        """Write the profile as JSON, whole or, with a `ProfileError`, not at all."""
         text, target = self.to_json(), Path(path)
         beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
@@ -313,29 +276,18 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read a profile that `save` wrote.
-
-        Raises:
-            ProfileError: it can't be read, is of another version, or does not hold what it must.
-        """
+        """Read a profile that `save` wrote; a `ProfileError` says what is wrong with it."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, ProfileError) as error:
             raise ProfileError(
-                f"The profile {str(path)!r} can't be read: {error}. "
+                f"The profile {str(path)!r} can't be used: {str(error)[:_SHOWN]} "
                 "`rag-windows calibrate --out FILE` writes one."
             ) from error
-        except ProfileError as error:
-            message = f"The profile {str(path)!r} can't be used: {str(error)[:_SHOWN]}"
-            raise ProfileError(message) from error
 
     @classmethod
     def of(cls, value: Profile | str | Path) -> Profile:
-        """A profile as it is, or one loaded from a path.
-
-        Raises:
-            ProfileError: see `load`; or neither of both.
-        """
+        """A profile as it is, or one loaded from a path."""
         if isinstance(value, Profile):
             return value
         if isinstance(value, str | Path):
@@ -357,35 +309,24 @@ _PROFILE = TypeAdapter(Profile)
 
 def sign(figure: str) -> float:
     """+1 where more is better, -1 where less is."""
-    return -1.0 if figure in LOWER_IS_BETTER else 1.0
+    return -1.0 if figure == "divergence" else 1.0
 
 
 def label(method: Method) -> str:
-    """A method and its parameters on one line, such as ``ape(temperature=0.9, scale=0.8)``.
+    """A method with its numbers, and with what is not its default, on one line.
 
-    Parameters that are no numbers are left out where they have their documented default, unless
-    there are no others.
+    Such as ``ape(temperature=0.9, scale=0.8)``.
     """
-    values = {
-        field.name: (getattr(method, field.name), field.default)
-        for field in dataclasses.fields(method)
-    }
-    names = [
-        name for name, (value, default) in values.items() if value != default or _number(value)
-    ]
-    # A method that has no numbers is named by its words.
-    shown = [f"{name}={_shown(values[name][0])}" for name in names or values]
+    shown = []
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if isinstance(value, Method):
+            shown.append(f"{field.name}={label(value)}")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            shown.append(f"{field.name}={value:g}")
+        elif value != field.default:
+            shown.append(f"{field.name}={value!r}")
     return f"{method.name}({', '.join(shown)})"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, Method | int | float) and not isinstance(value, bool)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Method):
-        return label(value)
-    return f"{value:g}" if _number(value) else repr(value)
 
 
 def varying(settings: Iterable[Method]) -> dict[str, tuple[float, ...]]:
@@ -400,8 +341,7 @@ def varying(settings: Iterable[Method]) -> dict[str, tuple[float, ...]]:
 def _draw(profile: Profile, path: str | Path) -> None:
     """Two numbers make a map of coloured squares, small ones for the finer round; one, a curve.
 
-    Of more than two numbers those with the most values are shown, the best setting on top. A
-    setting with a word in the place of a number is a dashed line.
+    Of more than two numbers those with the most values are shown, the best setting on top.
     """
     try:
         from matplotlib import figure as figures
@@ -415,43 +355,30 @@ def _draw(profile: Profile, path: str | Path) -> None:
     criterion = profile.criteria[0]
     unit = f"{criterion} ({'lower' if sign(criterion) < 0 else 'higher'} is better)"
     figure = figures.Figure(figsize=(8.4, 6.4), layout="constrained")
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(xlabel=names[0], ylabel=names[1] if len(names) > 1 else unit)
     placed = [one for one in reversed(alike) if set(names) <= numbers_of(one.method).keys()]
-    x, *y = ([numbers_of(one.method)[name] for one in placed] for name in names)
     means = [one.figures[criterion] for one in placed]
     shown = [mean.value for mean in means]
-    if y:
+    x, *more = ([numbers_of(one.method)[name] for one in placed] for name in names)
+    y = more[0] if more else shown
+    if more:
         colours = "viridis_r" if sign(criterion) < 0 else "viridis"
         sizes = [250 if one.fine else 900 for one in placed]
-        points = axes.scatter(x, y[0], s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
-        for value, across, up in zip(shown, x, y[0], strict=True):
+        points = axes.scatter(x, y, s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
+        for value, across, up in zip(shown, x, y, strict=True):
             axes.text(across, up, f"{value:.2g}", ha="center", va="center", fontsize=7)
         figure.colorbar(points, label=unit)
-        axes.set_ylabel(names[1])
     else:
         spans = [(mean.value - mean.low, mean.high - mean.value) for mean in means]
-        axes.errorbar(x, shown, yerr=list(zip(*spans, strict=True)), fmt="o", label="95% interval")
-        axes.set_ylabel(unit)
-        for one in alike:
-            if one not in placed:
-                height = one.figures[criterion].value
-                axes.axhline(height, linestyle="--", label=label(one.method))
-    places = {one.method: number for number, one in enumerate(placed)}
-    for name, method, mark, size in (
-        ("default", profile.default, "ks", 34),
-        ("best", profile.best, "r*", 14),
-    ):
-        if method in places:
-            at = places[method]
-            height = y[0][at] if y else shown[at]
-            text = f"{name}: {label(method)}"
-            axes.plot(x[at], height, mark, fillstyle="none", markersize=size, label=text)
-    for name, scale in zip(names, (axes.set_xscale, axes.set_yscale), strict=False):
-        if 0 < 20 * values[name][0] < values[name][-1]:
-            scale("log")
-    axes.set_xlabel(names[0])
+        axes.errorbar(x, y, yerr=list(zip(*spans, strict=True)), fmt="o", label="95% interval")
+    marks = (("default", profile.default, "ks"), ("best", profile.best, "r*"))
+    for place, one in enumerate(placed):
+        for name, method, mark in marks:
+            if one.method == method:
+                text = f"{name}: {label(method)}"
+                axes.plot(x[place], y[place], mark, fillstyle="none", markersize=20, label=text)
     axes.set_title(f"{profile.default.name} on {profile.model.name}, {profile.examples} examples")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, markerscale=0.3)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, markerscale=0.5)
     try:
         figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
     except OSError as error:

@@ -17,7 +17,7 @@ DEFAULT = APE(0.9, 0.9)
 
 def searched(table: Any, criteria: Sequence[Any] = ("divergence",), **options: Any) -> Any:
     """The search over `GRID`; a table, or what measures settings into one."""
-    examples = range(options.pop("examples", 24))
+    examples = options.pop("examples", 24)
     measure = table if callable(table) else lambda _: table
     options = {"refine": True, "seed": 0, **options}
     return choose.search(GRID, DEFAULT, examples, criteria, measure, **options)
@@ -31,7 +31,7 @@ def around(place: tuple[float, float], noise: float) -> Any:
         for one in settings:
             off = abs(one.temperature - place[0]) + abs(one.scale - place[1])
             rng = random.Random(repr(one))
-            table["divergence"][one] = {n: off + noise * rng.random() for n in range(24)}
+            table["divergence"][one] = [off + noise * rng.random() for _ in range(24)]
         return table
 
     return measure
@@ -63,8 +63,8 @@ def test_noise_alone_does_not_beat_the_default(seed: int) -> None:
 def test_folds_never_judge_what_they_chose() -> None:
     # Every example but the last loves 0.5/0.5, which the last one makes the worst on average: only
     # the fold that holds the last one is judged by it.
-    table: dict[str, Any] = {"divergence": {one: dict.fromkeys(range(8), 1.0) for one in GRID}}
-    table["divergence"][APE(0.5, 0.5)] = {n: 0.0 if n < 7 else 9.0 for n in range(8)}
+    table: dict[str, Any] = {"divergence": {one: [1.0] * 8 for one in GRID}}
+    table["divergence"][APE(0.5, 0.5)] = [0.0] * 7 + [9.0]
     choice = searched(table, refine=False, seed=1, examples=8)
     assert choice.held_out[0].chosen.value == pytest.approx((6 * 1.0 + 0.0 + 9.0) / 8)
 
@@ -73,8 +73,8 @@ def test_the_later_criterion_decides_between_equals_only() -> None:
     scores = dict.fromkeys(GRID, (0.0, 0.0, 0.0))
     scores |= {GRID[0]: (1.0, 0.0, -2.0), GRID[1]: (0.0, 1.0, -1.0)}
     table = {
-        "exact match": {one: {0: a, 1: b} for one, (a, b, _) in scores.items()},
-        "log-probability": {one: {0: c, 1: c} for one, (_, _, c) in scores.items()},
+        "exact match": {one: [a, b] for one, (a, b, _) in scores.items()},
+        "log-probability": {one: [c, c] for one, (_, _, c) in scores.items()},
     }
     options = {"refine": False, "examples": 2}
     assert searched(table, ("exact match", "log-probability"), **options).best == GRID[1]
