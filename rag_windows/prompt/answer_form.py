@@ -16,15 +16,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import LogitsProcessor
 
 from rag_windows.errors import GenerationError, InputError, MissingExtraError, missing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-OPTIONS = ("json_schema", "grammar")
-"""Options of `WindowedLM.generate` that give an answer its form."""
 
 # As json.dumps and chat templates write it; free white space would let an answer go on for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -43,63 +40,72 @@ def with_form(
 ) -> dict[str, Any]:
     """Options of ``generate`` where ``json_schema`` or ``grammar`` became what enforces it.
 
-    Args:
-        options: the caller's. ``json_schema`` is a mapping; ``grammar`` a text in llguidance's
-            variant of Lark.
-        tokenizer: of the model.
-        vocabulary: how many logits it gives for a token.
-        ends: the tokens that end an answer.
-
-    Raises:
-        MissingExtraError: llguidance is not installed.
-        InputError: both are given, or one that can't be used.
+    `vocabulary` is how many logits the model gives for a token; `ends` end an answer.
     """
-    given = {name: options[name] for name in OPTIONS if options.get(name) is not None}
-    rest = {name: value for name, value in options.items() if name not in OPTIONS}
-    if not given:
+    rest = dict(options)
+    schema, grammar = rest.pop("json_schema", None), rest.pop("grammar", None)
+    if schema is None and grammar is None:
         return rest
-    if len(given) > 1:
+    if schema is not None and grammar is not None:
         raise InputError("json_schema and grammar both give the answer its form; give one of them.")
-    (name, form), *_ = given.items()
-    source = _source(form, name)
-    known = _vocabulary(tokenizer, vocabulary, ends)
-    matcher: LLMatcher = _llguidance().LLMatcher(known, source)
-    _refuse(matcher.get_error(), name)
-    allowed = _Allowed(matcher)
+    source = _lark(grammar) if schema is None else check_schema(schema)
+    allowed = _Allowed(_llguidance().LLMatcher(_vocabulary(tokenizer, vocabulary, ends), source))
     rest["logits_processor"] = [*(rest.get("logits_processor") or []), allowed]
-    rest["stopping_criteria"] = [*(rest.get("stopping_criteria") or []), _Complete(allowed)]
     return rest
 
 
-def call_grammar(calls: Sequence[tuple[str, Mapping[str, Any]]], brackets: str) -> str | None:
+def call_grammar(calls: Mapping[str, Mapping[str, Any]], brackets: str) -> str | None:
     """The grammar of what follows the beginning of a call that was written for the model.
 
     For each tool that may be called, `calls` has what is left to write before its arguments, and
-    their JSON schema; `brackets` close the call. None if a schema says what answers can't be held
-    to.
+    their JSON schema; `brackets` close the call. None if answers can't be held to a schema.
     """
     ways = []
     rules = []
-    for index, (before, schema) in enumerate(calls):
+    for index, (before, schema) in enumerate(calls.items()):
         ways.append(f'{json.dumps(before)} " "? call{index}' if before else f'" "? call{index}')
         rules.append(f"call{index}: %json {json.dumps(_laid_out(schema))}")
     closed = " ".join(f'/[ \\n]?/ "{bracket}"' for bracket in brackets)
     lark = f"start: ({' | '.join(ways)}) {closed}\n" + "\n".join(rules)
     try:
-        _source(lark, "grammar")
+        _lark(lark)
     except InputError:
         return None
     return lark
 
 
-def check_schema(schema: Mapping[str, Any]) -> None:
-    """See at once whether answers can be held to a schema.
+def check_schema(schema: Mapping[str, Any]) -> str:
+    """The schema as llguidance takes it.
 
     Raises:
         MissingExtraError: llguidance is not installed.
-        InputError: they can't; the message says why.
+        InputError: answers can't be held to it; the message says why.
     """
-    _source(schema, "json_schema")
+    if not isinstance(schema, Mapping):
+        raise InputError(
+            "json_schema must be a JSON schema as a mapping (of a pydantic class its "
+            f"model_json_schema()), not a {type(schema).__name__}."
+        )
+    try:
+        written = json.dumps(_laid_out(schema))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"json_schema is no JSON: {error}") from error
+    return _checked("json_schema", _llguidance().LLMatcher.grammar_from_json_schema(written))
+
+
+def _lark(grammar: object) -> str:
+    if not isinstance(grammar, str):
+        raise InputError(
+            f"grammar must be a text in llguidance's Lark, not a {type(grammar).__name__}."
+        )
+    return _checked("grammar", _llguidance().LLMatcher.grammar_from_lark(grammar))
+
+
+def _checked(name: str, source: str) -> str:
+    error = _llguidance().LLMatcher.validate_grammar(source)
+    if error and not error.startswith("WARNING"):
+        raise InputError(f"Answers can't be held to this {name}: {error.strip()}")
+    return source
 
 
 class _Allowed(LogitsProcessor):
@@ -148,20 +154,6 @@ class _Allowed(LogitsProcessor):
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
 
-class _Complete(StoppingCriteria):
-    """Ends an answer behind the last character that its form can have."""
-
-    def __init__(self, allowed: _Allowed) -> None:
-        self._allowed = allowed
-
-    def __call__(
-        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
-    ) -> torch.Tensor:
-        matchers = [self._allowed.at(row, ids) for row, ids in enumerate(input_ids)]
-        done = [matcher is not None and matcher.is_stopped() for matcher in matchers]
-        return torch.tensor(done, dtype=torch.bool, device=input_ids.device)
-
-
 def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How many elements two sequences have in common from their start."""
     pairs = zip(one, other, strict=False)
@@ -176,25 +168,6 @@ def _llguidance() -> Any:
             missing("An answer held to a schema or grammar", "llguidance", "structured")
         ) from error
     return llguidance
-
-
-def _source(form: object, name: str) -> str:
-    """The form as llguidance takes it."""
-    matcher = _llguidance().LLMatcher
-    if name == "json_schema" and isinstance(form, Mapping):
-        try:
-            source = matcher.grammar_from_json_schema(json.dumps(_laid_out(form)))
-        except (TypeError, ValueError) as error:
-            raise InputError(f"json_schema is no JSON: {error}") from error
-    elif name == "grammar" and isinstance(form, str):
-        source = matcher.grammar_from_lark(form)
-    else:
-        raise InputError(
-            f"{name} is a {type(form).__name__}: json_schema must be a JSON schema as a mapping "
-            "(of a pydantic class its model_json_schema()), grammar a text in llguidance's Lark."
-        )
-    _refuse(matcher.validate_grammar(source), name)
-    return str(source)
 
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,16 +193,5 @@ def _vocabulary(tokenizer: Any, size: int, ends: frozenset[int]) -> LLTokenizer:
     with _making:
         known = _tokenizers.setdefault(tokenizer, {})
         if (size, ends) not in known:
-            try:
-                known[size, ends] = from_tokenizer(tokenizer, size, [*ends] or None)
-            except ValueError as error:
-                raise InputError(
-                    f"Answers of this model can't be given a form: {error}. Use a model with a "
-                    "tokenizer of the tokenizers library (a fast one)."
-                ) from error
+            known[size, ends] = from_tokenizer(tokenizer, size, [*ends] or None)
         return known[size, ends]
-
-
-def _refuse(error: str, name: str) -> None:
-    if error and not error.startswith("WARNING"):
-        raise InputError(f"Answers can't be held to this {name}: {error.strip()}")

@@ -53,10 +53,6 @@ class Prompt:
         template_kwargs: further variables of the chat template, such as ``enable_thinking``.
         text_tokens: special or added tokens that text may produce, where ordinary text is spelled
             with one (a padding token ``!``, words added to the vocabulary).
-
-    Raises:
-        PromptError: an unknown header, a tokenizer of a foreign kind, or a name in ``text_tokens``
-            or ``template_kwargs`` that does not belong there.
     """
 
     def __init__(
@@ -92,17 +88,7 @@ class Prompt:
         return other
 
     def encode_text(self, text: str, *, continuation: bool = False) -> list[int]:
-        """Ids of untrusted text; never a control token.
-
-        Args:
-            text: any text.
-            continuation: whether the text goes on after other text, so that no dummy prefix is
-                put before it. Without, the ids are those of
-                ``tokenizer(text, add_special_tokens=False)`` unless these hold a control token.
-
-        Raises:
-            PromptError: a character of the text is itself a control token.
-        """
+        """Ids of untrusted text; a `continuation` follows other text, see `Boundary.encode`."""
         return self._boundary.encode(text, "text" if continuation else "start")
 
     def build(
@@ -116,16 +102,11 @@ class Prompt:
         """Tokenize a question with its passages.
 
         Args:
-            query: the question, or messages with ``role`` and ``content``, see `Conversation.of`,
-                or a `Conversation`.
+            query: the question, or a conversation, see `Conversation.of`.
             passages: in any number; blank and repeated ones make no window and are noted.
             prefix: the instruction (system prompt); goes before a leading system message.
             max_window_tokens: greatest length of a window; a longer passage becomes several
                 windows, each with the header, that cover its text without gap or overlap.
-
-        Raises:
-            PromptError: the conversation, the template, the header or a text can't be used.
-            LimitError: a passage can't be cut into windows of ``max_window_tokens``.
         """
         if max_window_tokens is not None and max_window_tokens < 1:
             raise LimitError(f"max_window_tokens must be at least 1, not {max_window_tokens}.")
@@ -167,13 +148,7 @@ class Prompt:
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What stands before the windows and behind them: the prefix's ids and the query's.
 
-        Args:
-            query: as in `build`.
-            prefix: as in `build`.
-            windows: whether there are any; without, everything is in the query.
-
-        Raises:
-            PromptError: the question is blank, or as in `build`.
+        Arguments as in `build`; without `windows`, everything is in the query.
         """
         conversation = Conversation.of(query, prefix)
         last = next((turn for turn in reversed(conversation.turns) if turn.role != "system"), None)
@@ -242,9 +217,6 @@ _BOUNDARIES = [
 ]
 """Ends of paragraphs, of sentences, and white space."""
 
-_FULL = 0.85
-"""A part that uses this share of its room is long enough; searching on costs more than it gains."""
-
 Encode = Callable[[str], list[int]]
 """Part of a passage -> ids of the whole window, header included."""
 
@@ -254,8 +226,8 @@ def split(text: str, encode: Encode, limit: int, size: int) -> list[tuple[int, i
 
     Parts (start, end, ids) follow each other without a gap or an overlap. A cut falls behind the
     last paragraph that ends in the second half of what fits, else behind the last such sentence,
-    else behind the last white space, else between any two characters. Each part is encoded a few
-    times at its own size, so the work grows with the length of the text and not with its square.
+    else behind the last white space, else between any two characters. How much fits is guessed from
+    the part before, so the work grows with the length of the text and not with its square.
     """
     around = len(encode(""))
     room = limit - around
@@ -265,43 +237,24 @@ def split(text: str, encode: Encode, limit: int, size: int) -> list[tuple[int, i
     parts: list[tuple[int, int, list[int]]] = []
     start = 0
     while start < len(text):
-        length, ids = _longest(text[start : start + 4 * length], length, encode, room, around)
         end = start + length
+        ids = encode(text[start:end])
+        while len(ids) > limit:
+            if length == 1:
+                raise _too_little_room(len(ids))
+            length = max(1, min(length - 1, int(0.95 * length * room / (len(ids) - around))))
+            end = start + length
+            ids = encode(text[start:end])
+        density = max(1, len(ids) - around) / len(text[start:end])
         if end < len(text):
-            shorter = _boundary(text[start:end])
-            shorter_ids = encode(text[start : start + shorter])
+            shorter = start + _boundary(text[start:end])
+            shorter_ids = encode(text[start:shorter])
             # Fewer characters rarely make more tokens, but they can.
             if len(shorter_ids) <= limit:
-                end, ids = start + shorter, shorter_ids
-        parts.append((start, end, ids))
-        start = end
+                end, ids = shorter, shorter_ids
+        parts.append((start, min(end, len(text)), ids))
+        start, length = end, max(1, int(room / density))
     return parts
-
-
-def _longest(
-    text: str, length: int, encode: Encode, room: int, around: int
-) -> tuple[int, list[int]]:
-    """About the greatest number of characters that fit, and their ids; ``length`` is a guess."""
-    fits, too_long = 0, len(text) + 1
-    fitting: list[int] = []
-    length = min(length, len(text))
-    while fits + 1 < too_long:
-        ids = encode(text[:length])
-        used = len(ids) - around
-        if used <= room:
-            fits, fitting = length, ids
-            if length == len(text) or used >= _FULL * room:
-                break
-        elif length == 1:
-            raise _too_little_room(len(ids))
-        else:
-            too_long = length
-        # As many characters as these suggest, and a little less: one too many costs another try.
-        share = 0.98 if used <= room else 0.95
-        length = min(int(length * share * room / max(1, used)), len(text))
-        if not fits < length < too_long:
-            length = (fits + too_long) // 2
-    return fits, fitting
 
 
 def _boundary(fitting: str) -> int:

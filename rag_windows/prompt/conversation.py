@@ -42,35 +42,24 @@ class _Named(BaseModel):
 class ToolCall(_Named):
     """One call, ``{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}``.
 
-    Attributes:
-        name: of the tool.
-        arguments: a JSON object; read from an object or its JSON.
-        id: the caller's name for the call, or None.
+    ``arguments`` are an object, or its JSON; ``id`` is the caller's name for the call, or None.
     """
 
     arguments: Annotated[dict[str, JsonValue], BeforeValidator(_from_text)] = Field(
-        {}, validation_alias=AliasPath("function", "arguments")
+        default={}, validation_alias=AliasPath("function", "arguments")
     )
     id: Name | None = None
 
 
 class Message(BaseModel):
-    """One turn.
-
-    Attributes:
-        role: ``tool`` is what a tool gave back.
-        content: its text.
-        calls: the assistant's calls of tools.
-        call_id: the id of the call that a tool answers.
-        name: the tool's name.
-    """
+    """One turn; ``call_id`` and ``name`` are of the call that a tool answers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Annotated[str, Field(strict=True)]
-    calls: tuple[ToolCall, ...] = Field((), validation_alias="tool_calls")
-    call_id: Name | None = Field(None, validation_alias="tool_call_id")
+    calls: tuple[ToolCall, ...] = Field(default=(), validation_alias="tool_calls")
+    call_id: Name | None = Field(default=None, validation_alias="tool_call_id")
     name: Name | None = None
 
     @classmethod
@@ -203,11 +192,7 @@ _DEFINITION = TypeAdapter(dict[str, JsonValue])
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """A copy of definitions ``{"type": "function", "function": {"name", "parameters", ...}}``.
-
-    Raises:
-        PromptError: one has another shape, or two have one name.
-    """
+    """A copy of definitions ``{"type": "function", "function": {"name", "parameters", ...}}``."""
     checked: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):
         try:

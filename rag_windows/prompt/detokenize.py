@@ -14,11 +14,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """Decodes generated ids, special tokens left out.
-
-    Args:
-        tokenizer: of the model.
-    """
+    """Decodes generated ids, special tokens left out."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -72,16 +68,7 @@ def _overlap(text: str, string: str) -> int:
 
 
 class Pieces(BaseStreamer):
-    """Turns tokens into pieces of settled text.
-
-    Attributes:
-        sent: the text put so far.
-
-    Args:
-        detokenizer: of the model.
-        stop: strings before which the text ends.
-        put: takes each piece.
-    """
+    """Turns tokens into pieces of settled text; `sent` is the text put so far."""
 
     def __init__(
         self, detokenizer: Detokenizer, stop: Sequence[str], put: Callable[[str], None]

@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +21,11 @@ from rag_windows.prompt.tokenizing import Piece
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """An untrusted text of a message, by its index and role.
-
-    A template may write it as a JSON string if `encoded`, and leave it out if `optional`.
-    """
+    """An untrusted text of a message, by its index and role; a template may leave out some."""
 
     text: str
     message: int
     role: str
-    encoded: bool = False
     optional: bool = False
 
 
@@ -60,8 +57,7 @@ class _Filling:
             before = ""
             if number == first_user:
                 before = self._put(_Said(folded, number, turn.role)) + (self.slot or "")
-            tool, optional = turn.role == "tool", bool(turn.calls)
-            own = self._put(_Said(turn.content, number, turn.role, tool, optional))
+            own = self._put(_Said(turn.content, number, turn.role, optional=bool(turn.calls)))
             calls = [self._call(call, number) for call in turn.calls] or None
             identity = {"tool_call_id": turn.call_id, "name": turn.name, "tool_calls": calls}
             known = {key: value for key, value in identity.items() if value is not None}
@@ -92,7 +88,7 @@ class _Filling:
     def _call(self, call: ToolCall, message: int) -> dict[str, Any]:
         def put(value: Any) -> Any:
             if isinstance(value, str):
-                return self._put(_Said(value, message, "assistant", encoded=True))
+                return self._put(_Said(value, message, "assistant"))
             if isinstance(value, dict):
                 return {put(key): put(entry) for key, entry in value.items()}
             return [put(entry) for entry in value] if isinstance(value, list) else value
@@ -179,16 +175,13 @@ class ChatTemplate:
             )
         system = conversation.system
         try:
-            before, after = self._cut(conversation, slot, system=system or None)
+            return self._cut(conversation, slot, system=system or None)
         except _RefusedError as refusal:
             if not system or not conversation.asked:
                 raise
-            try:
-                before, after = self._cut(conversation, slot, folded=f"{system}\n\n")
-            except _RefusedError:
-                raise refusal from None
-        opening = [Piece(conversation.opening, trusted=True)] if conversation.opening else []
-        return before, after + opening
+            with suppress(_RefusedError):
+                return self._cut(conversation, slot, folded=f"{system}\n\n")
+            raise refusal from None
 
     def _cut(
         self, conversation: Conversation, slot: bool, system: str | None = None, folded: str = ""
@@ -224,6 +217,8 @@ class ChatTemplate:
         pieces = [
             Piece(texts.get(part, part), trusted=part not in texts) for part in written if part
         ]
+        if conversation.opening:
+            pieces.append(Piece(conversation.opening, trusted=True))
         if filling.slot is None:
             return [], pieces
         at = next(i for i, piece in enumerate(pieces) if piece.text == filling.slot)
@@ -265,7 +260,7 @@ def _as_written(said: _Said, skeleton: str, mark: str, rendered: str) -> str:
         and (
             shown.casefold() == text.casefold()
             or (said.role == "assistant" and text.endswith(shown))
-            or (said.encoded and kept == json.dumps(said.text, ensure_ascii=False)[1:-1])
+            or kept == json.dumps(said.text, ensure_ascii=False)[1:-1]
         )
     ):
         return kept

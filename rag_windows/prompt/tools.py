@@ -30,16 +30,13 @@ from rag_windows.results import Generation
 _NAME, _KEY, _VALUE, _RESULT = "probe_tool", "probe_key", "probe_value", "probe_result"
 _SAID = "\ue000probe\ue001"
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string"}}}
-_DEFINITION = {"name": _NAME, "description": "A probe.", "parameters": _PARAMETERS}
+_FUNCTION = {"name": _NAME, "description": "A probe.", "parameters": _PARAMETERS}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
 # Nine letters and digits: the form of id that Mistral's templates insist on.
 _ID = "abc123def"
-_CALLED = {"name": _NAME, "arguments": {_KEY: _VALUE}}
+_CALLED = {"id": _ID, "type": "function", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
 _USER = {"role": "user", "content": "probe"}
-_CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": _ID, "type": "function", "function": _CALLED}],
-}
+_CALL = {"role": "assistant", "content": "", "tool_calls": [_CALLED]}
 _ANSWER = {"role": "tool", "content": _RESULT, "name": _NAME, "tool_call_id": _ID}
 _ADVICE = (
     "Use a model whose chat template supports tools, or pass the documents without tools: "
@@ -81,8 +78,7 @@ class ToolFormat:
             raise ToolsUnsupportedError(f"This model has no chat template. {_ADVICE}")
 
         def render(*messages: Mapping[str, Any], prompt: bool = False) -> str:
-            tools = [{"type": "function", "function": _DEFINITION}]
-            options = {"tools": tools, "add_generation_prompt": prompt, **template_kwargs}
+            options = {"tools": _TOOLS, "add_generation_prompt": prompt, **template_kwargs}
             return str(tokenizer.apply_chat_template([*messages], tokenize=False, **options))
 
         try:
@@ -96,7 +92,10 @@ class ToolFormat:
             raise ToolsUnsupportedError(
                 f"This model's chat template refuses a tool call: {error}. {_ADVICE}"
             ) from error
-        written = _written(said, called)
+        before, _, after = said.partition(_SAID)
+        # What the template writes in place of an assistant's text when there is a call.
+        written = called[alike(before, called) :]
+        written = written[: len(written) - alike(after[::-1], written[::-1])]
         head = _WRITTEN.search(written)
         if head is None:
             raise ToolsUnsupportedError(
@@ -109,11 +108,7 @@ class ToolFormat:
         return cls(begin.strip(), end.strip(), opening, head[2])
 
     def force(self, names: Sequence[str]) -> str:
-        """How an answer begins that is a call of one of these tools; without any, of none.
-
-        Raises:
-            ToolsUnsupportedError: answers begin with reasoning.
-        """
+        """How an answer begins that is a call of one of these tools; without any, of none."""
         if not names:
             return ""
         if self.opening is None:
@@ -140,13 +135,6 @@ class ToolFormat:
 def _check_shown(what: str, probe: str, rendered: str) -> None:
     if probe not in rendered:
         raise ToolsUnsupportedError(f"This model's chat template does not show {what}. {_ADVICE}")
-
-
-def _written(said: str, called: str) -> str:
-    """What the template writes in place of an assistant's text when there is a call."""
-    before, _, after = said.partition(_SAID)
-    rest = called[alike(before, called) :]
-    return rest[: len(rest) - alike(after[::-1], rest[::-1])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +165,8 @@ class ToolAnswer:
 class AnswerReader:
     """Puts the tools of one request into its query and reads the calls out of its answer.
 
-    Without tools, query and answer pass through. Not for several threads at once.
-
-    Args:
-        tokenizer: of the model; None without tools, as all others.
-        form: how the model writes calls.
-        tools: definitions, checked.
-        forced: names of tools of which one is to be called.
+    Without tools, query and answer pass through. `forced` names tools of which one is to be called.
+    Not for several threads at once.
     """
 
     def __init__(
@@ -205,7 +188,7 @@ class AnswerReader:
             written = "".join((form.begin, form.end, *_REASONING))
             special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
             self._markers = {id_ for token, id_ in special if str(token) in written}
-            self._restart()
+        self._restart()
 
     @classmethod
     def of(
@@ -234,19 +217,18 @@ class AnswerReader:
         checked = check_tools(tools)
         names = tool_names(checked)
         form = ToolFormat.of(tokenizer, template_kwargs)
-        if choice is None or choice is False or choice == "auto":
+        if choice in (None, False, "auto"):
             return cls(tokenizer, form, checked)
-        if choice is not True and choice not in ("any", "required"):
-            if isinstance(choice, Mapping):
-                function = choice.get("function")
-                choice = function.get("name") if isinstance(function, Mapping) else None
-            if choice not in names:
-                raise PromptError(
-                    f"tool_choice names no tool that is bound. Use one of {names}, 'auto', 'any' "
-                    "or 'none'."
-                )
-            names = [choice]
-        return cls(tokenizer, form, checked, names)
+        if choice in (True, "any", "required"):
+            return cls(tokenizer, form, checked, names)
+        named = choice.get("function") if isinstance(choice, Mapping) else {"name": choice}
+        name = named.get("name") if isinstance(named, Mapping) else None
+        if name not in names:
+            raise PromptError(
+                f"tool_choice names no tool that is bound. Use one of {names}, 'auto', 'any' or "
+                "'none'."
+            )
+        return cls(tokenizer, form, checked, [name])
 
     def grammar(self) -> str | None:
         """For ``generate``: what holds a forced call to its tool's schema.
@@ -257,21 +239,20 @@ class AnswerReader:
         form, forced = self._form, self._forced
         if form is None or not forced or not available():
             return None
-        calls = [
-            (
-                "" if len(forced) == 1 else f"{name}{form.middle}",
-                tool["function"].get("parameters") or {},
-            )
+        schemas = {
+            name: tool["function"].get("parameters") or {}
             for name, tool in zip(tool_names(self._tools), self._tools, strict=True)
-            if name in forced
-        ]
+        }
+        calls = {f"{name}{form.middle}": schemas[name] for name in forced}
+        if len(forced) == 1:
+            calls = {"": schemas[forced[0]]}
         listed = self._opening.removeprefix(form.begin).lstrip().startswith("[")
         return call_grammar(calls, "}]" if listed else "}")
 
     def query(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         """The query for the engine; messages as `Conversation.of` takes them."""
         query = Conversation.of(messages, tools=self._tools, opening=self._opening)
-        if query.continued and self._form is not None:
+        if query.continued:
             # No generation prompt has opened anything, such as reasoning.
             self._prefix = ""
             self._restart()
@@ -309,17 +290,17 @@ class AnswerReader:
 
     def whole(self, generation: Generation) -> ToolAnswer:
         """An answer of which nothing was fed; one of several, where there are alternatives."""
-        if self._form is not None:
-            self._restart()
+        self._restart()
         shown = self.feed(generation.text)
         rest = self.last(generation)
         return replace(rest, text=shown + rest.text)
 
     def _restart(self) -> None:
         """Read an answer from its start."""
-        self._parser = self._tokenizer.get_response_parser(
-            self._form.response_template, prefix=self._prefix + self._opening
-        )
+        if self._form is not None:
+            self._parser = self._tokenizer.get_response_parser(
+                self._form.response_template, prefix=self._prefix + self._opening
+            )
 
     def _decode(self, generation: Generation) -> str:
         """The answer's text with the markers of calls in it, cut where the generation was."""
@@ -334,11 +315,7 @@ class AnswerReader:
 
 
 def _calls(written: str) -> list[ToolCall]:
-    """The calls in one region of an answer.
-
-    Raises:
-        PromptError: it holds something else.
-    """
+    """The calls in one region of an answer; PromptError where it holds something else."""
     try:
         value = from_json(written)
     except ValueError as error:
