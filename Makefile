@@ -58,15 +58,15 @@ train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs
 bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 8192")
 	$(OFFLINE) $(BIN)/rag-windows bench --context 2048 --rounds 3 $(ARGS)
 
-bench-cache: $(VENV)/.dev ## what the passage cache costs and keeps: 3 minutes (ARGS="--quick")
+bench-cache: $(VENV)/.dev ## what the passage cache costs and keeps: 2 minutes (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/cache.py $(ARGS)
 
 evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py --model tiny-reader --questions 100 \
 		--tasks single-hop kin pronouns follow-up not-stated --methods sequential pcw ape $(ARGS)
 
-judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: hours (ARGS="--quick")
-	$(OFFLINE) $(BIN)/python benchmarks/quality.py $(ARGS)
+judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: hours
+	$(OFFLINE) $(BIN)/python benchmarks/quality.py --page docs/methods.md $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it
 

@@ -1,10 +1,9 @@
-"""What the passage cache costs and keeps: hits, stored forms, and its policy of eviction.
+"""What the passage cache costs and keeps: a hit, and its policy of eviction.
 
-    python benchmarks/cache.py [hits] [forms] [policy] [--quick]
+    python benchmarks/cache.py [--quick]
 
 - hits: microseconds of a request and of each further hit, over windows of two tokens, where there
   are hardly bytes to move.
-- forms: what a lossy stored form changes in the shipped reader's answers to held-out questions.
 - policy: hit rates on made-up traces beside LRU and beside what a cache reaches that knows every
   window's true popularity. Cells are "hits / seconds": percent of the counted requests that hit,
   and percent of the seconds of encoding that they save.
@@ -24,11 +23,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rag_windows import Passage, PassageCache, WindowedLM
+from rag_windows import PassageCache, WindowedLM
 from rag_windows.benchmark.result import Place, Plan, table
 from rag_windows.benchmark.run import build, load, seconds
 from rag_windows.cache.policy import Policy
-from training.samples import draw_case
 
 Numbers = NDArray[np.float64]
 
@@ -43,38 +41,11 @@ def hits(shape: str) -> None:
         first = seconds(one)
         all_of_them()
         few, many = (min(seconds(work) for _ in range(15)) for work in (one, all_of_them))
+    each = (many - few) / (len(asked.windows) - 1)
     print(
-        f"{shape}: the first request {first:.2f} s, with what is made once; then {few * 1e6:.0f} µs"
-        f" a request of one window, {(many - few) / (len(asked.windows) - 1) * 1e6:.0f} µs for each"
-        " further hit."
+        f"Hits, {shape}: the first request {first:.2f} s, with what is made once; then "
+        f"{few * 1e6:.0f} µs a request of one window, {each * 1e6:.0f} µs for each further hit."
     )
-
-
-def forms(questions: int, passages: int = 8) -> None:
-    """Print what each stored form changes, as a table."""
-    plain = WindowedLM.from_pretrained("tiny-reader")
-    rng = np.random.default_rng([5, passages])
-    cases = [draw_case(rng, "single", passages) for _ in range(questions)]
-    exact: list[tuple[tuple[int, ...], float]] = []
-    rows = []
-    for form in ("as computed", "int8"):
-        found, right = [], 0
-        with PassageCache("1GiB", store=form) as cache:
-            lm = plain.with_cache(cache)
-            for case in cases:
-                given = [Passage(text, title=title) for title, text in case.passages]
-                asked = list(case.messages)
-                lm.generate(asked, given, max_new_tokens=12, citations=False)  # stores
-                made = lm.generate(asked, given, max_new_tokens=12, citations=False)
-                found.append((made.token_ids, lm.score(asked, given, [case.answer])[0].logprob))
-                right += made.text.strip() == case.answer
-        exact = exact or found
-        equal = np.mean([own[0] == other[0] for own, other in zip(found, exact, strict=True)])
-        apart = np.abs([own[1] - other[1] for own, other in zip(found, exact, strict=True)])
-        shares = [f"{equal:.1%}", f"{right / questions:.1%}"]
-        rows.append([form, *shares, f"{apart.mean():.2g}", f"{apart.max():.2g}"])
-    head = ["stored as", "equal", "right", "nats of the right answer apart, mean", "at most"]
-    print("\n".join(table(head, rows)))
 
 
 @dataclass(frozen=True)
@@ -248,7 +219,7 @@ def policy(count: int, length: int) -> None:
                 for make in POLICIES.values()
             ]
             lost.append([scan.name, f"{share:.0%}", *points])
-    print(f"{count:,} windows, {length:,} requests; hits / seconds, in percent.\n")
+    print(f"\n{count:,} windows, {length:,} requests; hits / seconds, in percent.\n")
     print("\n".join(table(["trace", "room", *POLICIES, "perfect frequencies"], reached)))
     print("\nPoints lost to a scan of twice as many windows as there are:\n")
     print("\n".join(table(["trace", "room", *POLICIES], lost)))
@@ -260,20 +231,10 @@ def main(given: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
-    parts = ("hits", "forms", "policy")
-    parser.add_argument("part", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
-    options = parser.parse_args(given)
+    quick = parser.parse_args(given).quick
     torch.set_num_threads(1)
-    for name in options.part or parts:
-        print(f"\n## {name}\n", flush=True)
-        if name == "hits":
-            hits("tiny" if options.quick else "llama-0.25b")
-        elif name == "forms":
-            forms(3 if options.quick else 100)
-        elif name == "policy":
-            policy(*((400, 6000) if options.quick else (4000, 90_000)))
-        else:
-            parser.error(f"{name!r} is none of {list(parts)}")
+    hits("tiny" if quick else "llama-0.25b")
+    policy(*((400, 6000) if quick else (4000, 90_000)))
 
 
 if __name__ == "__main__":

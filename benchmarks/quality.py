@@ -1,15 +1,13 @@
-"""All methods on the same held-out questions: writes the tables and pictures of docs/methods.md.
+"""All methods on the same held-out questions: tables of docs/methods.md.
 
     python benchmarks/quality.py [--quick] [--tasks single-hop ...] [--passages 1 8 64]
-        [--methods sequential pcw ...] [--questions 200] [--jobs 2] [--model NAME] [--draw]
+        [--methods sequential pcw ...] [--questions 200] [--jobs 2] [--model NAME] [--page PAGE]
 
 Every question has passages of its own and is answered by `WindowedLM.generate`, greedily and with
-nothing cached. Finished cells are kept in benchmarks/results/quality.jsonl, so a run that was
-killed goes on where it stopped, and one with more methods or tasks adds what is missing; begin anew
-with ``--fresh`` after a change of the weights or of the engine.
-
-``--model`` asks another model than the one that learned a task and, like ``--quick``, prints the
-tables and leaves docs alone. ``--draw`` asks nothing and writes what is there.
+nothing cached. Finished cells are kept in a file, so a run that was killed goes on where it
+stopped, and one with more methods or tasks adds what is missing; delete the file after a change of
+the weights or of the engine. ``--page docs/methods.md`` fills in its figures from all cells of the
+file; else the accuracy of what was asked is printed.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -39,8 +37,6 @@ from rag_windows_retrievers import BM25Retriever
 from training.samples import FEWEST, Case, draw_case
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "methods.md"
-RESULTS = ROOT / "benchmarks" / "results" / "quality.jsonl"
 READER, LEARNER = "tiny-reader", "tiny-learner"
 TASKS = {
     "single-hop": ("single", READER),
@@ -87,7 +83,6 @@ NOT_RUN = "*Not run.*\n"
 KEY = ["model", "task", "passages", "label"]
 """What a cell is about. Its other fields are, for each cell:
 
-- seed: of the questions.
 - right: a letter a question: ``1`` where the answer is right, else ``0``.
 - cited: ``1`` where the passage of most attention states a right answer, ``0`` where another one
   has it, ``-`` where the answer is wrong or no attention was measured.
@@ -103,11 +98,10 @@ def reader(model: str) -> WindowedLM:
     return WindowedLM.from_pretrained(model)
 
 
-def ask(
-    model: str, task: str, passages: int, label: str, questions: int, seed: int
-) -> dict[str, Any]:
-    """Answer all questions of a cell; equal arguments but the method give equal questions."""
-    rng = np.random.default_rng([seed, list(TASKS).index(task), passages])
+def ask(questions: int, key: tuple[str, str, int, str]) -> dict[str, Any]:
+    """Answer all questions of a cell; equal keys but for the method give equal questions."""
+    model, task, passages, label = key
+    rng = np.random.default_rng([1, list(TASKS).index(task), passages])
     cases = [draw_case(rng, TASKS[task][0], passages) for _ in range(questions)]
     right, cited, seconds = "", "", []
     for case in cases:
@@ -130,8 +124,7 @@ def ask(
         seconds.append((made.timings.encode_s, made.timings.total_s - made.timings.encode_s))
     encode_s, answer_s = np.median(seconds, axis=0).tolist()
     return {
-        **dict(zip(KEY, (model, task, passages, label), strict=True)),
-        "seed": seed,
+        **dict(zip(KEY, key, strict=True)),
         "right": right,
         "cited": cited,
         "blind": float(np.mean([case.blind for case in cases])),
@@ -155,7 +148,7 @@ def scored(case: Case) -> list[Passage]:
 def read_results(path: Path) -> pd.DataFrame:
     """Finished cells, the latest of each; what a kill left of the last line is cut off."""
     file = JsonLines(path)
-    fields = [*KEY, "seed", "right", "cited", "blind", "encode_s", "answer_s"]
+    fields = [*KEY, "right", "cited", "blind", "encode_s", "answer_s"]
     rows = [row for _, row in file.read(dict[str, Any])]
     file.repair()
     return pd.DataFrame(rows, columns=fields).drop_duplicates(KEY, keep="last")
@@ -175,33 +168,17 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, str, int, str]]:
 def run(options: argparse.Namespace) -> None:
     """Answer what is missing, and keep each cell as it comes."""
     cells = read_results(options.results)
-    same = (cells["right"].str.len() == options.questions) & (cells["seed"] == options.seed)
+    same = cells["right"].str.len() == options.questions
     done = set(cells[same][KEY].itertuples(index=False, name=None))
     missing = [key for key in wanted(options) if key not in done]
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    for number, cell in enumerate(answered(missing, options), start=1):
-        JsonLines(options.results).append(cell)
-        what = " ".join(str(cell[name]) for name in KEY)
-        share = cell["right"].count("1") / len(cell["right"])
-        print(f"{number} of {len(missing)}: {what}: {share:.1%}", file=sys.stderr, flush=True)
-
-
-def answered(
-    keys: Sequence[tuple[str, str, int, str]], options: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    """The cells as they come, from so many processes; from this one if it is to be one."""
-    if options.jobs == 1:
-        for key in keys:
-            yield ask(*key, options.questions, options.seed)
-        return
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        left = [pool.submit(ask, *key, options.questions, options.seed) for key in keys]
-        try:
-            for future in as_completed(left):
-                yield future.result()
-        finally:
-            # Otherwise a pool that is left by an error works off everything that waits.
-            pool.shutdown(cancel_futures=True)
+        work = map if options.jobs == 1 else pool.map
+        for cell in work(functools.partial(ask, options.questions), missing):
+            JsonLines(options.results).append(cell)
+            what = " ".join(str(cell[name]) for name in KEY)
+            share = cell["right"].count("1") / len(cell["right"])
+            print(f"{what}: {share:.1%}", file=sys.stderr, flush=True)
 
 
 def shares(sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -320,89 +297,33 @@ def fill_page(page: str, texts: dict[str, str]) -> str:
     return block.sub(lambda found: f"{found[1]}{texts[found[2]]}{found[3]}", page)
 
 
-def draw(cells: pd.DataFrame, title: str, path: Path) -> None:
-    """Accuracy against passages: a panel a family of methods, sequential reading in each."""
-    from matplotlib.figure import Figure
-
-    families: dict[str, list[str]] = {}
-    for label in list(METHODS)[1:]:
-        family = re.split(r"[,+\d]", label)[0].strip()
-        families.setdefault("one merge" if family == label else family, []).append(label)
-    sizes = sorted(cells["passages"].unique())
-    figure = Figure(figsize=(13, 9), layout="constrained")
-    figure.suptitle(f"{title}: right answers in percent, 95% intervals")
-    panels = figure.subplots(-(-len(families) // 2), 2, sharex=True, sharey=True).flatten()
-    for axes, (family, labels) in zip(panels, families.items(), strict=False):
-        for label in [BASE, *labels]:
-            own = cells[cells["label"] == label]
-            if own.empty:
-                continue
-            found = [estimated(one) for one in own["right"]]
-            value, low, high = np.transpose([(one.value, one.low, one.high) for one in found])
-            style = {"linestyle": "--", "color": "#222222"} if label == BASE else {"marker": "o"}
-            errors = [value - low, high - value]
-            axes.errorbar(own["passages"], value, yerr=errors, capsize=2, label=label, **style)
-        axes.set_title(family, fontsize=11)
-        axes.set_xlabel("passages", fontsize=9)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.set_ylim(-2, 103)
-        axes.grid(axis="y", color="#e6e6e6")
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
-    for axes in panels[len(families) :]:
-        axes.set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
-def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python benchmarks/quality.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS)[:5])
-    parser.add_argument("--passages", nargs="+", type=int)
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--model", help="ask this one, and print the tables only")
-    parser.add_argument("--questions", type=int, help="of each cell")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
-    parser.add_argument("--quick", action="store_true", help="a few questions, printed only")
-    parser.add_argument("--fresh", action="store_true", help="forget the finished cells")
-    parser.add_argument("--draw", action="store_true", help="ask nothing, write what is there")
-    parser.add_argument("--results", type=Path, help="file of the finished cells")
-    parser.add_argument("--out", type=Path, help="folder of the page, instead of docs")
-    options = parser.parse_args(given)
-    printed = options.quick or options.model is not None
-    options.passages = options.passages or ([2, 8] if options.quick else [1, 2, 4, 8, 16, 32, 64])
-    options.questions = options.questions or (8 if options.quick else 200)
-    name = "quality-quick.jsonl" if printed else "quality.jsonl"
-    options.results = options.results or (ROOT / "runs" / name if printed else RESULTS)
-    options.out = options.out or (None if printed else PAGE.parent)
-    return options
-
-
 def main(given: Sequence[str] | None = None) -> None:
     """The command."""
-    options = arguments(given)
-    if options.fresh:
-        options.results.unlink(missing_ok=True)
-    if not options.draw:
-        run(options)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS)[:5])
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    parser.add_argument("--passages", nargs="+", type=int, default=sizes)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--model", help="ask this one instead of the one that learned a task")
+    parser.add_argument("--questions", type=int, default=200, help="of each cell")
+    parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
+    parser.add_argument("--quick", action="store_true", help="8 questions over 2 and 8 passages")
+    parser.add_argument("--results", type=Path, help="file of the finished cells")
+    parser.add_argument("--page", type=Path, help="whose figures are filled in")
+    options = parser.parse_args(given)
+    if options.quick:
+        options.passages, options.questions = [2, 8], 8
+    name = f"quality-{options.questions}.jsonl"
+    options.results = options.results or ROOT / "benchmarks" / "results" / name
+    run(options)
     cells = read_results(options.results)
-    if options.out is None:
-        asked = pd.DataFrame(wanted(options), columns=KEY)
-        print(accuracy(cells.merge(asked, on=KEY)))
-        return
-    page = fill_page(PAGE.read_text(encoding="utf-8"), blocks(cells, options))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / PAGE.name).write_text(page, encoding="utf-8")
-    for task, model, own in sections(cells):
-        picture = options.out / "methods" / f"{task}-{Path(model).name}.png"
-        draw(own, f"{task}, {model}", picture)
-    print(options.out / PAGE.name)
+    if options.page is None:
+        print(accuracy(cells.merge(pd.DataFrame(wanted(options), columns=KEY), on=KEY)))
+    else:
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(fill_page(page, blocks(cells, options)), encoding="utf-8")
 
 
 if __name__ == "__main__":
