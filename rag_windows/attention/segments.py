@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from rag_windows.attention.backends import Request, attend
+from rag_windows.attention.backends import KERNEL, Request, attend, names
 from rag_windows.attention.native import kernel as native
 from rag_windows.attention.native.kernel import Part
 
@@ -175,7 +175,7 @@ class Segments:
 
     def _for_kernel(self, asked: Queries) -> tuple[list[int], native.Items | None]:
         """The segments that one call of the CPU kernel answers, and what it is asked."""
-        if asked.query.device.type != "cpu" or not native.active():
+        if asked.query.device.type != "cpu" or KERNEL not in names("cpu"):
             return [], None
         held = self._for_layers.get(asked.layer)
         near, rows = asked.sliding_window, asked.rows
@@ -366,22 +366,17 @@ def _is_small(segment: Segment, layer: int) -> bool:
 
 def _item(segment: Segment, asked: Queries) -> native.Item | None:
     """A segment as the CPU kernel is asked for it; None if it can't be."""
-    query, parts = asked.query, segment.layers[asked.layer]
-    groups, kv_heads, _, _ = parts[0][0].shape
-    tokens = torch.arange(len(query)) if segment.tokens is None else segment.tokens
-    readers, between = len(tokens) // groups, None
+    parts = segment.layers[asked.layer]
+    tokens = torch.arange(len(asked.query)) if segment.tokens is None else segment.tokens
+    between, near = None, asked.sliding_window
     if isinstance(segment.seen, torch.Tensor):
-        near = asked.sliding_window
-        if readers > 1 or not bool(segment.seen.all()):
+        if len(tokens) > len(parts[0][0]) or not bool(segment.seen.all()):
             return None
         first = segment.seen * 0 if near is None else (segment.seen - near).clamp_min(0)
         between = first, segment.seen
-    causal = segment.seen == "causal"
-    if not native.takes(query, parts, readers * (query.shape[1] // kv_heads), causal=causal):
-        return None
-    return native.Item(
-        parts, tokens, asked.scale, asked.softcap, segment.temperature, causal, between
-    )
+    causal, heat = segment.seen == "causal", segment.temperature
+    item = native.Item(parts, tokens, asked.scale, asked.softcap, heat, causal, between)
+    return item if native.takes(item, asked.query) else None
 
 
 def _read(segment: Segment, asked: Queries) -> tuple[torch.Tensor, torch.Tensor]:

@@ -319,7 +319,7 @@ def machine(plan: Plan) -> Machine:
     versions = {"python": platform.python_version(), **versions}
     if plan.device == "cpu":
         size = head_dim(config_of(plan))
-        served = native.available(getattr(torch, plan.dtype), size, size)
+        served = native.kernel(getattr(torch, plan.dtype), size, size) is not None
         versions["C kernel"] = "compiled" if served else "absent"
     return Machine(device, torch.get_num_threads(), versions)
 

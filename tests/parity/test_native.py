@@ -40,7 +40,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What the kernel answers, however few keys there are."""
     # It is compared with the reference first, with questions that are none of the models'.
-    if not all(native.available(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16)):
+    if not all(native.kernel(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16)):
         pytest.skip("needs a C compiler, and PyTorch with OpenMP")
     served: list[Asked] = []
     attend = native.call

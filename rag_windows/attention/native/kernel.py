@@ -13,13 +13,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.profiler import record_function
 
-from rag_windows.attention.backends import KERNEL, Request, names, reference
+from rag_windows.attention.backends import Request, reference
 from rag_windows.errors import RagWindowsError
 from rag_windows.threads import Lock
 
@@ -70,11 +70,9 @@ _MAPS = Path("/proc/self/maps")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The kernel for one dtype and head size.
+    """``rag_windows_attend`` of ``attend.c`` for one dtype and head size.
 
-    Attributes:
-        run: ``rag_windows_attend`` of ``attend.c``.
-        many: whether this processor has what makes it fast for many rows, too.
+    ``many`` says whether this processor has what makes it fast for many rows, too.
     """
 
     run: Callable[..., None]
@@ -224,36 +222,70 @@ class Item:
         return len(self.parts[0][0])
 
 
+def takes(item: Item, query: torch.Tensor) -> bool:
+    """Whether the kernel answers for an item; what would be read out of bounds is refused here.
+
+    The query is (tokens, heads, head dim).
+    """
+    (groups, kv_heads, _, dim), value_dim = item.parts[0][0].shape, item.parts[0][1].shape[3]
+    dtype, heads, query_dim = query.dtype, query.shape[1], query.shape[2]
+    if query.stride(2) != 1 or query_dim != dim or heads % kv_heads:
+        return False
+    for key, value in item.parts:
+        length = key.shape[2]
+        if not (
+            key.device.type == value.device.type == query.device.type == "cpu"
+            and dtype == key.dtype == value.dtype
+            and length > 0
+            and key.shape == (groups, kv_heads, length, dim)
+            and value.shape == (groups, kv_heads, length, value_dim)
+            and key.stride(3) == value.stride(3) == 1
+            and key.stride(2) <= MAX_STRIDE
+        ):
+            return False
+    if torch.is_grad_enabled():
+        tensors = query, *(tensor for part in item.parts for tensor in part)
+        if any(tensor.requires_grad for tensor in tensors):
+            return False
+    made = kernel(dtype, dim, value_dim)
+    rows = len(item.tokens) // groups * (heads // kv_heads)
+    return made is not None and (made.many or (not item.causal and rows <= MOST_ROWS))
+
+
+def pays(items: Sequence[Item]) -> bool:
+    """Whether a call is worth what it costs by itself, or several groups share it."""
+    if not items:
+        return False
+    if all(one.causal for one in items):
+        return sum(len(one.tokens) for one in items) >= LEAST_TOKENS
+    groups = sum(one.groups for one in items)
+    return groups > 1 or sum(key.shape[2] for key, _ in items[0].parts) >= LEAST_KEYS
+
+
 class Items:
-    """Items as the kernel takes them; made once, asked as often as there are queries.
+    """Items of one layer as the kernel takes them; made once, asked as often as there are queries.
+
+    The items' tensors are kept, since the tables hold their addresses.
 
     Attributes:
-        made: the kernel of their dtype and sizes.
         table: (groups of all, 6) int64: each one's first segment, their number, their chunks, its
             first result, their number, whether it is causal.
         segments: (segments, 7) int64: addresses, keys and strides.
         settings: (groups of all, 3) float: scale, soft cap (0 for none) and 1 / temperature.
         order: (results,) int64, the token of each result.
-        addresses: of table, settings, segments and order.
-        shape: dtype, kv heads, head dim and value dim.
         shares: into which a group's keys may be cut.
 
-    The items' tensors are kept, since the tables hold their addresses.
-
-    Raises:
-        RagWindowsError: they do not fit each other or the kernel, or there is none.
+    Args:
+        items: that `takes` lets pass.
+        made: the kernel of their dtype and sizes; found where it is not given.
     """
 
     def __init__(self, items: Sequence[Item], made: Kernel | None = None) -> None:
-        _check(items)
         self._kept = [part for item in items for part in item.parts]
         key, value = self._kept[0]
-        self.shape = key.dtype, key.shape[1], key.shape[3], value.shape[3]
-        if made is None:
-            made = kernel(key.dtype, key.shape[3], value.shape[3])
-        if made is None:
-            raise RagWindowsError("There is no CPU kernel for this; ask `available` first.")
-        self.made = made
+        self.dtype, self.kv_heads, self.dim = key.dtype, key.shape[1], key.shape[3]
+        self.value_dim = value.shape[3]
+        self.made = made or cast(Kernel, kernel(self.dtype, self.dim, self.value_dim))
         tables, segments, settings = [], [], []
         first = result = 0
         for item in items:
@@ -279,23 +311,9 @@ class Items:
         self.order = np.concatenate([item.tokens.numpy() for item in items])
         arrays = self.table, self.settings, self.segments, self.order
         self.addresses = [array.ctypes.data for array in arrays]
-        self._tokens = int(self.order.max()) + 1
+        self.tokens = int(self.order.max()) + 1
         # What a text gives itself may not depend on how many stand beside it.
         self.shares = 1 if any(item.causal for item in items) else int(self.table[:, 2].max())
-
-    def fit(self, query: torch.Tensor) -> bool:
-        """Whether the kernel can read such a query (tokens, heads, head dim) for these."""
-        tokens, heads, dim = query.shape
-        dtype, kv_heads, key_dim, _ = self.shape
-        return (
-            query.dtype == dtype
-            and query.device.type == "cpu"
-            and query.stride(2) == 1
-            and dim == key_dim
-            and tokens >= self._tokens
-            and heads % kv_heads == 0
-            and heads > 0
-        )
 
 
 def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tensor] | None) -> None:
@@ -313,39 +331,6 @@ def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tenso
     rows[:, 2] = keys
 
 
-def _check(items: Sequence[Item]) -> None:
-    """Refuse what would be read out of bounds: the kernel trusts its tables."""
-    if not (items and all(item.parts and len(item.tokens) for item in items)):
-        raise RagWindowsError("The CPU kernel needs tokens and keys in each of its items.")
-    like, like_value = items[0].parts[0]
-    _, kv_heads, _, dim = like.shape
-    for item in items:
-        tokens = item.tokens
-        sized = len(tokens) % item.groups == 0 and tokens.dtype == torch.int64
-        sized = sized and int(tokens.min()) >= 0
-        for key, value in item.parts:
-            length = key.shape[2]
-            sized = (
-                sized
-                and length > 0
-                and key.shape == (item.groups, kv_heads, length, dim)
-                and value.shape == (item.groups, kv_heads, length, like_value.shape[3])
-                and key.dtype == value.dtype == like.dtype
-                and key.stride(3) == value.stride(3) == 1
-                and key.stride(2) <= MAX_STRIDE
-                and key.device.type == value.device.type == "cpu"
-            )
-        if sized and item.between is not None:
-            first, end = item.between[0].numpy(), item.between[1].numpy()
-            inside = (first >= 0).all() and (first < end).all() and (end <= length).all()
-            sized = len(first) == len(end) == item.groups and len(item.parts) == 1 and bool(inside)
-        if not sized:
-            raise RagWindowsError(
-                "The CPU kernel reads keys and values on the CPU, of one dtype and one size, dense "
-                "in their last dimension and near each other, at least one for each token."
-            )
-
-
 def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of a query's tokens (tokens, heads, head dim) over what the items say.
 
@@ -354,19 +339,17 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
         result for each token of each item, in their order.
 
     Raises:
-        RagWindowsError: the items do not fit the query.
+        RagWindowsError: it is another query than the items were made for.
     """
-    if not items.fit(query):
-        raise RagWindowsError(
-            "The CPU kernel takes a query of the items' dtype and head dim, with all their tokens."
-        )
-    heads = query.shape[1]
-    _, kv_heads, _, value_dim = items.shape
+    tokens, heads, dim = query.shape
+    fits = query.dtype == items.dtype and dim == items.dim and query.stride(2) == 1
+    if not fits or tokens < items.tokens or heads % items.kv_heads:
+        raise RagWindowsError("The CPU kernel was asked with another query than it was made for.")
     results, groups, threads = len(items.order), len(items.table), torch.get_num_threads()
-    splits = min(-(-threads * _SHARES // (groups * kv_heads)), items.shares)
-    output = query.new_empty(results, heads, value_dim)
+    splits = min(-(-threads * _SHARES // (groups * items.kv_heads)), items.shares)
+    output = query.new_empty(results, heads, items.value_dim)
     lse = query.new_empty(results, heads, dtype=torch.float32)
-    work = query.new_empty(results * heads * splits * (value_dim + 2), dtype=torch.float32)
+    work = query.new_empty(results * heads * splits * (items.value_dim + 2), dtype=torch.float32)
     table, settings, segments, order = items.addresses
     with record_function(NAME):
         items.made.run(
@@ -379,8 +362,8 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
             query.data_ptr(),
             query.stride(0),
             query.stride(1),
-            kv_heads,
-            heads // kv_heads,
+            items.kv_heads,
+            heads // items.kv_heads,
             output.data_ptr(),
             lse.data_ptr(),
             work.data_ptr(),
@@ -388,46 +371,3 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
             threads,
         )
     return output, lse
-
-
-def active() -> bool:
-    """Whether it is asked in this thread or task."""
-    return KERNEL in names("cpu")
-
-
-def available(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
-    """Whether there is a kernel of these sizes."""
-    return kernel(dtype, dim, value_dim) is not None
-
-
-def takes(query: torch.Tensor, parts: Sequence[Part], rows: int, *, causal: bool) -> bool:
-    """Whether the kernel answers for a segment; ``rows`` are tokens times query heads a kv head."""
-    dtype = query.dtype
-    for key, value in parts:
-        if not (
-            key.device.type == "cpu"
-            and dtype == key.dtype == value.dtype
-            and key.stride(3) == value.stride(3) == 1
-            and 0 not in key.shape
-        ):
-            return False
-    if query.stride(2) != 1:
-        return False
-    if torch.is_grad_enabled():
-        tensors = query, *(tensor for part in parts for tensor in part)
-        if any(tensor.requires_grad for tensor in tensors):
-            return False
-    made = kernel(dtype, parts[0][0].shape[3], parts[0][1].shape[3])
-    if made is None:
-        return False
-    return made.many or (not causal and rows <= MOST_ROWS)
-
-
-def pays(items: Sequence[Item]) -> bool:
-    """Whether a call is worth what it costs by itself, or several groups share it."""
-    if not items:
-        return False
-    if all(one.causal for one in items):
-        return sum(len(one.tokens) for one in items) >= LEAST_TOKENS
-    groups = sum(one.groups for one in items)
-    return groups > 1 or sum(key.shape[2] for key, _ in items[0].parts) >= LEAST_KEYS
