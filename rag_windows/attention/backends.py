@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -143,7 +143,7 @@ def _cuda_serves(request: Request) -> bool:
         and dim <= CUDA_MAX_DIM
         and dim % 8 == 0
         and request.key.shape[2] > 0
-        and _cuda_agrees(request.query.device.index or 0)
+        and _cuda_agrees(request.query.device)
     )
 
 
@@ -152,55 +152,50 @@ def _cuda(request: Request) -> Answer:
     groups = request.query.shape[1] // request.key.shape[1]
     key, value = request.key, request.value
     if groups > 1:
-        key = key.repeat_interleave(groups, dim=1)
-        value = value.repeat_interleave(groups, dim=1)
+        key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
     scale = request.scale / request.temperature
-    result = torch.ops.aten._scaled_dot_product_flash_attention(
+    output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
         request.query, key, value, 0.0, request.causal, False, scale=scale
     )
     # Some kernels pad the rows of lse to a multiple of their tile.
-    return result[0], result[1][:, :, : request.query.shape[2]]
+    return output, lse[:, :, : request.query.shape[2]]
 
 
 @cache
-def _cuda_agrees(device: int) -> bool:
+def _cuda_agrees(device: torch.device) -> bool:
     """Whether the kernel answers as the reference does on this device; if not, it is left out."""
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(1, 2, n, 64, generator=generator) for n in (5, 33, 33)]
-    query, key, value = (t.to(f"cuda:{device}", torch.float16) for t in tensors)
+    query, key, value = (tensor.to(device, torch.float16) for tensor in tensors)
     request = Request(query, key, value, scale=0.125)
     try:
-        answer = _cuda(request)
+        pairs = zip(_cuda(request), reference(request), strict=True)
+        differs = any(not torch.allclose(one.float(), two.float(), atol=5e-3) for one, two in pairs)
     except RuntimeError as error:
-        logger.warning("The fused CUDA attention is left out on cuda:%d: %s", device, error)
+        logger.warning("The fused CUDA attention is left out on %s: %s", device, error)
         return False
-    pairs = zip(answer, reference(request), strict=True)
-    right = all(torch.allclose(one.float(), other.float(), atol=5e-3) for one, other in pairs)
-    if not right:
-        logger.warning("The fused CUDA attention differs from the reference on cuda:%d.", device)
-    return right
+    if differs:
+        logger.warning("The fused CUDA attention differs from the reference on %s.", device)
+    return not differs
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(NamedTuple):
     """Whether it serves a request, and rightly, on its device; and its answer."""
 
     serves: Callable[[Request], bool]
     attend: Callable[[Request], Answer]
 
 
-BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {
-        "reference": Backend(_everything, reference),
-        "cpu": Backend(_cpu_serves, _cpu),
-        "cuda": Backend(_cuda_serves, _cuda),
-    }
-)
+BACKENDS: Mapping[str, Backend] = {
+    "reference": Backend(_everything, reference),
+    "cpu": Backend(_cpu_serves, _cpu),
+    "cuda": Backend(_cuda_serves, _cuda),
+}
 
 KERNEL = "native"
 """The C kernel, which is asked for several segments at once; see `attention.native.kernel`."""
 
-ORDER: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": (KERNEL, "cpu"), "cuda": ("cuda",)})
+ORDER: Mapping[str, tuple[str, ...]] = {"cpu": (KERNEL, "cpu"), "cuda": ("cuda",)}
 """For each type of device, the backends that are asked before the reference, fastest first."""
 
 _FORCED: ContextVar[tuple[str, ...] | None] = ContextVar("rag_windows_backend", default=None)
@@ -214,16 +209,7 @@ def names(device: str) -> tuple[str, ...]:
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Use one backend, and the reference for what it does not serve, in this thread or task.
-
-    Args:
-        name: of `BACKENDS`, or `KERNEL`.
-
-    Raises:
-        KeyError: there is none of that name.
-    """
-    if name not in (*BACKENDS, KERNEL):
-        raise KeyError(name)
+    """Use one of `BACKENDS` or `KERNEL`, and the reference for the rest, in this thread or task."""
     token = _FORCED.set((name,))
     try:
         yield

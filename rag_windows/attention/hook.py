@@ -8,7 +8,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from rag_windows.attention.layout import current_layout
-from rag_windows.attention.segments import read
+from rag_windows.attention.segments import Queries, read
 from rag_windows.errors import UnsupportedModelError
 
 NAME = "rag_windows"
@@ -44,12 +44,12 @@ def windowed_attention(
         query: (batch, heads, rows, head dim).
         key: (batch, kv heads, tokens, head dim), of the KV cache with the fed tokens behind.
         value: (batch, kv heads, tokens, value dim).
-        attention_mask: must be None: a model that builds its own mask can't be served.
+        attention_mask: must be None, as ``position_bias``: a model with its own can't be served.
         dropout: ignored, as what else a model passes: windows are for inference.
         scaling: multiplies the logits; head dim ** -0.5 if None.
         softcap: caps the logits, as Gemma 2 does.
         s_aux: (heads,) logits of attention sinks, as gpt-oss has them.
-        position_bias: must be None, as the mask.
+        position_bias: must be None.
 
     Returns:
         (batch, rows, heads, value dim) in the query's dtype, and None for the weights.
@@ -79,16 +79,15 @@ def windowed_attention(
         layout.capture.keep(layer, key, value)
     batch, _, rows, dim = query.shape
     reading = layout.reading(layer, batch, rows, key, value)
-    output, weights = read(
-        reading,
+    asked = Queries(
         layer,
         query.transpose(1, 2).flatten(0, 1),
-        scale=scaling if scaling is not None else dim**-0.5,
-        softcap=softcap,
-        sliding_window=layout.sliding_windows[layer],
-        sinks=s_aux,
-        weights=layout.weighs,
+        reading.rows,
+        scaling if scaling is not None else dim**-0.5,
+        softcap,
+        layout.sliding_windows[layer],
     )
+    output, weights = read(reading, asked, s_aux, weights=layout.weighs)
     if weights is not None:
         layout.record(layer, reading, weights)
     return output.unflatten(0, (batch, rows)), None

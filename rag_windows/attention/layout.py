@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, PackedWindows, Window
 
 
-class Layout:
+class Layout(ABC):
     """What the attention function asks of a call, layer by layer.
 
     Attributes:
@@ -33,6 +34,7 @@ class Layout:
         """Whether `record` wants attention weights."""
         return False
 
+    @abstractmethod
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
     ) -> Reading:
@@ -42,9 +44,8 @@ class Layout:
         ``value`` (batch, kv heads, tokens, value dim) are those of the KV cache with the fed tokens
         behind, or without a KV cache those of the fed tokens.
         """
-        raise NotImplementedError
 
-    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
+    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:  # noqa: B027 - most layouts record nothing
         """Take a layer's attention weights, as `rag_windows.attention.segments.read` gives them."""
 
 
@@ -59,12 +60,8 @@ class AllCaptured(Exception):
 class Capture:
     """Keeps the keys and values that each layer hands to attention: rotated, per key/value head.
 
-    Attributes:
-        keys: by layer, (batch, kv heads, tokens, head dim).
-        values: by layer, (batch, kv heads, tokens, value dim).
-
-    Args:
-        last: the layer with which the pass may end, by `AllCaptured`; None to let it run.
+    ``keys`` and ``values`` are (batch, kv heads, tokens, dim) by layer. With the layer ``last`` the
+    pass ends, by `AllCaptured`; None lets it run.
     """
 
     def __init__(self, last: int | None = None) -> None:
@@ -84,11 +81,9 @@ class Capture:
 class WeightRecorder:
     """Collects, per layer, the attention of the rows that predict answer tokens.
 
-    The row of the query's last token predicts the first answer token, the row of each answer token
-    the next one.
-
     Attributes:
-        first_position: position of the query's last token; earlier rows aren't recorded.
+        first_position: position of the query's last token, which predicts the first answer token;
+            earlier rows aren't recorded.
         weights: position -> layer -> (batch, n_groups + 2) fp32, averaged over heads: the share of
             each citation group, then of the prefix, then of the query. A row computed again (a
             rejected draft in assisted decoding) replaces what stood there.
@@ -147,14 +142,12 @@ class PromptLayout(Layout):
     Attributes:
         prefix_length: tokens of the KV cache before the query, at positions ``0 ..``.
         query_start: position of the first token behind the prefix.
-        sliding_windows: see `Layout.sliding_windows`.
         windows: what every batch row reads; or, of an ensemble, each batch row one of; or None.
         temperature: divides the windows' logits.
         slope: of the windows' log-sum-exp.
         shift: added to it then.
         query_bias: added to the query's log-sum-exp, prefix excluded; 0 changes nothing.
         recorder: where attention weights are recorded, or None to record nothing.
-        capture: see `Layout.capture`.
     """
 
     prefix_length: int
@@ -296,7 +289,6 @@ class _Pass:
     Attributes:
         shape: batch rows, fed tokens of each, tokens in the KV cache.
         stretches: segments of the KV cache, and where in it each one is.
-        reading: of all layers.
         done: the layers that have asked.
     """
 
@@ -327,14 +319,7 @@ def _of_groups(
 
 
 class Texts:
-    """Texts of one length and start, side by side in a batch row; each sees itself.
-
-    Attributes:
-        segment: a group a text.
-        first: place of the first token.
-        groups: how many these are.
-        length: of each.
-    """
+    """``groups`` texts of one length and start, side by side in a batch row; each sees itself."""
 
     def __init__(self, positions: torch.Tensor, first: int, groups: int, length: int) -> None:
         self.first, self.groups, self.length = first, groups, length
@@ -370,12 +355,12 @@ class TextsLayout(Layout):
     kernel, so those that stand beside each other should be alike. No KV cache takes part.
 
     Args:
-        sliding_windows: see `Layout.sliding_windows`.
+        sliding_windows: see `Layout`.
         lengths: tokens of each text, in the order in which they stand.
         starts: position of each one's first token.
         prefix: what every token sees before its own text, or None.
         before: a window for each text, all of which its tokens see, too; or none.
-        capture: see `Layout.capture`.
+        capture: see `Layout`.
 
     Attributes:
         positions: (tokens,) int64 on the CPU: of every token of all texts.

@@ -64,12 +64,8 @@ class Segment:
 class Rows:
     """Where the tokens of a pass stand, and what its layers work out once for all of them.
 
-    Attributes:
-        positions: (tokens,) int64, on the CPU; at least one.
-        lowest: the smallest.
-        highest: the largest.
-        masks: of segments in layers with a sliding window of that size.
-        furthest: largest position of a segment's readers.
+    ``positions`` (tokens,) int64 are on the CPU; ``masks`` are of segments in layers with a sliding
+    window of that size; ``furthest`` is the largest position of a segment's readers.
     """
 
     __slots__ = ("furthest", "highest", "lowest", "masks", "positions")
@@ -94,14 +90,23 @@ class Rows:
 
 @dataclass(slots=True)
 class Queries:
-    """What the tokens of a pass ask in one layer; see `read`."""
+    """What the tokens of a pass ask in one layer.
+
+    Attributes:
+        layer: its number.
+        query: (tokens, heads, head dim).
+        rows: where the tokens stand.
+        scale: multiplies the logits.
+        softcap: caps them, or None.
+        sliding_window: positions that a token sees in this layer, or None for all.
+    """
 
     layer: int
     query: torch.Tensor
     rows: Rows
     scale: float
-    softcap: float | None
-    sliding_window: int | None
+    softcap: float | None = None
+    sliding_window: int | None = None
 
 
 class Segments:
@@ -227,24 +232,16 @@ class Reading:
 
 def read(
     reading: Reading,
-    layer: int,
-    query: torch.Tensor,
+    asked: Queries,
+    sinks: torch.Tensor | None = None,
     *,
-    scale: float,
-    softcap: float | None,
-    sliding_window: int | None,
-    sinks: torch.Tensor | None,
-    weights: bool,
+    weights: bool = False,
 ) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
     """Attention of every token of a pass over all that it reads.
 
     Args:
         reading: what that is.
-        layer: number of the layer.
-        query: (tokens, heads, head dim).
-        scale: multiplies the logits.
-        softcap: caps them, or None.
-        sliding_window: positions that a token sees in this layer, or None for all.
+        asked: what the tokens ask in one layer.
         sinks: (heads,) logits of attention sinks, or None.
         weights: whether the attention weights of segments are wanted.
 
@@ -253,7 +250,7 @@ def read(
         weights (results, heads) of its results, fp32, which sum to one over a token's: a sink is no
         text and counts for nothing. None if they are not wanted.
     """
-    asked = Queries(layer, query, reading.rows, scale, softcap, sliding_window)
+    query = asked.query
     every, tokens = reading.segments, len(query)
     outputs, lses = zip(*(segments.attend(asked) for segments in every), strict=True)
     plain = sinks is None and not weights and all(segments.aligned for segments in every)

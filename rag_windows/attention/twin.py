@@ -33,9 +33,6 @@ class Twin:
         model: the root of the tree; it stays the same object.
         version: counts what `follow` took over.
         check: run when classes came that were not there before, or whose code changed.
-
-    Args:
-        source: any transformers model, dispatched or quantized or not.
     """
 
     def __init__(self, source: PreTrainedModel) -> None:

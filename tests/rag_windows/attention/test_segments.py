@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rag_windows.attention import backends
 from rag_windows.attention.native import kernel as native
-from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments, read
+from rag_windows.attention.segments import Queries, Reading, Role, Rows, Segment, Segments, read
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 NUMBERS = [(1.0, 0.0, 0.0), (0.8, 0.0, 0.0), (0.9, -0.4, 1.1)]
@@ -173,16 +173,9 @@ def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.Dat
         patch.setattr(native, "LEAST_KEYS", 1)
         patch.setattr(native, "LEAST_TOKENS", 1)
         for weighed in (False, True):
-            output, weights = read(
-                reading,
-                0,
-                query.to(dtype),
-                scale=0.3,
-                softcap=softcap,
-                sliding_window=reach,
-                sinks=None if sinks is None else sinks.to(dtype),
-                weights=weighed,
-            )
+            asked = Queries(0, query.to(dtype), reading.rows, 0.3, softcap, reach)
+            sink = None if sinks is None else sinks.to(dtype)
+            output, weights = read(reading, asked, sink, weights=weighed)
             torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
     assert weights is not None
     for role in ROLES:
@@ -210,16 +203,8 @@ def test_groups_of_one_token_that_see_their_own_beginnings(backend: str, reach: 
     )
     reading = Reading(Rows(positions), [Segments("query", [segment], 3)])
     with backends.forced(backend):
-        output, _ = read(
-            reading,
-            0,
-            query.float(),
-            scale=0.3,
-            softcap=None,
-            sliding_window=reach,
-            sinks=None,
-            weights=False,
-        )
+        asked = Queries(0, query.float(), reading.rows, 0.3, sliding_window=reach)
+        output, _ = read(reading, asked)
     for row, length in enumerate(lengths.tolist()):
         first = 0 if reach is None else max(0, length - reach)
         key = keys[row, :, first:length].repeat_interleave(2, dim=0)
@@ -237,16 +222,8 @@ def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -
     made = [Segments("prefix", [far], 1), Segments("context", [other], 1)]
     reading = Reading(Rows(torch.tensor([50])), made, slope=0.5, shift=1.0)
     sinks = None if sink is None else torch.full((1,), sink)
-    output, weights = read(
-        reading,
-        0,
-        torch.ones(1, 1, 4),
-        scale=1.0,
-        softcap=None,
-        sliding_window=2,
-        sinks=sinks,
-        weights=True,
-    )
+    asked = Queries(0, torch.ones(1, 1, 4), reading.rows, 1.0, sliding_window=2)
+    output, weights = read(reading, asked, sinks, weights=True)
     assert weights is not None
     assert output.tolist() == [[[0.0] * 4]]
     assert all(one.tolist() == [[0.0]] for one in weights)
@@ -260,16 +237,8 @@ def test_far_apart_segments_and_half_precision_merge_in_float32() -> None:
     ]
     loud = Segment(0, 0, layers={0: [(ones * -300, ones * 0)]})
     made = [Segments("context", near, 1), Segments("query", [loud], 1)]
-    output, _ = read(
-        Reading(Rows(torch.tensor([0])), made),
-        0,
-        torch.ones(1, 1, 4, dtype=torch.bfloat16),
-        scale=1.0,
-        softcap=None,
-        sliding_window=None,
-        sinks=None,
-        weights=False,
-    )
+    reading = Reading(Rows(torch.tensor([0])), made)
+    output, _ = read(reading, Queries(0, ones[0], reading.rows, 1.0))
     assert output.dtype == torch.bfloat16
     assert output.tolist() == [[[1.0] * 4]]
     assert math.isfinite(float(output.sum()))
