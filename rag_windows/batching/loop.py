@@ -21,9 +21,6 @@ from rag_windows.prefill import PASS_TOKENS, Encoded, Encoder, Prefill, ToEncode
 
 Key = tuple[Hashable, ...]
 
-_PAUSE_S = 0.001
-"""Between two looks whether another request has encoded a window."""
-
 
 class SharedEncoder:
     """An encoder before which stand the windows that rows of the batch read already.
@@ -36,8 +33,6 @@ class SharedEncoder:
     def __init__(self, encoder: WindowEncoder) -> None:
         self._encoder = encoder
         self._windows: WeakValueDictionary[Key, Window] = WeakValueDictionary()
-        # What each prefill under way has taken upon itself.
-        self._claimed: set[Key] = set()
 
     @property
     def runner(self) -> Encoder:
@@ -62,42 +57,36 @@ class SharedEncoder:
         )
 
     def _shared(self, prefix_key: Key, keys: Sequence[Key], asked: ToEncode) -> Prefill[Encoded]:
-        """Encode what no row reads and no other prefill is encoding; wait for what another is."""
+        """Encode what no row reads; between two passes others may have encoded some of it."""
         prefix = self._windows.get(prefix_key)
         cached = 0 if prefix is None else len(asked.prefix_ids)
         if prefix is None and (made := self.runner.encode_prefix(asked.prefix_ids)) is not None:
             prefix = self._kept(prefix_key, made)
             yield 0.0
-        lengths, starts = [len(ids) for ids in asked.windows], asked.starts
+        windows, starts, told = asked.windows, asked.starts, 0
         read: dict[int, Window] = {}
         encoded: set[int] = set()
-        told = 0
-        while len(read) < len(keys):
+        while True:
             for index, key in enumerate(keys):
                 if index not in read and (there := self._windows.get(key)) is not None:
                     read[index] = there
-            told = _tell(asked, len(read), told)
-            mine = [i for i, key in enumerate(keys) if i not in read and key not in self._claimed]
-            if not mine:
-                if len(read) < len(keys):
-                    yield _PAUSE_S
-                continue
-            claims = {keys[index] for index in mine}
-            self._claimed |= claims
-            shelf = Shelf([lengths[index] for index in mine])
-            ids, places = [asked.windows[i] for i in mine], [starts[i] for i in mine]
-            batches = self.runner.encode_batches(prefix, ids, places, asked.method.refinement)
-            try:
-                for batch in batches:
-                    for at, window in batch.items():
-                        read[mine[at]] = self._kept(keys[mine[at]], shelf.put(at, window))
-                        encoded.add(mine[at])
-                    told = _tell(asked, len(read), told)
-                    yield 0.0
-            finally:
-                self._claimed -= claims
+            if asked.on_encoded is not None and len(read) > told:
+                told = len(read)
+                asked.on_encoded(told, len(keys))
+            left = [index for index in range(len(keys)) if index not in read]
+            if not left:
+                break
+            ids, places = [windows[i] for i in left], [starts[i] for i in left]
+            refinement = asked.method.refinement
+            batch = next(self.runner.encode_batches(prefix, ids, places, refinement))
+            shelf = Shelf([len(ids[at]) for at in batch])
+            for place, (at, window) in enumerate(batch.items()):
+                index = left[at]
+                read[index] = self._kept(keys[index], shelf.put(place, window))
+                encoded.add(index)
+            yield 0.0
         found = tuple(index for index in range(len(keys)) if index not in encoded)
-        cached += sum(lengths[index] for index in found)
+        cached += sum(len(windows[index]) for index in found)
         return Encoded(prefix, [read[index] for index in range(len(keys))], cached, found)
 
     def _kept(self, key: Key, window: Window) -> Window:
@@ -107,13 +96,6 @@ class SharedEncoder:
             # A row that reads the same text twice reads two windows, also where a cache has one.
             there = self._windows[key] = replace(window)
         return there
-
-
-def _tell(asked: ToEncode, done: int, told: int) -> int:
-    """Say how many windows are done, if they are more than were told."""
-    if asked.on_encoded is not None and done > told:
-        asked.on_encoded(done, len(asked.windows))
-    return done
 
 
 def _keys(prefix: Key, asked: ToEncode) -> list[Key]:

@@ -8,12 +8,14 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
+from transformers.generation import GenerationMode
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.layout import Layout, Parts, texts
 from rag_windows.attention.native.kernel import Part
 from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments
-from rag_windows.errors import InputError
+from rag_windows.errors import GenerationError, InputError
 from rag_windows.generate import Decoder, with_config
 from rag_windows.kv import Window, follows, side_by_side
 from rag_windows.loading import input_device
@@ -21,43 +23,15 @@ from rag_windows.methods import query_bias
 from rag_windows.prefill import EncodedContext
 from rag_windows.sampling import refuse_model_inputs, seeded
 
-OPTIONS = frozenset(
-    (
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "bos_token_id",
-        "do_sample",
-        "eos_token_id",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "exponential_decay_length_penalty",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "generation_config",
-        "logits_processor",
-        "max_new_tokens",
-        "max_time",
-        "min_length",
-        "min_new_tokens",
-        "min_p",
-        "no_repeat_ngram_size",
-        "pad_token_id",
-        "prefix_allowed_tokens_fn",
-        "remove_invalid_values",
-        "renormalize_logits",
-        "repetition_penalty",
-        "sequence_bias",
-        "stopping_criteria",
-        "suppress_tokens",
-        "temperature",
-        "tokenizer",
-        "top_h",
-        "top_k",
-        "top_p",
-        "typical_p",
-    )
-)
-"""Options of ``generate`` that choose the next token of one row, or say when to stop."""
+OPTIONS = {
+    *vars(GenerationConfig()),
+    "generation_config",
+    "logits_processor",
+    "prefix_allowed_tokens_fn",
+    "stopping_criteria",
+    "tokenizer",
+}
+"""Options of ``generate`` that a batch knows; a question with others is answered alone."""
 
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "assistant_early_exit": (None, False),
@@ -79,7 +53,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "use_mtp": (None, False),
     "watermarking_config": (None,),
 }
-"""Options that a config may set, too, and the values with which a row can be one of a batch."""
+"""Those of them with which a row can be one of a batch at these values alone."""
 
 
 def served(decoder: Decoder, options: Mapping[str, Any]) -> bool:
@@ -98,18 +72,9 @@ class Row:
     """One row of the batch.
 
     ``generate`` itself prepares its processors and criteria, so that defaults, order and refusals
-    are its own; then it hands over to its caller's loop.
-
-    Args:
-        decoder: of the model.
-        context: prefix and windows, not yet together.
-        query_ids: at least one token.
-        options: of ``PreTrainedModel.generate``; those that `served` lets pass, with
-            ``max_new_tokens``.
-        criteria: stopping criteria beside those in ``options``.
-        seed: of a private generator, or None for PyTorch's global one.
-        cited: whether attention weights are recorded.
-        streamer: as in transformers, or None.
+    are its own; then it hands over to its caller's loop. ``options`` are its options, with
+    ``max_new_tokens``, and ``criteria`` further stopping criteria. The context is not yet together;
+    a seed gives the row a generator of its own; cited rows record attention weights.
 
     Attributes:
         spans: of each window, the tokens of each of its parts that are cited by themselves.
@@ -163,6 +128,9 @@ class Row:
         self.sequence = torch.tensor([prompt], dtype=torch.int64, device=device)
         made: Any = model.generate(self.sequence, custom_generate=_prepared, **arguments)
         self._processors, self._criteria = made["logits_processor"], made["stopping_criteria"]
+        mode = made["generation_config"].get_generation_mode()
+        if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+            raise GenerationError(f"A batch can't decode by {mode.value}; ask with generate().")
         self._sampling = bool(made["generation_config"].do_sample)
         self.greedy = not self._sampling and not self._processors
         self._ends = decoder.end_tokens(arguments)
