@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -24,9 +23,17 @@ MAX_LOGITS = 2**26
 """Logits of all rows together that one forward pass gives at most, one token a row at least."""
 
 
+@dataclass(slots=True)
+class EnsembleLayout(PromptLayout):
+    """A query whose windows, the members, answer each for itself."""
+
+    members: Members = field(kw_only=True)
+    combination: ParallelEnsemble = field(kw_only=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass gave.
+    """What one forward pass gave for its last tokens.
 
     Attributes:
         logprobs: (queries, windows, tokens, vocabulary) log-probabilities, fp32 at least.
@@ -43,8 +50,7 @@ class Pass:
 
 def passes(
     twin: PreTrainedModel,
-    layout: PromptLayout,
-    members: Members,
+    layout: EnsembleLayout,
     ids: torch.Tensor,
     positions: torch.Tensor,
     cache: RowsCache,
@@ -56,7 +62,7 @@ def passes(
     passes as the two bounds allow, one after the other through the KV cache. Those that hold some
     of the last ``kept`` tokens are yielded.
     """
-    queries, tokens = ids.shape
+    members, (queries, tokens) = layout.members, ids.shape
     batch = queries * members.per_query
     vocabulary = int(twin.config.get_text_config(decoder=True).vocab_size)
     by_tokens = max(1, MAX_ROW_TOKENS // batch)
@@ -73,17 +79,16 @@ def passes(
         logits = _logits(
             twin,
             replace(layout, recorder=recorder),
-            members,
             ids[:, start:stop],
-            positions[:, start:stop],
+            positions[:, start:stop].expand(queries, -1),
             cache,
             max(1, stop - first),
         )
         if stop > first:
-            rows = logits.log_softmax(dim=-1).unflatten(0, (queries, members.per_query))
+            by_window = logits.log_softmax(dim=-1).unflatten(0, (queries, members.per_query))
             yield Pass(
-                logprobs=rows[:, : members.count],
-                prior=rows[:, -1] if members.prior else None,
+                logprobs=by_window[:, : members.count],
+                prior=by_window[:, -1] if members.prior else None,
                 first_position=layout.position(held + first - start),
                 recorder=recorder,
             )
@@ -92,19 +97,18 @@ def passes(
 
 def _logits(
     twin: PreTrainedModel,
-    layout: PromptLayout,
-    members: Members,
+    layout: EnsembleLayout,
     ids: torch.Tensor,
     positions: torch.Tensor,
     cache: RowsCache,
     last: int,
 ) -> torch.Tensor:
     """(rows, last, vocabulary) logits of the last tokens, fp32 at least."""
-    rows = positions.expand(len(ids), -1).repeat_interleave(members.per_query, dim=0)
+    rows = layout.members.per_query
     with use_layout(layout):
         output = twin(
-            ids.repeat_interleave(members.per_query, dim=0),
-            position_ids=rows,
+            ids.repeat_interleave(rows, dim=0),
+            position_ids=positions.repeat_interleave(rows, dim=0),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=last,
@@ -113,49 +117,20 @@ def _logits(
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-@dataclass(slots=True)
-class EnsembleLayout(PromptLayout):
-    """A query whose windows answer each for itself.
-
-    Attributes:
-        members: the windows; those of the layout.
-        combination: makes one distribution of theirs.
-    """
-
-    members: Members = field(kw_only=True)
-    combination: ParallelEnsemble = field(kw_only=True)
-
-
-_MODEL = "_rag_windows_model"
-
-
 def make_view(twin: PreTrainedModel) -> PreTrainedModel:
     """A second view of the model with our attention, whose forward pass asks every window.
 
-    It is of a subclass of the model's class, shares all of its modules and has no state, so
-    transformers' own ``generate`` runs on it with its loop, processors, criteria and streamers and
-    never sees the rows behind. What they read travels with the call, in its layout.
+    It shares all of the model's modules and has no state, so transformers' own ``generate`` runs on
+    it with its loop, processors, criteria and streamers and never sees the rows behind. What they
+    read travels with the call, in its layout.
     """
-    plain: Any = type(twin)
-    kind = _view_class(plain)
-    view = kind.__new__(kind)
+    view = cast(Any, type(twin)).__new__(type(twin))
     view.__dict__.update(twin.__dict__)
-    # What dispatches a model over devices stands here; the twin's own does so in every pass.
-    view.__dict__.pop("forward", None)
-    view.__dict__[_MODEL] = twin
+
+    # Its name and signature are the model's: transformers asks which inputs it takes.
+    forward = functools.wraps(twin.forward)(functools.partial(_forward, twin))
+    view.__dict__["forward"] = forward
     return cast(PreTrainedModel, view)
-
-
-@lru_cache
-def _view_class(kind: Any) -> Any:
-    """The subclass of a model's class whose forward pass is ours."""
-
-    def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        return _forward(self.__dict__[_MODEL], *args, **kwargs)
-
-    # transformers asks it which inputs a model takes.
-    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]  # see PEP 362
-    return type(kind)(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
 
 
 def _forward(
@@ -178,7 +153,7 @@ def _forward(
         )
     kept = int(logits_to_keep) or input_ids.shape[1]
     parts = []
-    for one in passes(twin, layout, layout.members, input_ids, position_ids, past_key_values, kept):
+    for one in passes(twin, layout, input_ids, position_ids, past_key_values, kept):
         weights = layout.combination.weigh(one.logprobs, layout.members.fixed)
         parts.append(layout.combination.combine(one.logprobs, weights, one.prior))
         _record(layout, one, weights)

@@ -21,13 +21,8 @@ class RecomputeLayout(Layout):
     """Keys and values of one context, some of which forward passes replace.
 
     Token ``i`` stands at position ``i``: the prefix, then the windows one behind the other. The fed
-    tokens see every token up to themselves, whether that one is fed or not.
-
-    Args:
-        sliding_windows: see `rag_windows.attention.layout.Layout`.
-        rows: (n,) int64, ascending, on the CPU: the tokens that are fed.
-        keys: per layer, (kv heads, tokens, head dim); written to.
-        values: per layer, (kv heads, tokens, value dim); written to.
+    tokens, ``rows`` (n,) int64, ascending, on the CPU, see every token up to themselves, whether
+    that one is fed or not. ``keys`` and ``values`` (kv heads, tokens, dim) by layer are written to.
     """
 
     def __init__(
@@ -55,15 +50,13 @@ class RecomputeLayout(Layout):
 
 
 class Encoding(Protocol):
-    """What is read of an encoder here."""
+    """What is read of an encoder here: its model, and the sliding windows of its layers."""
+
+    sliding_windows: tuple[int | None, ...]
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model that encodes."""
-
-    @property
-    def sliding_windows(self) -> tuple[int | None, ...]:
-        """Of each layer."""
+        """What encodes."""
 
 
 LAYER = 1
@@ -128,15 +121,14 @@ def recompute(
         The windows with the chosen tokens' fresh keys and values in the place of the old ones; what
         was given stays as it is. And of each window how many tokens those are.
     """
-    if len(windows) < 2:
-        return list(windows), [0] * len(windows)
-    indices = chosen(encoder, windows, prefix, plan)
+    indices = torch.empty(0, dtype=torch.int64)
+    if len(windows) > 1:
+        indices = chosen(encoder, windows, prefix, plan)
     lengths = torch.tensor([len(window.ids) for window in windows])
     owners = torch.arange(len(windows)).repeat_interleave(lengths)[indices]
     counts = torch.bincount(owners, minlength=len(windows)).tolist()
-    if not len(indices):
-        return list(windows), counts
-    return encode_again(encoder, windows, prefix, indices), counts
+    made = encode_again(encoder, windows, prefix, indices) if len(indices) else list(windows)
+    return made, counts
 
 
 @torch.no_grad()

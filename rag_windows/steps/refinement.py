@@ -52,12 +52,7 @@ def check_room(
 ) -> None:
     """Refuse windows whose further passes would stand beyond the model's positions.
 
-    Args:
-        refinement: of the method.
-        starts: position of each window's first token.
-        lengths: tokens of each window.
-        limit: positions that the model has, or None for no limit.
-        name: how the error calls a window, by its index.
+    ``name`` is how the error calls a window, by its index.
 
     Raises:
         LimitError: naming the first window that does not fit, and what to do.

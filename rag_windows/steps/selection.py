@@ -16,33 +16,25 @@ from rag_windows.prefill import EncodedContext, Encoder
 def fuse(windows: Sequence[Window], fusion: Fusion) -> Window:
     """One window whose keys and values at a position are the mean or the sum of those there.
 
-    Windows of unlike lengths are laid over each other position by position; where a shorter one
-    has no token, the mean and the sum are over those that have one. Keys are rotated already, but
-    those that are mixed stand at the same position and are rotated alike.
-    It goes from the first position of any to the last; its tokens stand for nothing but their
-    number.
+    Windows are laid over each other position by position, from the first of any to the last; where
+    a shorter one has no token, those that have one count. Keys are rotated already, but those that
+    are mixed stand at one position. Its tokens stand for nothing but their number.
     """
     start = min(window.start for window in windows)
-    length = max(window.start + len(window.ids) for window in windows) - start
+    length = max(window.end for window in windows) - start
+    counts = _present(windows, start, length).sum(dim=0).view(1, -1, 1)
 
     def mixed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         first = tensors[0]
         exact = torch.promote_types(first.dtype, torch.float32)
         total = first.new_zeros((first.shape[0], length, first.shape[2]), dtype=exact)
         for window, tensor in zip(windows, tensors, strict=True):
-            at = window.start - start
-            total[:, at : at + len(window.ids)] += tensor.to(exact)
-        if fusion == "mean":
-            total = total / _present(windows, start, length).sum(dim=0).to(total).view(1, -1, 1)
-        return total.to(first.dtype)
+            total[:, window.start - start : window.end - start] += tensor.to(exact)
+        return (total / counts.to(total) if fusion == "mean" else total).to(first.dtype)
 
-    layers = range(len(windows[0].keys))
-    return Window(
-        ids=(0,) * length,
-        start=start,
-        keys=tuple(mixed([window.keys[layer] for window in windows]) for layer in layers),
-        values=tuple(mixed([window.values[layer] for window in windows]) for layer in layers),
-    )
+    keys = tuple(map(mixed, zip(*(window.keys for window in windows), strict=True)))
+    values = tuple(map(mixed, zip(*(window.values for window in windows), strict=True)))
+    return Window((0,) * length, start, keys, values)
 
 
 def pack_fused(
@@ -63,9 +55,7 @@ def pack_fused(
 def _present(windows: Sequence[Window], start: int, length: int) -> torch.Tensor:
     """(windows, length) bool: which window has a token at which position behind ``start``."""
     index = torch.arange(start, start + length)
-    first = torch.tensor([window.start for window in windows]).unsqueeze(-1)
-    end = torch.tensor([window.start + len(window.ids) for window in windows]).unsqueeze(-1)
-    return (index >= first) & (index < end)
+    return torch.stack([(index >= window.start) & (index < window.end) for window in windows])
 
 
 def select(
@@ -93,7 +83,7 @@ def _chosen(
     if len(groups) <= selection.retrieve:
         return set(groups)
     alignment = context.method.alignment
-    end = max(window.start + len(window.ids) for window in context.singles)
+    end = max(window.end for window in context.singles)
     query = encode_query(encoder, context.prefix, query_ids, alignment, end)
     places = {group: place for place, group in enumerate(groups)}
     pages = [selection.pages(window) for window in context.singles]
