@@ -50,7 +50,7 @@ from llama_index.llms.rag_windows import (
     passage_of_node,
 )
 from llama_index.llms.rag_windows.messages import read_messages
-from llama_index.llms.rag_windows.templates import WindowedPrompt, window_messages
+from llama_index.llms.rag_windows.templates import WindowedPrompt, WindowTemplate
 from rag_windows import GenerationError, InputError, LimitError, Passage, PromptError
 from tests.integrations.cases import PLACES, Case, case, one_window_each, reader
 from tests.integrations.llama_index.asking import (
@@ -178,8 +178,8 @@ VALUES: dict[str, Any] = {"context_str": Parts.of(["A passage."]), "query_str": 
 
 
 def shown(prompt: Any, **arguments: Any) -> list[tuple[str, str | None]]:
-    messages = window_messages(prompt, {**VALUES, **arguments}, llm())
-    return [(message.role.value, message.content) for message in messages]
+    template = WindowTemplate.of(prompt, {**VALUES, **arguments}, llm())
+    return [(message.role.value, message.content) for message in template.format_messages()]
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,6 @@ def test_a_template_that_would_lose_the_passages_is_refused() -> None:
             llm().predict(prompt, **VALUES)
     with pytest.raises(InputError, match="all hold passages"):
         llm().predict(PromptTemplate("{a}{b}"), a=Parts.of("a"), b=Parts.of("b"))
-    with pytest.raises(InputError, match=r"Parts\.of"):
-        window_messages(losing, {"context_str": "plain"}, llm())
     plain = llm()._get_messages(BARE, context_str="A passage.", query_str="Who?")
     assert [message.content for message in plain] == ["A passage.\nWho?"]
 
@@ -414,7 +412,6 @@ def test_the_template_becomes_the_instruction(template: Any, instruction: str) -
         (PromptTemplate("{query_str}"), "{context_str}"),
         (PromptTemplate("{context_str}\n{query_str}\n{style}"), "style"),
         (BARE.partial_format(query_str="Always this?"), "question"),
-        (BULLETED, "function"),
         ("{context_str}\n{query_str}", "PromptTemplate"),
     ],
 )
@@ -548,10 +545,10 @@ def test_duplicates_leave_the_best_score_and_a_record(caplog: pytest.LogCaptureF
     assert [(one.node_id, one.score) for one in kept] == [("c", 0.7), ("b", 0.5)]
     records = [one.metadata["rag_windows_duplicates"] for one in kept]
     assert records == [
-        [{"id": "a", "score": 0.2, "same": "text"}],
-        [{"id": "b", "score": 0.1, "same": "id"}],
+        [{"id": "a", "score": 0.2}],
+        [{"id": "b", "score": 0.1}],
     ]
-    assert "Node a (score 0.2) is left out" in caplog.text
+    assert "are left out: they are as node c" in caplog.text
     # The record is for people: no model and no embedding gets to see it.
     for mode in (MetadataMode.LLM, MetadataMode.EMBED):
         assert kept[0].node.get_content(metadata_mode=mode) == "the bridge WAS built."

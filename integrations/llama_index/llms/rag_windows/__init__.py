@@ -10,11 +10,13 @@ except ModuleNotFoundError as error:
     needs = missing("The LlamaIndex adapter", "llama-index-core", "llama-index")
     raise ModuleNotFoundError(needs, name=error.name) from None
 
-from llama_index.llms.rag_windows.messages import passage_of_node
-from llama_index.llms.rag_windows.postprocessor import WindowOrderPostprocessor
-from llama_index.llms.rag_windows.synthesizer import (
+from llama_index.llms.rag_windows.nodes import (
     ATTENTION_MASS,
     SourceNode,
+    WindowOrderPostprocessor,
+    passage_of_node,
+)
+from llama_index.llms.rag_windows.synthesizer import (
     WindowCondensePlusContextChatEngine,
     WindowContextChatEngine,
     WindowPromptHelper,

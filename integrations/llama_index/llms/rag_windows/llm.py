@@ -6,13 +6,11 @@ import inspect
 import json
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
-from llama_index.core.base.llms.generic_utils import messages_to_prompt as default_messages
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -30,10 +28,10 @@ from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPU
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM, ToolSelection
-from llama_index.core.llms.llm import default_completion_to_prompt as default_completion
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import PydanticProgramMode
+from pydantic_core import to_jsonable_python
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.utils import TransformersKwargs
@@ -52,7 +50,7 @@ from llama_index.llms.rag_windows.messages import (
     tool_definition,
 )
 from llama_index.llms.rag_windows.templates import Parts, WindowedPrompt, WindowTemplate
-from rag_windows import Guard, Method, Profile, WindowedLM
+from rag_windows import Method, Profile, WindowedLM
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.integration import (
     AnswerReader,
@@ -71,12 +69,8 @@ from rag_windows.integration import (
 MEMORY_SPARES = 256
 """Tokens of ``context_window`` that LlamaIndex's chat engines leave to the answer."""
 
-_SHOWN_BY_TEMPLATE = {
-    "messages_to_prompt": (None, default_messages),
-    "completion_to_prompt": (None, default_completion),
-    "query_wrapper_prompt": (None, "{query_str}"),
-}
-"""Arguments of HuggingFaceLLM that write a prompt by hand, and values that ask for nothing."""
+_SHOWN_BY_TEMPLATE = ("messages_to_prompt", "completion_to_prompt", "query_wrapper_prompt")
+"""Arguments of HuggingFaceLLM that write a prompt by hand."""
 
 _OF_LOADING = (
     *("tokenizer_kwargs", "model_kwargs", "device_map"),
@@ -186,24 +180,17 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         model: Any = None,
         lm: WindowedLM | None = None,
         tokenizer: Any = None,
-        max_tokens: int | None = None,
         **arguments: Any,
     ) -> None:
-        for name, harmless in _SHOWN_BY_TEMPLATE.items():
-            given = arguments.pop(name, None)
-            if getattr(given, "template", given) not in harmless:
+        for name in _SHOWN_BY_TEMPLATE:
+            if arguments.pop(name, None) is not None:
                 raise InputError(
                     f"{name} can't be used: the prompt is written by the tokenizer's own chat "
                     "template, and text can't spell its control tokens. Leave it out; put an "
                     "instruction into system_prompt."
                 )
-        _refuse_unknown(arguments, type(self).model_fields, "RagWindowsLLM")
-        fields = _set(arguments)
-        if max_tokens is not None:
-            if "max_new_tokens" in fields:
-                raise UnknownArgumentError(_TWICE)
-            fields["max_new_tokens"] = max_tokens
-        fields["generate_kwargs"] = _named(fields.get("generate_kwargs", {}))
+        fields = _named(arguments, type(self).model_fields, "RagWindowsLLM")
+        fields["generate_kwargs"] = _call_options(fields.get("generate_kwargs", {}))
         for name, read in (("method", method_of), ("profile", profile_of), ("fallback", guard_of)):
             if name in fields:
                 fields[name] = read(fields[name])
@@ -284,25 +271,29 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """`chat` piece by piece."""
-        return self._stream(messages, kwargs, chat=True)
+        prepare = self._prepare(messages, kwargs)
+        return self._stream(llm_chat_callback(), prepare, chat_pieces(), messages, kwargs)
 
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """`complete` piece by piece."""
-        return self._stream(prompt, kwargs, chat=False)
+        prepare = self._prepare_prompt(prompt, kwargs)
+        return self._stream(llm_completion_callback(), prepare, completion_pieces(), prompt, kwargs)
 
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """`stream_chat` beside the event loop."""
-        return await self._astream(messages, kwargs, chat=True)
+        prepare = self._prepare(messages, kwargs)
+        return await self._astream(llm_chat_callback(), prepare, chat_pieces(), messages, kwargs)
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """`stream_complete` beside the event loop."""
-        return await self._astream(prompt, kwargs, chat=False)
+        prepare, report = self._prepare_prompt(prompt, kwargs), llm_completion_callback()
+        return await self._astream(report, prepare, completion_pieces(), prompt, kwargs)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -366,8 +357,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         """An answer as an object of ``output_cls``."""
         llm, template = self._over_windows(prompt, prompt_args, calls=True)
         with surfacing():
-            stock = inspect.unwrap(LLM.structured_predict)  # without a second span
-            return stock(llm, output_cls, template, llm_kwargs, **prompt_args)
+            return LLM.structured_predict(llm, output_cls, template, llm_kwargs, **prompt_args)
 
     async def astructured_predict(
         self,
@@ -379,32 +369,22 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         """`structured_predict` beside the event loop."""
         llm, template = self._over_windows(prompt, prompt_args, calls=True)
         with surfacing():
-            stock = inspect.unwrap(LLM.astructured_predict)
+            stock = LLM.astructured_predict
             return await stock(llm, output_cls, template, llm_kwargs, **prompt_args)
 
     def _structured_stream_call(
         self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> Generator[Any, None, None]:
         llm, template = self._over_windows(prompt, prompt_args, calls=False)
-        with surfacing():
-            yield from LLM._structured_stream_call(
-                llm, output_cls, template, llm_kwargs, **prompt_args
-            )
+        return LLM._structured_stream_call(llm, output_cls, template, llm_kwargs, **prompt_args)
 
     async def _structured_astream_call(
         self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> AsyncGenerator[Any, None]:
         llm, template = self._over_windows(prompt, prompt_args, calls=False)
-
-        async def objects() -> AsyncGenerator[Any, None]:
-            with surfacing():
-                stream = await LLM._structured_astream_call(
-                    llm, output_cls, template, llm_kwargs, **prompt_args
-                )
-                async for one in stream:
-                    yield one
-
-        return objects()
+        return await LLM._structured_astream_call(
+            llm, output_cls, template, llm_kwargs, **prompt_args
+        )
 
     def _over_windows(
         self, prompt: BasePromptTemplate, arguments: dict[str, Any], *, calls: bool
@@ -422,10 +402,10 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         return super()._get_messages(template, **prompt_args)
 
     def _get_prompt(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
-        if WindowTemplate.of(prompt, prompt_args, self) is prompt:
+        template = WindowTemplate.of(prompt, prompt_args, self)
+        if template is prompt:
             return super()._get_prompt(prompt, **prompt_args)
-        messages = self._get_messages(prompt, **prompt_args)
-        return WindowedPrompt.of(messages[-1].content or "", messages)
+        return WindowedPrompt.of(super()._get_messages(template))
 
     def _extend_prompt(self, formatted_prompt: str) -> str:
         # The system prompt stands where the chat template has it, never inside the question.
@@ -491,82 +471,54 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of one call over those of the constructor."""
-        given = _named(_set(options))
+        given = _call_options(options)
         names = ("temperature", "top_p")
-        asked = given.keys() & names
-        sampling = sampling_options(*(given.pop(name, getattr(self, name)) for name in names))
-        if asked:
-            given = {**sampling, **given}
         merged = {
             "max_new_tokens": self.max_new_tokens,
             "citations": self.citations,
             **_set({name: getattr(self, name) for name in ("on_encoded", "fallback")}),
-            **({} if asked else sampling),
             **self.generate_kwargs,
+            **sampling_options(*(given.pop(name, getattr(self, name)) for name in names)),
+            **given,
         }
-        if asked and not given["do_sample"]:
-            # Those of the constructor, which transformers warns of beside do_sample=False.
-            merged = {name: value for name, value in merged.items() if name not in names}
-        merged |= given
         if self.stopping_ids:
             criteria = merged.get("stopping_criteria") or []
             merged["stopping_criteria"] = [*criteria, EosTokenCriteria(self.stopping_ids)]
         return merged
 
-    def _streaming(self, *, chat: bool) -> tuple[Any, Any, Any]:
-        """What reports a stream, what makes its call, and what becomes of each chunk."""
-        if chat:
-            return llm_chat_callback(), self._prepare, chat_pieces()
-        return llm_completion_callback(), self._prepare_prompt, completion_pieces()
+    def _stream(
+        self, report: Any, prepare: Callable[[], ChatCall], pieces: Any, asked: Any, options: Any
+    ) -> Generator[Any, None, None]:
+        """A stream of an answer, with LlamaIndex's callbacks and events.
 
-    def _stream(self, asked: Any, options: Any, *, chat: bool) -> Generator[Any, None, None]:
-        """A stream of an answer to messages or a prompt, with its callbacks and events.
-
-        LlamaIndex's reporting decorator leaves closing what it wraps to the garbage collector,
-        which never does while a handler keeps the exception that ended the stream. So both are
-        closed here.
+        Its reporting decorator leaves closing what it wraps to the garbage collector, which never
+        does while a handler keeps the exception that ended the stream. So both are closed here.
         """
-        report, prepare, pieces = self._streaming(chat=chat)
-        made: list[Generator[Any, None, None]] = []
+        with surfacing():
+            answer = self._calls.stream(prepare, pieces)
 
-        def surfaced() -> Generator[Any, None, None]:
-            with surfacing():
-                yield from made[0]
+            def make(*_: Any, **__: Any) -> Generator[Any, None, None]:
+                return answer
 
-        def make(_: Any, asked: Any, **options: Any) -> Generator[Any, None, None]:
-            prepared = prepare(asked, options)
-            with surfacing():
-                made.append(self._calls.stream(prepared, pieces))
-            return surfaced()
-
-        reported: Any = report(make)(self, asked, **options)
-
-        def told() -> Generator[Any, None, None]:
-            with closing(made[0]), closing(reported):
+            with closing(answer), closing(report(make)(self, asked, **options)) as reported:
                 yield from reported
 
-        return told()
-
-    async def _astream(self, asked: Any, options: Any, *, chat: bool) -> AsyncGenerator[Any, None]:
+    async def _astream(
+        self, report: Any, prepare: Callable[[], ChatCall], pieces: Any, asked: Any, options: Any
+    ) -> AsyncGenerator[Any, None]:
         """`_stream` beside an event loop."""
-        report, prepare, pieces = self._streaming(chat=chat)
-        made: list[AsyncGenerator[Any, None]] = []
+        answer = self._calls.stream_async(prepare, pieces)
 
-        async def surfaced() -> AsyncGenerator[Any, None]:
-            with surfacing():
-                async for one in made[0]:
-                    yield one
-
-        async def make(_: Any, asked: Any, **options: Any) -> AsyncGenerator[Any, None]:
-            made.append(self._calls.stream_async(prepare(asked, options), pieces))
-            return surfaced()
+        async def make(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+            return answer
 
         reported = await report(make)(self, asked, **options)
 
         async def told() -> AsyncGenerator[Any, None]:
-            async with aclosing(made[0]), aclosing(reported):
-                async for one in reported:
-                    yield one
+            async with aclosing(answer), aclosing(reported):
+                with surfacing():
+                    async for one in reported:
+                        yield one
 
         return told()
 
@@ -577,7 +529,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
             )
         state = dict(super().__getstate__())
         # Made anew from the fields, where the pickle is read.
-        state["__pydantic_private__"] = None
+        fields = {k: v for k, v in state["__dict__"].items() if k not in _SHOWN_BY_TEMPLATE}
+        state |= {"__pydantic_private__": None, "__dict__": fields}
         return state
 
     @field_serializer(
@@ -586,9 +539,6 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     )
     def _as_plain(self, value: Any) -> Any:
         return _plain(value)
-
-
-_TWICE = "max_tokens and max_new_tokens are one argument; give only one of them."
 
 
 def _source(
@@ -617,19 +567,13 @@ def _source(
     return ModelSource(model, lm=lm, tokenizer=tokenizer, **{**options, **loading})
 
 
-def _named(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a call under the engine's names."""
-    _refuse_unknown(options, CALL_OPTIONS, "A call of RagWindowsLLM")
-    named = dict(options)
-    if "max_tokens" in named:
-        if "max_new_tokens" in named:
-            raise UnknownArgumentError(_TWICE)
-        named["max_new_tokens"] = named.pop("max_tokens")
-    return named
+def _call_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return _named(options, CALL_OPTIONS, "A call of RagWindowsLLM")
 
 
-def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    names = set(known)
+def _named(given: Mapping[str, Any], known: Iterable[str], where: str) -> dict[str, Any]:
+    """What is given and not None, under our names; an unknown name is an error."""
+    names = {"max_tokens", *known}
     for name in given:
         if name in names:
             continue
@@ -638,6 +582,14 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> N
         if name in CALL_OPTIONS:
             advice = f"give it as generate_kwargs={{{name!r}: ...}}, or in a call."
         raise UnknownArgumentError(f"{where} takes no argument {name!r}; {advice}")
+    found = _set(given)
+    if "max_tokens" in found:
+        if "max_new_tokens" in found:
+            raise UnknownArgumentError(
+                "max_tokens and max_new_tokens are one argument; give only one of them."
+            )
+        found["max_new_tokens"] = found.pop("max_tokens")
+    return found
 
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -646,21 +598,16 @@ def _set(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """A value as JSON; of what has no plain form, such as a header function, its name is left."""
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
     if isinstance(value, Method):
         return describe(value)
-    if isinstance(value, Guard):
-        return asdict(value)
     if isinstance(value, Profile):
         return json.loads(value.to_json())
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items() if key not in _SECRETS}
-    if isinstance(value, Sequence):
-        return [_plain(entry) for entry in value]
+        value = {name: entry for name, entry in value.items() if name not in _SECRETS}
+    return to_jsonable_python(value, fallback=_name_of)
+
+
+def _name_of(value: Any) -> str:
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    described = getattr(value, "to_dict", None)
-    if callable(described):
-        return _plain(described())
     return getattr(value, "__qualname__", None) or str(value)

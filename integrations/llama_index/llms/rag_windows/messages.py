@@ -21,9 +21,9 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.tools.types import BaseTool
 
+from llama_index.llms.rag_windows.nodes import passage_of_node
 from llama_index.llms.rag_windows.templates import Parts
 from rag_windows import Chunk, Generation, Passage
 from rag_windows.errors import GenerationError, InputError
@@ -36,7 +36,6 @@ from rag_windows.integration import (
     describe,
     one_way,
     passage_list,
-    passage_of,
 )
 
 BROKEN = "broken_calls"
@@ -113,17 +112,24 @@ def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]]
 
 
 def _texts(message: ChatMessage, index: int, passages: list[Passage]) -> Iterator[str]:
+    """The texts of a message; a citable block becomes a passage: ``source`` is its id."""
+    where = f"Message {index}"
     for block in message.blocks:
-        if isinstance(block, TextBlock):
-            yield block.text
-        elif isinstance(block, CitableBlock):
-            passages.append(_passage_of_block(block))
+        if isinstance(block, CitableBlock):
+            texts = [_text_of(part, f"{block.title!r} in {where}") for part in block.content]
+            text = "\n".join(texts)
+            passages.append(Passage(text, id=block.source or None, title=block.title or None))
         elif not isinstance(block, _UNSHOWN):
-            raise InputError(
-                f"Message {index} holds a {type(block).__name__}; this model reads text and "
-                "citable blocks only. Give its text as a TextBlock, or as a CitableBlock to read "
-                "it as a passage."
-            )
+            yield _text_of(block, where)
+
+
+def _text_of(block: ContentBlock, where: str) -> str:
+    if isinstance(block, TextBlock):
+        return block.text
+    raise InputError(
+        f"{where} holds a {type(block).__name__}; this model reads text and citable blocks of "
+        "text only. Give its text as a TextBlock, or as a CitableBlock to read it as a passage."
+    )
 
 
 def given_passages(blocks: list[Passage], passages: Any, nodes: Any) -> list[Passage]:
@@ -139,37 +145,6 @@ def given_passages(blocks: list[Passage], passages: Any, nodes: Any) -> list[Pas
             "nodes=": passage_list("nodes", nodes),
         }
     )
-
-
-def passage_of_node(node: NodeWithScore | BaseNode) -> Passage:
-    """The passage that a node becomes; id, score and metadata are kept.
-
-    The text is what LlamaIndex shows a model (`MetadataMode.LLM`: text with the metadata that is
-    not excluded), but for a title, which becomes the passage's own and heads its window. A title
-    that ``excluded_llm_metadata_keys`` names is not shown.
-
-    Raises:
-        InputError: not a node.
-    """
-    if not isinstance(node.node if isinstance(node, NodeWithScore) else node, BaseNode):
-        raise InputError(
-            f"nodes must hold NodeWithScore or nodes, not {type(node).__name__}; give texts and "
-            "mappings as passages= instead."
-        )
-    return passage_of(node)
-
-
-def _passage_of_block(block: CitableBlock) -> Passage:
-    """The passage that a citable block becomes: ``source`` is its id, ``title`` its title."""
-    texts = []
-    for part in block.content:
-        if not isinstance(part, TextBlock):
-            raise InputError(
-                f"The citable block {block.title!r} holds a {type(part).__name__}; this model "
-                "reads text only. Give its text as a TextBlock."
-            )
-        texts.append(part.text)
-    return Passage(text="\n".join(texts), id=block.source or None, title=block.title or None)
 
 
 def tool_definition(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import aclosing, closing
 from typing import Any, Self, cast
 
 import llama_index.core.instrumentation as instrument
 from llama_index.core import Settings
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatResponseAsyncGen, ChatResponseGen
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
@@ -21,86 +21,23 @@ from llama_index.core.instrumentation.events.synthesis import (
 )
 from llama_index.core.llms import ChatMessage, ChatResponse
 from llama_index.core.llms.llm import LLM
-from llama_index.core.memory import Memory
+from llama_index.core.memory import BaseMemory, Memory
 from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import BaseNode, NodeWithScore, QueryType
+from llama_index.core.schema import NodeWithScore, QueryType
 from llama_index.core.tools import BaseTool
 from llama_index.core.types import RESPONSE_TEXT_TYPE, TokenAsyncGen, TokenGen
 
 from llama_index.llms.rag_windows.llm import RagWindowsLLM
-from llama_index.llms.rag_windows.templates import Parts, checked_template, window_messages
+from llama_index.llms.rag_windows.nodes import as_sources, note
+from llama_index.llms.rag_windows.templates import Parts, WindowTemplate, checked_template
 from rag_windows import Passage
 from rag_windows.errors import GenerationError, InputError
 
-logger = logging.getLogger(__name__)
-# LlamaIndex passes this function on without naming it as its own.
-dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # as said above
-
-ATTENTION_MASS = "attention_mass"
-"""Metadata key: share of the attention that a node got while the answer was written, 0 to 1."""
-
-NOTE = "rag_windows_note"
-"""Metadata key: why a node made no window of its own, or several; set only where that happened."""
-
-_SHOWN = 200
-"""Characters of a wrong answer that an error shows."""
-
-
-class SourceNode(NodeWithScore):
-    """A node of one answer.
-
-    The node inside is a copy with metadata of its own, so that what is noted there never reaches
-    the retriever's node. The noted keys are excluded from what embeddings and models are shown.
-    """
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Name in serialized form."""
-        return "SourceNode"
-
-    @property
-    def attention_mass(self) -> float | None:
-        """Share of the attention; None until the answer is complete."""
-        mass: float | None = self.node.metadata.get(ATTENTION_MASS)
-        return mass
-
-
-def annotated(node: BaseNode, notes: Mapping[str, Any], *keys: str) -> BaseNode:
-    """A copy with more metadata, of which these and further keys are shown to no model."""
-    copy = node.model_copy()
-    # Assigned one by one: the copy still shares these containers with the original.
-    copy.metadata = {**node.metadata, **notes}
-    for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
-        setattr(copy, name, list(dict.fromkeys([*getattr(node, name), *notes, *keys])))
-    return copy
-
-
-def as_sources(nodes: Iterable[NodeWithScore]) -> list[SourceNode]:
-    """Copies to note an answer's masses on; a source that has none yet stands for itself."""
-    sources = []
-    for one in nodes:
-        if not isinstance(one, SourceNode) or ATTENTION_MASS in one.node.metadata:
-            node = annotated(one.node, {}, ATTENTION_MASS, NOTE)
-            for key in (ATTENTION_MASS, NOTE):
-                node.metadata.pop(key, None)
-            one = SourceNode(node=node, score=one.score)
-        sources.append(one)
-    return sources
-
-
-def _note(sources: Sequence[SourceNode] | None, response: ChatResponse) -> None:
-    """Write an answer's attention masses and notes on its sources; a partial answer has none."""
-    if not sources or not isinstance(response.raw, Mapping):
-        return
-    for citation in response.raw.get("citations") or ():
-        sources[citation["passage"]].node.metadata[ATTENTION_MASS] = citation["mass"]
-    for note in response.raw.get("notes") or ():
-        logger.info("%s", note["message"])
-        sources[note["passage"]].node.metadata[NOTE] = note["message"]
+dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # LlamaIndex passes it on without naming it as its own
 
 
 class WindowPromptHelper(PromptHelper):
@@ -136,11 +73,6 @@ class WindowPromptHelper(PromptHelper):
         super().__init__(*arguments, **named)
         self.max_windows = max_windows
 
-    @classmethod
-    def class_name(cls) -> str:
-        """Name in serialized form."""
-        return "WindowPromptHelper"
-
     def repack(
         self,
         prompt: BasePromptTemplate,
@@ -174,11 +106,6 @@ class WindowPromptHelper(PromptHelper):
         """The chunks as they are: nothing is cut, and what joined them before stays joined."""
         if llm is not None and not isinstance(llm, RagWindowsLLM):
             return super().truncate(prompt, text_chunks, padding=padding, llm=llm, tools=tools)
-        logger.warning(
-            "A text is read as part of one prompt, uncut. If it holds passages (the response mode "
-            "simple_summarize joins them), use compact, tree_summarize or WindowSynthesizer to "
-            "have each in a window of its own."
-        )
         return list(text_chunks)
 
 
@@ -247,10 +174,8 @@ class WindowSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Answer a query over nodes; further arguments go to the LLM's chat."""
         sources = as_sources(nodes)
-        stock: Any = inspect.unwrap(BaseSynthesizer.synthesize)  # without a second span
-        options = {"sources": sources, **response_kwargs}
-        response: RESPONSE_TYPE = stock(self, query, sources, additional_source_nodes, **options)
-        return response
+        given = {"sources": sources, **response_kwargs}
+        return super().synthesize(query, sources, additional_source_nodes, **given)
 
     async def asynthesize(
         self,
@@ -261,19 +186,15 @@ class WindowSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Like `synthesize`, without blocking the event loop."""
         sources = as_sources(nodes)
-        stock: Any = inspect.unwrap(BaseSynthesizer.asynthesize)
-        options = {"sources": sources, **response_kwargs}
-        response: RESPONSE_TYPE = await stock(
-            self, query, sources, additional_source_nodes, **options
-        )
-        return response
+        given = {"sources": sources, **response_kwargs}
+        return await super().asynthesize(query, sources, additional_source_nodes, **given)
 
     def get_response(
         self,
         query_str: str,
         text_chunks: Sequence[str],
         *,
-        sources: Sequence[SourceNode] | None = None,
+        sources: Sequence[NodeWithScore] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TEXT_TYPE:
         """Answer over texts, or over the ``sources`` that they were taken from."""
@@ -291,7 +212,7 @@ class WindowSynthesizer(BaseSynthesizer):
         query_str: str,
         text_chunks: Sequence[str],
         *,
-        sources: Sequence[SourceNode] | None = None,
+        sources: Sequence[NodeWithScore] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TEXT_TYPE:
         """Like `get_response`, without blocking the event loop."""
@@ -308,14 +229,15 @@ class WindowSynthesizer(BaseSynthesizer):
         self,
         query_str: str,
         text_chunks: Sequence[str],
-        sources: Sequence[SourceNode] | None,
+        sources: Sequence[NodeWithScore] | None,
         options: dict[str, Any],
     ) -> tuple[list[ChatMessage], dict[str, Any]]:
         """Messages and options of the chat that answers."""
         self._check_streaming()
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         slot = {"context_str": Parts.of([]), "query_str": query_str}
-        messages = window_messages(self._text_qa_template, slot, self._llm)
+        template = WindowTemplate.of(self._text_qa_template, slot, self._llm)
+        messages = template.format_messages(self._llm)
         # Not part of the template: braces in what people said are no variables.
         messages = [*messages[:-1], *self._chat_history, messages[-1]]
         if self._llm.output_parser is not None:
@@ -328,19 +250,19 @@ class WindowSynthesizer(BaseSynthesizer):
         return self._llm._extend_messages(messages), {**windows, **options}
 
     def _read(
-        self, response: ChatResponse, sources: Sequence[SourceNode] | None
+        self, response: ChatResponse, sources: Sequence[NodeWithScore] | None
     ) -> str | BaseModel:
         """The text of an answer, or the object that it spells."""
-        _note(sources, response)
+        note(sources, response)
         text = response.message.content or ""
         if self._output_cls is None:
             return self._llm._parse_output(text)
         try:
             found = PydanticOutputParser(output_cls=self._output_cls).parse(text)
         except (ValidationError, ValueError, TypeError) as error:
-            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
             raise GenerationError(
-                f"The model did not answer with JSON of {self._output_cls.__name__}: {shown!r}. "
+                f"The model did not answer with JSON of {self._output_cls.__name__}: "
+                f"{text[:200]!r}. "
                 "Use a model that was trained for structured answers, raise max_new_tokens if the "
                 "answer was cut off, or ask for text (without output_cls)."
             ) from error
@@ -356,24 +278,20 @@ class WindowSynthesizer(BaseSynthesizer):
             )
 
 
-def _tokens(stream: ChatResponseGen, sources: Sequence[SourceNode] | None) -> TokenGen:
-    try:
+def _tokens(stream: ChatResponseGen, sources: Sequence[NodeWithScore] | None) -> TokenGen:
+    with closing(stream):
         for response in stream:
-            _note(sources, response)
+            note(sources, response)
             yield response.delta or ""
-    finally:
-        stream.close()
 
 
 async def _atokens(
-    stream: ChatResponseAsyncGen, sources: Sequence[SourceNode] | None
+    stream: ChatResponseAsyncGen, sources: Sequence[NodeWithScore] | None
 ) -> TokenAsyncGen:
-    try:
+    async with aclosing(stream):
         async for response in stream:
-            _note(sources, response)
+            note(sources, response)
             yield response.delta or ""
-    finally:
-        await stream.aclose()
 
 
 class _OverWindows:
@@ -382,28 +300,32 @@ class _OverWindows:
     _llm: LLM
 
     @classmethod
-    def from_defaults(cls, *args: Any, **kwargs: Any) -> Self:
+    def from_defaults(
+        cls,
+        retriever: BaseRetriever,
+        *,
+        llm: LLM | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        memory: BaseMemory | None = None,
+        **kwargs: Any,
+    ) -> Self:
         """As the base class; without ``memory``, one is made that leaves room in the prompt.
 
         The base class would make one that fills a prompt; instruction and longest window stand
         there, too.
         """
-        make = cast(Any, super()).from_defaults
-        arguments = dict(inspect.signature(make).bind(*args, **kwargs).arguments)
-        arguments |= arguments.pop("kwargs", {})
-        llm = _checked(arguments.get("llm") or Settings.llm)
-        if arguments.get("memory") is None:
-            arguments["memory"] = Memory.from_defaults(
-                chat_history=arguments.get("chat_history") or [],
-                token_limit=llm.metadata.context_window // 2,
-            )
-        return cast(Self, make(**{**arguments, "llm": llm}))
+        reader = _checked(llm or Settings.llm)
+        if memory is None:
+            limit = reader.metadata.context_window // 2
+            memory = Memory.from_defaults(chat_history=chat_history or [], token_limit=limit)
+        arguments = {"llm": reader, "chat_history": chat_history, "memory": memory, **kwargs}
+        return cast(Self, cast(Any, super()).from_defaults(retriever, **arguments))
 
     def _get_nodes(self, message: str) -> list[NodeWithScore]:
-        return list(as_sources(cast(Any, super())._get_nodes(message)))
+        return as_sources(cast(Any, super())._get_nodes(message))
 
     async def _aget_nodes(self, message: str) -> list[NodeWithScore]:
-        return list(as_sources(await cast(Any, super())._aget_nodes(message)))
+        return as_sources(await cast(Any, super())._aget_nodes(message))
 
     def _get_response_synthesizer(
         self, chat_history: list[ChatMessage], streaming: bool = False
@@ -419,8 +341,7 @@ class _OverWindows:
         )
 
 
-# The base classes promise the synthesizer that they make, and use what every one has.
-class WindowContextChatEngine(_OverWindows, ContextChatEngine):  # type: ignore[misc] # as said
+class WindowContextChatEngine(_OverWindows, ContextChatEngine):  # type: ignore[misc]  # LlamaIndex promises its own synthesizer
     """`ContextChatEngine` over windows; make one with ``from_defaults``, with its arguments.
 
     The context template and the system prompt are what every window reads first; the conversation
@@ -433,7 +354,7 @@ class WindowContextChatEngine(_OverWindows, ContextChatEngine):  # type: ignore[
     """
 
 
-class WindowCondensePlusContextChatEngine(  # type: ignore[misc] # as above
+class WindowCondensePlusContextChatEngine(  # type: ignore[misc]  # LlamaIndex promises its own synthesizer
     _OverWindows, CondensePlusContextChatEngine
 ):
     """`CondensePlusContextChatEngine` over windows; make one with ``from_defaults``.
