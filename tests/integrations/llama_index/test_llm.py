@@ -167,7 +167,7 @@ def test_serialization_gives_the_same_llm_again(tmp_path: Path) -> None:
         ({"link_tokens": -1}, MethodError, "Linked"),
         ({"fallback": "pcw"}, InputError, "fallback must be"),
         ({"fallback": {"pages": 3}}, InputError, "pages"),
-        ({"profile": "none.json"}, InputError, "can't be read"),
+        ({"profile": "none.json"}, InputError, "can't be used"),
         ({"profile": {"a": 1}}, InputError, "is no rag-windows calibration profile"),
         ({"max_new_tokens": 0}, ValidationError, "greater than"),
         ({"batch_rows": 0}, ValidationError, "greater than"),
