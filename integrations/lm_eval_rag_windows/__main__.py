@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import sys
 
+from lm_eval import __main__ as harness
+
 from rag_windows.errors import RagWindowsError
 
 
 def main() -> None:
-    """Run the harness's command line on this process's arguments.
-
-    Exit codes: the harness's own; 2 for an error of use (one line on stderr).
-    """
+    """Run it on this process's arguments; exit code 2 and one line for an error of use."""
     try:
-        from lm_eval.__main__ import cli_evaluate
-
-        import lm_eval_rag_windows  # noqa: F401  # registers the model
-
-        cli_evaluate()
+        harness.cli_evaluate()
     except RagWindowsError as error:
         from rag_windows.integration import one_line
 

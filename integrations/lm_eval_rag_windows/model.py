@@ -4,51 +4,53 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
+from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import (
     handle_stop_sequences,
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
 from lm_eval.models.utils_hf import stop_sequences_criteria
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from lm_eval_rag_windows.prompts import ChatContext, ChatWriter, Cut, Ids, Prompts
-from rag_windows import Method, PassageCache, Profile, WindowedLM, __version__
-from rag_windows.errors import InputError, LimitError, MethodError, ModelError, PromptError
+from lm_eval_rag_windows.prompts import ChatContext, Cut, Ids, Prompts, write_chat
+from rag_windows import Method, PassageCache, WindowedLM, __version__
+from rag_windows.errors import InputError, LimitError, ModelError
 from rag_windows.integration import (
     Boundary,
     EncodedContext,
     ModelSource,
+    Piece,
     describe,
+    leading_ids,
     likelihoods,
     method_of,
-    position_limit,
     whole_number,
 )
 
-UNKNOWN_LENGTH = 2048
-"""Positions of a model that names no limit, as with the harness's own models."""
+AS_HF = (
+    *("max_length", "add_bos_token", "prefix_token_id", "batch_size", "max_batch_size"),
+    *("enable_thinking", "chat_template_args", "think_end_token"),
+)
+"""Options that mean what they mean with ``--model hf``."""
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Pair = tuple[float, bool]
 
 
-class RagWindowsLM(TemplateLM):
-    r"""A local causal LM that reads each few-shot example in a window of its own.
+class RagWindowsLM(HFLM):
+    r"""The harness's own `HFLM`, but that each few-shot example is read in a window of its own.
 
     The harness makes it from ``--model rag-windows --model_args ...``. With ``method=sequential``
-    it computes what the harness's own ``--model hf`` computes. It runs in one process.
+    it computes what ``--model hf`` computes, and texts without a prompt (perplexity) it leaves to
+    that class. It runs in one process.
 
     Args:
         pretrained: Hub name, folder, "tiny-learner", a loaded model (with ``tokenizer``), or a
@@ -66,29 +68,16 @@ class RagWindowsLM(TemplateLM):
         parallelize: True is ``device_map="auto"``.
         fewshot_delimiter: what the task puts behind an example; ``\n`` is read as a line break.
         num_fewshot: how many examples a prompt has, where it does not show that itself, see
-            `find_borders`; 0 for no windows at all.
-        examples_per_window: how many share a window; default 1.
-        windows: or how many windows they are spread over.
-        prefix: text before every prompt, which all windows see; not with a chat template.
+            `find_examples`; 0 for no windows at all.
+        examples_per_window: how many share a window at most; default 1.
+        windows: how many windows they are spread over, instead.
         max_window_tokens: longer windows are cut into several; default: half of ``max_length``.
-        max_length: positions to use; default: those of the model.
         max_gen_toks: length of an answer where the task does not say it.
-        add_bos_token: whether prompts begin with the beginning-of-sequence token; default: as the
-            tokenizer does it.
-        prefix_token_id: what stands before a text that has no prompt; default: that token, else the
-            end token.
-        parse_special_tokens: whether control tokens that texts spell become control tokens, as with
-            ``--model hf``. The texts of a data set can then forge turns.
         cache: whether encoded windows are kept in memory.
-        cache_dir: folder to keep them in, too.
+        cache_dir: folder to keep them in, too, whatever ``cache`` says.
         cache_memory: size of the memory, such as "8GiB" or "25%" of what is free.
-        enable_thinking: variable of the chat template.
-        chat_template_args: further ones.
-        think_end_token: an answer is what follows this string.
-        batch_size: accepted and not used: how many rows make a pass is found from their size.
-        max_batch_size: likewise.
         trust_remote_code: True is refused.
-        numbers: parameters of the method (``temperature=0.9``).
+        options: those of `AS_HF`, and parameters of the method (``temperature=0.9``).
 
     Raises:
         InputError, ModelError, CacheError: an option that can't be used.
@@ -112,25 +101,14 @@ class RagWindowsLM(TemplateLM):
         num_fewshot: int | None = None,
         examples_per_window: int | None = None,
         windows: int | None = None,
-        prefix: str = "",
         max_window_tokens: int | None = None,
-        max_length: int | None = None,
         max_gen_toks: int = 256,
-        add_bos_token: bool | None = None,
-        prefix_token_id: int | None = None,
-        parse_special_tokens: bool = False,
         cache: bool = True,
         cache_dir: str | None = None,
         cache_memory: int | str = "25%",
-        enable_thinking: bool | None = None,
-        chat_template_args: Mapping[str, Any] | None = None,
-        think_end_token: str | None = None,
-        batch_size: int | str | None = None,
-        max_batch_size: int | None = None,
         trust_remote_code: bool = False,
-        **numbers: Any,
+        **options: Any,
     ) -> None:
-        super().__init__()
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise InputError(
                 "rag-windows runs in one process, and this one was started several times (by "
@@ -138,379 +116,225 @@ class RagWindowsLM(TemplateLM):
                 "over several accelerators."
             )
         # Before gigabytes are loaded.
-        for name, value, least in (
-            ("max_window_tokens", max_window_tokens, 1),
-            ("max_length", max_length, 1),
-            ("max_gen_toks", max_gen_toks, 1),
-            ("num_fewshot", num_fewshot, 0),
-            ("examples_per_window", examples_per_window, 1),
-            ("windows", windows, 1),
-        ):
+        self._shown = {"examples_per_window": examples_per_window, "windows": windows}
+        counts = {**self._shown, "max_window_tokens": max_window_tokens, "num_fewshot": num_fewshot}
+        counts |= {"max_gen_toks": max_gen_toks, "max_length": options.get("max_length")}
+        for name, value in counts.items():
             if value is not None:
-                whole_number(name, value, least)
-        if examples_per_window is not None and windows is not None:
-            raise InputError(
-                "examples_per_window and windows can't both be given; leave one of them out."
-            )
-        texts = (fewshot_delimiter, prefix)
-        if not fewshot_delimiter or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"fewshot_delimiter and prefix must be texts, got {texts!r}.")
-        self.lm = _load(
-            pretrained,
-            tokenizer=tokenizer,
-            method=_method(method, numbers, link_tokens, link_choose),
-            profile=profile,
-            cache=_cache(cache, cache_dir, cache_memory),
-            dtype=dtype,
-            device_map="auto" if parallelize and device_map is None else device_map,
-            device=device,
-            revision=None if revision is None else str(revision),
-            trust_remote_code=trust_remote_code or None,
-        )
+                whole_number(name, value, 0 if name == "num_fewshot" else 1)
+        if not fewshot_delimiter or not isinstance(fewshot_delimiter, str):
+            raise InputError(f"fewshot_delimiter must be a text, got {fewshot_delimiter!r}.")
+        as_hf = {name: options.pop(name) for name in AS_HF if name in options}
+        chosen: Method | None = None
+        if method is not None or options or link_tokens is not None:
+            links = {"link_tokens": link_tokens, "link_choose": link_choose}
+            chosen = method_of(method or "ape", options, **links)
+        kept: PassageCache | None = None
+        if cache_dir is not None:
+            kept = PassageCache.default(cache_dir, memory=cache_memory)
+        elif cache:
+            kept = PassageCache(memory=cache_memory)
+        if isinstance(pretrained, WindowedLM):
+            if tokenizer is not None or chosen is not None or profile is not None:
+                raise InputError(
+                    "A WindowedLM has its tokenizer, method and profile already; leave those out "
+                    "of model_args, or give the plain model as pretrained."
+                )
+            self.lm = pretrained if kept is None else pretrained.with_cache(kept)
+        else:
+            self.lm = ModelSource(
+                pretrained,
+                tokenizer=tokenizer,
+                method=chosen,
+                profile=profile,
+                cache=kept,
+                dtype=dtype,
+                device_map=device_map or ("auto" if parallelize else _there(device)),
+                revision=None if revision is None else str(revision),
+                trust_remote_code=trust_remote_code or None,
+            ).lm()
         if self.lm.tokenizer is None:
             raise ModelError("The harness needs a tokenizer: give tokenizer= beside pretrained=.")
-        self.tokenizer: Any = self.lm.tokenizer
-        self._device = self.lm.model.device
-        self._revision = revision
-        self._batch_size = batch_size
+        super().__init__(
+            self.lm.model, tokenizer=self.lm.tokenizer, revision=revision or "main", **as_hf
+        )
+        self._max_window_tokens = max_window_tokens or max(1, self.max_length // 2)
         self._max_gen_toks = max_gen_toks
-        self._think_end = think_end_token
-        self._prefix_token = prefix_token_id
-        self._template_kwargs = {**self.lm.template_kwargs, **(chat_template_args or {})}
-        if enable_thinking is not None:
-            self._template_kwargs["enable_thinking"] = enable_thinking
-        length = max_length or position_limit(self.lm.model.config) or UNKNOWN_LENGTH
-        boundary = Boundary(self.tokenizer)
-        if parse_special_tokens:
-            boundary = Boundary(self.tokenizer, tuple(boundary.controls))
-        self._shown = {"examples_per_window": examples_per_window, "windows": windows}
+        leading = leading_ids(self.tokenizer)
+        if self.add_bos_token is not None:
+            bos = self.tokenizer.bos_token_id
+            leading = (bos,) if self.add_bos_token and bos is not None else ()
         self.prompts = Prompts(
-            lm=self.lm,
-            boundary=boundary,
+            boundary=Boundary(self.tokenizer),
+            leading=leading,
             bos=str(self.tokenizer.decode([self.prefix_token_id])),
-            add_bos_token=add_bos_token,
-            delimiter=_unescaped(fewshot_delimiter),
+            # As the command line hands it over.
+            delimiter=fewshot_delimiter.replace("\\n", "\n").replace("\\t", "\t"),
             shots=num_fewshot,
             each=examples_per_window or 1,
             windows=windows,
-            before=_unescaped(prefix),
-            max_length=length,
-            max_window_tokens=max_window_tokens or max(1, length // 2),
         )
         # How many requests had so many windows; sets of prefix and windows, and what they cost.
-        # Requests without any prompt, as for perplexity, are left out.
         self._by_windows: Counter[int] = Counter()
-        self._counts = {"contexts": 0, "windows_encoded": 0, "windows_reused": 0}
-        self._writer: ChatWriter | None = None
+        told = ("windows_split", "prompts_truncated", "contexts", "windows_encoded")
+        self._counts = dict.fromkeys((*told, "windows_reused"), 0)
 
     # What the harness asks about
 
     @property
-    def eot_token_id(self) -> int:
-        """Id of the end token."""
-        return int(self.tokenizer.eos_token_id)
-
-    @property
-    def prefix_token_id(self) -> int:
-        """Id of what stands before a text that has no prompt."""
-        if self._prefix_token is not None:
-            return self._prefix_token
-        beginning = self.tokenizer.bos_token_id
-        return self.eot_token_id if beginning is None else int(beginning)
-
-    @property
-    def max_length(self) -> int:
-        """Positions that may be used."""
-        return self.prompts.max_length
-
-    @property
-    def batch_size(self) -> int | str | None:
-        """As it was given; how many rows make a pass is found from their size."""
-        return self._batch_size
-
-    @property
     def tokenizer_name(self) -> str:
         """Part of the name under which the harness keeps prompts: ours are no plain strings."""
-        return str(self.tokenizer.name_or_path).replace("/", "__") + "__windows"
+        return f"{super().tokenizer_name}__windows"
 
     def get_model_info(self) -> dict[str, Any]:
         """What the results file says about the model and its windows."""
-        return {
-            "model_num_parameters": int(self.lm.model.num_parameters()),
-            "model_dtype": str(self.lm.model.dtype),
-            "model_revision": self._revision,
-            "rag_windows": {
-                "version": __version__,
-                "method": describe(self.lm.method),
-                **self._shown,
-                "max_window_tokens": self.prompts.max_window_tokens,
-                "windows_split": self.prompts.split,
-                "prompts_truncated": self.prompts.truncated,
-                "requests_by_windows": {
-                    str(n): self._by_windows[n] for n in sorted(self._by_windows)
-                },
-                **self._counts,
-            },
+        told = {
+            "version": __version__,
+            "method": describe(self.lm.method),
+            **self._shown,
+            "max_window_tokens": self._max_window_tokens,
+            "requests_by_windows": {str(n): self._by_windows[n] for n in sorted(self._by_windows)},
+            **self._counts,
         }
+        return {**super().get_model_info(), "rag_windows": told}
 
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> ChatContext:
-        """A prompt as a string that knows its parts.
-
-        Raises:
-            PromptError: see `ChatWriter`.
-        """
-        if self.prompts.before:
-            raise PromptError(
-                "prefix= is for prompts without a chat template; give --system_instruction instead."
-            )
-        if self._writer is None:
-            self._writer = ChatWriter(self.tokenizer, self._template_kwargs)
-            self.prompts.wrote_chats = True
-        return self._writer.write(chat_history, answered=not add_generation_prompt)
+        """A prompt as a string that knows its parts."""
+        self.prompts.wrote_chats = True
+        variables = {**self.lm.template_kwargs, **self.chat_template_args}
+        return write_chat(self.tokenizer, variables, chat_history)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Ids of a text; never a control token out of its characters.
-
-        Args:
-            string: the text.
-            add_special_tokens: False leaves out what stands before a prompt.
-            kwargs: of the harness; none has a meaning here.
-        """
-        return list(self.prompts.text(string, leading=add_special_tokens is not False))
+        """Ids of a text; never a control token out of its characters."""
+        if add_special_tokens is False:
+            return self.prompts.boundary.encode(string)
+        return list(self.prompts.ids([Piece(string)]))
 
     # What it computes
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[Pair]:
-        """Log-probability of each continuation in nats, and whether it is the greedy answer.
+        """Log-probability of each continuation in nats, and whether it is the greedy answer."""
+        asked = [self._pair(request) for request in requests]
+        found: dict[int, Pair] = {}
+        with tqdm(total=len(asked), desc="Scoring", disable=disable_tqdm) as bar:
+            for context, places in self._contexts([cut for cut, _ in asked]):
+                pairs = [(asked[place][0].question, asked[place][1]) for place in places]
+                for place, one in zip(places, likelihoods(self.lm, context, pairs), strict=True):
+                    found[place] = one.logprob, one.greedy
+                    self.cache_hook.add_partial("loglikelihood", requests[place].args, found[place])
+                bar.update(len(places))
+        return [found[place] for place in range(len(asked))]
 
-        Raises:
-            InputError: a request that can't be read; the message names task and document.
-        """
-        asked = []
-        for request in requests:
-            with _named(request) as name:
-                context, continuation = request.args[:2]
-                asked.append(self._pair(context, continuation, request.doc, name))
-
-        def keep(index: int, pair: Pair) -> None:
-            self.cache_hook.add_partial("loglikelihood", requests[index].args, pair)
-
-        return self._scored(asked, disable_tqdm, keep)
-
-    def _loglikelihood_tokens(
-        self, requests: Sequence[Any], disable_tqdm: bool = False, **kwargs: Any
-    ) -> list[Pair]:
-        """The same for token ids, without windows: (anything, prompt, continuation) each."""
-        asked = []
-        for _, context, continuation in requests:
-            cut = Cut((), (), tuple(context))
-            fitted = self.prompts.fit(cut, len(continuation) - 1, "A request")
-            asked.append((fitted, tuple(continuation)))
-        return self._scored(asked, disable_tqdm)
-
-    def loglikelihood_rolling(
-        self, requests: Sequence[Instance], disable_tqdm: bool = False
-    ) -> list[float]:
-        """Log-probability of whole texts in nats, read in stretches and without windows.
-
-        Raises:
-            InputError: a text that can't be encoded; the message names task and document.
-        """
-        parts: list[Any] = []
-        owners: list[int] = []
-        for index, request in enumerate(requests):
-            with _named(request):
-                ids = self.tok_encode(request.args[0])
-            for stretch in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1):
-                parts.append((None, *make_disjoint_window(stretch)))
-                owners.append(index)
-        sums = [0.0] * len(requests)
-        found = self._loglikelihood_tokens(parts, disable_tqdm)
-        for owner, (logprob, _) in zip(owners, found, strict=True):
-            sums[owner] += logprob
-        for request, total in zip(requests, sums, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
-        return sums
-
-    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Free answers, one after the other, each cut before the first of its stop strings.
-
-        Raises:
-            InputError: a request that can't be read; the message names task and document.
-        """
-        asked, wishes = [], []
-        for request in requests:
-            with _named(request) as name:
-                context, wished = request.args[:2]
-                wish = self._wish(wished)
-                cut = self.prompts.cut(context, request.doc)
-                if not cut.question:
-                    raise InputError("the prompt has no tokens.")
-                asked.append(self.prompts.fit(cut, wish["max_new_tokens"], name))
-                wishes.append(wish)
-
-        def answered(context: EncodedContext, group: Sequence[int]) -> Iterator[str]:
-            for index in group:
-                text = self._answer(context, asked[index].question, wishes[index])
-                self.cache_hook.add_partial("generate_until", requests[index].args, text)
-                yield text
-
-        return self._together(asked, answered, "Answering", disable_tqdm)
-
-    def _wish(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """A task's generation arguments as those of `generate_ids`, and ``until``."""
-        end = str(self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False))
-        options = dict(normalize_gen_kwargs(dict(asked), self._max_gen_toks))
-        until = handle_stop_sequences(options.pop("until", None), eos=end)
-        options["max_new_tokens"] = int(options.pop("max_gen_toks"))
-        if not options.get("do_sample"):
-            options.pop("temperature", None)
-        return {**options, "until": [string for string in until if string]}
-
-    def _answer(self, context: EncodedContext, question: Ids, wish: Mapping[str, Any]) -> str:
-        options = dict(wish)
-        until = options.pop("until")
-        begins = len(context.prefix_ids) + len(question)
-        criteria = stop_sequences_criteria(self.tokenizer, list(until), begins, 1)
-        ids = self.lm.generate_ids(context, question, stopping_criteria=criteria, **options)
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return str(postprocess_generated_text(text, list(until), self._think_end))
-
-    def _scored(
-        self,
-        asked: Sequence[tuple[Cut, Ids]],
-        disable_tqdm: bool,
-        keep: Callable[[int, Pair], None] | None = None,
-    ) -> list[Pair]:
-        """Results of prompts with what follows them; each is kept as soon as it is there."""
-
-        def scored(context: EncodedContext, group: Sequence[int]) -> Iterator[Pair]:
-            pairs = [(asked[index][0].question, asked[index][1]) for index in group]
-            for index, one in zip(group, likelihoods(self.lm, context, pairs), strict=True):
-                if keep is not None:
-                    keep(index, (one.logprob, one.greedy))
-                yield one.logprob, one.greedy
-
-        cuts = [cut for cut, _ in asked]
-        return self._together(cuts, scored, "Scoring", disable_tqdm, counted=keep is not None)
-
-    def _together(
-        self,
-        cuts: Sequence[Cut],
-        work: Callable[[EncodedContext, Sequence[int]], Iterable[T]],
-        title: str,
-        disable_tqdm: bool,
-        *,
-        counted: bool = True,
-    ) -> list[T]:
-        """Results of prompts; ``work`` gets those that read one set of prefix and windows.
-
-        Sets come sorted, so that those which begin alike follow each other while their windows are
-        still in the cache.
-        """
-        groups: dict[tuple[Ids, tuple[Ids, ...]], list[int]] = {}
-        for index, cut in enumerate(cuts):
-            groups.setdefault((cut.prefix, cut.windows), []).append(index)
-        found: dict[int, T] = {}
-        with tqdm(total=len(cuts), desc=title, disable=disable_tqdm) as bar:
-            for (prefix, windows), group in sorted(groups.items()):
-                context = self.lm.encode_ids(prefix, windows)
-                if counted:
-                    self._by_windows[len(windows)] += len(group)
-                    self._counts["contexts"] += 1
-                    self._counts["windows_encoded"] += context.encoded_windows
-                    self._counts["windows_reused"] += context.cached_windows
-                for index, one in zip(group, work(context, group), strict=True):
-                    found[index] = one
-                    bar.update()
-        return [found[index] for index in range(len(cuts))]
-
-    def _pair(self, context: str, continuation: str, doc: Any, name: str) -> tuple[Cut, Ids]:
+    def _pair(self, request: Instance) -> tuple[Cut, Ids]:
         """A prompt and what follows it; without a prompt, the model's first token stands for it."""
+        context, continuation = request.args[:2]
         if context == "":
-            first, ids = self.prefix_token_id, self.prompts.text(continuation, leading=False)
+            first = self.prefix_token_id
+            ids = tuple(self.tok_encode(continuation, add_special_tokens=False))
             cut, ids = Cut((), (), (first,)), ids[1:] if ids[:1] == (first,) else ids
         else:
-            cut, ids = self.prompts.pair(context, continuation, doc)
-        if not ids:
-            raise InputError("there is no token to score in the continuation.")
-        return self.prompts.fit(cut, len(ids) - 1, name), ids
+            cut, ids = self.prompts.pair(context, continuation, request.doc)
+        return self._fit(cut, len(ids) - 1, request), ids
 
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Free answers, one after the other, each cut before the first of its stop strings."""
+        wishes, cuts = [], []
+        for request in requests:
+            context, wished = request.args[:2]
+            wishes.append(dict(normalize_gen_kwargs(dict(wished), self._max_gen_toks)))
+            cut = self.prompts.cut(context, request.doc)
+            cuts.append(self._fit(cut, wishes[-1]["max_gen_toks"], request))
+        found: dict[int, str] = {}
+        with tqdm(total=len(cuts), desc="Answering", disable=disable_tqdm) as bar:
+            for context, places in self._contexts(cuts):
+                for place in places:
+                    found[place] = self._answer(context, cuts[place].question, **wishes[place])
+                    self.cache_hook.add_partial(
+                        "generate_until", requests[place].args, found[place]
+                    )
+                    bar.update()
+        return [found[place] for place in range(len(cuts))]
 
-@contextmanager
-def _named(request: Instance) -> Iterator[str]:
-    """The request's name, which errors begin with."""
-    name = f"Document {request.doc_id} of task {request.task_name}"
-    try:
-        yield name
-    except InputError as error:
-        if str(error).startswith(name):
-            raise
-        kind = type(error) if type(error) in (LimitError, PromptError) else InputError
-        raise kind(f"{name}: {error}") from error
+    def _answer(
+        self,
+        context: EncodedContext,
+        question: Ids,
+        *,
+        until: list[str],
+        max_gen_toks: int,
+        **options: Any,
+    ) -> str:
+        end = str(self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False))
+        stops = [string for string in handle_stop_sequences(until, eos=end) if string]
+        if not options.get("do_sample"):
+            options.pop("temperature", None)
+        begins = len(context.prefix_ids) + len(question)
+        options["stopping_criteria"] = stop_sequences_criteria(self.tokenizer, stops, begins, 1)
+        ids = self.lm.generate_ids(context, question, max_new_tokens=max_gen_toks, **options)
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return str(postprocess_generated_text(text, stops, self.think_end_token))
 
+    def _contexts(self, cuts: Sequence[Cut]) -> Iterator[tuple[EncodedContext, list[int]]]:
+        """Sets of prefix and windows, encoded, and the places of the prompts that read them.
 
-def _unescaped(text: str) -> str:
-    r"""A text of the command line, in which ``\n`` and ``\t`` stand for the characters."""
-    return text.replace("\\n", "\n").replace("\\t", "\t")
+        They come sorted, so that those which begin alike follow each other while their windows are
+        still in the cache.
+        """
+        groups: dict[tuple[Ids, tuple[Ids, ...]], list[int]] = defaultdict(list)
+        for place, cut in enumerate(cuts):
+            groups[cut.prefix, cut.windows].append(place)
+        for (prefix, windows), places in sorted(groups.items()):
+            context = self.lm.encode_ids(prefix, windows)
+            self._by_windows[len(windows)] += len(places)
+            self._counts["contexts"] += 1
+            self._counts["windows_encoded"] += context.encoded_windows
+            self._counts["windows_reused"] += context.cached_windows
+            yield context, places
 
+    def _fit(self, cut: Cut, more: int, request: Instance) -> Cut:
+        """A prompt that leaves room for ``more`` tokens.
 
-def _method(
-    name: Any, numbers: Mapping[str, Any], link_tokens: Any, link_choose: Any
-) -> Method | None:
-    """The method with those of its parameters that were given; None if nothing was said of it."""
-    if name is None and not numbers and link_tokens is None:
-        return None
-    try:
-        return method_of(name or "ape", numbers, link_tokens=link_tokens, link_choose=link_choose)
-    except MethodError as error:
-        raise MethodError(
-            f"{error} What stands in model_args is an option of rag-windows or a parameter of the "
-            "method; docs/lm_eval.md lists the options."
-        ) from error
-
-
-def _cache(cache: bool, folder: str | None, memory: Any) -> PassageCache | None:
-    """The passage cache of a run: in memory, or also in a folder."""
-    if not cache and folder is not None:
-        raise InputError("cache=false and cache_dir can't both be given; leave one out.")
-    if folder is not None:
-        return PassageCache.default(folder, memory=memory)
-    return PassageCache(memory=memory) if cache else None
-
-
-def _load(
-    pretrained: Any,
-    *,
-    tokenizer: Any,
-    method: Method | None,
-    profile: str | None,
-    cache: PassageCache | None,
-    device: str | None,
-    device_map: Any,
-    **arguments: Any,
-) -> WindowedLM:
-    """The model on its device; what is loaded already only gets the cache and the method."""
-    if isinstance(pretrained, WindowedLM):
-        if tokenizer is not None or method is not None or profile is not None:
-            raise InputError(
-                "A WindowedLM has its tokenizer, method and profile already; leave those out of "
-                "model_args, or give the plain model as pretrained."
+        A window that is longer than it may be becomes several. What is too long then, loses tokens
+        from its left end: the question where there are windows, the whole prompt where there are
+        none or they are read one after the other.
+        """
+        name = f"Document {request.doc_id} of task {request.task_name}"
+        if not cut.question or more < 0:
+            raise InputError(f"{name}: there is no token in the prompt, or no token to score.")
+        method, windows = self.lm.method, cut.windows
+        in_order = not method.windowed or method.alignment == "in order"
+        if not in_order:
+            size = self._max_window_tokens
+            windows = tuple(ids[i : i + size] for ids in windows for i in range(0, len(ids), size))
+            self._counts["windows_split"] += sum(len(ids) > size for ids in cut.windows)
+        lengths = [len(ids) for ids in windows]
+        used = sum(lengths) if in_order else max(lengths, default=0)
+        over = len(cut.prefix) + used + len(cut.question) + more - self.max_length
+        if over <= 0:
+            return Cut(cut.prefix, windows, cut.question)
+        whole = not windows or not method.windowed
+        ids = cut.ids if whole else cut.question
+        if over >= len(ids):
+            raise LimitError(
+                f"{name} does not fit the {self.max_length} positions to be used: {over} tokens "
+                f"too many, with {len(cut.question)} of the question and {more} behind it. Set "
+                "max_window_tokens lower, give fewer examples, or raise max_length if the model "
+                "can."
             )
-        return pretrained if cache is None else pretrained.with_cache(cache)
-    own = None if profile is None else Profile.load(profile)
-    if isinstance(pretrained, str):
-        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-            _log.warning("PyTorch sees no CUDA device; %s becomes cpu.", device)
-            device = "cpu"
-        arguments["device_map"] = device if device_map is None else device_map
-    else:
-        arguments = {}
-    source = ModelSource(
-        pretrained, tokenizer=tokenizer, method=method, profile=own, cache=cache, **arguments
-    )
-    return source.lm()
+        self._counts["prompts_truncated"] += 1
+        part = "the prompt" if whole else "its question"
+        told = "%s is longer than %d positions; it loses %d tokens from the left of %s."
+        _log.warning(told, name, self.max_length, over, part)
+        return Cut((), (), ids[over:]) if whole else Cut(cut.prefix, windows, ids[over:])
+
+
+def _there(device: str | None) -> str | None:
+    """A device, or the CPU for CUDA that is not there: the harness adds ``cuda:0`` by itself."""
+    if device is None or not device.startswith("cuda") or torch.cuda.is_available():
+        return device
+    _log.warning("PyTorch sees no CUDA device; %s becomes cpu.", device)
+    return "cpu"

@@ -11,22 +11,15 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
-from jinja2.exceptions import TemplateError
+from lm_eval.utils import warning_once
 
-from rag_windows import WindowedLM
-from rag_windows.errors import LimitError, PromptError
-from rag_windows.integration import (
-    Boundary,
-    ChatTemplate,
-    Conversation,
-    Piece,
-    leading_ids,
-)
+from rag_windows.errors import PromptError
+from rag_windows.integration import Boundary, ChatTemplate, Conversation, Piece
 
 Ids = tuple[int, ...]
 
@@ -35,86 +28,60 @@ _log = logging.getLogger(__name__)
 LEAST_VALUE = 24
 """A document's value that is shorter may stand in an example by chance."""
 
-NEIGHBOURHOOD = 16
-"""Characters on each side of a delimiter by which it is found in a document's values."""
 
+def find_examples(
+    text: str, delimiter: str, *, shots: int | None = None, doc: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Where the first example starts (a description may stand before) and where each ends.
 
-@dataclass(frozen=True, slots=True)
-class Borders:
-    """Where examples start (a description may stand before) and each ends, in characters.
-
-    Behind the last one stands the question.
-    """
-
-    start: int = 0
-    ends: tuple[int, ...] = ()
-
-
-def find_borders(
-    text: str, delimiter: str, *, shots: int | None = None, doc: Any = None
-) -> Borders:
-    """Tell a description, examples and the question apart.
-
-    With ``shots`` the delimiters are counted: if every example and the question have equally many
-    parts, with or without one more for the description, that is it. Otherwise, or without
-    ``shots``:
+    Behind the last one stands the question; without examples the list is empty. With ``shots`` the
+    delimiters are counted: if every example and the question have equally many parts, with or
+    without one more for the description, that is it. Otherwise, or without ``shots``:
 
     1. A delimiter that lies in a long value of the question's own document, or ends one, belongs
        to the question, as do all parts behind it.
     2. If other parts have a line that begins like the question's last line ("Answer:"), then an
-       example ends with such a part. One part more in the first example than in all others is the
-       description. A question of one line needs several such parts at equal distances.
+       example ends with such a part. They are counted as above, for the description. A question of
+       one line needs several such parts at equal distances.
     3. Otherwise each part is an example.
     """
     found = (match.span() for match in re.finditer(re.escape(delimiter), text))
-    ends = [end for begin, end in found if text[:begin].strip() and text[end:].strip()]
-    if not ends or shots == 0:
-        return Borders()
-    if shots is not None:
-        each, more = divmod(len(ends) + 1, shots + 1)
-        if each and more <= 1:
-            start = ends[0] if more else 0
-            return Borders(start, tuple(ends[more + each - 1 :: each][:shots]))
-    values = [value for value in _strings(doc) if len(value.strip()) >= LEAST_VALUE]
-    own = len(ends)
-    while ends and _in_values(text, ends[-1] - len(delimiter), ends[-1], values):
+    every = [end for begin, end in found if text[:begin].strip() and text[end:].strip()]
+    if not every or shots == 0:
+        return []
+    if shots is not None and (counted := _counted(every, shots)):
+        return counted
+    values = [value.strip() for value in (doc or {}).values() if isinstance(value, str)]
+    long = [value for value in values if len(value) >= LEAST_VALUE]
+    places = [(at, at + len(value)) for value in long if (at := text.rfind(value)) >= 0]
+    ends = list(every)
+    while ends:
+        at = len(text[: ends[-1] - len(delimiter)].rstrip())
+        if not any(begin < at <= end for begin, end in places):
+            break
         ends.pop()
     if not ends:
-        return Borders()
+        return []
     lines = [line.strip() for line in text[ends[-1] :].splitlines() if line.strip()]
-    parts = [text[a:b] for a, b in itertools.pairwise([0, *ends])]
     closing = [
-        number
-        for number, part in enumerate(parts)
-        if any(line.strip().startswith(lines[-1]) for line in part.splitlines())
+        end
+        for begin, end in itertools.pairwise([0, *ends])
+        if any(line.strip().startswith(lines[-1]) for line in text[begin:end].splitlines())
     ]
-    if not closing:
-        return Borders(0, tuple(ends))
-    own -= closing[-1]
-    sizes = [b - a for a, b in itertools.pairwise([-1, *closing])]
-    usual = sizes[1] if len(sizes) > 1 else own
-    alike = set(sizes[1:]) <= {usual}
-    described = alike and sizes[0] == usual + 1
-    regular = len(sizes) > 1 and alike and usual == own and sizes[0] - described == usual
-    if len(lines) == 1 and not regular:
-        # All of the question, which an example may begin with by chance.
-        return Borders(0, tuple(ends))
-    return Borders(ends[0] if described else 0, tuple(ends[i] for i in closing))
+    counted = _counted(every, len(closing))
+    regular = counted[1:] == closing
+    if not closing or (len(lines) == 1 and not (regular and len(closing) > 1)):
+        # A question of one line may begin an example by chance.
+        return [0, *ends]
+    return counted if regular else [0, *closing]
 
 
-def _in_values(text: str, start: int, end: int, values: Sequence[str]) -> bool:
-    """Whether a delimiter lies in one of the values, or right behind one."""
-    around = text[max(0, start - NEIGHBOURHOOD) : end + NEIGHBOURHOOD].strip()
-    before = text[:start].rstrip()
-    return any(around in value or before.endswith(value.strip()) for value in values)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(entry)
+def _counted(ends: Sequence[int], shots: int) -> list[int]:
+    """The start and the ends of so many examples of equally many parts; empty if they are not."""
+    each, more = divmod(len(ends) + 1, shots + 1)
+    if not each or more > 1:
+        return []
+    return [ends[0] if more else 0, *ends[more + each - 1 :: each][:shots]]
 
 
 _MARK = "\ue000\ue001\ue002"
@@ -124,84 +91,63 @@ _MARK = "\ue000\ue001\ue002"
 class ChatContext(str):
     """A prompt written by a chat template, as the string that the harness passes on.
 
-    ``pieces`` are the same text, ``borders`` the turns that are examples; where all stands in one
-    user message, ``content`` is its place instead. ``strip`` or ``+`` makes a plain string of it.
+    ``pieces`` are the same text, ``examples`` the turns that are examples, as of `find_examples`;
+    where all stands in one user message, they are looked for at its place, ``content``. ``strip``
+    or ``+`` makes a plain string of it.
     """
 
     pieces: tuple[Piece, ...] = ()
-    borders: Borders | None = None
+    examples: Sequence[int] = ()
     content: tuple[int, int] | None = None
 
-    def __getnewargs__(self) -> tuple[str]:
-        # The harness keeps requests in pickles of its own, if asked to.
-        return (str(self),)
 
+def write_chat(
+    tokenizer: Any, variables: Mapping[str, Any], history: Sequence[Mapping[str, Any]]
+) -> ChatContext:
+    """Render a conversation of examples, each ended by the assistant, and the question.
 
-class ChatWriter:
-    """Writes conversations with examples by a tokenizer's chat template."""
-
-    def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            raise PromptError(
-                "This model has no chat template: leave --apply_chat_template out, or use a model "
-                "that has one."
-            )
-        self._template = ChatTemplate(tokenizer, kwargs)
+    Where the last message is the assistant's, it is how the answer begins.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError(
+            "This model has no chat template: leave --apply_chat_template out, or use a model that "
+            "has one."
+        )
+    conversation = Conversation.of(list(history))
+    _, pieces = ChatTemplate(tokenizer, variables).cut(conversation, slot=False)
+    context = ChatContext("".join(piece.text for piece in pieces))
+    context.pieces = tuple(pieces)
+    said = [("system", conversation.system), *((t.role, t.content) for t in conversation.turns)]
+    roles = [role for role, text in said if text]
+    lengths = itertools.accumulate((len(piece.text) for piece in pieces), initial=0)
+    ends = itertools.pairwise(lengths)
+    spans = [span for span, piece in zip(ends, pieces, strict=True) if not piece.trusted]
+    if len(spans) == len(roles) and roles.count("user") == 1:
+        context.content = spans[roles.index("user")]
+    elif len(spans) == len(roles):
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}]
-        try:
-            text = str(
-                tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=False, **kwargs
-                )
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
-            text = ""  # then examples are cut right behind the answer
-        self._behind_answers = text.rpartition(_MARK)[2] if _MARK in text else ""
+        rendered = tokenizer.apply_chat_template(turns, tokenize=False, **variables)
+        behind_answers = str(rendered).rpartition(_MARK)[2]
+        context.examples = _examples(context, list(zip(roles, spans, strict=True)), behind_answers)
+    return context
 
-    def write(self, history: Sequence[Mapping[str, Any]], *, answered: bool = False) -> ChatContext:
-        """Render a conversation of examples, each ended by the assistant, and the question.
 
-        ``answered``: the last message is how the assistant's answer begins.
-        """
-        if answered and (not history or history[-1].get("role") != "assistant"):
-            raise PromptError(
-                "Without a generation prompt, the last message must be the assistant's: how its "
-                "answer begins."
-            )
-        conversation = Conversation.of(list(history))
-        _, pieces = self._template.cut(conversation, slot=False)
-        context = ChatContext("".join(piece.text for piece in pieces))
-        context.pieces = tuple(pieces)
-        said = [("system", conversation.system), *((t.role, t.content) for t in conversation.turns)]
-        roles = [role for role, text in said if text]
-        lengths = itertools.accumulate((len(piece.text) for piece in pieces), initial=0)
-        ends = itertools.pairwise(lengths)
-        spans = [span for span, piece in zip(ends, pieces, strict=True) if not piece.trusted]
-        if len(spans) == len(roles):
-            if roles.count("user") == 1:
-                context.content = spans[roles.index("user")]
-            else:
-                context.borders = self._borders(context, roles, spans)
-        return context
-
-    def _borders(
-        self, text: str, roles: Sequence[str], spans: Sequence[tuple[int, int]]
-    ) -> Borders:
-        """Examples end behind what the template writes behind an assistant's message."""
-        ends, header = [], ""
-        for (role, (_, end)), (then, (begin, _)) in itertools.pairwise(
-            zip(roles, spans, strict=True)
-        ):
-            if (role, then) == ("assistant", "user"):
-                between = text[end:begin]
-                closing = common_length(between, self._behind_answers)
-                header = header or between[closing:]
-                ends.append(end + closing)
-        if not ends:
-            return Borders()
-        start = spans[roles.index("user")][0]
-        # The first example begins with the same header as the others, where there is one.
-        return Borders(start - len(header) if text[:start].endswith(header) else start, tuple(ends))
+def _examples(
+    text: str, said: Sequence[tuple[str, tuple[int, int]]], behind_answers: str
+) -> list[int]:
+    """Examples end behind what the template writes behind an assistant's message."""
+    ends, header = [], ""
+    for (role, (_, end)), (then, (begin, _)) in itertools.pairwise(said):
+        if (role, then) == ("assistant", "user"):
+            between = text[end:begin]
+            closing = common_length(between, behind_answers)
+            header = header or between[closing:]
+            ends.append(end + closing)
+    if not ends:
+        return []
+    # The first example begins with the same header as the others, where there is one.
+    start = next(begin for role, (begin, _) in said if role == "user")
+    return [start - len(header) if text[:start].endswith(header) else start, *ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +157,11 @@ class Cut:
     prefix: Ids
     windows: tuple[Ids, ...]
     question: Ids
+
+    @property
+    def ids(self) -> Ids:
+        """All of them, in order."""
+        return (*self.prefix, *itertools.chain(*self.windows), *self.question)
 
 
 def clipped(pieces: Sequence[Piece], start: int, end: int | None = None) -> list[Piece]:
@@ -233,50 +184,32 @@ def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 @dataclass(kw_only=True, eq=False)
 class Prompts:
-    """Encodes a run's prompts as the harness's own models do, cuts their ids, and makes them fit.
+    """Encodes a run's prompts as the harness's own models do, and cuts their ids.
 
-    A window that is longer than it may be becomes several. What is too long then, loses tokens from
-    its left end: the question where there are windows, the whole prompt where there are none or
-    they are read one after the other. Each time a warning is logged.
-
-    Options are arguments of `RagWindowsLM`; ``bos`` is the text of what begins a prompt, unless a
-    template wrote it already. Counted are windows that were ``split`` and prompts ``truncated``.
+    ``leading`` ids begin a prompt, unless a template wrote their text ``bos`` already; the others
+    are arguments of `RagWindowsLM`: ``each`` examples at most share a window, all alike as far as
+    that goes.
     """
 
-    lm: WindowedLM
     boundary: Boundary
+    leading: Ids
     bos: str
-    add_bos_token: bool | None
     delimiter: str
     shots: int | None
     each: int
     windows: int | None
-    before: str
-    max_length: int
-    max_window_tokens: int
     wrote_chats: bool = False
-    split: int = 0
-    truncated: int = 0
 
     def __post_init__(self) -> None:
-        bos_id = cast(Any, self.lm.tokenizer).bos_token_id
-        self._leading: Ids = () if bos_id is None or not self.add_bos_token else (bos_id,)
-        if self.add_bos_token is None:
-            self._leading = leading_ids(self.lm.tokenizer)
         # A question's choices ask for one cut.
         self.cut_at = lru_cache(maxsize=8)(self._cut_at)
-        self._told = False
 
     def ids(self, pieces: Sequence[Piece]) -> Ids:
         """A prompt's ids, leading ones included."""
         written = bool(pieces and pieces[0].trusted and self.bos)
         begun = written and pieces[0].text.startswith(self.bos)
         ids = self.boundary.encode_pieces(pieces, "start")
-        return (*(() if begun else self._leading), *ids)
-
-    def text(self, text: str, *, leading: bool = True) -> Ids:
-        """Ids of a text as a prompt, with or without leading ones."""
-        return self.ids([Piece(text)]) if leading else tuple(self.boundary.encode(text))
+        return (*(() if begun else self.leading), *ids)
 
     def _cut_at(self, pieces: tuple[Piece, ...], ends: tuple[int, ...]) -> Cut:
         """Cut a prompt behind the prefix and each window, by ascending character offsets.
@@ -314,75 +247,29 @@ class Prompts:
         pieces, ends = self._read(context, doc, kept)
         whole = self.ids([*pieces, Piece(context[kept:] + continuation)])
         cut = self.cut_at(pieces, ends)
-        length = len(cut.prefix) + sum(map(len, cut.windows)) + len(cut.question)
-        return cut, whole[length:]
-
-    def fit(self, cut: Cut, more: int, name: str) -> Cut:
-        """A prompt that leaves room for ``more`` tokens, or a LimitError that names the request."""
-        windows: list[Ids] = []
-        in_order = not self.lm.method.windowed or self.lm.method.alignment == "in order"
-        for ids in cut.windows:
-            size = len(ids) if in_order else self.max_window_tokens
-            parts = [ids[i : i + size] for i in range(0, len(ids), size)]
-            self.split += len(parts) > 1
-            windows += parts
-        used = sum(map(len, windows)) if in_order else max(map(len, windows), default=0)
-        over = len(cut.prefix) + used + len(cut.question) + more - self.max_length
-        if over <= 0:
-            return Cut(cut.prefix, tuple(windows), cut.question)
-        whole = not windows or not self.lm.method.windowed
-        ids = tuple(itertools.chain(cut.prefix, *windows, cut.question)) if whole else cut.question
-        if over >= len(ids):
-            raise LimitError(
-                f"{name} does not fit the {self.max_length} positions to be used: {over} tokens "
-                f"too many, with {len(cut.question)} of the question and {more} behind it. Set "
-                "max_window_tokens lower, give fewer examples, or raise max_length if the model "
-                "can."
-            )
-        self.truncated += 1
-        _log.warning(
-            "%s is longer than %d positions; it loses %d tokens from the left of %s.",
-            name,
-            self.max_length,
-            over,
-            "the prompt" if whole else "its question",
-        )
-        return Cut((), (), ids[over:]) if whole else Cut(cut.prefix, tuple(windows), ids[over:])
+        return cut, whole[len(cut.ids) :]
 
     def _read(self, context: str, doc: Any, kept: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
         """The prompt's pieces, up to ``kept`` characters, and the ends of prefix and windows."""
-        pieces, borders = self._pieces(context, doc)
-        ends = [borders.start, *self._window_ends(borders.ends)]
-        if self.before and not isinstance(context, ChatContext):
-            before = self.before + self.delimiter
-            pieces, kept = (Piece(before), *pieces), kept + len(before)
-            ends = [end + len(before) for end in ends]
-        return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in ends)
-
-    def _window_ends(self, examples: Sequence[int]) -> list[int]:
-        """Ends of windows out of the ends of examples, which are spread as evenly as can be."""
-        count = len(examples)
-        if self.windows is None:
-            return [examples[min(i + self.each, count) - 1] for i in range(0, count, self.each)]
-        windows = min(self.windows, count)
-        return [examples[count * (i + 1) // windows - 1] for i in range(windows)]
-
-    def _pieces(self, context: str, doc: Any) -> tuple[tuple[Piece, ...], Borders]:
-        delimiter, shots = self.delimiter, self.shots
+        pieces: tuple[Piece, ...] = (Piece(context),)
+        examples: Sequence[int] = ()
+        content: tuple[int, int] | None = 0, len(context)
         if isinstance(context, ChatContext):
-            if context.borders is not None or context.content is None:
-                return context.pieces, context.borders or Borders()
-            start, end = context.content
-            found = find_borders(context[start:end], delimiter, shots=shots, doc=doc)
-            ends = tuple(start + end for end in found.ends)
-            return context.pieces, Borders(start + found.start if ends else 0, ends)
-        if self.wrote_chats and self.boundary.spelled(context):
+            pieces, examples, content = context.pieces, context.examples, context.content
+        elif self.wrote_chats and self.boundary.spelled(context):
             # The task made a plain string of it, so which texts are the template's is lost.
-            if not self._told:
-                self._told = True
-                _log.warning(
-                    "A task changes the prompts that the chat template wrote. They are read "
-                    "without windows, and all control tokens in them count as the template's."
-                )
-            return (Piece(context, trusted=True),), Borders()
-        return (Piece(context),), find_borders(context, delimiter, shots=shots, doc=doc)
+            pieces, content = (Piece(context, trusted=True),), None
+            warning_once(
+                _log,
+                "A task changes the prompts that the chat template wrote. They are read without "
+                "windows, and all control tokens in them count as the template's.",
+            )
+        if content is not None:
+            begin, text = content[0], context[slice(*content)]
+            found = find_examples(text, self.delimiter, shots=self.shots, doc=doc)
+            examples = [begin + place for place in found]
+        start, *ends = examples or [0]
+        count = len(ends)
+        windows = min(self.windows or -(-count // self.each), count)
+        spread = (start, *(ends[count * (i + 1) // windows - 1] for i in range(windows)))
+        return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in spread)

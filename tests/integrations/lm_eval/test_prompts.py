@@ -15,7 +15,7 @@ pytest.importorskip("lm_eval")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_rag_windows.prompts import Borders, ChatContext, find_borders
+from lm_eval_rag_windows.prompts import ChatContext, find_examples
 from rag_windows import PromptError
 from rag_windows.integration import Piece
 from tests.fixtures_tokenizers import build
@@ -26,8 +26,7 @@ BLANK = "\n\n"
 
 def parts(text: str, delimiter: str = BLANK, **options: Any) -> list[str]:
     """Description, examples, question."""
-    borders = find_borders(text, delimiter, **options)
-    cuts = [borders.start, *borders.ends]
+    cuts = find_examples(text, delimiter, **options) or [0]
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
 
 
@@ -66,9 +65,9 @@ def test_a_question_that_begins_an_example_is_no_common_ending() -> None:
 def test_blank_lines_of_the_own_document_belong_to_the_question() -> None:
     passage = "The first paragraph is long enough.\n\nThe second one is as long as that."
     text = f"{passage}\n\nWho said so?"
-    assert find_borders(text, BLANK, doc={"passage": passage, "n": 3}) == Borders()
+    assert find_examples(text, BLANK, doc={"passage": passage, "n": 3}) == []
     shown = f"Other words.\n\nWho?: he\n\n{text}"
-    assert parts(shown, doc={"nested": [{"passage": passage}]})[-1] == text
+    assert parts(shown, doc={"n": [1], "passage": passage})[-1] == text
 
 
 def test_the_count_of_examples_decides() -> None:
@@ -76,7 +75,7 @@ def test_the_count_of_examples_decides() -> None:
     assert len(parts(text)) == 7
     counted = ["", "one two\n\nthree: x\n\n", "four\n\nfive: y\n\n", "six\n\nseven:"]
     assert parts(text, shots=2) == counted
-    assert find_borders(text, BLANK, shots=0) == Borders()
+    assert find_examples(text, BLANK, shots=0) == []
     assert parts("a: b###c: d###e:", "###") == ["", "a: b###", "c: d###", "e:"]
 
 
@@ -86,12 +85,12 @@ def test_the_count_of_examples_decides() -> None:
     st.text(alphabet="ab\n", max_size=40),
 )
 def test_whatever_is_found_the_text_stays(text: str, shots: int | None, value: str) -> None:
-    found = find_borders(text, BLANK, shots=shots, doc={"value": value})
+    found = find_examples(text, BLANK, shots=shots, doc={"value": value})
     assert "".join(parts(text, shots=shots, doc={"value": value})) == text
-    assert [found.start, *found.ends] == sorted({found.start, *found.ends})
-    assert not found.ends or text[found.ends[-1] :].strip()
-    if shots is not None and found.ends and text.count(BLANK) == shots:
-        assert len(found.ends) == shots
+    assert found == sorted(set(found))
+    assert not found or text[found[-1] :].strip()
+    if shots is not None and found and text.count(BLANK) == shots:
+        assert len(found) == shots + 1
 
 
 SAID = [("user", "One?"), ("assistant", "uno"), ("user", "Two?"), ("assistant", "dos")]
@@ -131,7 +130,7 @@ def test_contexts_survive_what_the_harness_does_with_them(
     context = lm.apply_chat_template(SHOWN)
     for other in (pickle.loads(pickle.dumps(context)), copy.deepcopy(context)):  # noqa: S301  # the harness keeps requests so
         assert isinstance(other, ChatContext)
-        assert (other, other.pieces, other.borders) == (context, context.pieces, context.borders)
+        assert (other, other.pieces, other.examples) == (context, context.pieces, context.examples)
     assert json.loads(json.dumps({"context": context})) == {"context": str(context)}
     # One that lost its parts is read whole, and told.
     whole = scored(ours("llama3", method="sequential"), (context, " tres"))
@@ -142,10 +141,6 @@ def test_contexts_survive_what_the_harness_does_with_them(
 def test_what_can_not_be_written_is_refused() -> None:
     with pytest.raises(PromptError, match="no chat template"):
         ours("gpt2").apply_chat_template(SHOWN)
-    with pytest.raises(PromptError, match="how its answer begins"):
-        ours("llama3").apply_chat_template(SHOWN, add_generation_prompt=False)
-    with pytest.raises(PromptError, match="--system_instruction"):
-        ours("llama3", prefix="Be good.").apply_chat_template(SHOWN)
 
 
 TEXT = "Words  of a kind.\n\nQuestion: what?\nAnswer: water\n\n\n Say more: the sea\n\nSo:"
@@ -161,7 +156,9 @@ def prompts(name: str) -> Any:
 def test_wherever_it_is_cut(name: str, ends: list[int]) -> None:
     made = prompts(name)
     cut = made.cut_at((Piece(TEXT),), tuple(ends))
-    assert (*cut.prefix, *(i for one in cut.windows for i in one), *cut.question) == made.text(TEXT)
+    assert (*cut.prefix, *(i for one in cut.windows for i in one), *cut.question) == made.ids(
+        [Piece(TEXT)]
+    )
     assert cut.question
     assert all(cut.windows)
 
@@ -188,8 +185,8 @@ def test_line_breaks_before_a_letter_close_the_earlier_part() -> None:
 def test_the_beginning_is_not_written_twice() -> None:
     bos, made = build("gemma").tokenizer.bos_token_id, prompts("gemma")
     written = build("gemma").tokenizer.bos_token
-    assert made.text("Say").count(bos) == 1
+    assert made.ids([Piece("Say")]).count(bos) == 1
     assert made.ids([Piece(written, trusted=True), Piece("Say")]).count(bos) == 1
     # Spelled by a text, it is no beginning, so the true one is not left out.
-    assert made.text(f"{written}Say")[0] == bos
-    assert made.text(f"{written}Say").count(bos) == 1
+    assert made.ids([Piece(f"{written}Say")])[0] == bos
+    assert made.ids([Piece(f"{written}Say")]).count(bos) == 1
