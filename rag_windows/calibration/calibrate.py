@@ -102,25 +102,26 @@ class Example:
 
 def read_examples(path: str | Path) -> list[Example]:
     """Read examples from a JSONL file, one a line; an `InputError` names the line."""
+    shape = '{"query": "...", "passages": ["...", "..."], "answer": "..."}'
+    return read_lines(path, Example.of, shape)
+
+
+def read_lines(path: str | Path, make: Callable[[Any], T], shape: str) -> list[T]:
+    """What is made of the lines of a JSONL file, all of a shape; blank ones are left out."""
+    made, place = [], str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
+        for number, line in enumerate(Path(path).read_text("utf-8-sig").split("\n"), start=1):
+            place = f"{path}, line {number}"
+            if line.strip():
+                made.append(make(json.loads(strict_json(line))))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The examples {str(path)!r} can't be read: {error}.") from error
-    examples = []
-    # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            examples.append(Example.of(json.loads(strict_json(line))))
-        except (ValueError, InputError) as error:
-            raise InputError(
-                f"{str(path)!r}, line {number}, is no example: {error} Write one a line, such as "
-                '{"query": "...", "passages": ["...", "..."], "answer": "..."}.'
-            ) from error
-    if not examples:
-        raise InputError(f"{str(path)!r} holds no examples.")
-    return examples
+        raise InputError(f"{path} can't be read: {error}.") from error
+    except (ValueError, TypeError, InputError) as error:
+        raise InputError(f"{place} is no line such as {shape}: {error}") from error
+    if not made:
+        raise InputError(f"{path} holds no line such as {shape}.")
+    return made
 
 
 By = Literal["labels", "agreement"]

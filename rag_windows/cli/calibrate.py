@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json as json_format
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,15 +16,7 @@ from rag_windows.cli import options
 from rag_windows.cli.corpus import SearchOptions, open_corpus
 from rag_windows.cli.models import ModelOptions, loaded_model
 from rag_windows.cli.options import count, option
-from rag_windows.cli.render import (
-    Counted,
-    console,
-    plain_table,
-    progress,
-    show,
-    show_notes,
-    write_json,
-)
+from rag_windows.cli.render import console, plain_table, progress, show, show_notes, write_json
 from rag_windows.errors import InputError, MissingExtraError, missing
 from rag_windows.prompt.conversation import search_text
 from rag_windows.samples import samples_path
@@ -76,7 +66,7 @@ def calibrate(
     if plot is not None and find_spec("matplotlib") is None:
         raise MissingExtraError(missing("The picture", "matplotlib", "figures"))
     given, notes = _examples(search, model.model, examples, limit)
-    with loaded_model(model) as lm, _phases() as on_progress:
+    with loaded_model(model) as lm, progress("Calibrating") as counted:
         begun = time.perf_counter()
         profile = lm.calibrate(
             given,
@@ -85,7 +75,7 @@ def calibrate(
             prefix=system,
             max_new_tokens=max_new_tokens,
             seed=seed,
-            on_progress=on_progress,
+            on_progress=lambda _, done, whole: counted(done, whole or 0),
         )
         seconds = time.perf_counter() - begun
     if out is not None:
@@ -95,11 +85,10 @@ def calibrate(
     notes += profile.left_out
     if json:
         write_json(json_format.loads(profile.to_json()))
-    else:
-        _show(profile)
-    show_notes(notes, as_json=json)
-    if json:
+        show_notes(notes, as_json=True)
         return
+    _show(profile)
+    show_notes(notes, as_json=False)
     show(f"{profile.examples} examples, {len(profile.settings)} settings, {seconds:.1f} s.", "dim")
     if out is not None:
         show(f"Wrote {out}. Use it: --profile {out}", "dim")
@@ -152,28 +141,22 @@ def _show(profile: Profile) -> None:
     from rag_windows.calibration.profile import FIGURES, label
 
     ranked, default = profile.ranked(), profile.setting(profile.default)
-    shown = ranked[:_SHOWN]
-    if default not in shown:
-        shown = [*shown, default]
-    first = profile.criteria[0]
-    names = list(dict.fromkeys([*profile.criteria, *(n for n in FIGURES if n in default.figures)]))
+    names = list(default.figures)
     figures = [Column(name, justify="right", no_wrap=True) for name in names]
     rank, setting = Column(justify="right", style="dim"), Column("setting", no_wrap=True)
     table = plain_table(rank, setting, *figures, "")
-    for one in shown:
+    for place, one in enumerate(ranked, start=1):
+        if place > _SHOWN and one != default:
+            continue
         named = (("chosen", profile.method), ("default", profile.default))
         marks = [mark for mark, method in named if one.method == method]
-        cells = [Text(label(one.method), "bold" if "chosen" in marks else "")]
-        for name in names:
-            mean = one.figures.get(name)
-            figure = "" if mean is None else f"{mean.value:.3g}"
-            if mean is not None and name == first:
-                figure += f" ({mean.low:.3g} to {mean.high:.3g})"
-            cells.append(Text(figure))
-        table.add_row(str(ranked.index(one) + 1), *cells, ", ".join(marks))
+        means = [one.figures[name] for name in names]
+        cells = [f"{mean.value:.3g} ({mean.low:.3g} to {mean.high:.3g})" for mean in means]
+        text = Text(label(one.method), "bold" if "chosen" in marks else "")
+        table.add_row(str(place), text, *cells, ", ".join(marks))
     console().print(table)
     for name in names:
-        show(f"{name}: {FIGURES[name]}{', with its 95% interval' * (name == first)}.", "dim")
+        show(f"{name}: {FIGURES[name]}, with its 95% interval.", "dim")
     if profile.guard is not None:
         show(
             f"A spread of attention above {profile.guard['threshold']:.2f} looks multi-hop "
@@ -181,19 +164,3 @@ def _show(profile: Profile) -> None:
             "missed)."
         )
     show(profile.verdict, "bold")
-
-
-@contextmanager
-def _phases() -> Iterator[Callable[[str, int, int | None], None]]:
-    """One bar a phase of the work, on terminals."""
-    with ExitStack() as stack:
-        shown: dict[str, Counted] = {}
-
-        def on_progress(what: str, done: int, whole: int | None) -> None:
-            if what not in shown:
-                stack.close()
-                shown.clear()
-                shown[what] = stack.enter_context(progress(what))
-            shown[what](done, whole or 0)
-
-        yield on_progress

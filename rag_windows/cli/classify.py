@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json as json_format
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Column
@@ -16,11 +14,7 @@ from rag_windows.cli import options
 from rag_windows.cli.models import ModelOptions, loaded_model
 from rag_windows.cli.options import count, option, text_option
 from rag_windows.cli.render import console, plain_table, progress, show, write_json
-from rag_windows.errors import InputError
 from rag_windows.prompt.visible_text import encodable, one_line
-
-if TYPE_CHECKING:
-    from rag_windows.icl import Demonstration
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,10 @@ def classify(
     json: options.Json = False,
 ) -> None:
     """Label texts as demonstrations show it, with as many of them as there are."""
-    shown = _read_demonstrations(demos)
+    from rag_windows.calibration.calibrate import read_lines
+    from rag_windows.icl.demonstrations import demonstration_of
+
+    shown = read_lines(demos, demonstration_of, '{"text": "...", "label": "..."}')
     with loaded_model(model) as lm:
         begun = time.perf_counter()
         with progress("Reading the demonstrations"):
@@ -94,24 +91,3 @@ def classify(
     console().print(table)
     count = f"{found[0].windows} window{'s' * (found[0].windows != 1)}"
     show(f"{model.name}, {method}: {len(shown)} demonstrations in {count}, {seconds:.2f} s.", "dim")
-
-
-def _read_demonstrations(path: str) -> list[Demonstration]:
-    """Demonstrations of a JSONL file; blank lines count for nothing."""
-    from rag_windows.icl.demonstrations import demonstrations_of
-
-    made: list[Demonstration] = []
-    place = path
-    try:
-        for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), start=1):
-            place = f"{path}, line {number}"
-            if line.strip():
-                made += demonstrations_of([json_format.loads(line)])
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error}.") from error
-    except (ValueError, RecursionError, InputError) as error:
-        shape = '{"text": "...", "label": "..."}'
-        raise InputError(f"{place}: no object such as {shape}: {error}") from error
-    if not made:
-        raise InputError(f"{path} holds no demonstrations.")
-    return made

@@ -45,18 +45,22 @@ def demonstrations_of(values: Sequence[DemonstrationLike]) -> list[Demonstration
     made = []
     for index, value in enumerate(values):
         try:
-            if isinstance(value, Mapping):
-                made.append(Demonstration(**value))
-            elif isinstance(value, str):
-                raise TypeError("it is a single string")
-            else:
-                made.append(value if isinstance(value, Demonstration) else Demonstration(*value))
+            made.append(demonstration_of(value))
         except (InputError, TypeError) as error:
             raise InputError(
                 f"Demonstration {index} must be a (text, label) pair, a mapping with the keys "
                 f"'text' and 'label', or a Demonstration, not {value!r}: {error}"
             ) from error
     return made
+
+
+def demonstration_of(value: DemonstrationLike) -> Demonstration:
+    """One of them; a TypeError or an `InputError` says what is wrong."""
+    if isinstance(value, Demonstration):
+        return value
+    if isinstance(value, str):
+        raise TypeError("it is a single string")
+    return Demonstration(**value) if isinstance(value, Mapping) else Demonstration(*value)
 
 
 _FIELD = re.compile(r"(\{text\}|\{label\})")

@@ -335,9 +335,9 @@ def test_what_is_no_example_is_told(value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"query": "a"}\n{"query"', "line 2, is no example"),
-        ('\n{"ask": "a"}', r"line 2, .*Unknown example keys \['ask'\]"),
-        ("\n \n", "holds no examples"),
+        ('{"query": "a"}\n{"query"', "line 2 is no line such as"),
+        ('\n{"ask": "a"}', r"line 2 .*Unknown example keys \['ask'\]"),
+        ("\n \n", "holds no line such as"),
         ("\udcff", "can't be read"),
         (None, "can't be read"),
     ],

@@ -113,9 +113,9 @@ def test_labels_and_probabilities_are_those_of_the_model(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no demonstrations"),
-        ('{"text": "a", "label": "x"}\n{"text": "a"}', "line 2: no object such as"),
-        ("x", "line 1: no object such as"),
+        ("", "holds no line such as"),
+        ('{"text": "a", "label": "x"}\n{"text": "a"}', "line 2 is no line such as"),
+        ("x", "line 1 is no line such as"),
         ('["a", 3]', "line 1"),
         (None, "can't be read"),
     ],
@@ -167,7 +167,7 @@ def test_a_profile_is_made_shown_drawn_and_used(
     as_json = told(run, *given, "--by", "agreement", "--limit", "8", "--out", "profile.json")
     assert as_json == json.loads(Path("profile.json").read_text())
     question = ("ask", QUESTION, "--docs", "docs", "--model", model, "--profile")
-    assert "can't be read" in refused(run, *question, "none.json")
+    assert "No such file" in refused(run, *question, "none.json")
     numbers = refused(run, *question, "profile.json", "--rag-scale", "0.5")
     assert "--profile brings the numbers" in numbers
 
