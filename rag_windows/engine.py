@@ -127,7 +127,6 @@ class Engine:
         prompt_limit: those of a prompt without windows.
         plain_encoder: encodes windows.
         encoder: asks the cache before it does, where there is one.
-        guard_spread: a calibrated threshold for guards that name none, or None.
         numbered: whether windows hold where their passage stands among the others.
     """
 
@@ -144,7 +143,6 @@ class Engine:
         max_batch_tokens: int | None = None,
         cache: PassageCache | bool | None = None,
         revision: str | None = None,
-        guard_spread: float | None = None,
     ) -> None:
         if max_batch_tokens is not None:
             max_batch_tokens = whole_number("max_batch_tokens", max_batch_tokens)
@@ -160,7 +158,6 @@ class Engine:
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision
         self._attach(PassageCache.of(cache))
-        self.guard_spread = guard_spread
         self.tokenizer = tokenizer
         self.position_limit = position_limit(model.config)
         self.prompt_limit = prompt_limit(model.config)
@@ -284,12 +281,11 @@ class Engine:
         guard = guard_of(asked.fallback)
         if guard is None or not request.parts.windows or not method.windowed:
             return request
-        spread = self.guard_spread if guard.spread is None else guard.spread
         plan: FallbackPlan[Request]
         try:
-            plan = FallbackPlan(guard, spread, read_by(Sequential()))
+            plan = FallbackPlan(guard, read_by(Sequential()))
         except LimitError as error:
-            plan = FallbackPlan(guard, spread, None, str(error))
+            plan = FallbackPlan(guard, None, str(error))
         return replace(request, fallback=plan)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:

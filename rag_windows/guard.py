@@ -33,8 +33,7 @@ class Guard:
             tokens together, are read in the ordinary way at once, before anything is encoded. 0
             passages switch it off.
         spread: signal "multi-hop": the attention of the first answer tokens is spread over several
-            passages by more than this, see `attention_spread`. None takes the threshold of the
-            calibration profile; without one the signal is off, and so it is with ``math.inf``.
+            passages by more than this, see `attention_spread`. None switches it off.
         rows: answer tokens that are written, and thrown away, to measure attention.
 
     Raises:
@@ -80,13 +79,11 @@ class FallbackPlan(Generic[OrdinaryT]):
     """What a request carries for its guard: the other way to answer.
 
     Attributes:
-        spread: threshold of the signal "multi-hop", or None without one.
         ordinary: the request with passages read one after the other; None if they don't fit.
         obstacle: why they don't; empty if they do.
     """
 
     guard: Guard
-    spread: float | None
     ordinary: OrdinaryT | None
     obstacle: str = ""
 
@@ -118,7 +115,8 @@ class FallbackPlan(Generic[OrdinaryT]):
         Where windows answer each for itself there is no attention to measure, and the guard stays
         silent.
         """
-        if self.spread is None or not isinstance(context.windows, PackedWindows):
+        threshold = self.guard.spread
+        if threshold is None or not isinstance(context.windows, PackedWindows):
             return None
         weights = attention_of_answer(
             decoder, context, query_ids, options, self.guard.rows, cancelled
@@ -126,10 +124,10 @@ class FallbackPlan(Generic[OrdinaryT]):
         if not weights or (cancelled is not None and cancelled.is_set()):
             return None
         spread = attention_spread(weights)
-        if spread <= self.spread:
+        if spread <= threshold:
             return None
-        reason = f"attention is spread over passages by {spread:.2f}, above {self.spread:.2f}"
-        return self._fallback("multi-hop", spread, self.spread, reason)
+        reason = f"attention is spread over passages by {spread:.2f}, above {threshold:.2f}"
+        return self._fallback("multi-hop", spread, threshold, reason)
 
     def _fallback(self, signal: Signal, measured: float, threshold: float, reason: str) -> Fallback:
         taken = self.ordinary is not None

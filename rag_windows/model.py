@@ -63,7 +63,6 @@ class WindowedLM:
         **options: Any,
     ) -> None:
         self.profile = None if profile is None else Profile.of(profile)
-        guard = None if self.profile is None else self.profile.guard
         if method is None:
             method = "ape" if self.profile is None else self.profile.method
         self.engine = Engine(
@@ -72,7 +71,6 @@ class WindowedLM:
             method=method,
             header=header,
             template_kwargs=template_kwargs,
-            guard_spread=None if guard is None else float(guard["threshold"]),
             **options,
         )
         if self.profile is not None and (told := self.profile.model.mismatch(model)):

@@ -216,7 +216,6 @@ class BaseWindowModel(ModelOptions):
             "dtype": str(self.dtype),
             "model_kwargs": {k: v for k, v in self.model_kwargs.items() if k not in _SECRETS},
             "method": repr(self._reading({})),
-            "guard": repr(None if self.calibration is None else self.calibration.guard),
             "fallback": repr(guard_of(self.fallback)),
             **{name: getattr(self, name) for name in _IDENTIFYING},
         }

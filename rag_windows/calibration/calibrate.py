@@ -17,7 +17,6 @@ from rag_windows.calibration.choose import (
     Table,
     bootstrap,
     default_grid,
-    multi_hop_threshold,
     search,
     verdict,
 )
@@ -26,11 +25,9 @@ from rag_windows.calibration.profile import (
     ModelFingerprint,
     Profile,
     Setting,
-    Threshold,
 )
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError
-from rag_windows.guard import Guard, attention_of_answer, attention_spread
 from rag_windows.kv import Members
 from rag_windows.methods import Method, resolve
 from rag_windows.passage import Passage
@@ -52,8 +49,7 @@ class Example:
         query: a question or a conversation, as in `WindowedLM.generate`.
         passages: what the retriever found for it, the useless ones included.
         answer: the right answer, or None for an unlabelled example.
-        kind: "multi-hop" marks a question whose answer needs several passages together; any other
-            value, and None, counts as a question that one passage answers.
+        kind: a word for what kind of question it is; nothing reads it.
 
     Raises:
         InputError: a field has the wrong type, or the answer is blank.
@@ -76,11 +72,6 @@ class Example:
         if isinstance(self.passages, str) or not isinstance(self.passages, Sequence):
             raise InputError(f"An example's passages must be a list, not {self.passages!r}.")
         object.__setattr__(self, "passages", tuple(map(Passage.of, self.passages)))
-
-    @property
-    def multi_hop(self) -> bool:
-        """Whether the answer is said to need several passages."""
-        return self.kind == "multi-hop"
 
     @classmethod
     def of(cls, value: Example | Mapping[str, Any]) -> Example:
@@ -208,7 +199,6 @@ def calibrate(
         seed=seed,
         left_out=tuple(left_out),
         model=ModelFingerprint.of(engine.model),
-        guard=work.threshold(ready, chosen),
     )
 
 
@@ -350,20 +340,6 @@ class _Measuring:
         said = self._engine.text.detokenizer.text(decoded.sequences[0], ()).strip()
         met = self._metric(said, ready.example.answer or "")
         return {"metric": float(met), "log-probability": float(total)}
-
-    def threshold(self, examples: Sequence[_Ready], method: Method) -> Threshold | None:
-        """The guard's threshold, from the spread of attention while greedy answers begin."""
-        spreads: dict[bool, list[float]] = {one.example.multi_hop: [] for one in examples}
-        if len(spreads) < 2:
-            return None
-        numbered = list(enumerate(examples))
-        for number, one in self._counted("Measuring attention", numbered):
-            context, query = self._context(number, one, method), one.request.parts.query_ids
-            # Over as many tokens as the guard writes to measure it.
-            weights = attention_of_answer(self._engine.decoder, context, query, {}, Guard().rows)
-            if weights:
-                spreads[one.example.multi_hop].append(attention_spread(weights))
-        return multi_hop_threshold(spreads[False], spreads[True])
 
     def _context(self, number: int, ready: _Ready, method: Method) -> EncodedContext:
         key = (number, _encoding(method))

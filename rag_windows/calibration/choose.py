@@ -16,7 +16,6 @@ from rag_windows.calibration.profile import (
     Comparison,
     Figure,
     Mean,
-    Threshold,
     label,
     sign,
     varying,
@@ -229,30 +228,4 @@ def _told(one: Comparison) -> str:
     return (
         f"{one.figure} {one.chosen.value:.4g} against {one.default.value:.4g}: {word} by "
         f"{abs(by.value):.2g}, 95% interval of the gain {by.low:.2g} to {by.high:.2g}"
-    )
-
-
-def multi_hop_threshold(single: Sequence[float], multi: Sequence[float]) -> Threshold | None:
-    """The threshold of the attention's spread that separates two kinds of answers best.
-
-    Best is the least sum of both error rates; among equals, the middle of the widest gap. None
-    where one kind has fewer than four answers.
-    """
-    if min(len(single), len(multi)) < 4:
-        return None
-
-    def errors(threshold: float) -> tuple[float, float]:
-        false_alarms = sum(spread > threshold for spread in single) / len(single)
-        return false_alarms, sum(spread <= threshold for spread in multi) / len(multi)
-
-    gaps = itertools.pairwise(sorted({0.0, 1.0, *single, *multi}))
-    low, high = min(gaps, key=lambda gap: (sum(errors(sum(gap) / 2)), gap[0] - gap[1]))
-    false_alarms, missed = errors((low + high) / 2)
-    return Threshold(
-        measure="1 - sum of squared shares",
-        threshold=(low + high) / 2,
-        false_alarms=false_alarms,
-        missed=missed,
-        single_hop=len(single),
-        multi_hop=len(multi),
     )

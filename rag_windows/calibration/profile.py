@@ -19,11 +19,9 @@ from pydantic import (
     PlainValidator,
     TypeAdapter,
     ValidationError,
-    with_config,
 )
 from pydantic.dataclasses import dataclass
 from transformers import PreTrainedModel
-from typing_extensions import TypedDict
 
 from rag_windows.cache.fingerprint import canonical, flat, plain_tensors
 from rag_windows.cache.keys import fields
@@ -69,20 +67,7 @@ def _method(value: Any) -> Method:
 
 _Method = Annotated[Method, PlainValidator(_method), PlainSerializer(describe)]
 _Count = Annotated[int, Field(ge=0)]
-_Share = Annotated[float, Field(ge=0, le=1)]
 _CHECKED = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-@with_config(ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"))
-class Threshold(TypedDict):
-    """Where the guard draws the line, on what measure, and how often that is wrong."""
-
-    measure: Literal["1 - sum of squared shares"]
-    threshold: _Share
-    false_alarms: _Share
-    missed: _Share
-    single_hop: int
-    multi_hop: int
 
 
 @dataclass(frozen=True, config=_CHECKED)
@@ -191,8 +176,6 @@ class Profile:
         examples: how many examples decided.
         folds: into how many parts they were dealt for the comparison.
         left_out: what was left out and why, one sentence each.
-        guard: threshold of the attention's spread above which a question looks multi-hop, with its
-            error rates; None without examples of both kinds.
     """
 
     method: _Method
@@ -208,7 +191,6 @@ class Profile:
     seed: _Count
     left_out: tuple[str, ...]
     model: ModelFingerprint
-    guard: Threshold | None = None
 
     def __post_init__(self) -> None:
         if any(set(self.criteria) - one.figures.keys() for one in self.settings):

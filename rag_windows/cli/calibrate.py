@@ -34,8 +34,8 @@ def calibrate(
         str | None,
         option(
             "FILE",
-            'JSONL with "query", and perhaps "passages", "answer" and "kind". Without passages '
-            "they are retrieved from --docs. Default: the sample corpus's questions.",
+            'JSONL with "query", and perhaps "passages" and "answer". Without passages they are '
+            "retrieved from --docs. Default: the sample corpus's questions.",
         ),
     ] = None,
     search: SearchOptions,
@@ -112,7 +112,7 @@ def _examples(
         text = (samples_path() / "questions.jsonl").read_text(encoding="utf-8")
         rows = [json_format.loads(line) for line in text.splitlines()]
         # Every second one, so that all kinds of questions among them are taken.
-        examples = [Example(row["question"], (), row["answer"], row["task"]) for row in rows[::2]]
+        examples = [Example(row["question"], (), row["answer"]) for row in rows[::2]]
     examples = examples[:limit]
     bare = [place for place, one in enumerate(examples) if not one.passages]
     if not bare:
@@ -157,10 +157,4 @@ def _show(profile: Profile) -> None:
     console().print(table)
     for name in names:
         show(f"{name}: {FIGURES[name]}, with its 95% interval.", "dim")
-    if profile.guard is not None:
-        show(
-            f"A spread of attention above {profile.guard['threshold']:.2f} looks multi-hop "
-            f"({profile.guard['false_alarms']:.0%} false alarms, {profile.guard['missed']:.0%} "
-            "missed)."
-        )
     show(profile.verdict, "bold")

@@ -21,7 +21,6 @@ from rag_windows import (
     Codebook,
     DeepThinking,
     Example,
-    Guard,
     InputError,
     Linked,
     MateICL,
@@ -36,7 +35,7 @@ from rag_windows import (
     calibration,
 )
 from tests.rag_windows import small
-from tests.rag_windows.calibration.profiles import GUARD, profile, setting
+from tests.rag_windows.calibration.profiles import profile, setting
 from training.samples import draw_case
 
 WORDS = "tower river bridge lamp stone field quiet green seven door".split()
@@ -44,7 +43,7 @@ GRID = (APE(0.7, 0.9), APE(1.0, 1.0), APE(0.9, 0.6))
 QUICK: dict[str, Any] = {"settings": GRID, "max_new_tokens": 4, "refine": False}
 
 
-def examples(count: int = 8, *, labelled: bool = False, kinds: bool = False) -> list[Example]:
+def examples(count: int = 8, *, labelled: bool = False) -> list[Example]:
     rng = random.Random(7)
     made = []
     for number in range(count):
@@ -52,11 +51,8 @@ def examples(count: int = 8, *, labelled: bool = False, kinds: bool = False) -> 
             Passage(" ".join(rng.choices(WORDS, k=4)), id=f"{number}-{index}", score=float(index))
             for index in range(3)
         ]
-        kind = "multi-hop" if number % 2 else "single-hop"
         answer = rng.choice(WORDS) if labelled else None
-        made.append(
-            Example(f"Which {rng.choice(WORDS)}?", passages, answer, kind if kinds else None)
-        )
+        made.append(Example(f"Which {rng.choice(WORDS)}?", passages, answer))
     return made
 
 
@@ -224,34 +220,14 @@ def test_the_same_seed_gives_the_same_profile_whatever_is_kept_or_cached() -> No
     assert out.usage.cached_tokens > 0
 
 
-def test_both_kinds_of_questions_give_the_guard_its_threshold() -> None:
-    lm, method = small.lm(), APE(1.0, 1.0)
-    made = calibrate(examples(kinds=True), method=method, settings=[method])
-    assert made.guard is not None
-    assert (made.guard["single_hop"], made.guard["multi_hop"]) == (4, 4)
-    above = {False: 0, True: 0}
-    for one in examples(kinds=True):
-        out = lm.generate(
-            one.query, one.passages, method=method, max_new_tokens=Guard().rows, do_sample=False
-        )
-        masses = np.array([citation.mass for citation in out.citations or ()])
-        spread = 1 - ((masses / masses.sum()) ** 2).sum()
-        above[one.multi_hop] += spread > made.guard["threshold"]
-    assert above[False] / 4 == made.guard["false_alarms"]
-    assert 1 - above[True] / 4 == made.guard["missed"]
-    assert calibrate(examples(), settings=[method]).guard is None
-
-
 def test_progress_is_told_to_its_end() -> None:
     told: list[tuple[str, int, int | None]] = []
-    calibrate(examples(kinds=True), on_progress=lambda *one: told.append(one))
+    calibrate(examples(), on_progress=lambda *one: told.append(one))
     assert list(dict.fromkeys(what for what, _, _ in told)) == [
         "Reading the examples",
         "Trying settings",
-        "Measuring attention",
     ]
-    assert told[-1][1] == told[-1][2] == 8
-    assert ("Trying settings", 32, 32) in told
+    assert told[-1] == ("Trying settings", 32, 32)
 
 
 def questions(count: int, seed: int) -> list[Example]:
@@ -312,7 +288,6 @@ def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
     first, second, third, fourth = calibration.read_examples(path)
     assert first == Example("Who?\u2028Now.", (Passage("One."), Passage("Two.", id="2")))
     assert second == Example.of(Example("Where?", (), "There", "multi-hop"))
-    assert (first.multi_hop, second.multi_hop) == (False, True)
     assert third.query == [{"role": "user", "content": "When?"}]
     assert fourth.query == "half \ufffd"
 
@@ -352,7 +327,7 @@ def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str | None, mess
 
 def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    for made in (profile(), profile(guard=GUARD), calibrate(examples(labelled=True))):
+    for made in (profile(), calibrate(examples(labelled=True))):
         made.save(path)
         assert Profile.load(path) == made == Profile.of(str(path))
     profile().save(path)
@@ -362,14 +337,14 @@ def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert (data["version"], data["model"]["name"]) == (1, "some/model")
     assert data.keys() == {
         *("format", "version", "model", "method", "best", "default", "beats_default", "verdict"),
-        *("criteria", "examples", "folds", "seed", "left_out", "held_out", "guard", "settings"),
+        *("criteria", "examples", "folds", "seed", "left_out", "held_out", "settings"),
     }
     assert data["settings"][0].keys() == {"method", "fine", "figures"}
     assert data["held_out"][0].keys() == {"figure", "chosen", "default", "difference"}
 
 
 def damaged(**changes: Any) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(profile(guard=GUARD).to_json())
+    data: dict[str, Any] = json.loads(profile().to_json())
     return {**data, **changes}
 
 
@@ -386,8 +361,6 @@ def damaged(**changes: Any) -> dict[str, Any]:
         (damaged(criteria=["metric"]), r"lack figures of the criteria .*'metric'"),
         (damaged(examples=-1), "entry 'examples': .* greater than or equal to 0"),
         (damaged(settings=[{}]), r"entry 'settings.0.method': Field required"),
-        (damaged(guard={**GUARD, "threshold": 1.5}), "entry 'guard.threshold': .* 1"),
-        (damaged(guard={**GUARD, "extra": 1}), "entry 'guard.extra'"),
     ],
 )
 def test_a_damaged_profile_is_told(tmp_path: Path, data: Any, message: str) -> None:

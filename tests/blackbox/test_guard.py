@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
-from rag_windows import Generation, Guard, InputError, WindowedLM
+from rag_windows import Generation, Guard, InputError
 from tests.rag_windows import small
 
 PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new.", "The lamp is lit."]
@@ -71,18 +71,6 @@ def test_spread_of_the_first_tokens() -> None:
     assert (found.signal, found.taken) == ("multi-hop", True)
     assert found.measured == pytest.approx(expected, abs=1e-6)
     assert ask(Guard(passages=0, spread=expected + 0.01, rows=5)).fallback is None
-
-
-def test_the_profile_s_threshold_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer())
-    monkeypatch.setattr(lm.engine, "guard_spread", 0.0)
-
-    def signal(guard: Guard) -> str | None:
-        made = lm.generate("What?", PASSAGES, max_new_tokens=3, fallback=guard)
-        return None if made.fallback is None else made.fallback.signal
-
-    assert signal(SILENT) == "multi-hop"
-    assert signal(Guard(passages=0, spread=math.inf)) is None
 
 
 def test_windows_where_one_prompt_would_not_fit() -> None:

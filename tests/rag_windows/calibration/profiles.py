@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rag_windows import APE, Method, Profile, calibration
-
-GUARD = {
-    "measure": "1 - sum of squared shares",
-    "threshold": 0.5,
-    "false_alarms": 0.125,
-    "missed": 0.25,
-    "single_hop": 8,
-    "multi_hop": 4,
-}
 
 
 def mean(value: float) -> calibration.Mean:
@@ -26,7 +15,7 @@ def setting(method: Method, divergence: float, *, fine: bool = False) -> calibra
     )
 
 
-def profile(*, guard: Any = None) -> Profile:
+def profile() -> Profile:
     settings = [
         setting(APE(T, S), 0.3 + abs(T - S) + (1 - T) / 10)
         for T in (0.5, 0.9, 1.0)
@@ -48,5 +37,4 @@ def profile(*, guard: Any = None) -> Profile:
         seed=3,
         left_out=("Example 1 was left out: it has no passages.",),
         model=calibration.ModelFingerprint("some/model", "ab" * 32),
-        guard=guard,
     )

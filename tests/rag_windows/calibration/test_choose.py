@@ -123,15 +123,3 @@ def test_the_figures_of_the_first_profiles_stand() -> None:
     wanted = [0.015483870967741906, -0.06000000000000002, 0.0858064516129032]
     wanted += [0.66, 0.52, 0.78, 8.687999999999999, 6.446000000000001, 10.906299999999998]
     assert found == pytest.approx(wanted, rel=1e-12)
-
-
-def test_the_guards_threshold_separates_where_it_can_and_tells_its_errors() -> None:
-    apart = choose.multi_hop_threshold([0.1, 0.2, 0.15, 0.05], [0.6, 0.9, 0.8, 0.7])
-    assert apart is not None
-    assert apart["threshold"] == pytest.approx(0.4)
-    assert (apart["false_alarms"], apart["missed"]) == (0.0, 0.0)
-    mixed = choose.multi_hop_threshold([0.1, 0.2, 0.3, 0.85], [0.25, 0.7, 0.8, 0.9])
-    assert mixed is not None
-    assert 0.3 < mixed["threshold"] < 0.7
-    assert (mixed["false_alarms"], mixed["missed"]) == (0.25, 0.25)
-    assert choose.multi_hop_threshold([0.1, 0.2, 0.1], [0.9] * 9) is None
