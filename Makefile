@@ -58,7 +58,7 @@ train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs
 bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 8192")
 	$(OFFLINE) $(BIN)/rag-windows bench --context 2048 --rounds 3 $(ARGS)
 
-bench-cache: $(VENV)/.dev ## what the passage cache costs and keeps: 2 minutes (ARGS="--quick")
+bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/cache.py $(ARGS)
 
 evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--quick")

@@ -1,14 +1,11 @@
-"""What the passage cache costs and keeps: a hit, and its policy of eviction.
+"""The passage cache's policy of eviction: hit rates on made-up traces.
 
     python benchmarks/cache.py [--quick]
 
-- hits: microseconds of a request and of each further hit, over windows of two tokens, where there
-  are hardly bytes to move.
-- policy: hit rates on made-up traces beside LRU and beside what a cache reaches that knows every
-  window's true popularity. Cells are "hits / seconds": percent of the counted requests that hit,
-  and percent of the seconds of encoding that they save.
-
-How much sooner an answer begins is `rag-windows bench`. About three minutes on one core.
+They stand beside those of LRU, and of a cache that knows every window's true popularity. Cells are
+"hits / seconds": percent of the counted requests that hit, and percent of the seconds of encoding
+that they save. About two minutes on one core. What a hit costs says `rag-windows bench --context
+256 --window 2 --way 'windows, from memory'`: its prefill is 128 hits with hardly bytes to move.
 """
 
 from __future__ import annotations
@@ -20,32 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from rag_windows import PassageCache, WindowedLM
-from rag_windows.benchmark.result import Place, Plan, table
-from rag_windows.benchmark.run import build, load, seconds
+from rag_windows.benchmark.result import table
 from rag_windows.cache.policy import Policy
 
 Numbers = NDArray[np.float64]
-
-
-def hits(shape: str) -> None:
-    """Print what a hit costs beside the bytes that it moves."""
-    model = build(Plan(shape=shape))
-    asked = load(int(model.config.vocab_size), Place(256, 2))
-    with PassageCache("1GiB") as cache:
-        lm = WindowedLM(model).with_cache(cache)
-        one, all_of_them = (partial(lm.encode_ids, (), asked.windows[:n]) for n in (1, None))
-        first = seconds(one)
-        all_of_them()
-        few, many = (min(seconds(work) for _ in range(15)) for work in (one, all_of_them))
-    each = (many - few) / (len(asked.windows) - 1)
-    print(
-        f"Hits, {shape}: the first request {first:.2f} s, with what is made once; then "
-        f"{few * 1e6:.0f} µs a request of one window, {each * 1e6:.0f} µs for each further hit."
-    )
 
 
 @dataclass(frozen=True)
@@ -219,7 +196,7 @@ def policy(count: int, length: int) -> None:
                 for make in POLICIES.values()
             ]
             lost.append([scan.name, f"{share:.0%}", *points])
-    print(f"\n{count:,} windows, {length:,} requests; hits / seconds, in percent.\n")
+    print(f"{count:,} windows, {length:,} requests; hits / seconds, in percent.\n")
     print("\n".join(table(["trace", "room", *POLICIES, "perfect frequencies"], reached)))
     print("\nPoints lost to a scan of twice as many windows as there are:\n")
     print("\n".join(table(["trace", "room", *POLICIES], lost)))
@@ -232,8 +209,6 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
     quick = parser.parse_args(given).quick
-    torch.set_num_threads(1)
-    hits("tiny" if quick else "llama-0.25b")
     policy(*((400, 6000) if quick else (4000, 90_000)))
 
 

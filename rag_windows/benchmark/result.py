@@ -1,9 +1,9 @@
 """What `rag-windows bench` is asked and what it found: options, records in JSON, tables.
 
 Field names are those of ``performance.json``. A "way" is one of the ways to answer that are timed;
-a "floor" is the roofline, the least time that the machine needs for what has to be computed or
-read; "crowds" are numbers of questions asked at once. Lists hold one entry a round, in seconds
-where nothing else is said.
+a "floor" is the roofline, the least time that the machine needs for what has to be read; "crowds"
+are numbers of questions asked at once. Lists hold one entry a round, in seconds where nothing else
+is said.
 """
 
 from __future__ import annotations
@@ -106,10 +106,9 @@ class Cell(Place):
     """One way over one context.
 
     `prefill_s` is until the query could be read, or to the first token where that is one step;
-    `tokens_per_s` counts behind the first; `end_s` is to so many tokens, by their number. The
-    floors are linear layers of the tokens that the prefill computes (None where it computes none)
-    and reading weights, keys and values once. `peak_bytes` are beside the weights, `kv_bytes` those
-    of the prompt's keys and values.
+    `tokens_per_s` counts behind the first; `end_s` is to so many tokens, by their number. The floor
+    of a further token is reading weights, keys and values once. `peak_bytes` are beside the
+    weights, `kv_bytes` those of the prompt's keys and values.
     """
 
     way: str
@@ -118,7 +117,6 @@ class Cell(Place):
     tokens: int
     tokens_per_s: list[float]
     end_s: dict[str, list[float]]
-    prefill_floor_s: float | None
     decode_floor_s: float
     peak_bytes: int | None
     kv_bytes: int
@@ -154,22 +152,17 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """What the machine reached in the run: products of matrices of the model's sizes, reading."""
-
-    linear_flops_per_s: float
-    memory_bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
-    """One run; its JSON is that of `pydantic.TypeAdapter(Result)`."""
+    """One run; its JSON is that of `pydantic.TypeAdapter(Result)`.
+
+    `floor` says as ``memory_bytes_per_s`` how fast the machine read memory in the run.
+    """
 
     format: Literal[3]
     shape: str
     dtype: str
     machine: Machine
-    floor: Rates
+    floor: dict[str, float]
     method: dict[str, Any]
     parts: list[Part]
     command: str
@@ -213,17 +206,14 @@ def markdown(result: Result) -> str:
     method = f"{result.method.get('name')}" + (f" ({numbers})" if numbers else "")
     lines = [
         f"{result.shape}, {result.dtype}, {machine.device}, {machine.threads} {threads} "
-        f"({versions}). Windows are read by {method}. Measured in the same run: "
-        f"{result.floor.linear_flops_per_s / 1e9:,.0f} GFLOP/s in the model's linear layers, "
-        f"{result.floor.memory_bytes_per_s / 1e9:,.1f} GB/s from memory.",
+        f"({versions}). Windows are read by {method}. Memory gave "
+        f"{result.floor['memory_bytes_per_s'] / 1e9:,.1f} GB/s in the same run.",
         "",
         f"    {result.command}",
         "",
-        "Medians of the rounds (smallest to largest). Floors: of a prefill, all linear layers over "
-        "the tokens that it computes, at that rate (windows leave out the last layer behind its "
-        "keys and values, which counts here all the same); of a further token, reading all weights "
-        'and the keys and values of the prompt once. Ratios are to "transformers", those and '
-        f'shares rounded down; "{NONE}" was not measured.',
+        "Medians of the rounds (smallest to largest). The floor of a further token is reading all "
+        "weights and the keys and values of the prompt once, at that rate. Ratios are to "
+        f'"transformers", those and shares rounded down; "{NONE}" was not measured.',
     ]
     for part in result.parts:
         if part.cells:
@@ -233,17 +223,14 @@ def markdown(result: Result) -> str:
 
 def _ways(cells: Sequence[Cell]) -> list[str]:
     base = next((cell for cell in cells if cell.way == SEQUENTIAL), None)
-    head = ["way", "prefill", "of the floor", "first token", "sooner", "tokens/s", "faster"]
-    head += ["of the floor"]
+    head = ["way", "prefill", "first token", "sooner", "tokens/s", "faster", "of the floor"]
     for tokens in cells[0].end_s:
         head += [f"end of {tokens} tokens", "sooner"]
     rows = []
     for cell in cells:
-        floor, prefill = cell.prefill_floor_s, statistics.median(cell.prefill_s)
         row = [
             cell.way,
             spread(cell.prefill_s, "s"),
-            NONE if floor is None else percent(floor / prefill),
             spread(cell.first_s, "s"),
             times(base.first_s if base else [], cell.first_s),
             spread(cell.tokens_per_s, "/s"),

@@ -7,7 +7,6 @@ import gc
 import platform
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -43,7 +42,6 @@ from rag_windows.benchmark.result import (
     Part,
     Place,
     Plan,
-    Rates,
     Result,
 )
 from rag_windows.cache.passage_cache import PassageCache
@@ -61,7 +59,7 @@ PREFIX_TOKENS = QUERY_TOKENS = 32
 _POSITIONS = 262_144
 _SIZE = "64GiB"
 """Of the caches: nothing is ever evicted."""
-_ROWS, _REPEATS, _STREAM_BYTES = 4096, 5, 1 << 29
+_STREAM_BYTES = 1 << 29
 
 DEFAULT = "llama-0.25b"
 SIZES = (
@@ -295,8 +293,8 @@ def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
 def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
     """Make the model, measure the machine, and time everything that is planned."""
     lm = WindowedLM(build(plan), method=plan.method)
-    roofline = measure_roofline(lm.model)
-    parts = [_alone(plan, place, lm, roofline, tell) for place in plan.places]
+    rate = measure_rate(lm.model.device)
+    parts = [_alone(plan, place, lm, rate, tell) for place in plan.places]
     for questions in plan.questions or ():
         parts.append(measure_concurrency(plan, questions, lm))
         tell(f"{questions} questions: done")
@@ -305,7 +303,7 @@ def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
         shape=plan.model or plan.shape or DEFAULT,
         dtype=plan.dtype,
         machine=machine(plan),
-        floor=roofline.rates,
+        floor={"memory_bytes_per_s": rate},
         method=describe(resolve(plan.method)),
         parts=parts,
         command=command,
@@ -324,62 +322,28 @@ def machine(plan: Plan) -> Machine:
     return Machine(device, torch.get_num_threads(), versions)
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """The least that a prompt and a decode step can cost on this machine.
+def measure_rate(device: torch.device) -> float:
+    """Bytes of memory read in a second, the quickest of several times."""
+    numbers = torch.ones(_STREAM_BYTES // 4, device=device)
+    numbers.sum()
+    return _STREAM_BYTES / min(seconds(numbers.sum) for _ in range(5))
 
-    `flops` are those of the linear layers for a prompt token, `weights` the bytes that every decode
-    step reads (all but an embedding table apart from the vocabulary layer), `token` the bytes of a
-    token's keys and values.
+
+def step_bytes(model: PreTrainedModel, context: int) -> int:
+    """What every decode step reads: all weights, and the keys and values of a context once.
+
+    Of an embedding table apart from the vocabulary layer, one row is read.
     """
-
-    rates: Rates
-    flops: float
-    weights: int
-    token: int
-
-    def prefill_s(self, tokens: int) -> float:
-        """Linear layers of a prompt; its attention and its vocabulary layer come on top."""
-        return tokens * self.flops / self.rates.linear_flops_per_s
-
-    def decode_s(self, context: int) -> float:
-        """A decode step: all weights and all keys and values are read once."""
-        return (self.weights + context * self.token) / self.rates.memory_bytes_per_s
-
-
-def measure_roofline(model: PreTrainedModel) -> Roofline:
-    """Time matrix products of the model's own sizes, and the reading of memory."""
-    weight = next(model.parameters())
-    # Every linear layer that each token of a prompt passes: not the vocabulary's.
-    sizes = Counter(
-        (module.in_features, module.out_features)
-        for module in model.base_model.modules()
-        if isinstance(module, torch.nn.Linear)
-    )
-    took = flops = 0.0
-    for (inputs, outputs), count in sizes.items():
-        rows = torch.randn(_ROWS, inputs, device=weight.device, dtype=weight.dtype)
-        matrix = torch.randn(outputs, inputs, device=weight.device, dtype=weight.dtype)
-        took += count * _best(partial(torch.nn.functional.linear, rows, matrix)) / _ROWS
-        flops += count * 2.0 * inputs * outputs
-    numbers = torch.ones(_STREAM_BYTES // 4, device=weight.device)
-    rates = Rates(flops / took, _STREAM_BYTES / _best(numbers.sum))
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     unread = 0 if head is not None and head.weight is table else table.nbytes
-    return Roofline(rates, flops, _weight_bytes(model) - unread, token_bytes(model))
+    return _weight_bytes(model) - unread + context * token_bytes(model)
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def _best(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of several runs, after one that warms up."""
-    work()
-    return min(seconds(work) for _ in range(_REPEATS))
-
-
-def _alone(plan: Plan, place: Place, lm: WindowedLM, roofline: Roofline, tell: Tell) -> Part:
+def _alone(plan: Plan, place: Place, lm: WindowedLM, rate: float, tell: Tell) -> Part:
     """One question at a time over one context."""
     vocabulary, tokens = int(lm.model.config.vocab_size), max(plan.tokens)
     asked, short = load(vocabulary, place), load(vocabulary, SHORT)
@@ -398,7 +362,6 @@ def _alone(plan: Plan, place: Place, lm: WindowedLM, roofline: Roofline, tell: T
             if plan.memory and name in (SEQUENTIAL, COLD)
         }
     prompt = len(asked.prompt)
-    computed = {SEQUENTIAL: prompt, COLD: prompt - len(asked.query)}
     cells = [
         Cell(
             place.context,
@@ -409,10 +372,9 @@ def _alone(plan: Plan, place: Place, lm: WindowedLM, roofline: Roofline, tell: T
             tokens=tokens,
             tokens_per_s=[one.tokens_per_s for one in own],
             end_s={str(count): [one.stamps[count - 1] for one in own] for count in plan.tokens},
-            prefill_floor_s=roofline.prefill_s(computed[name]) if name in computed else None,
-            decode_floor_s=roofline.decode_s(prompt),
+            decode_floor_s=step_bytes(lm.model, prompt) / rate,
             peak_bytes=peaks.get(name),
-            kv_bytes=prompt * roofline.token,
+            kv_bytes=prompt * token_bytes(lm.model),
             weight_bytes=_weight_bytes(lm.model),
         )
         for name, own in timings.items()
