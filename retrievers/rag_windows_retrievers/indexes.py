@@ -197,10 +197,8 @@ class BM25Retriever:
 class DenseRetriever:
     """Passages whose vectors lie nearest to the query's; every vector is compared.
 
-    The score is the cosine, or the dot product for a model made for it. Where the encoder reads
-    less than a whole passage, the passage is embedded in parts and its best part counts. A query of
-    several paragraphs asks with the mean of their vectors, and a paragraph that is longer than the
-    encoder reads counts as the mean of its parts. Blank passages are never found.
+    The score is the cosine, or the dot product for a model made for it. A query of several
+    paragraphs asks with the mean of their vectors. Blank passages are never found.
 
     Args:
         passages: the corpus.
@@ -227,27 +225,22 @@ class DenseRetriever:
     ) -> None:
         self.passages, self.encoder = tuple(passages), _encoder(model)
         rows = {} if known is None else known._rows()
-        new = {
-            _key(one): self.encoder.passage_parts(one.text, one.title)
-            for one in passages
-            if _key(one) not in rows and one.text.strip()
-        }
-        texts = [text for parts in new.values() for text in parts]
-        if texts:
-            vectors = self.encoder.embed(texts, query=False, progress=progress)
-            borders = np.cumsum([len(parts) for parts in new.values()])[:-1]
-            rows.update(zip(new, np.split(vectors, borders), strict=True))
+        texts = [ranked_text(one) for one in passages if one.text.strip()]
+        if new := [text for text in dict.fromkeys(texts) if text not in rows]:
+            vectors = self.encoder.embed(new, query=False, progress=progress)
+            rows.update(zip(new, vectors[:, None], strict=True))
         nothing = np.zeros((0, self.encoder.dimension), dtype=np.float32)
-        mine = [rows.get(_key(one), nothing) for one in passages]
+        mine = [rows.get(ranked_text(one), nothing) for one in passages]
         self._vectors = np.concatenate([nothing, *mine]).astype(np.float32, copy=False)
         self._owners = np.repeat(np.arange(len(mine)), [len(each) for each in mine])
         if not len(self._vectors):
             raise RetrievalError("There is no text to search; load some documents first.")
 
-    def _rows(self) -> dict[tuple[str, str], Vectors]:
-        """The vectors of each passage, a row a part."""
+    def _rows(self) -> dict[str, Vectors]:
+        """The vectors of each text; older files have several of a long one."""
         starts = np.searchsorted(self._owners, np.arange(1, len(self.passages)))
-        return dict(zip(map(_key, self.passages), np.split(self._vectors, starts), strict=True))
+        texts = map(ranked_text, self.passages)
+        return dict(zip(texts, np.split(self._vectors, starts), strict=True))
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Rank the passages by their nearness to the query; see `Retriever.retrieve`."""
@@ -256,11 +249,9 @@ class DenseRetriever:
         if not paragraphs:
             return []
         # A conversation's question comes several times and is embedded once.
-        means = {
-            one: self.encoder.embed(self.encoder.query_parts(one), query=True).mean(axis=0)
-            for one in set(paragraphs)
-        }
-        asked = np.mean([means[one] for one in paragraphs], axis=0)
+        once = list(dict.fromkeys(paragraphs))
+        vectors = dict(zip(once, self.encoder.embed(once, query=True), strict=True))
+        asked = np.mean([vectors[one] for one in paragraphs], axis=0)
         scores = np.full(len(self.passages), -np.inf, dtype=np.float32)
         np.maximum.at(scores, self._owners, self._vectors @ asked)
         return best(self.passages, scores, k)
@@ -308,11 +299,6 @@ class DenseRetriever:
 
 def _encoder(model: Model) -> Encoder:
     return model if isinstance(model, Encoder) else SentenceEncoder(model)
-
-
-def _key(passage: Passage) -> tuple[str, str]:
-    """Equal for passages whose vectors are equal."""
-    return passage.title or "", passage.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,24 +34,14 @@ def ranking(passages: Sequence[Passage]) -> list[tuple[str | None, object]]:
 class WordEncoder:
     """A vector per text out of its words' checksums; equal words, equal direction.
 
-    `asked` counts the passages' texts that were embedded. Texts longer than `longest` words are cut
-    into parts of so many.
+    `asked` counts the passages' texts that were embedded.
     """
 
-    def __init__(self, name: str = "words", dimension: int = 64, longest: int = 1000) -> None:
+    def __init__(self, name: str = "words", dimension: int = 64) -> None:
         self.name = self._seed = name
         self.dimension = dimension
         self.asked: list[str] = []
-        self._longest = longest
         self._lock = threading.Lock()
-
-    def passage_parts(self, text: str, title: str | None) -> list[str]:
-        words = text.split()
-        cuts = range(0, max(1, len(words)), self._longest)
-        return [" ".join([title or "", *words[i : i + self._longest]]) for i in cuts]
-
-    def query_parts(self, query: str) -> list[str]:
-        return self.passage_parts(query, None)
 
     def embed(
         self, texts: Sequence[str], *, query: bool, progress: Progress | None = None

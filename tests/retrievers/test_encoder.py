@@ -43,15 +43,11 @@ def test_texts_become_vectors_by_their_meaning(encoder: SentenceEncoder) -> None
     assert np.allclose(vectors[2], encoder.embed(["word"], query=False)[0], atol=1e-5)
 
 
-def test_nothing_is_cut_at_the_models_limit(encoder: SentenceEncoder) -> None:
-    text = " ".join(f"Sentence number {i} is about nothing." for i in range(100))
-    parts = encoder.passage_parts(text, "Title")
-    assert " ".join(part.removeprefix("Title\n") for part in parts) == text
-    assert max(encoder.count(part) for part in parts) <= 254
-    assert " ".join(encoder.query_parts(text)) == text
-    assert encoder.passage_parts("short", None) == ["short"]
-    endless = encoder.passage_parts("x", "title " * 400)
-    assert " ".join(endless).split() == ["title"] * 400 + ["x"]
+def test_what_the_model_does_not_read_is_told(
+    encoder: SentenceEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    DenseRetriever([Passage("word " * 300), Passage("word")], encoder)
+    assert "1 of 2 texts are longer than the 256 tokens" in caplog.text
     budget = TokenBudget(20, encoder.count)
     passages = split_document(Document("Ducks swim. " * 40, "d"), tokens=budget)
     assert max(encoder.count(one.text) for one in passages) <= 20
@@ -62,7 +58,7 @@ def test_threads_share_it(encoder: SentenceEncoder) -> None:
     expected = [encoder.embed([text], query=True)[0] for text in texts[:4]] * 5
 
     def run(text: str) -> np.ndarray:
-        encoder.query_parts(text)
+        encoder.count(text)
         return encoder.embed([text], query=True)[0]
 
     with ThreadPoolExecutor(6) as pool:
@@ -90,7 +86,7 @@ def test_a_model_made_for_dot_products_keeps_its_lengths() -> None:
         SentenceEncoder(model)
 
 
-def test_prompts_of_the_model_are_used_and_leave_room() -> None:
+def test_prompts_of_the_model_are_used() -> None:
     model = SentenceTransformer(str(get_model_path()), device="cpu")
     plain = SentenceEncoder(model).embed(["lakes"], query=True)
     prompt = "Represent this question for searching: "
@@ -98,9 +94,6 @@ def test_prompts_of_the_model_are_used_and_leave_room() -> None:
     encoder = SentenceEncoder(model)
     assert not np.allclose(encoder.embed(["lakes"], query=True), plain, atol=1e-3)
     assert np.allclose(encoder.embed(["lakes"], query=False), plain, atol=1e-5)
-    parts = encoder.query_parts("word " * 1000)
-    longest = max(encoder.count(prompt + part) for part in parts)
-    assert longest <= 254
 
 
 def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
-from rag_windows import InputError, ModelLoadError, Passage
-from rag_windows_retrievers import BM25Retriever, DenseRetriever, Reranker
-from tests.retrievers.small import CORPUS, WordEncoder, save_cross_encoder
+from rag_windows import InputError, ModelLoadError
+from rag_windows_retrievers import BM25Retriever, Reranker
+from tests.retrievers.small import CORPUS, save_cross_encoder
 
 
 @pytest.fixture
@@ -28,29 +27,6 @@ def test_passages_are_ordered_by_the_models_scores(model: CrossEncoder) -> None:
     assert [one.score for one in hits] == pytest.approx([score for score, _ in expected], abs=1e-5)
     assert len(Reranker(BM25Retriever(CORPUS), model, candidates=1).retrieve("old bridge", 3)) == 3
     assert reranker.rerank("old bridge", []) == reranker.retrieve("xylophone") == []
-
-
-def test_nothing_is_cut_at_the_models_limit(
-    model: CrossEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reranker = Reranker(DenseRetriever(CORPUS, WordEncoder()), model)
-    read: list[tuple[str, str]] = []
-    plain: Any = model.predict
-
-    def watched(pairs: list[tuple[str, str]], **options: object) -> object:
-        read.extend(pairs)
-        return plain(pairs, **options)
-
-    monkeypatch.setattr(model, "predict", watched)
-    long = Passage("bread harbour dunes " * 40 + "the last words")
-    (hit,) = reranker.rerank(" ".join(f"old bridge {i}" for i in range(30)) + " at last?", [long])
-    for first, second in read:
-        assert len(model.tokenizer(first, second)["input_ids"]) <= 64
-    assert "".join(dict.fromkeys(first for first, _ in read)).endswith("at last?")
-    assert any(second.endswith("the last words") for _, second in read)
-    scores = dict(zip(read, plain(read, show_progress_bar=False).tolist(), strict=True))
-    best = {query: max(v for (q, _), v in scores.items() if q == query) for query, _ in read}
-    assert hit.score == pytest.approx(sum(best.values()) / len(best), abs=1e-5)
 
 
 def test_what_is_refused(model: CrossEncoder, tmp_path: Path) -> None:
