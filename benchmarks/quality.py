@@ -29,8 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.evaluation.files import JsonLines
-from rag_windows.evaluation.machine import machine
+from rag_windows.evaluation.files import JsonLines, machine
 from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
 from rag_windows.evaluation.summary import percent as percent_of
 from rag_windows_retrievers import BM25Retriever

@@ -46,7 +46,7 @@ from rag_windows.benchmark.result import (
 )
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.evaluation.machine import surroundings
+from rag_windows.evaluation.files import surroundings
 from rag_windows.loading import load as load_model
 from rag_windows.loading import load_config
 from rag_windows.methods import resolve

@@ -1,4 +1,7 @@
-"""Files that are read strictly and written whole; errors name the file and the place in it."""
+"""Files that are read strictly and written whole, and what their figures are measured on.
+
+Errors name the file and the place in it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,21 @@ import gzip
 import hashlib
 import json
 import os
+import platform
+import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
-from rag_windows.errors import DataError
+from rag_windows import __version__
+from rag_windows.errors import DataError, InputError
 from rag_windows.prompt.visible_text import encodable, strict_json, visible
 
 T = TypeVar("T")
@@ -194,3 +202,36 @@ class JsonLines:
                 f"{self.path} can't be written ({_reason(error)}): make room, or load a model that "
                 "computes NaN in float32. What it holds is kept, and the same command goes on."
             ) from error
+
+
+def lock_folder(path: Path) -> FileLock:
+    """Take the lock of a folder, which is made if it is missing; never waits."""
+    lock = FileLock(path / ".lock")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise InputError(
+            f"Another process is writing {path}. Wait for it, or name another folder with --out."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} can't be made or locked: {error.strerror}.") from error
+    return lock
+
+
+def machine() -> str:
+    """Processor with its number of cores, and the accelerator if there is one."""
+    import torch
+
+    described, names = Path("/proc/cpuinfo"), [platform.processor() or platform.machine()]
+    if described.exists():
+        text = described.read_text(encoding="utf-8", errors="replace")
+        names = re.findall(r"^model name\s*:\s*(.*?)\s*$", text, re.MULTILINE) or names
+    words = f"{len(names)} cores of {names[0] or 'an unknown processor'}"
+    return words + (f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "")
+
+
+def surroundings() -> dict[str, str]:
+    """Versions and machine: what may change figures without anybody having asked for it."""
+    versions = {name: metadata.version(name) for name in ("torch", "transformers")}
+    return {"rag-windows": __version__, **versions, "machine": machine()}

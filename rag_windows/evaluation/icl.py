@@ -256,7 +256,7 @@ class IclAnswerer:
         )
         context, parts = reading.context, reading.parts
         context_tokens = len(parts.prefix_ids) + sum(len(one.ids) for one in parts.windows)
-        made = []
+        made: list[Answered] = []
         for number, label in enumerate(found):
             # The first of a batch pays for what the others find.
             first = number == 0
@@ -278,7 +278,7 @@ class IclAnswerer:
                 scores=label.scores,
                 notes=tuple(note.message for note in label.notes),
             )
-            made.append(Answered(record, tuple(windows)))
+            made.append((record, windows))
         return made
 
     def _windows(

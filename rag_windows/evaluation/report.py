@@ -341,19 +341,16 @@ def _first_token(summary: Summary, looks: dict[str, Any]) -> Figure | None:
     timed: dict[str, list[dict[str, float]]] = {}
     for arm in summary["arms"]:
         timed.setdefault(arm["label"], []).extend(arm["speed"])
-    if not all(timed.values()):
+    if not any(timed.values()):
         return None
     figure = _figure(340, len(timed))
-    panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    titles = ("cold: nothing cached", "warm: all in memory")
-    for axes, field, title in zip(panels, ("cold_s", "warm_s"), titles, strict=True):
-        axes.set_title(title)
-        axes.set_xlabel("tokens of context")
-        for label, contexts in timed.items():
-            points = pd.DataFrame(contexts).sort_values("tokens")
-            axes.loglog(points["tokens"], points[field], **looks[label])
-    panels[0].set_ylabel("time to the first token")
-    for axis, unit in ((panels[0].xaxis, ""), (panels[0].yaxis, "s")):
+    axes = figure.subplots()
+    for label, bins in timed.items():
+        points = pd.DataFrame(bins, columns=["tokens", "ttft_s"]).sort_values("tokens")
+        axes.loglog(points["tokens"], points["ttft_s"], **looks[label])
+    axes.set_xlabel("tokens of the prompt")
+    axes.set_ylabel("time to the first token")
+    for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "s")):
         low, high = axis.get_view_interval()
         # Marks at 1, 2 and 5 of each power of ten; at the powers alone where the axis is long.
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))

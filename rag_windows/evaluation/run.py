@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote
 
 import pandas as pd
 from pydantic import BaseModel
 
-from rag_windows import Generation, Passage, PassageCache, WindowedLM
+from rag_windows import Passage, WindowedLM
 from rag_windows.cache.fingerprint import tokenizer_fingerprint
 from rag_windows.calibration import ModelFingerprint
 from rag_windows.errors import (
@@ -27,22 +26,33 @@ from rag_windows.errors import (
     MissingExtraError,
     ModelError,
     RagWindowsError,
+    missing,
 )
-from rag_windows.evaluation.files import JsonLines, read, shown, write_whole
-from rag_windows.evaluation.machine import lock_folder, surroundings
+from rag_windows.evaluation.files import (
+    JsonLines,
+    lock_folder,
+    read,
+    shown,
+    surroundings,
+    write_whole,
+)
+from rag_windows.evaluation.inscit import InscitTask
 from rag_windows.evaluation.task import (
     STRICT,
     Example,
     Line,
     ReadPassage,
     Record,
-    Speed,
     Task,
     digest_of,
     line_of,
 )
 from rag_windows.methods import Method, describe
 from rag_windows.methods.registry import plain
+from rag_windows.request import in_order
+
+if TYPE_CHECKING:
+    from rag_windows_retrievers import Encoder, Retriever
 
 BASE = "sequential"
 """The method that others are compared with, where it was run at the same depth."""
@@ -86,23 +96,6 @@ def base_of(compared: Sequence[Arm], place: int) -> int:
     return next(alike, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How every question is asked, of every arm; the seed matters to methods that draw."""
-
-    prefix: str | None
-    max_new_tokens: int
-    seed: int = 0
-
-    @classmethod
-    def of(
-        cls, task: Task, prefix: str | None = None, max_new_tokens: int | None = None, seed: int = 0
-    ) -> RunOptions:
-        """The task's own, but for what is given; a prefix of "" is none at all."""
-        chosen = task.prefix if prefix is None else prefix
-        return cls(chosen or None, max_new_tokens or task.max_new_tokens, seed)
-
-
 class Manifest(BaseModel):
     """What a run is: a file of its folder.
 
@@ -125,7 +118,7 @@ class Manifest(BaseModel):
         task: Task,
         compared: Sequence[Arm],
         retriever: Mapping[str, Any],
-        options: RunOptions,
+        generating: Generating,
     ) -> Manifest:
         """Of a run that is about to begin; ``retriever`` tells how passages are ranked."""
         keys = [example.key for example in task.examples]
@@ -150,7 +143,7 @@ class Manifest(BaseModel):
                 for arm in compared
             },
             "retriever": retriever,
-            **asdict(options),
+            **asdict(generating),
         }
         # Through JSON, so that it equals what will be read back.
         made = {"settings": settings, "made_with": [surroundings()], "keys": keys}
@@ -188,18 +181,19 @@ class _Text(BaseModel):
 
 
 class RunFolder:
-    """What a run has kept: records, timings, and texts of passages by the digests they name."""
+    """What a run has kept: records, and texts of passages by the digests they name."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
         self.texts: dict[str, str] = {}
-        self._kept: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+        self._kept: dict[str, dict[str, Record]] = {arm.name: {} for arm in manifest.arms}
         self._lines, self._passages = JsonLines(path / RECORDS), JsonLines(path / PASSAGES)
-        arms = [arm.name for arm in manifest.arms]
         for place, found in self._lines.read(Line):
-            if found.arm not in arms:
+            if not isinstance(found, Record):
+                continue
+            if found.arm not in self._kept:
                 raise place.error(f'"arm" is {shown(found.arm)}, which the manifest does not name.')
-            self._kept[found.kind, found.arm][found.key] = found
+            self._kept[found.arm][found.key] = found
         for place, one in self._passages.read(_Text):
             if one.text != digest_of(one.passage):
                 raise place.error("the passage was changed; begin anew in another folder.")
@@ -242,24 +236,21 @@ class RunFolder:
 
     def records(self, arm: str) -> Mapping[str, Record]:
         """An arm's, by the keys of their examples; of several the last one counts."""
-        return self._kept["record", arm]
-
-    def speeds(self, arm: str) -> Mapping[str, Speed]:
-        """Likewise."""
-        return self._kept["speed", arm]
+        return self._kept[arm]
 
     def predictions(self, arm: str, suffix: str = ".json") -> Path:
         """Where an arm's answers stand in the dataset's own format."""
         return self.path / PREDICTIONS / f"{quote(arm, safe='@+=')}{suffix}"
 
-    def add(self, values: Sequence[Record | Speed], texts: Iterable[str] = ()) -> None:
-        """Keep answers and timings, with the passages that they name; they are safe afterwards."""
-        new = {name: text for text in texts if (name := digest_of(text)) not in self.texts}
-        self._passages.append(*({"text": key, "passage": one} for key, one in new.items()))
+    def add(self, answers: Sequence[Answered]) -> None:
+        """Keep answers, with the passages that they name; they are safe afterwards."""
+        texts = {digest_of(text): text for _, own in answers for text in own}
+        new = {name: text for name, text in texts.items() if name not in self.texts}
+        self._passages.append(*({"text": name, "passage": text} for name, text in new.items()))
         self.texts |= new
-        self._lines.append(*map(line_of, values))
-        for value in values:
-            self._kept[value.kind, value.arm][value.key] = value
+        self._lines.append(*(line_of(record) for record, _ in answers))
+        for record, _ in answers:
+            self._kept[record.arm][record.key] = record
 
 
 def _remove_run(folder: Path) -> None:
@@ -271,6 +262,83 @@ def _remove_run(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+# Which passages an example is read with.
+
+TURNS, WEIGHT = 3, 3
+"""Of `last_turns`: how the conversation becomes a query. They stand in the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How passages are found, at most ``depth`` of them; None for all that are given.
+
+    "gold" is the evidence of an INSCIT example alone, "given" are the example's own passages,
+    "hybrid" is BM25 and dense search by reciprocal rank fusion. Dense search needs an embedder: a
+    sentence-transformers name or folder, or an `Encoder`.
+    """
+
+    kind: Literal["bm25", "dense", "hybrid", "gold", "given"] = "given"
+    depth: int | None = None
+    embedder: Encoder | str | None = None
+
+    def __post_init__(self) -> None:
+        option = f"--retriever {self.kind}"
+        if (self.embedder is None) == (self.kind in ("dense", "hybrid")):
+            raise InputError(
+                f"{option} {'needs' if self.embedder is None else 'has no'} --embedder: the name "
+                "or folder of a sentence-transformers model, for dense and hybrid."
+            )
+        if isinstance(self.embedder, str) and find_spec("sentence_transformers") is None:
+            raise MissingExtraError(missing(option, "sentence-transformers", "retrievers"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the rankings depend on beside the task, for the manifest."""
+        told: dict[str, Any] = {"retriever": self.kind, "depth": self.depth}
+        if self.kind not in ("gold", "given"):
+            told["query"] = {"turns": TURNS, "weight": WEIGHT}
+        if self.embedder is not None:
+            told["embedder"] = getattr(self.embedder, "name", self.embedder)
+        return told
+
+    def over(
+        self, task: Task, index: Path, on_embedded: Callable[[int, int], None] | None = None
+    ) -> Callable[[Example], Sequence[Passage]]:
+        """Gives an example's passages, best first, the conversation being the query.
+
+        Vectors are kept in the folder ``index``, so that a run that goes on embeds nothing again.
+        """
+        depth = self.depth
+        if self.kind == "given":
+            return lambda example: (example.passages or ())[:depth]
+        if self.kind == "gold":
+            return lambda example: cast(InscitTask, task).gold(example)[:depth]
+        from rag_windows_retrievers import (
+            BM25Retriever,
+            ConversationalRetriever,
+            DenseRetriever,
+            HybridRetriever,
+            last_turns,
+        )
+
+        found: list[Retriever] = []
+        pool = task.pool or ()
+        if self.kind != "dense":
+            found.append(BM25Retriever(pool))
+        if self.embedder is not None and any(index.glob("*.safetensors")):
+            found.append(DenseRetriever.load(index, self.embedder))
+        elif self.embedder is not None:
+            made = DenseRetriever(pool, self.embedder, progress=on_embedded)
+            made.save(index)
+            found.append(made)
+        most = depth or 0
+        retriever = found[0] if len(found) == 1 else HybridRetriever(found, depth=max(100, most))
+        conversational = ConversationalRetriever(retriever, last_turns(TURNS, weight=WEIGHT))
+        return lambda example: conversational.retrieve(example.conversation, most)
+
+
+# How examples are answered.
+
 Asked = tuple[Example, Sequence[Passage]]
 """An example with its passages, best first, not more than the arm reads."""
 
@@ -279,75 +347,55 @@ Progress = Callable[[int, int], None]
 """Told how much is done, and of how much."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """An answer's record, with the texts of the passages that it names."""
+Answered = tuple[Record, Sequence[str]]
+"""An answer's record, with the texts of the passages that it names."""
 
-    record: Record
-    texts: tuple[str, ...] = ()
-
-
-class Answerer(Protocol):
-    """How the examples of a task are answered."""
-
-    @property
-    def batch(self) -> int:
-        """Examples that one call takes at most."""
-
-    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
-        """Answer some examples; an error of one alone is kept as its record."""
+Answerer = Callable[[WindowedLM, Arm, Sequence[Asked]], list[Answered]]
+"""Answers some examples by one arm; an error of one alone is kept as its record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generating:
-    """Writes answers freely, with the likeliest token each time."""
+    """Writes answers freely, with the likeliest token each time; methods may draw by the seed."""
 
-    options: RunOptions
-    citations: bool = True
+    prefix: str | None
+    max_new_tokens: int
+    seed: int = 0
 
-    batch = 1
+    @classmethod
+    def of(
+        cls, task: Task, prefix: str | None = None, max_new_tokens: int | None = None, seed: int = 0
+    ) -> Generating:
+        """As the task has it, but for what is given; a prefix of "" is none at all."""
+        chosen = task.prefix if prefix is None else prefix
+        return cls(chosen or None, max_new_tokens or task.max_new_tokens, seed)
 
     def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
         """Answer each example by itself."""
         return [self._one(lm, arm, *one) for one in asked]
 
-    def generate(
-        self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
-    ) -> Generation:
-        """The answer over all of these passages."""
-        return lm.generate(
-            list(example.messages),
-            passages,
-            prefix=self.options.prefix,
-            method=arm.method,
-            max_new_tokens=self.options.max_new_tokens,
-            citations=self.citations,
-            seed=self.options.seed,
-            do_sample=False,
-            num_beams=1,
-        )
-
-    def _fitting(
-        self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
-    ) -> tuple[Generation, Sequence[Passage]]:
-        """An answer over as many passages from the top as fit, and those passages.
-
-        Methods that read passages side by side read all of them: to leave out those at the end
-        would not help. A request that does not fit is refused before any work.
-        """
-        try:
-            return self.generate(lm, arm, example, passages), passages
-        except LimitError:
-            shorter, method = passages[:-1], arm.method
-            in_order = method and (not method.windowed or method.alignment == "in order")
-            if not in_order or not any(one.text.strip() for one in shorter):
-                raise
-        return self._fitting(lm, arm, example, shorter)
-
     def _one(
         self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
     ) -> Answered:
-        generation, read = self._fitting(lm, arm, example, passages)
+        read = passages
+        while True:
+            try:
+                generation = lm.generate(
+                    list(example.messages),
+                    read,
+                    method=arm.method,
+                    do_sample=False,
+                    num_beams=1,
+                    **asdict(self),
+                )
+                break
+            except LimitError:
+                # Of methods that read passages side by side, fewer of them would fit no better.
+                shorter = read[:-1]
+                in_order_alone = arm.method is not None and in_order(arm.method)
+                if not in_order_alone or not any(one.text.strip() for one in shorter):
+                    raise
+                read = shorter
         spans: list[list[tuple[int, int]]] = [[] for _ in read]
         for window in generation.windows:
             spans[window.passage].append((window.start, window.end))
@@ -377,104 +425,66 @@ class Generating:
             total_s=timings.total_s,
             notes=tuple(note.message for note in generation.notes),
         )
-        return Answered(record, tuple(passage.text for passage in read))
+        return record, [passage.text for passage in read]
 
 
-def run(
-    lm: WindowedLM,
-    task: Task,
-    arms: Sequence[Arm],
-    ranking: Ranking,
-    folder: RunFolder,
-    *,
-    answerer: Answerer,
-    progress: Progress,
-) -> list[Record]:
-    """Answer what the folder lacks, and keep each answer as it comes; returns what has none.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What answers a task's examples into a folder.
 
     All arms answer an example before the next one is asked, so an arm finds in the model's cache
-    what those before it encoded. An error of one question is kept as its record, and asked again by
-    the next run. What concerns the whole run is raised, and all that was answered stays: a model or
-    a package that can't be used, a full disk, memory that does not suffice, an interruption.
+    what those before it encoded.
     """
-    ranked = functools.cache(lambda place: ranking(task.examples[place]))
 
-    def lacks(arm: Arm, place: int) -> bool:
-        record = folder.records(arm.name).get(task.examples[place].key)
+    lm: WindowedLM
+    task: Task
+    arms: Sequence[Arm]
+    ranking: Ranking
+    folder: RunFolder
+    answerer: Answerer
+    batch: int = 1
+
+    def answer(self, progress: Progress) -> list[Record]:
+        """Answer what the folder lacks, and keep each answer as it comes; returns what has none.
+
+        An error of one question is kept as its record, and asked again by the next run. What
+        concerns the whole run is raised, and all that was answered stays: a model or a package that
+        can't be used, a full disk, memory that does not suffice, an interruption.
+        """
+        examples = self.task.examples
+        total = len(examples) * len(self.arms)
+        done = sum(not self._lacks(arm, one) for arm in self.arms for one in examples)
+        progress(done, total)
+        for start in range(0, len(examples), self.batch):
+            block = examples[start : start + self.batch]
+            rankings: dict[str, Sequence[Passage]] = {}
+            for arm in self.arms:
+                if lacking := [one for one in block if self._lacks(arm, one)]:
+                    self._ask(arm, lacking, rankings)
+                    done += len(lacking)
+                    progress(done, total)
+        records = [self.folder.records(arm.name)[one.key] for arm in self.arms for one in examples]
+        return [one for one in records if one.error is not None]
+
+    def _lacks(self, arm: Arm, example: Example) -> bool:
+        record = self.folder.records(arm.name).get(example.key)
         return record is None or record.error is not None
 
-    def ask(arm: Arm, places: Sequence[int]) -> None:
+    def _ask(
+        self, arm: Arm, examples: Sequence[Example], rankings: dict[str, Sequence[Passage]]
+    ) -> None:
         try:
-            asked = [(task.examples[place], ranked(place)[: arm.top_k]) for place in places]
-            answers = answerer.answer(lm, arm, asked)
+            for one in examples:
+                if one.key not in rankings:
+                    rankings[one.key] = self.ranking(one)
+            asked = [(one, rankings[one.key][: arm.top_k]) for one in examples]
+            answers = self.answerer(self.lm, arm, asked)
         except (ModelError, MissingExtraError):
             raise
         except RagWindowsError as error:
-            if len(places) > 1:
-                for place in places:
-                    ask(arm, [place])
+            if len(examples) > 1:
+                for one in examples:
+                    self._ask(arm, [one], rankings)
                 return
-            key = task.examples[places[0]].key
-            answers = [Answered(Record(key, arm.name, "", error=str(error)))]
-        texts = [text for answer in answers for text in answer.texts]
-        folder.add([answer.record for answer in answers], texts)
-
-    total = len(task.examples) * len(arms)
-    every = range(len(task.examples))
-    done = sum(not lacks(arm, place) for place in every for arm in arms)
-    progress(done, total)
-    for start in every[:: answerer.batch]:
-        for arm in arms:
-            block = every[start : start + answerer.batch]
-            if lacking := [place for place in block if lacks(arm, place)]:
-                ask(arm, lacking)
-                done += len(lacking)
-                progress(done, total)
-        ranked.cache_clear()
-    records = [folder.records(arm.name)[one.key] for arm in arms for one in task.examples]
-    return [one for one in records if one.error is not None]
-
-
-def measure_speed(
-    lm: WindowedLM,
-    task: Task,
-    arms: Sequence[Arm],
-    ranking: Ranking,
-    folder: RunFolder,
-    count: int,
-    *,
-    options: RunOptions,
-    progress: Progress,
-) -> None:
-    """Time the first token of so many answered examples, evenly spaced, with every arm.
-
-    One warm call comes before three rounds of a cold and a warm one, in turns the one first or the
-    other, so that a machine that slows down is no advantage for either. The model's own cache is
-    neither read nor filled, and what an earlier run measured stays.
-    """
-    asking = Generating(replace(options, max_new_tokens=1), citations=False)
-    answered = [
-        one
-        for one in task.examples
-        if all(folder.records(arm.name)[one.key].error is None for arm in arms)
-    ]
-    count = min(count, len(answered))
-    for number in range(count):
-        progress(number, count)
-        example = answered[number * (len(answered) - 1) // max(1, count - 1)]
-        with PassageCache(memory="4GiB") as cache:
-            cold, warm = lm.with_cache(None), lm.with_cache(cache)
-            for arm in arms:
-                if example.key in folder.speeds(arm.name):
-                    continue
-                read = len(folder.records(arm.name)[example.key].passages)
-                passages = ranking(example)[:read]
-                bare = asking.generate(cold, arm, example, ())
-                first = asking.generate(warm, arm, example, passages)
-                seconds: dict[WindowedLM, list[float]] = {cold: [], warm: []}
-                for one in (cold, warm, warm, cold, cold, warm):
-                    found = asking.generate(one, arm, example, passages)
-                    seconds[one].append(found.timings.ttft_s)
-                tokens = first.usage.prompt_tokens - bare.usage.prompt_tokens
-                timed = tuple(map(tuple, seconds.values()))
-                folder.add([Speed(example.key, arm.name, tokens, *timed)])
+            answers = [(Record(examples[0].key, arm.name, "", error=str(error)), ())]
+        self.folder.add(answers)

@@ -70,7 +70,8 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
     on all of these examples, on those of each kind, and on those for which retrieval "found" or
     "missed" evidence; ``against`` tells them from the arm's base, and is null for the base itself.
     Only those on all examples are tested. Times are medians over the answered examples as they
-    came; ``speed``, ``cold_s`` and ``warm_s`` are of the timing pass, by example and their medians.
+    came: ``cold_s`` and ``warm_s`` to the first token where no window was in the cache, and where
+    all were; ``speed`` by length of the prompt.
     """
     arms = folder.manifest.arms
     kept = [folder.records(arm.name) for arm in arms]
@@ -118,7 +119,7 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
                 "retrieval": [one[place] for one in split.get(arm.top_k, ())],
                 "counters": _counters(answers[place]),
                 "times": _times(answers[place]),
-                **_speed(folder, arm),
+                **_first_token(answers[place]),
             }
             for place, arm in enumerate(arms)
         ],
@@ -314,11 +315,18 @@ def _times(records: Sequence[Record]) -> dict[str, float] | None:
     return {name: median(getattr(one, name) for one in answered) for name in names}
 
 
-def _speed(folder: RunFolder, arm: Arm) -> Summary:
-    """Of each timed context the medians of its rounds, and the medians of these."""
-    timed = [
-        {"tokens": one.context_tokens, "cold_s": median(one.cold_s), "warm_s": median(one.warm_s)}
-        for one in folder.speeds(arm.name).values()
+def _first_token(records: Sequence[Record]) -> Summary:
+    """Medians over answers that found no window or all of them, and by length of the prompt."""
+    rows = [
+        (one.prompt_tokens, one.ttft_s, one.windows_encoded == 0, one.windows_reused == 0)
+        for one in records
+        if one.error is None
     ]
-    medians = pd.DataFrame(timed, columns=["cold_s", "warm_s"], dtype=float).median().to_dict()
-    return {"speed": timed, **medians}
+    frame = pd.DataFrame(rows, columns=["tokens", "ttft_s", "warm", "cold"])
+    # Each bin is twice as long as the one before.
+    bins = frame.groupby(np.log2(frame["tokens"].clip(lower=1)).round())[["tokens", "ttft_s"]]
+    return {
+        "speed": bins.median().to_dict("records"),
+        "cold_s": frame["ttft_s"][frame["cold"]].median(),
+        "warm_s": frame["ttft_s"][frame["warm"]].median(),
+    }

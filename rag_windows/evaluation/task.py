@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rag_windows.passage import Passage
 
@@ -89,30 +89,20 @@ class Record:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Seconds to the first token in each round: cold, and with all cached that can be."""
+class _Timing(BaseModel):
+    """A line of earlier versions, which timed the first token apart."""
 
-    __pydantic_config__ = STRICT
-
-    kind: Literal["speed"] = field(default="speed", kw_only=True)
-    key: str
-    arm: str
-    context_tokens: int
-    cold_s: tuple[float, ...]
-    warm_s: tuple[float, ...]
+    kind: Literal["speed"]
 
 
-Line = Annotated[Record | Speed, Field(discriminator="kind")]
+Line = Annotated[Record | _Timing, Field(discriminator="kind")]
 """Of a records.jsonl."""
 
 
-def line_of(value: Record | Speed) -> dict[str, Any]:
+def line_of(record: Record) -> dict[str, Any]:
     """What is written as a `Line`."""
-    line = asdict(value)
-    for name, score in line.get("scores", {}).items():
-        line["scores"][name] = None if score == -math.inf else score
-    return line
+    scores = {name: None if one == -math.inf else one for name, one in record.scores.items()}
+    return {**asdict(record), "scores": scores}
 
 
 Array = npt.NDArray[np.float64]

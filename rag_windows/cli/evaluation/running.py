@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +21,15 @@ from rag_windows.cli import render
 from rag_windows.cli.errors import EXIT_ERROR, tell
 from rag_windows.cli.models import loaded_model
 from rag_windows.cli.render import progress
-from rag_windows.errors import DataError, InputError, MethodError, RagWindowsError
+from rag_windows.errors import DataError, InputError, RagWindowsError
 from rag_windows.evaluation import chatrag, icl, inscit, report
 from rag_windows.evaluation import run as runs
 from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.long import LongTask
-from rag_windows.evaluation.metrics import check_packages
-from rag_windows.evaluation.retrieval import Search
-from rag_windows.evaluation.summary import Summary, as_json, dump, summarise
+from rag_windows.evaluation.summary import as_json, dump, summarise
 from rag_windows.evaluation.task import Task
-from rag_windows.methods import linked, resolve
-from rag_windows.methods.registry import names_in, parameters, with_parameters
-from rag_windows.prompt.visible_text import encodable
+from rag_windows.methods import resolve
+from rag_windows.methods.registry import names_in
 
 if TYPE_CHECKING:
     from rag_windows.cli.evaluation.app import Asking
@@ -56,55 +52,31 @@ class Source(BaseModel):
 
     def task(self) -> Task:
         """Read the data; ``options`` are those of this kind's reader."""
-        check_packages("matplotlib", "sacrebleu", "spacy", "tabulate")
         with progress("Reading the data"):
             if self.kind == "long":
                 return LongTask.open(**self.options)
-            if self.data is None:
-                raise DataError("The run's data file is not known; name it with --data.")
             if self.kind == "icl":
-                return icl.IclTask.open(self.data, texts=self.limit, **self.options)
+                return icl.IclTask.open(str(self.data), texts=self.limit, **self.options)
             reader = inscit.InscitTask if self.kind == "inscit" else chatrag.ChatRagTask
-            task = reader.read(self.data, **self.options)
+            task = reader.read(str(self.data), **self.options)
         if self.limit is None or self.limit >= len(task.examples):
             return task
         settings = {**task.settings, "limit": self.limit}
         return replace(task, examples=task.examples[: self.limit], settings=settings)
 
 
-def compared(
-    methods: Sequence[str], depths: Sequence[int | None], asking: Asking
-) -> tuple[runs.Arm, ...]:
-    """Each method at each depth, with the numbers of the options for those that have them."""
-    numbers = {"temperature": asking.rag_temperature, "scale": asking.rag_scale}
-    numbers = {key: value for key, value in numbers.items() if value is not None}
-    written = ",".join(methods)
-    if "" in (names := names_in(written)):
-        raise InputError(f"--methods {written!r} has an empty name; write sequential,ape.")
+def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ...]:
+    """Each method at each depth, with the profile's numbers for those of its name without any."""
+    names = names_in(asking.methods)
+    if "" in names:
+        raise InputError(f"--methods {asking.methods!r} has an empty name; write sequential,ape.")
     chosen = [(name, resolve(name)) for name in names]
     if asking.profile is not None:
         found = Profile.load(asking.profile).method
-        if numbers or found.name not in [method.name for _, method in chosen]:
-            raise InputError(
-                f"--profile holds numbers of {found.name}: name it among --methods, and leave "
-                "--rag-temperature and --rag-scale out."
-            )
-        chosen = [
-            (name, found if method.name == found.name and ":" not in name else method)
-            for name, method in chosen
-        ]
-    for key in numbers:
-        if not any(key in parameters(method) for _, method in chosen):
-            raise MethodError(f"--rag-{key} is a parameter of none of --methods; leave it out.")
-    made = []
-    for name, method in chosen:
-        free = {
-            key: value
-            for key, value in numbers.items()
-            if f"{key}=" not in name and key in parameters(method)
-        }
-        made.append((name, linked(with_parameters(method, free), asking.link_tokens)))
-    return runs.arms(made, depths)
+        if found.name not in names:
+            raise InputError(f"--profile holds numbers of {found.name}: name it among --methods.")
+        chosen = [(name, found if name == found.name else method) for name, method in chosen]
+    return runs.arms(chosen, depths)
 
 
 def evaluate(
@@ -112,128 +84,102 @@ def evaluate(
     kind: Any,
     data: str | None,
     chosen: dict[str, Any],
-    *,
-    model: str,
-    methods: Sequence[str],
     depths: Sequence[int | None],
-    speed: int = 0,
-    retriever: Any = "given",
-    embedder: str | None = None,
+    searching: dict[str, Any],
 ) -> None:
     """Read the data, answer what is not answered yet, score, and show.
 
-    ``chosen`` are the options of the data's kind. Errors in data or arguments come before any work;
-    where the model fails, finished answers are kept.
+    ``chosen`` are the options of the data's kind, ``searching`` those of `Search`. Errors in data
+    or arguments come before any work; where the model fails, finished answers are kept.
     """
-    arms = compared(methods, depths, asking)
+    arms = compared(asking, depths)
     source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=_command())
-    task = source.task()
+    task, search = source.task(), runs.Search(**searching)
     _make_folder(asking.out or RUNS)
+    if missing := getattr(task, "unfound", 0):
+        tell(f"Note: {missing} evidence passages are not in the corpus, so nothing finds them.")
+    generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
+    answerer, batch = generating.answer, 1
     if isinstance(task, icl.IclTask):
         for arm in arms:
             task.shown(arm.top_k)
-    if missing := getattr(task, "unfound", 0):
-        tell(f"Note: {missing} evidence passages are not in the corpus, so nothing finds them.")
-    prefix = None if asking.system is None else encodable(asking.system)
-    options = runs.RunOptions.of(task, prefix, asking.max_new_tokens, asking.seed)
-    depth = None if kind in ("icl", "long") else max(one or 0 for one in depths)
-    search = Search(retriever, depth, embedder)
-    answerer: runs.Answerer = runs.Generating(options)
-    if isinstance(task, icl.IclTask):
-        answerer = icl.IclAnswerer(task, options.prefix)
-    # The methods' numbers are the arms'.
-    loaded = replace(asking, model=model, rag_temperature=None, rag_scale=None)
-    with loaded_model(loaded) as lm:
-        manifest = runs.Manifest.of(lm, task, arms, search.settings, options)
-        path = asking.out or _default_folder(manifest, model)
+        classifying = icl.IclAnswerer(task, generating.prefix)
+        answerer, batch = classifying.answer, classifying.batch
+    with loaded_model(asking) as lm:
+        manifest = runs.Manifest.of(lm, task, arms, search.settings, generating)
+        path = asking.out or _default_folder(manifest, asking.name)
         with _going_on(path), runs.RunFolder.begin(path, manifest, asking.fresh) as folder:
             write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
             with progress("Embedding passages") as counted:
                 ranking = search.over(task, path / runs.INDEX, counted)
-            asked = (lm, task, arms, ranking, folder)
             with progress("Answering") as counted:
-                failed = runs.run(*asked, answerer=answerer, progress=counted)
-            if speed:
-                with progress("Timing the first token") as counted:
-                    runs.measure_speed(*asked, speed, options=options, progress=counted)
+                run = runs.Run(lm, task, arms, ranking, folder, answerer, batch)
+                failed = run.answer(counted)
             with progress("Scoring"):
                 summary = summarise(task, folder)
                 write_whole(path / runs.SCORES, dump(summary))
-                predictions = {arm.name: _predictions(folder, task, arm.name) for arm in arms}
+                predictions = [_predictions(folder, task, arm.name) for arm in arms]
                 one = report.ReportedRun(task, folder, summary, source.command)
                 reports = report.write_report([one], path)
     files: dict[str, Any] = {
         "folder": str(path),
         "scores": str(path / runs.SCORES),
-        "predictions": {arm: str(one) for arm, one in predictions.items()},
+        "predictions": {arm.name: str(one) for arm, one in zip(arms, predictions, strict=True)},
         "report": [str(one) for one in reports],
     }
     if asking.json:
         render.write_json({**as_json(summary), "files": files})
     else:
-        _show(summary, task, folder)
+        _show(one)
         render.show(f"Scores: {files['scores']}", "dim")
         render.show(f"Predictions: {', '.join(files['predictions'].values())}", "dim")
         render.show(f"Report: {', '.join(files['report'])}", "dim")
-    if count := len(failed):
+    if failed:
         first = failed[0]
-        told = (
-            "1 answer is missing and counts"
-            if count == 1
-            else f"{count} answers are missing and count"
-        )
         tell(
-            f"Error: {told} as empty, the first {first.key!r} of {first.arm}: {first.error} The "
-            "same command asks again."
+            f"Error: {report.some(len(failed), 'answer')} missing, which count as empty; the first "
+            f"is {first.key!r} of {first.arm}: {first.error} The same command asks again."
         )
         raise typer.Exit(EXIT_ERROR)
 
 
-def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_only: bool) -> None:
+def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_alone: bool) -> None:
     """Score runs again and write one report of them; the data may lie elsewhere now."""
-    reported, told = [], []
+    reported = []
     for path in folders:
         folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(Source)
         source.data = data or source.data
-        task, settings = source.task(), folder.manifest.settings["task"]
+        task, manifest = source.task(), folder.manifest
         now = json.loads(json.dumps({"name": task.name, **task.settings}))
         keys = tuple(one.key for one in task.examples)
-        if keys != folder.manifest.keys or _nameless(settings) != _nameless(now):
+        if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
             raise DataError(
-                f"{source.data} holds other data than the run of {folder.manifest.task} read; name "
-                "the data file of that run with --data."
+                f"{source.data} holds other data than the run of {manifest.task} read; name the "
+                "data file of that run with --data."
             )
         with progress("Scoring"):
             summary = summarise(task, folder)
         reported.append(report.ReportedRun(task, folder, summary, source.command))
-        files: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
-        told.append({**as_json(summary), "files": {"folder": str(path), **files}})
     with progress("Scoring"):
         paths = [str(one) for one in report.write_report(reported, out)]
-    if json_only:
+    if json_alone:
+        nothing: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
+        told = [
+            {**as_json(one.summary), "files": {"folder": str(one.folder.path), **nothing}}
+            for one in reported
+        ]
         render.write_json({"runs": told, "report": paths})
         return
     for one in reported:
-        _show(one.summary, one.task, one.folder)
+        _show(one)
     render.show(f"Report: {', '.join(paths)}", "dim")
 
 
-def _nameless(value: Any) -> Any:
-    """Settings without the names of files, of which the digests tell enough."""
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        key: _nameless(one) for key, one in value.items() if key != "file" or "sha256" not in value
-    }
-
-
-def _show(summary: Summary, task: Task, folder: runs.RunFolder) -> None:
-    """The summary, and what a task tells beside: baselines, or figures of each cell of a sweep."""
-    render.show(f"{report.terminal(summary)}\n")
-    if isinstance(task, icl.IclTask):
-        told = ", ".join(
-            f"{name} {value:.1f}" for name, value in task.settings["baselines"].items()
-        )
+def _show(run: report.ReportedRun) -> None:
+    """The summary, and of a classification what readers score that see no text."""
+    render.show(f"{report.terminal(run.summary)}\n")
+    if blind := run.task.settings.get("baselines"):
+        told = ", ".join(f"{name} {value:.1f}" for name, value in blind.items())
         render.show(f"Accuracy without reading, in percent: {told}.\n")
 
 
@@ -245,21 +191,18 @@ def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
         inscit.write_predictions(path, task.examples, records, task.evidence)
         return path
     path = folder.predictions(arm, ".txt")
-    found = [records.get(one.key) for one in task.examples]
-    chatrag.write_answers(path, ["" if one is None else one.answer for one in found])
+    chatrag.write_answers(path, [records[one.key].answer for one in task.examples])
     return path
 
 
 def _make_folder(path: Path) -> None:
-    """Before the model is loaded, so that what can't be written fails early."""
+    """Before the model is loaded, so that what can't be made fails early."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
             f"--out '{path}' can't be made: {error.strerror}; name another."
         ) from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise InputError(f"--out '{path}' can't be written; name another folder.")
 
 
 def _default_folder(manifest: runs.Manifest, model: str) -> Path:

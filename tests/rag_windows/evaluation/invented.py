@@ -85,12 +85,19 @@ def begin(
 
 
 def go(
-    path: Path, lm: WindowedLM, task: Invented, compared: Sequence[run.Arm], **options: Any
+    path: Path,
+    lm: WindowedLM,
+    task: Invented,
+    compared: Sequence[run.Arm],
+    *,
+    ranking: run.Ranking = given,
+    answerer: run.Answerer | None = None,
+    progress: run.Progress = print,
 ) -> list[task.Record]:
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:
-        asked = {"answerer": run.Generating(run.RunOptions.of(task)), "progress": print, **options}
-        return run.run(lm, task, compared, given, folder, **asked)
+        answerer = answerer or run.Generating(run.RunOptions.of(task))
+        return run.Run(lm, task, compared, ranking, folder, answerer).answer(progress)
 
 
 def untimed(found: task.Record) -> task.Record:

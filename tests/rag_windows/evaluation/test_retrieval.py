@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rag_windows import InputError, MissingExtraError, Passage
-from rag_windows.evaluation import retrieval
+from rag_windows.evaluation import run
 from tests.rag_windows.evaluation.invented import invented
 from tests.retrievers.small import CORPUS, WordEncoder
 
@@ -28,7 +28,7 @@ def ids(passages: Sequence[Passage] | None) -> list[str | None]:
 
 
 def test_the_conversation_is_the_query_without_a_styles_wording(tmp_path: Path) -> None:
-    search = retrieval.Search("bm25", 1)
+    search = run.Search("bm25", 1)
     ranker = search.over(TASK, tmp_path)
     assert ids(ranker(example("When was it?"))) == ["bridge"]
     assert ids(ranker(example("Is there a harbour?", "Yes.", "Behind what?"))) == ["harbour"]
@@ -41,15 +41,15 @@ def test_the_conversation_is_the_query_without_a_styles_wording(tmp_path: Path) 
 def test_given_passages_keep_their_order(tmp_path: Path) -> None:
     asked = TASK.examples[1]
     for depth in (None, 2):
-        ranker = retrieval.Search("given", depth).over(TASK, tmp_path)
+        ranker = run.Search("given", depth).over(TASK, tmp_path)
         assert ids(ranker(asked)) == ids(asked.passages)[:depth]
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_vectors_are_kept_and_embedded_once(tmp_path: Path, kind: Any) -> None:
     first, again, asked = WordEncoder(), WordEncoder(), example("bakers sell bread")
-    ranker = retrieval.Search(kind, 2, first).over(TASK, tmp_path / "index")
-    second = retrieval.Search(kind, 2, again)
+    ranker = run.Search(kind, 2, first).over(TASK, tmp_path / "index")
+    second = run.Search(kind, 2, again)
     assert ids(second.over(TASK, tmp_path / "index")(asked)) == ids(ranker(asked))
     assert len(first.asked) >= len(CORPUS) > len(again.asked)
     assert ids(ranker(asked))[0] == "bread"
@@ -58,9 +58,9 @@ def test_vectors_are_kept_and_embedded_once(tmp_path: Path, kind: Any) -> None:
 
 def test_what_can_not_be_served_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="dense needs --embedder"):
-        retrieval.Search("dense")
+        run.Search("dense")
     with pytest.raises(InputError, match="bm25 has no --embedder"):
-        retrieval.Search("bm25", embedder="x")
-    monkeypatch.setattr(retrieval, "find_spec", lambda name: None)
+        run.Search("bm25", embedder="x")
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"sentence-transformers.*\.\[retrievers"):
-        retrieval.Search("dense", embedder="all-MiniLM-L6-v2")
+        run.Search("dense", embedder="all-MiniLM-L6-v2")

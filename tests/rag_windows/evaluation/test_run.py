@@ -22,7 +22,7 @@ from rag_windows import (
     RetrievalError,
     WindowedLM,
 )
-from rag_windows.evaluation import machine, run, task
+from rag_windows.evaluation import files, run, task
 from tests.rag_windows import small
 from tests.rag_windows.evaluation.invented import (
     Invented,
@@ -176,12 +176,9 @@ def test_rankings_are_asked_once_and_their_errors_are_the_questions(tmp_path: Pa
         return given(example)
 
     compared = arms_of("ape", depths=(1, 3, None))
-    answerer = run.Generating(OPTIONS)
-    with begin(tmp_path, small.lm(), TASK, compared) as folder:
-        failed = run.run(
-            small.lm(), TASK, compared, ranking, folder, answerer=answerer, progress=print
-        )
-        counts = {arm.name: len(folder.records(arm.name)["c0-0"].passages) for arm in compared}
+    failed = go(tmp_path, small.lm(), TASK, compared, ranking=ranking)
+    folder = run.RunFolder.open(tmp_path)
+    counts = {arm.name: len(folder.records(arm.name)["c0-0"].passages) for arm in compared}
     assert counts == {"ape@1": 1, "ape@3": 3, "ape": 3}
     assert asked[:5] == [example.key for example in TASK.examples[:5]], "once an example"
     assert [one.error for one in failed] == ["Nothing to search for."] * 3
@@ -222,9 +219,8 @@ def test_first_tokens_are_timed_cold_and_warm_and_once(
 
     def measure(count: int) -> Mapping[str, task.Speed]:
         with begin(tmp_path, lm, TASK, compared) as folder:
-            run.measure_speed(
-                *(lm, TASK, compared, given, folder, count), options=OPTIONS, progress=print
-            )
+            made = run.Run(lm, TASK, compared, given, folder, run.Generating(OPTIONS))
+            made.time_first_tokens(count, OPTIONS, print)
         return run.RunFolder.open(tmp_path).speeds("ape@2")
 
     before = measure(2)
@@ -397,7 +393,7 @@ def test_other_settings_are_refused(
 
 
 def test_another_version_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = machine.surroundings()
+    now = files.surroundings()
     later = {**now, "transformers": "9.9.9"}
     with folder_at(tmp_path):
         monkeypatch.setattr("rag_windows.evaluation.run.surroundings", lambda: later)
