@@ -117,7 +117,6 @@ class IclTask:
         normalize: Normalize | None = None,
         seed: int = 0,
         windows: int | None = None,
-        window_tokens: int | None = None,
         calibrate_with: Sequence[str] = (),
         texts: int | None = None,
         **earlier: object,
@@ -127,8 +126,6 @@ class IclTask:
         ``texts`` is its --limit: so many are asked, drawn with the seed. ``earlier`` are options
         that older runs noted; where they changed what was asked, the settings are others, too.
         """
-        if windows is not None and window_tokens is not None:
-            raise InputError("Give either --windows or --window-tokens, not both.")
         demos = Path(demonstrations) if demonstrations else None
         train, asked, known, stamp = from_files(Path(task), demos, labels)
         if texts is not None and texts < len(asked):
@@ -143,7 +140,6 @@ class IclTask:
             "normalize": normalize or "sum",
             "seeds": [seed],
             "windows": windows,
-            "window_tokens": window_tokens,
             "calibrate_with": list(calibrate_with),
             "texts": texts,
             # In percent, of two readers that see no text: one guesses, one always says the same.
@@ -153,6 +149,7 @@ class IclTask:
             },
             # No command changes these.
             "kind": "classification",
+            "window_tokens": None,
             "demonstrations": 32,
             "balanced": True,
             "choices_as": "text",
@@ -294,12 +291,12 @@ class IclAnswerer:
         even one of them fits, the engine says so.
         """
         settings, longest = self.task.settings, max(texts, key=len)
-        number, tokens = settings["windows"], settings["window_tokens"]
+        number = settings["windows"]
 
         def packed(count: int) -> list[str]:
             given = ([*texts, *settings["calibrate_with"]], demonstrations[:count], known)
-            if number is not None or tokens is not None:
-                return classifier.pack(*given, number and max(1, min(number, count)), tokens)
+            if number is not None:
+                return classifier.pack(*given, max(1, min(number, count)))
             try:
                 return classifier.pack(*given, max(1, min(USUAL, count // USUAL)))
             except LimitError:

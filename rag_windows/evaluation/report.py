@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib.resources import as_file, files
 from itertools import cycle
 from pathlib import Path
@@ -21,7 +21,6 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from rag_windows import __version__
 from rag_windows.evaluation.files import write_whole
@@ -236,23 +235,19 @@ def deepest(summary: Summary) -> list[Summary]:
 
 def verdict(arm: Summary) -> tuple[str, str]:
     """A sentence on one arm by the main metric, and its tone: better, worse, same or base."""
-    result, label = arm["results"][0], name(arm["name"])
-    metric, against = metric_name(result["metric"]), result["against"]
+    result, against = arm["results"][0], arm["results"][0]["against"]
+    reached = f"a {metric_name(result['metric'])} of {figure(result['estimate'])}"
     if against is None:
-        return f"{label} has a {metric} of {figure(result['estimate'])}.", "base"
-    base, p, p_holm = name(against["base"]), against["p"], against["p_holm"]
-    first = f"{label} keeps {figure(against['retention'])} percent of {base}'s {metric}"
-    if math.isnan(against["retention"].value):
-        first = f"{label} has a {metric} of {figure(result['estimate'])}, {base} none to be kept"
-    if math.isnan(p):
-        return f"{first}; the difference was not tested.", "same"
-    tested = f"p {chance(p)}, corrected {chance(p_holm)}"
-    if p_holm >= LEVEL:
-        once = " once all arms are tested together" if p < LEVEL else ""
-        return f"{first}; no difference shown{once} ({tested}).", "same"
-    points = against["difference"].value
-    kind, tone = ("gain", "better") if points > 0 else ("loss", "worse")
-    return f"{first}; a {kind} of {number(abs(points))} points is shown ({tested}).", tone
+        return f"{name(arm['name'])} has {reached}.", "base"
+    kept = f"{figure(against['retention'])} percent of {name(against['base'])}'s"
+    tested = f"p {chance(against['p'])}, corrected {chance(against['p_holm'])}"
+    found, tone = "no difference shown", "same"
+    # NaN where nothing could be tested.
+    if against["p_holm"] < LEVEL:
+        points = against["difference"].value
+        kind, tone = ("gain", "better") if points > 0 else ("loss", "worse")
+        found = f"a {kind} of {number(abs(points))} points is shown"
+    return f"{name(arm['name'])} has {reached}, {kept}; {found} ({tested}).", tone
 
 
 # Charts: one matplotlib SVG each, which takes its colours from the page.
@@ -271,18 +266,17 @@ _HIGHEST = 250.0
 
 
 def charts(summary: Summary, salt: str) -> dict[str, str]:
-    """Quality by number of windows, time to the first token, and what is kept by kind: as SVG.
+    """Quality and time by number of windows, and what is kept by kind: as SVG.
 
     One that can't be drawn of this run is "". The salt keeps the ids of a page's charts apart.
     """
     style = files("rag_windows.evaluation") / "templates" / "charts.mplstyle"
-    made = {}
-    for kind, draw in (("windows", _windows), ("speed", _first_token), ("kinds", _kinds)):
+    bases, made = {baseline(arm) for arm in summary["arms"]}, {}
+    # The base comes first, and is drawn in ink.
+    arms = sorted(summary["arms"], key=lambda arm: arm["name"] not in bases)
+    labels = dict.fromkeys(arm["label"] for arm in arms)
+    for kind, draw in (("windows", _windows), ("kinds", _kinds)):
         with as_file(style) as path, mpl.rc_context({"svg.hashsalt": salt + kind}, fname=path):
-            bases = {baseline(arm) for arm in summary["arms"]}
-            # The base comes first, and is drawn in ink.
-            arms = sorted(summary["arms"], key=lambda arm: arm["name"] not in bases)
-            labels = dict.fromkeys(arm["label"] for arm in arms)
             styles = cycle(mpl.rcParams["axes.prop_cycle"])
             looks = {label: {**next(styles), "label": _short(label)} for label in labels}
             figure = draw(summary, looks)
@@ -303,60 +297,44 @@ def _figure(height: float, labels: int) -> Figure:
 
 
 def _windows(summary: Summary, looks: dict[str, Any]) -> Figure | None:
-    curves: dict[str, dict[int, Estimate]] = {}
-    for arm in summary["arms"]:
-        curves.setdefault(arm["label"], {}).update(_points(arm))
-    if all(len(points) < 2 for points in curves.values()):
+    rows = [row for arm in summary["arms"] for row in _points(arm)]
+    points = pd.DataFrame(rows, columns=["label", "size", "value", "low", "high", "ttft_s"])
+    sizes = sorted(points["size"].unique())
+    if len(sizes) < 2:
         return None
-    figure = _figure(340, len(curves))
-    axes = figure.subplots()
-    for label, points in curves.items():
-        sizes = sorted(points)
-        ends, colour = _ends([points[size] for size in sizes]), looks[label]["color"]
-        axes.fill_between(sizes, ends["low"], ends["high"], color=colour, alpha=0.13, linewidth=0)
-        axes.plot(sizes, ends["value"], **looks[label])
-    axes.set_xscale("log", base=2)
-    sizes = sorted({size for points in curves.values() for size in points})
-    axes.set_xticks(sizes, [f"{one:,}" for one in sizes])
-    axes.minorticks_off()
-    axes.set_xlabel("passages or demonstrations")
-    axes.set_ylabel(f"{metric_name(summary['metrics'][0])}, percent")
-    low, high = axes.get_ylim()
+    figure = _figure(340, len(looks))
+    quality, time = figure.subplots(1, 2)
+    for label, own in points.groupby("label", sort=False):
+        at, look = own["size"], looks[label]
+        quality.fill_between(
+            at, own["low"], own["high"], color=look["color"], alpha=0.13, linewidth=0
+        )
+        quality.plot(at, own["value"], **look)
+        time.plot(at, own["ttft_s"], **look)
+    for axes in (quality, time):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{one:,}" for one in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel("passages or demonstrations")
+    quality.set_ylabel(f"{metric_name(summary['metrics'][0])}, percent")
+    low, high = quality.get_ylim()
     # Five points at least, so that trifles look like trifles.
     room = max(0.0, 5 - (high - low)) / 2
-    axes.set_ylim(max(low - room, -0.3), min(high + room, 100.3))
+    quality.set_ylim(max(low - room, -0.3), min(high + room, 100.3))
+    time.set_ylabel("first token, seconds")
+    time.set_ylim(bottom=0)
     return figure
 
 
-def _points(arm: Summary) -> dict[int, Estimate]:
-    """By number of passages: of an arm that reads so many, or of a sweep's kinds "8 passages"."""
-    if arm["top_k"]:
-        return {arm["top_k"]: arm["results"][0]["estimate"]} if arm["results"] else {}
+def _points(arm: Summary) -> Iterator[tuple[Any, ...]]:
+    """Of an arm that reads so many passages, or of a sweep's kinds "8 passages"."""
+    kinds = [(re.fullmatch(r"(\d+) passages?", part["label"]), part) for part in arm["kinds"]]
+    sized = [(int(match[1]), part["results"], math.nan) for match, part in kinds if match]
     # No demonstrations have no place on a logarithmic axis.
-    sized = ((re.fullmatch(r"(\d+) passages?", one["label"]), one) for one in arm["kinds"])
-    return {int(match[1]): one["results"][0]["estimate"] for match, one in sized if match}
-
-
-def _first_token(summary: Summary, looks: dict[str, Any]) -> Figure | None:
-    timed: dict[str, list[dict[str, float]]] = {}
-    for arm in summary["arms"]:
-        timed.setdefault(arm["label"], []).extend(arm["speed"])
-    if not any(timed.values()):
-        return None
-    figure = _figure(340, len(timed))
-    axes = figure.subplots()
-    for label, bins in timed.items():
-        points = pd.DataFrame(bins, columns=["tokens", "ttft_s"]).sort_values("tokens")
-        axes.loglog(points["tokens"], points["ttft_s"], **looks[label])
-    axes.set_xlabel("tokens of the prompt")
-    axes.set_ylabel("time to the first token")
-    for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "s")):
-        low, high = axis.get_view_interval()
-        # Marks at 1, 2 and 5 of each power of ten; at the powers alone where the axis is long.
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
-        axis.set_major_formatter(EngFormatter(unit))
-        axis.set_minor_locator(NullLocator())
-    return figure
+    if arm["top_k"] and arm["times"]:
+        sized = [(arm["top_k"], arm["results"], arm["times"]["ttft_s"])]
+    for size, results, seconds in sized:
+        yield arm["label"], size, *astuple(results[0]["estimate"]), seconds
 
 
 def _kinds(summary: Summary, looks: dict[str, Any]) -> Figure | None:
@@ -410,9 +388,6 @@ def _svg(figure: Figure) -> str:
 
 QUESTIONS = 10
 """Questions of a report in all; several runs share them."""
-
-PASSAGES = 40
-"""Passages of one question that are shown, and beside them those that a right answer rests on."""
 
 TEXT = 2000
 """Characters of a passage, a message or an answer that are shown."""
@@ -495,37 +470,26 @@ def _question(run: ReportedRun, values: pd.DataFrame, place: int) -> dict[str, A
     """One question with its answers, and the passages that arms read, in the ranking's order."""
     example = run.task.examples[place]
     found = {arm: run.folder.records(arm).get(example.key) for arm in values}
-    deep = [found[arm["name"]] for arm in deepest(run.summary)]
-    records = sorted((one for one in deep if one is not None), key=_depth)
+    deep = [record for arm in deepest(run.summary) if (record := found[arm["name"]])]
     order: dict[tuple[str, str | None], dict[str, ReadPassage]] = {}
-    for record in records:
+    for record in sorted(deep, key=_depth):
         for read in record.passages:
             order.setdefault((read.text, read.id), {})[record.arm] = read
-    passages = [
+    passages: list[dict[str, Any]] = [
         {
-            "rank": rank,
             "evidence": key in example.evidence,
             "reads": reads,
-            "mass": pd.Series([one.mass for one in reads.values()], dtype=float).mean(),
+            "mass": max(one.mass or 0.0 for one in reads.values()),
             "text": run.folder.texts.get(digest),
         }
-        for rank, ((digest, key), reads) in enumerate(order.items(), start=1)
-        if rank <= PASSAGES or key in example.evidence
+        for (digest, key), reads in order.items()
     ]
-    masses = {
-        one.arm: [read.mass for read in one.passages if read.mass is not None]
-        for one in records
-        if one.passages
-    }
     return {
         "example": example,
         "answers": [(arm, values.loc[place, arm], record) for arm, record in found.items()],
         "passages": passages,
-        "in_all": len(order),
-        "asked": len(records),
-        "widest": max((one for found in masses.values() for one in found), default=0) or 1,
-        "measured": [arm for arm, found in masses.items() if found],
-        "unmeasured": [arm for arm, found in masses.items() if not found],
+        "readers": [record.arm for record in deep],
+        "widest": max((one["mass"] for one in passages), default=0.0) or 1.0,
         "missed": sorted(example.evidence - {key for _, key in order}) if order else [],
     }
 

@@ -12,8 +12,7 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -69,9 +68,7 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
     counts the records that an unfinished run still lacks. Each arm has ``results``, one a metric,
     on all of these examples, on those of each kind, and on those for which retrieval "found" or
     "missed" evidence; ``against`` tells them from the arm's base, and is null for the base itself.
-    Only those on all examples are tested. Times are medians over the answered examples as they
-    came: ``cold_s`` and ``warm_s`` to the first token where no window was in the cache, and where
-    all were; ``speed`` by length of the prompt.
+    Only those on all examples are tested.
     """
     arms = folder.manifest.arms
     kept = [folder.records(arm.name) for arm in arms]
@@ -101,7 +98,7 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
         "format": "rag-windows evaluation summary",
         "version": 1,
         "task": task.name,
-        "metrics": list(task.metrics),
+        "metrics": [one.name for one in scored[0]] if scored else [],
         "examples": len(task.examples),
         "compared": len(shared),
         "groups": len(set(groups)),
@@ -118,8 +115,7 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
                 "kinds": [one[place] for one in kinds],
                 "retrieval": [one[place] for one in split.get(arm.top_k, ())],
                 "counters": _counters(answers[place]),
-                "times": _times(answers[place]),
-                **_first_token(answers[place]),
+                **_times(answers[place]),
             }
             for place, arm in enumerate(arms)
         ],
@@ -307,26 +303,15 @@ def _counters(records: Sequence[Record]) -> dict[str, int]:
     }
 
 
-def _times(records: Sequence[Record]) -> dict[str, float] | None:
-    answered = [one for one in records if one.error is None]
-    if not answered:
-        return None
-    names = ("encode_s", "ttft_s", "total_s")
-    return {name: median(getattr(one, name) for one in answered) for name in names}
-
-
-def _first_token(records: Sequence[Record]) -> Summary:
-    """Medians over answers that found no window or all of them, and by length of the prompt."""
-    rows = [
-        (one.prompt_tokens, one.ttft_s, one.windows_encoded == 0, one.windows_reused == 0)
-        for one in records
-        if one.error is None
-    ]
-    frame = pd.DataFrame(rows, columns=["tokens", "ttft_s", "warm", "cold"])
-    # Each bin is twice as long as the one before.
-    bins = frame.groupby(np.log2(frame["tokens"].clip(lower=1)).round())[["tokens", "ttft_s"]]
+def _times(records: Sequence[Record]) -> Summary:
+    """Medians over answers; cold ones found no window in the cache, warm ones all of them."""
+    names = ["encode_s", "ttft_s", "total_s"]
+    windows = ["windows_encoded", "windows_reused"]
+    rows = [asdict(one) for one in records if one.error is None]
+    found = pd.DataFrame(rows, columns=[*names, *windows])
+    first, encoded, reused = (found[name] for name in ["ttft_s", *windows])
     return {
-        "speed": bins.median().to_dict("records"),
-        "cold_s": frame["ttft_s"][frame["cold"]].median(),
-        "warm_s": frame["ttft_s"][frame["warm"]].median(),
+        "times": found[names].median().to_dict() if rows else None,
+        "cold_s": first[reused == 0].median(),
+        "warm_s": first[(encoded == 0) & (reused > 0)].median(),
     }

@@ -216,9 +216,5 @@ class Task(Protocol):
     def max_new_tokens(self) -> int:
         """Length of an answer at most, unless the user gives another."""
 
-    @property
-    def metrics(self) -> Sequence[str]:
-        """Names of what `scores` gives, the main one first."""
-
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
-        """Score one arm's records, one an example in the same order; an error counts as ""."""
+        """Score one arm's records, one an example in the same order, by the main metric first."""

@@ -22,7 +22,7 @@ from tests.blackbox.conftest import ROOT, Process, Run
 Eval = Callable[..., Any]
 Lines = list[dict[str, Any]]
 
-QUICK = ("--top-k", "2", "--max-new-tokens", "3", "--speed", "0")
+QUICK = ("--top-k", "2", "--max-new-tokens", "3")
 ARMS = ("sequential@2", "pcw@2", "ape@2")
 TEXTS = {
     "Lighthouse:1": "The lighthouse of Orvell was built in 1811 out of grey stone.",
@@ -95,27 +95,24 @@ def inscit(run: Run, data: Path, small_folder: Path) -> Eval:
 def test_a_run_leaves_all_that_follows_from_its_answers(
     inscit: Eval, run: Run, data: Path, tmp_path: Path
 ) -> None:
-    result = inscit("--out", "out", "--speed", "1")
+    result = inscit("--out", "out")
     assert result.exit_code == 0, result.stderr
     out = tmp_path / "out"
     kept = records(out)
-    assert [one["kind"] for one in kept] == ["record"] * 9 + ["speed"] * 3
+    assert [one["kind"] for one in kept] == ["record"] * 9
     assert {one["arm"] for one in kept} == set(ARMS)
     texts = {
         one["text"]: one["passage"]
         for one in map(json.loads, (out / "passages.jsonl").read_text().splitlines())
     }
     assert set(texts.values()) <= set(TEXTS.values())
-    for one in kept[:9]:
+    for one in kept:
         assert all(read["text"] in texts for read in one["passages"])
         masses = [read["mass"] for read in one["passages"]]
         if masses:
             assert sum(masses) + one["prefix_mass"] + one["query_mass"] == pytest.approx(
                 1, abs=1e-3
             )
-    for one in kept[9:]:
-        assert one["context_tokens"] > 50
-        assert len(one["cold_s"]) == len(one["warm_s"]) == 3
     for arm in ARMS:
         assert arm in result.stdout
         file = Path("out") / "predictions" / f"{arm}.json"
@@ -170,7 +167,7 @@ def test_the_summary_has_its_fields(inscit: Eval) -> None:
     arm = told["arms"][2]
     assert list(arm) == [
         *("name", "label", "top_k", "results", "kinds", "retrieval", "counters", "times"),
-        *("speed", "cold_s", "warm_s"),
+        *("cold_s", "warm_s"),
     ]
     assert list(arm["counters"]) == [
         *("windows_encoded", "windows_reused", "prompt_tokens", "cached_tokens"),
@@ -190,7 +187,7 @@ def test_the_summary_has_its_fields(inscit: Eval) -> None:
 
 
 def test_the_second_method_with_windows_encodes_nothing(inscit: Eval, tmp_path: Path) -> None:
-    assert inscit("--out", "out", "--methods", "pcw", "--methods", "ape").exit_code == 0
+    assert inscit("--out", "out", "--methods", "pcw,ape").exit_code == 0
     kept = records(tmp_path / "out")
     pcw, ape = ([one for one in kept if one["arm"] == arm] for arm in ("pcw@2", "ape@2"))
     assert sum(one["windows_encoded"] for one in pcw) == 3
@@ -292,7 +289,7 @@ def test_questions_without_an_answer_are_told_and_asked_again(
         result = inscit("--out", "out")
     assert result.exit_code == 2
     told = one_line(result.stderr)
-    assert "1 answer is missing" in told
+    assert "missing answers, which count as empty: 1," in told
     assert "'coast/2/1' of ape@2: No luck\\x1b[31m." in told
     assert "ape@2" in result.stdout
     (ape,) = (one for one in scores(tmp_path / "out")["arms"] if one["name"] == "ape@2")
@@ -307,17 +304,14 @@ def test_questions_without_an_answer_are_told_and_asked_again(
     [
         (("--methods", "ape,nope"), "Unknown method 'nope'"),
         (("--methods", "ape,,pcw"), "empty name"),
-        (("--methods", "ape", "--methods", "ape"), "ape@2 stands twice"),
+        (("--methods", "ape,ape"), "ape@2 stands twice"),
         (("--top-k", "0"), "--top-k"),
-        (("--top-k", "2"), "--top-k"),
         (("--retriever", "dense"), "--embedder"),
         (("--retriever", "bm25", "--embedder", "x"), "--embedder"),
-        (("--corpus", "c.jsonl", "--pool", "evidence"), "exclude each other"),
         (("--corpus", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--data", "nowhere.json"), "nowhere.json"),
         (("--out", "dev.json"), "--out 'dev.json' can't be made"),
-        (("--rag-scale", "0.5", "--methods", "pcw"), "--rag-scale"),
-        (("--rag-temperature", "-1", "--methods", "ape"), "temperature"),
+        (("--methods", "pcw:scale=0.5"), "scale"),
         (("--cache-memory", "much"), "memory='much' is no size"),
         (("--limit", "0"), "--limit"),
         (("--profile", "nowhere.json", "--methods", "ape"), "nowhere.json"),
@@ -410,16 +404,16 @@ def test_a_report_asks_for_nothing_and_obeys_no_text(
 
 
 def test_a_numbered_method_and_several_depths_are_arms(inscit: Eval, tmp_path: Path) -> None:
-    named = ("--methods", "ape:temperature=0.5,pcw", "--rag-temperature", "0.7")
-    result = inscit("--out", "out", *named, "--top-k", "1", "--limit", "2", "--methods", "ape")
+    named = ("--methods", "ape:temperature=0.5,pcw,ape:temperature=0.7", "--top-k", "1,2")
+    result = inscit("--out", "out", *named, "--limit", "2")
     assert result.exit_code == 0, result.stderr
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     arms = manifest["settings"]["arms"]
-    names = ("ape:temperature=0.5", "pcw", "ape")
+    names = ("ape:temperature=0.5", "pcw", "ape:temperature=0.7")
     assert list(arms) == [f"{name}@{depth}" for depth in (1, 2) for name in names]
     found = {name: arm["method"].get("temperature") for name, arm in arms.items()}
     assert found["ape:temperature=0.5@1"] == 0.5
-    assert found["ape@2"] == 0.7
+    assert found["ape:temperature=0.7@2"] == 0.7
     assert len(manifest["keys"]) == 2
 
 
@@ -464,7 +458,7 @@ def test_chatrag_reads_the_passages_of_the_file(
     asked = ("--model", small_folder, *QUICK, *style, "--max-new-tokens", "8", "--out", "out")
     result = run("eval", "chatrag", *options, *asked)
     assert result.exit_code == 2
-    assert "1 answer is missing" in result.stderr
+    assert "missing answers, which count as empty: 1," in result.stderr
     file = tmp_path / "out" / "predictions" / "ape@2.txt"
     lines = file.read_text(encoding="utf-8").split("\n")
     assert [bool(line) for line in lines] == [True, False, True, False]
@@ -525,7 +519,7 @@ def test_a_sweep_asks_each_cell(
     run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--passages", "1,3", "--positions", "0,1", "--questions", "1", "--speed", "0")
+    options = ("--passages", "1,3", "--positions", "0,1", "--questions", "1")
     ran = ("--model", small_folder, "--methods", "ape", "--max-new-tokens", "3", "--out", "out")
     result = run("eval", "long", *options, *ran)
     assert result.exit_code == 0, result.stderr
@@ -534,14 +528,14 @@ def test_a_sweep_asks_each_cell(
     assert "position 100%" in page
     assert "3 passages" in page
     wrong = run("eval", "long", "--positions", "first")
-    assert "--positions 'first'" in one_line(wrong.stderr)
+    assert "'first' is no list of numbers from 0 to 1" in one_line(wrong.stderr)
 
 
 def test_the_reader_finds_its_needles(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--passages", "8", "--positions", "0.5", "--questions", "5", "--speed", "0")
+    options = ("--passages", "8", "--positions", "0.5", "--questions", "5")
     result = run("eval", "long", *options, "--methods", "pcw", "--json", "--out", "out")
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)["arms"][0]["results"]

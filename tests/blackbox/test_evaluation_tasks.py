@@ -60,7 +60,7 @@ def icl(run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_texts_are_labelled_as_classify_does(icl: Eval, small_lm: WindowedLM) -> None:
-    options = ("--shots", "10", "--windows", "3", "--normalize", "mean", "--calibrate-with", "N/A")
+    options = ("--shots", "10", "--windows", "3", "--calibrate-with", "N/A")
     found, texts = icl(labelled(), *options, "--system", "Judge.")
     windows = [texts[one["text"]] for one in found[0]["passages"]]
     assert [one["id"] for one in found[0]["passages"]] == ["window 1", "window 2", "window 3"]
@@ -73,7 +73,6 @@ def test_texts_are_labelled_as_classify_does(icl: Eval, small_lm: WindowedLM) ->
         method="pcw",
         prefix="Judge.",
         windows=3,
-        normalize="mean",
         calibrate_with="N/A",
     )
     for one, other in zip(found, expected, strict=True):
@@ -112,7 +111,7 @@ def test_a_text_that_fits_nowhere_is_refused_alone(
     options = ("--model", small_folder, "--methods", "pcw", "--shots", "24", "--out", "long")
     result = run("eval", "icl", "--task", task, *options)
     assert result.exit_code == 2
-    assert "1 answer is missing" in result.stderr
+    assert "missing answers, which count as empty: 1," in result.stderr
     assert "1024 positions" in result.stderr
     kept = {one["key"]: one for one in records(tmp_path / "long")}
     for one in found:
@@ -191,16 +190,18 @@ def test_a_line_that_is_wrong_is_named(
     ("options", "message"),
     [
         (("icl", "--task", "a.jsonl"), "a.jsonl"),
-        (("icl", "--task", "q.jsonl", "--windows", "2", "--window-tokens", "9"), "not both"),
         (("icl", "--task", "q.jsonl", "--shots", "5"), "5 demonstrations are asked for"),
         (("icl", "--task", "q.jsonl", "--shots", "-1"), "--shots"),
-        (("long", "--passages", "0"), "--passages '0' is no list of different whole numbers"),
-        (("long", "--positions", "0,2"), "--positions '0,2'"),
-        (("long", "--positions", "nan"), "--positions 'nan'"),
+        (("long", "--passages", "0"), "'0' is no list of whole numbers from 1 on"),
+        (("long", "--positions", "0,2"), "'0,2' is no list of numbers from 0 to 1"),
+        (("long", "--positions", "nan"), "'nan' is no list of numbers from 0 to 1"),
         (("long", "--questions", "81"), "The samples have 80 questions, not 81"),
         (("long", "--haystack", "empty"), "empty"),
         (("long", "--passages", "900"), "of samples has 29"),
-        (("chatrag", "--data", "x", "--dataset", "quac", "--top-k", "5;6"), "--top-k '5;6'"),
+        (
+            ("chatrag", "--data", "x", "--dataset", "quac", "--top-k", "5;6"),
+            "Invalid value for '--top-k': '5;6'",
+        ),
     ],
 )
 def test_what_can_not_be_asked_is_refused_before_any_work(
@@ -218,31 +219,23 @@ def test_what_can_not_be_asked_is_refused_before_any_work(
     assert message in one_line(result.stderr)
 
 
-def test_methods_get_the_numbers_of_options_and_profile(
+def test_methods_get_the_numbers_behind_their_names_or_of_a_profile(
     icl: Eval, run: Run, tmp_path: Path, small_lm: WindowedLM
 ) -> None:
-    options = ("--shots", "2", "--rag-temperature", "0.5", "--link-tokens", "8")
-    icl(labelled(), *options, methods="sequential,ape,pcw,ape:temperature=0.7")
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    methods = [one["method"] for one in manifest["settings"]["arms"].values()]
-    assert [one["name"] for one in methods] == ["sequential", "linked", "linked", "linked"]
-    readers = [one["reader"] for one in methods[1:]]
-    assert [one.get("temperature") for one in readers] == [0.5, None, 0.7]
-    assert all(one["tokens"] == 8 for one in methods[1:])
     examples = [Example(f"Which {n}?", [Passage("A lamp."), Passage("A door.")]) for n in range(8)]
     tried = [APE(0.7, 0.8)]
     profile = small_lm.calibrate(examples, settings=tried, refine=False, max_new_tokens=2)
     replace(profile, method=tried[0]).save("p.json")
-    icl(labelled(), "--shots", "2", "--profile", "p.json", methods="pcw,ape")
+    named = "pcw,ape,ape:temperature=0.5,linked:tokens=8+pcw"
+    icl(labelled(), "--shots", "2", "--profile", "p.json", methods=named)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     found = [one["method"] for one in manifest["settings"]["arms"].values()]
-    assert [(one["name"], one.get("temperature")) for one in found] == [("pcw", None), ("ape", 0.7)]
-    for more, message in (
-        (("--methods", "pcw"), "--profile holds numbers of ape"),
-        (("--methods", "ape", "--rag-scale", "1"), "leave --rag-temperature and --rag-scale out"),
-    ):
-        wrong = run("eval", "icl", "--task", "task.jsonl", "--profile", "p.json", *more)
-        assert message in one_line(wrong.stderr)
+    assert [(one["name"], one.get("temperature")) for one in found] == [
+        *(("pcw", None), ("ape", 0.7), ("ape", 0.5), ("linked", None)),
+    ]
+    assert (found[3]["tokens"], found[3]["reader"]["name"]) == (8, "pcw")
+    wrong = run("eval", "icl", "--task", "task.jsonl", "--profile", "p.json", "--methods", "pcw")
+    assert "--profile holds numbers of ape" in one_line(wrong.stderr)
 
 
 def test_a_needle_stands_at_each_place_among_the_same_passages(tmp_path: Path) -> None:

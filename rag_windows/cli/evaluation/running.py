@@ -137,8 +137,8 @@ def evaluate(
     if failed:
         first = failed[0]
         tell(
-            f"Error: {report.some(len(failed), 'answer')} missing, which count as empty; the first "
-            f"is {first.key!r} of {first.arm}: {first.error} The same command asks again."
+            f"Error: missing answers, which count as empty: {len(failed)}, the first {first.key!r} "
+            f"of {first.arm}: {first.error} The same command asks again."
         )
         raise typer.Exit(EXIT_ERROR)
 

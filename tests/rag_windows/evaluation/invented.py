@@ -24,7 +24,6 @@ class Invented:
     settings: Mapping[str, Any] = field(default_factory=lambda: {"seed": 1})
     prefix: str | None = "Answer."
     max_new_tokens: int = 4
-    metrics: Sequence[str] = ("exact",)
 
     def scores(
         self, examples: Sequence[task.Example], records: Sequence[task.Record]
@@ -75,12 +74,11 @@ def begin(
     compared: Sequence[run.Arm],
     *,
     fresh: bool = False,
-    options: run.RunOptions | None = None,
-    retriever: Mapping[str, Any] | None = None,
+    options: run.Generating | None = None,
 ) -> AbstractContextManager[run.RunFolder]:
     """A folder to run in."""
-    chosen = run.RunOptions.of(task) if options is None else options
-    manifest = run.Manifest.of(lm, task, compared, retriever or {"kind": "given"}, chosen)
+    chosen = options or run.Generating.of(task)
+    manifest = run.Manifest.of(lm, task, compared, {"kind": "given"}, chosen)
     return run.RunFolder.begin(path, manifest, fresh=fresh)
 
 
@@ -92,12 +90,13 @@ def go(
     *,
     ranking: run.Ranking = given,
     answerer: run.Answerer | None = None,
+    batch: int = 1,
     progress: run.Progress = print,
 ) -> list[task.Record]:
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:
-        answerer = answerer or run.Generating(run.RunOptions.of(task))
-        return run.Run(lm, task, compared, ranking, folder, answerer).answer(progress)
+        answerer = answerer or run.Generating.of(task).answer
+        return run.Run(lm, task, compared, ranking, folder, answerer, batch).answer(progress)
 
 
 def untimed(found: task.Record) -> task.Record:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from rag_windows import (
     MissingExtraError,
     ModelError,
     Passage,
-    PassageCache,
     RetrievalError,
     WindowedLM,
 )
@@ -36,27 +35,27 @@ from tests.rag_windows.evaluation.invented import (
 
 TASK = invented()
 ARMS = arms_of("sequential", "ape")
-OPTIONS = run.RunOptions.of(TASK)
+OPTIONS = run.Generating.of(TASK)
 OTHER = WindowedLM.from_pretrained(small.model(1), tokenizer=small.tokenizer(), header="none")
 
 
 class Counting:
     """Generates, and notes what it was asked; fails or stops where it is told to."""
 
-    def __init__(self, fail: str = "", stop_after: int = 10_000, batch: int = 1) -> None:
-        self._generating = run.Generating(OPTIONS)
-        self.batch = batch
+    def __init__(
+        self, fail: str = "", stop_after: int = 99, error: BaseException | None = None
+    ) -> None:
         self.asked: list[tuple[str, str]] = []
-        self._fail = fail
-        self._stop_after = stop_after
+        self._fail, self._stop_after = fail, stop_after
+        self._error = error or KeyboardInterrupt()
 
-    def answer(self, lm: WindowedLM, arm: run.Arm, asked: Sequence[Any]) -> list[run.Answered]:
+    def __call__(self, lm: WindowedLM, arm: run.Arm, asked: Sequence[Any]) -> list[run.Answered]:
         if len(self.asked) >= self._stop_after:
-            raise KeyboardInterrupt
+            raise self._error
         if any(example.key == self._fail for example, _ in asked):
             raise InputError(f"{self._fail} can't be asked.")
         self.asked += [(example.key, arm.name) for example, _ in asked]
-        return self._generating.answer(lm, arm, asked)
+        return OPTIONS.answer(lm, arm, asked)
 
 
 EVERYTHING = [(one.key, arm.name) for one in TASK.examples for arm in ARMS]
@@ -137,32 +136,29 @@ def test_where_not_even_the_first_fits_it_is_an_error(
 @pytest.mark.parametrize("batch", [1, 4])
 def test_an_interrupted_run_goes_on(tmp_path: Path, batch: int) -> None:
     undisturbed, stopped = tmp_path / "a", tmp_path / "b"
-    go(undisturbed, small.lm(), TASK, ARMS, answerer=Counting(batch=batch))
-    first, second, third = Counting(stop_after=5, batch=batch), *(Counting(batch=batch),) * 2
+    go(undisturbed, small.lm(), TASK, ARMS, batch=batch)
+    first, second, third = Counting(stop_after=5), Counting(), Counting()
     with pytest.raises(KeyboardInterrupt):
-        go(stopped, small.lm(), TASK, ARMS, answerer=first)
-    go(stopped, small.lm(), TASK, ARMS, answerer=second)
+        go(stopped, small.lm(), TASK, ARMS, answerer=first, batch=batch)
+    go(stopped, small.lm(), TASK, ARMS, answerer=second, batch=batch)
     assert sorted(first.asked + second.asked) == sorted(EVERYTHING)
     one, other = run.RunFolder.open(undisturbed), run.RunFolder.open(stopped)
     for arm in ARMS:
         expected = {key: untimed(found) for key, found in one.records(arm.name).items()}
         assert {k: untimed(found) for k, found in other.records(arm.name).items()} == expected
-    third = Counting(batch=batch)
-    go(stopped, small.lm(), TASK, ARMS, answerer=third)
+    go(stopped, small.lm(), TASK, ARMS, answerer=third, batch=batch)
     assert third.asked == []
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_an_error_of_one_question_is_kept_and_asked_again(tmp_path: Path, batch: int) -> None:
-    found = go(tmp_path, small.lm(), TASK, ARMS, answerer=Counting(fail="c1-1", batch=batch))
+    failing, again = Counting(fail="c1-1"), Counting()
+    found = go(tmp_path, small.lm(), TASK, ARMS, answerer=failing, batch=batch)
     failed = [("c1-1", "sequential"), ("c1-1", "ape")]
     assert [(one.key, one.arm) for one in found] == failed
     kept = run.RunFolder.open(tmp_path).records("ape")
-    assert {key: one.error for key, one in kept.items() if one.error} == {
-        "c1-1": "c1-1 can't be asked."
-    }
-    again = Counting(batch=batch)
-    assert go(tmp_path, small.lm(), TASK, ARMS, answerer=again) == []
+    assert [one.error for one in kept.values() if one.error] == ["c1-1 can't be asked."]
+    assert go(tmp_path, small.lm(), TASK, ARMS, answerer=again, batch=batch) == []
     assert again.asked == failed
 
 
@@ -188,54 +184,9 @@ def test_rankings_are_asked_once_and_their_errors_are_the_questions(tmp_path: Pa
     "error", [ModelError("x"), MissingExtraError("x"), MemoryError(), RuntimeError("device")]
 )
 def test_what_concerns_the_whole_run_stops_it(tmp_path: Path, error: BaseException) -> None:
-    class Failing(Counting):
-        def answer(self, lm: WindowedLM, arm: run.Arm, asked: Sequence[Any]) -> list[run.Answered]:
-            if len(self.asked) == 3:
-                raise error
-            return super().answer(lm, arm, asked)
-
     with pytest.raises(type(error)):
-        go(tmp_path, small.lm(), TASK, ARMS, answerer=Failing())
+        go(tmp_path, small.lm(), TASK, ARMS, answerer=Counting(stop_after=3, error=error))
     assert sum(len(run.RunFolder.open(tmp_path).records(arm.name)) for arm in ARMS) == 3
-
-
-# Speed.
-
-
-def test_first_tokens_are_timed_cold_and_warm_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[int, int]] = []
-
-    class Watched(PassageCache):
-        def close(self) -> None:
-            seen.append((self.stats().misses, self.stats().hits))
-            super().close()
-
-    monkeypatch.setattr(run, "PassageCache", Watched)
-    compared, own = arms_of("ape", depths=(2,)), PassageCache(memory="64MB")
-    go(tmp_path, small.lm(), TASK, compared, answerer=Counting(fail="c0-0"))
-    lm = small.lm().with_cache(own)
-
-    def measure(count: int) -> Mapping[str, task.Speed]:
-        with begin(tmp_path, lm, TASK, compared) as folder:
-            made = run.Run(lm, TASK, compared, given, folder, run.Generating(OPTIONS))
-            made.time_first_tokens(count, OPTIONS, print)
-        return run.RunFolder.open(tmp_path).speeds("ape@2")
-
-    before = measure(2)
-    # Two windows and the prefix are encoded once an example, and found in each of three rounds.
-    assert seen == [(3, 9), (3, 9)]
-    after = measure(3)
-    assert list(after) == ["c1-0", "c2-2", "c2-0"], "what has no answer is not timed"
-    assert {key: after[key] for key in before} == before
-    for key, speed in after.items():
-        assert len(speed.cold_s) == len(speed.warm_s) == 3
-        # A byte is a token: header, text, and the line breaks around them.
-        texts = given(next(one for one in TASK.examples if one.key == key))[:2]
-        expected = sum(len(one.text) + len(one.title or "") + 3 for one in texts)
-        assert speed.context_tokens == expected
-    assert own.stats().misses == own.stats().hits == 0, "the model's own cache is left alone"
 
 
 # The folder.
@@ -249,7 +200,7 @@ RECORD = task.Record(
     scores={"yes": -0.5, "no": float("-inf")},
     notes=("one",),
 )
-SPEED = task.Speed("c0-0", "ape", 100, (0.5, 0.25), (0.125, 0.0625))
+SPEED = '{"kind": "speed", "key": "c0-0", "arm": "ape", "context_tokens": 100, "cold_s": [0.5]}\n'
 
 
 def folder_at(path: Path, fresh: bool = False) -> Any:
@@ -259,18 +210,18 @@ def folder_at(path: Path, fresh: bool = False) -> Any:
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
     with folder_at(tmp_path) as folder:
-        folder.add([RECORD], [TEXT, "other", TEXT])
-        folder.add([SPEED])
-        folder.add([task.Record("c1-0", "ape", "", error="no")])
-        folder.add([task.Record("c1-0", "ape", "yes")], [TEXT])
+        folder.add([(RECORD, [TEXT, "other", TEXT])])
+        folder.add([(task.Record("c1-0", "ape", "", error="no"), ())])
+        folder.add([(task.Record("c1-0", "ape", "yes"), [TEXT])])
     return tmp_path / "records.jsonl"
 
 
 def test_what_is_added_is_read_back(filled: Path) -> None:
+    # Earlier versions timed the first token apart.
+    filled.write_text(filled.read_text() + SPEED)
     found = run.RunFolder.open(filled.parent)
     assert found.records("ape") == {"c0-0": RECORD, "c1-0": task.Record("c1-0", "ape", "yes")}
-    assert found.speeds("ape") == {"c0-0": SPEED}
-    assert found.records("sequential") == {} == found.speeds("sequential")
+    assert found.records("sequential") == {}
     assert list(found.texts.values()) == [TEXT, "other"]
 
 
@@ -279,12 +230,11 @@ def test_a_torn_last_line_is_dropped(filled: Path, cut: int) -> None:
     whole = filled.read_bytes()
     lines = whole.splitlines(keepends=True)
     filled.write_bytes(whole + lines[0][:cut])
-    reading = run.RunFolder.open(filled.parent)
-    assert len(reading.records("ape")) == 2
+    assert len(run.RunFolder.open(filled.parent).records("ape")) == 2
     assert filled.read_bytes() != whole, "who only reads changes nothing"
     with folder_at(filled.parent) as folder:
-        folder.add([SPEED])
-    assert filled.read_bytes() == whole + lines[1]
+        folder.add([(RECORD, ())])
+    assert filled.read_bytes() == whole + lines[0]
 
 
 @pytest.mark.parametrize(
@@ -327,13 +277,12 @@ def test_a_full_disk_leaves_whole_lines(filled: Path, monkeypatch: pytest.Monkey
     with folder_at(filled.parent) as folder, monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(DataError, match="No space left on device"):
-            folder.add([RECORD])
+            folder.add([(RECORD, ())])
     with folder_at(filled.parent) as folder:
         assert filled.read_bytes() == before
         with pytest.raises(DataError, match="float32"):
-            folder.add([replace(SPEED, cold_s=(float("nan"),))])
-        folder.add([SPEED])
-    assert len(filled.read_bytes().splitlines()) == 5
+            folder.add([(replace(RECORD, prefix_mass=float("nan")), ())])
+    assert filled.read_bytes() == before
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
@@ -371,7 +320,7 @@ def test_fresh_removes_what_is_ours_and_nothing_else(filled: Path) -> None:
         ),
         ({"compared": ARMS[:1]}, ["arms.ape.method.name is 'ape' there and None now"]),
         (
-            {"options": run.RunOptions("Say it.", 9, seed=3)},
+            {"options": run.Generating("Say it.", 9, seed=3)},
             ["prefix is 'Answer.' there and 'Say it.' now", "seed is 0 there and 3 now"],
         ),
     ],

@@ -63,14 +63,7 @@ def records_of() -> dict[str, dict[str, task.Record]]:
     return found
 
 
-def speeds_of(arm: str) -> list[task.Speed]:
-    return [
-        task.Speed(f"{place}/0", arm, tokens, (3.0, tokens / 100, tokens / 100), (0.1, 0.3, 0.2))
-        for place, tokens in enumerate((100, 256, 257, 2000))
-    ]
-
-
-def summarised(records: dict[str, dict[str, task.Record]], *speeds: task.Speed) -> summary.Summary:
+def summarised(records: dict[str, dict[str, task.Record]]) -> summary.Summary:
     """Of a run that kept these."""
     settings = {
         "task": {"name": "harbour"},
@@ -79,13 +72,13 @@ def summarised(records: dict[str, dict[str, task.Record]], *speeds: task.Speed) 
     with tempfile.TemporaryDirectory() as path:
         manifest = run.Manifest(settings=settings, made_with=({},), keys=())
         folder = run.RunFolder(Path(path), manifest)
-        folder.add([*(one for found in records.values() for one in found.values()), *speeds])
+        folder.add([(one, ()) for found in records.values() for one in found.values()])
         return summary.summarise(HARBOUR, run.RunFolder(Path(path), manifest))
 
 
 @pytest.fixture(scope="module")
 def made() -> summary.Summary:
-    return summarised(records_of(), *(one for arm in ARMS for one in speeds_of(arm.name)))
+    return summarised(records_of())
 
 
 def arm_of(found: summary.Summary, name: str) -> summary.Summary:
@@ -151,16 +144,20 @@ def test_results_by_kind_and_by_retrieval(made: summary.Summary) -> None:
     assert (nothing["examples"], math.isnan(nothing["results"][0]["estimate"].value)) == (0, True)
 
 
-def test_counters_times_and_speed(made: summary.Summary) -> None:
+def test_counters_and_times(made: summary.Summary) -> None:
     arm = arm_of(made, "pcw@2")
     found = arm["counters"]
     assert (found["windows_encoded"], found["windows_reused"]) == (108, 36)
     assert (found["prompt_tokens"], found["errors"], found["unfinished"]) == (3600, 0, 12)
     assert arm["times"] == {"encode_s": 0.1, "ttft_s": 0.25, "total_s": 0.5}
-    assert [one["tokens"] for one in arm["speed"]] == [100, 256, 257, 2000]
-    # The rounds' medians.
-    assert [one["cold_s"] for one in arm["speed"]] == pytest.approx([1, 2.56, 2.57, 20])
-    assert (arm["cold_s"], arm["warm_s"]) == pytest.approx((2.565, 0.2))
+    assert math.isnan(arm["cold_s"])
+    records = records_of()
+    for place, key in enumerate(KEYS[:4]):
+        encoded, reused = ((3, 0), (0, 3))[place % 2]
+        one = replace(records["pcw@2"][key], windows_encoded=encoded, windows_reused=reused)
+        records["pcw@2"][key] = replace(one, ttft_s=float(place))
+    arm = arm_of(summarised(records), "pcw@2")
+    assert (arm["cold_s"], arm["warm_s"]) == (1, 2)
 
 
 def test_an_unfinished_run_is_compared_on_what_all_arms_have() -> None:
@@ -174,7 +171,6 @@ def test_an_unfinished_run_is_compared_on_what_all_arms_have() -> None:
     right = arm_of(made, "sequential@2")["results"][0]
     assert right["n"] == 29
     assert right["estimate"].value == pytest.approx(share("sequential@2", KEYS[1:30]))
-    assert (made["arms"][0]["speed"], math.isnan(made["arms"][0]["cold_s"])) == ([], True)
     nothing = summarised({})
     assert (nothing["compared"], nothing["retrieval"], nothing["arms"][0]["results"]) == (0, [], [])
     assert nothing["arms"][0]["times"] is None
