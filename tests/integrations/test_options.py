@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from langchain_rag_windows import ChatRagWindows, RagWindows
+from langchain_rag_windows import ChatRagWindows
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import APE, Guard, InputError, Profile, WindowedLM
+from rag_windows import APE, Guard, InputError, WindowedLM
 from tests.rag_windows import small
 
 PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new."]
-KINDS = pytest.mark.parametrize("kind", [ChatRagWindows, RagWindows, RagWindowsLLM])
+KINDS = pytest.mark.parametrize("kind", [ChatRagWindows, RagWindowsLLM])
 Kind = Callable[..., Any]
 
 
@@ -34,27 +34,6 @@ GUARD: Any = {
 }
 
 
-def saved(folder: Path) -> Path:
-    """The folder, with the small model and its tokenizer in it."""
-    small.model().save_pretrained(folder)
-    small.tokenizer().save_pretrained(folder)
-    return folder
-
-
-def profile_of(folder: Path) -> Profile:
-    """A profile of the model in a folder, without a guard's threshold."""
-    words = "tower river bridge lamp stone field door lake".split()
-    examples = [{"query": f"{word}?", "passages": [f"a {word}", "a stone"]} for word in words]
-    lm = WindowedLM.from_pretrained(folder)
-    found = lm.calibrate(examples, settings=[PROFILED], max_new_tokens=2, refine=False)
-    return dataclasses.replace(found, method=PROFILED, best=PROFILED, beats_default=True)
-
-
-def guarded(profile: Profile) -> Profile:
-    """It, with a guard's threshold."""
-    return dataclasses.replace(profile, guard=GUARD)
-
-
 def ask(
     kind: Kind, given: dict[str, Any], few: bool = False, **of_call: Any
 ) -> tuple[str, dict[str, Any]]:
@@ -65,11 +44,8 @@ def ask(
     if kind is RagWindowsLLM:
         response = model.complete("What?", passages=passages, **of_call)
         return response.text, response.raw
-    if kind is ChatRagWindows:
-        message = model.invoke("What?", documents=passages, **of_call)
-        return message.text, message.response_metadata
-    made = model.generate(["What?"], documents=passages, **of_call).generations[0][0]
-    return made.text, made.generation_info
+    message = model.invoke("What?", documents=passages, **of_call)
+    return message.text, message.response_metadata
 
 
 @KINDS
@@ -105,24 +81,26 @@ def test_an_engine_that_is_given_keeps_its_method(kind: Kind) -> None:
     assert ask(kind, {"lm": lm}, method="ape")[1]["method"]["name"] == "ape"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("profiled"))
-
-
 @KINDS
-def test_a_profile_brings_the_method_and_the_threshold(
-    kind: Kind, folder: Path, tmp_path: Path
-) -> None:
-    profile = guarded(profile_of(folder))
-    path = tmp_path / "profile.json"
+def test_a_profile_brings_the_method_and_the_threshold(kind: Kind, tmp_path: Path) -> None:
+    folder, path = tmp_path / "model", tmp_path / "profile.json"
+    small.model().save_pretrained(folder)
+    small.tokenizer().save_pretrained(folder)
+    words = "tower river bridge lamp stone field door lake".split()
+    examples = [{"query": f"{word}?", "passages": [f"a {word}", "a stone"]} for word in words]
+    found = WindowedLM.from_pretrained(folder).calibrate(
+        examples, settings=[PROFILED], max_new_tokens=2, refine=False
+    )
+    profile = dataclasses.replace(
+        found, method=PROFILED, best=PROFILED, beats_default=True, guard=GUARD
+    )
     profile.save(path)
     name = "profile" if kind is RagWindowsLLM else "calibration"
 
     def method(**options: Any) -> Any:
         return ask(kind, {"model_name": str(folder), **options})[1]["method"]
 
-    for given in (path, str(path), profile):
+    for given in (str(path), profile):
         assert method(**{name: given}) == method(method=PROFILED) != method()
         model = kind(model_name=str(folder), **{name: given})
         lm = model.lm if kind is RagWindowsLLM else model.windowed_lm()
@@ -136,10 +114,9 @@ def test_a_profile_brings_the_method_and_the_threshold(
         ask(kind, {name: profile})
     if kind is RagWindowsLLM:
         made = RagWindowsLLM.from_dict(json.loads(json.dumps(model.to_dict())))
-        assert (made.profile, made.method) == (profile, None)
-        assert made.lm is lm
+        assert (made.profile, made.method, made.lm) == (profile, None, lm)
     else:
-        plain = profile_of(folder)
+        plain = dataclasses.replace(profile, guard=None)
         ways: list[dict[str, Any]] = [{}, {name: path}, {name: plain}, {"method": PROFILED}]
         keys = {repr(kind(model=folder, **options)._identifying_params) for options in ways}
         # A profile without a threshold is its method, and no more.

@@ -30,7 +30,7 @@ NAMES = {
     "query": ("query", "aquery", "query", "aquery"),
 }
 ENDPOINTS = [(verb, way) for verb in ("chat", "complete") for way in WAYS]
-AWAITED = [(verb, way) for verb in ("chat", "complete", "predict") for way in ("async", "astream")]
+AWAITED = [(verb, way) for verb, way in ENDPOINTS if way in ("async", "astream")]
 
 
 def user(text: str) -> list[ChatMessage]:
