@@ -89,7 +89,11 @@ def chat(llm: RagWindowsLLM, **given: Any) -> Any:
 
 
 def stream(llm: RagWindowsLLM, **given: Any) -> Any:
-    return list(llm.stream_chat_with_tools([ADD], user_msg="2 + 3?", **given))[-1]
+    pieces = list(llm.stream_chat_with_tools([ADD], user_msg="2 + 3?", **given))
+    text = pieces[-1].message.content or ""
+    assert "".join(piece.delta or "" for piece in pieces) == text
+    assert [piece.delta for piece in pieces[: len(text)]] == list(text)
+    return pieces[-1]
 
 
 def achat(llm: RagWindowsLLM, **given: Any) -> Any:
@@ -125,28 +129,19 @@ def test_a_call_comes_back_with_its_arguments(ask: Callable[..., Any], kind: str
     assert "Add two numbers." in script.asked[0]
 
 
-@pytest.mark.parametrize("ask", WAYS)
-def test_text_without_a_call_is_text(ask: Callable[..., Any]) -> None:
+def test_text_without_a_call_is_text() -> None:
     llm, _ = saying("Five.")
-    response = ask(llm)
+    response = chat(llm)
     assert response.message.content == "Five."
     assert llm.get_tool_calls_from_response(response, error_on_no_tool_call=False) == []
     with pytest.raises(RuntimeError, match=r"was to call a tool and answered 'Five\.'"):
         llm.get_tool_calls_from_response(response)
 
 
-def test_text_streams_before_the_call() -> None:
-    llm, _ = saying(f"So.\n{CALL}")
-    pieces = list(llm.stream_chat_with_tools([ADD], user_msg="2 + 3?"))
-    assert [piece.delta for piece in pieces[:3]] == ["S", "o", "."]
-    assert "".join(piece.delta or "" for piece in pieces) == "So."
-
-
-@pytest.mark.parametrize("ask", WAYS)
-def test_one_call_or_several_as_asked(ask: Callable[..., Any]) -> None:
+def test_one_call_or_several_as_asked() -> None:
     for parallel in (True, False):
         llm, _ = saying(f"{CALL}\n{CALL}")
-        response = ask(llm, allow_parallel_tool_calls=parallel)
+        response = chat(llm, allow_parallel_tool_calls=parallel)
         assert len(llm.get_tool_calls_from_response(response)) == 1 + parallel
 
 
@@ -174,14 +169,6 @@ def test_a_call_that_can_not_be_read_is_told() -> None:
     assert "no JSON" in response.raw["broken_calls"][0]["error"]
     with pytest.raises(RuntimeError, match="no JSON"):
         llm.get_tool_calls_from_response(response)
-
-
-def test_reasoning_stays_out_of_the_text() -> None:
-    llm, _ = saying("Two and three.</think>Five.", kind="thinking")
-    response = chat(llm)
-    assert response.message.content == "Five."
-    assert isinstance(response.message.blocks[0], ThinkingBlock)
-    assert response.message.blocks[0].content == "Two and three."
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -228,15 +215,6 @@ def test_a_workflow_of_agents_hands_over() -> None:
 
     assert asyncio.run(run()) == "It is 5."
     assert len(script.asked) == 3
-
-
-def test_a_workflow_of_functions_takes_the_function_agent() -> None:
-    llm, _ = saying(CALL, "It is 5.")
-
-    async def run() -> str:
-        return str(await AgentWorkflow.from_tools_or_functions([add], llm=llm).run("2 + 3?"))
-
-    assert asyncio.run(run()) == "It is 5."
 
 
 @pytest.mark.parametrize("agent_class", [FunctionAgent, ReActAgent])
@@ -295,15 +273,6 @@ ADDING = PromptTemplate("Add {what}")
 ASK = PromptTemplate("{context_str}\nAdd {query_str}")
 
 
-def test_a_structured_answer_is_a_forced_call() -> None:
-    llm, script = saying(' {"result": 5}}\n</tool_call>')
-    assert llm.structured_predict(Sum, ADDING, what="2 and 3") == Sum(result=5)
-    assert script.asked[0].endswith('{"name": "Sum", "arguments":')
-    llm, _ = saying(' {"result": 5}}\n</tool_call>')
-    made = llm.astructured_predict(Sum, ADDING, what="2 and 3")
-    assert asyncio.run(made) == Sum(result=5)
-
-
 class Verdict(BaseModel):
     """Whether it is so."""
 
@@ -319,17 +288,24 @@ def test_a_forced_call_is_held_to_its_schema(kind: str) -> None:
         llm.structured_predict(Verdict, ADDING, {"max_tokens": 3}, what="2 and 3")
 
 
-def test_a_structured_answer_reads_windows() -> None:
+def test_a_structured_answer_is_a_forced_call_that_reads_windows() -> None:
     llm, script = saying(' {"result": 5}}\n</tool_call>')
     parts = Parts.of(["Two is even.", "Three is odd."])
     made = llm.structured_predict(Sum, ASK, context_str=parts, query_str="2 and 3")
     assert made == Sum(result=5)
     assert "Two is even." not in script.asked[0]
+    assert script.asked[0].endswith('{"name": "Sum", "arguments":')
+    llm, _ = saying(' {"result": 5}}\n</tool_call>')
+    assert asyncio.run(llm.astructured_predict(Sum, ADDING, what="2 and 3")) == made
 
 
 def test_structured_answers_stay_text_where_no_call_can_be_begun() -> None:
     llm, _ = saying('Hm.</think>{"result": 5}', kind="thinking")
     assert llm.structured_predict(Sum, ADDING, what="2 and 3") == Sum(result=5)
+    llm, _ = saying("Two and three.</think>Five.", kind="thinking")
+    reasoning, text = chat(llm).message.blocks
+    assert isinstance(reasoning, ThinkingBlock)
+    assert (reasoning.content, text.text) == ("Two and three.", "Five.")
 
 
 def test_a_structured_answer_still_streams() -> None:

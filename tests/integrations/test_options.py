@@ -24,15 +24,6 @@ Kind = Callable[..., Any]
 PROFILED = APE(0.9, 0.6)
 """The method that it brings; not the default."""
 
-GUARD: Any = {
-    "measure": "1 - sum of squared shares",
-    "threshold": 0.5,
-    "false_alarms": 0.125,
-    "missed": 0.25,
-    "single_hop": 8,
-    "multi_hop": 4,
-}
-
 
 def ask(
     kind: Kind, given: dict[str, Any], few: bool = False, **of_call: Any
@@ -82,7 +73,7 @@ def test_an_engine_that_is_given_keeps_its_method(kind: Kind) -> None:
 
 
 @KINDS
-def test_a_profile_brings_the_method_and_the_threshold(kind: Kind, tmp_path: Path) -> None:
+def test_a_profile_brings_the_method(kind: Kind, tmp_path: Path) -> None:
     folder, path = tmp_path / "model", tmp_path / "profile.json"
     small.model().save_pretrained(folder)
     small.tokenizer().save_pretrained(folder)
@@ -91,9 +82,7 @@ def test_a_profile_brings_the_method_and_the_threshold(kind: Kind, tmp_path: Pat
     found = WindowedLM.from_pretrained(folder).calibrate(
         examples, settings=[PROFILED], max_new_tokens=2, refine=False
     )
-    profile = dataclasses.replace(
-        found, method=PROFILED, best=PROFILED, beats_default=True, guard=GUARD
-    )
+    profile = dataclasses.replace(found, method=PROFILED, best=PROFILED, beats_default=True)
     profile.save(path)
     name = "profile" if kind is RagWindowsLLM else "calibration"
 
@@ -115,9 +104,3 @@ def test_a_profile_brings_the_method_and_the_threshold(kind: Kind, tmp_path: Pat
     if kind is RagWindowsLLM:
         made = RagWindowsLLM.from_dict(json.loads(json.dumps(model.to_dict())))
         assert (made.profile, made.method, made.lm) == (profile, None, lm)
-    else:
-        plain = dataclasses.replace(profile, guard=None)
-        ways: list[dict[str, Any]] = [{}, {name: path}, {name: plain}, {"method": PROFILED}]
-        keys = {repr(kind(model=folder, **options)._identifying_params) for options in ways}
-        # A profile without a threshold is its method, and no more.
-        assert len(keys) == 4 - 1

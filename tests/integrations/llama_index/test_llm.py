@@ -6,7 +6,6 @@ import copy
 import inspect
 import json
 import pickle  # the LLM's own support of it is tested
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +64,10 @@ def test_weights_are_loaded_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -
         model.complete("Where?")
 
 
-def test_equal_arguments_share_their_weights_also_from_threads() -> None:
+def test_equal_arguments_share_their_weights() -> None:
     first, second = RagWindowsLLM("tiny-reader"), RagWindowsLLM("tiny-reader", method="pcw")
     assert first.lm is second.lm
     assert first.lm.model is RagWindowsLLM("tiny-reader", header="number").lm.model
-    model = RagWindowsLLM("tiny-reader", max_window_tokens=333)
-    found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(model.lm)) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 6
-    assert set(map(id, found)) == {id(model.lm)}
-    assert model.lm.max_window_tokens == 333
 
 
 def test_context_window_is_what_one_prompt_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,21 +105,16 @@ def test_loaded_models_and_tokenizers_are_taken(tmp_path: Path) -> None:
     assert older.lm.model.dtype == torch.float32
 
 
-def test_serialization_gives_the_same_llm_again(tmp_path: Path) -> None:
+def test_serialization_gives_the_same_llm_again() -> None:
     model = RagWindowsLLM(
         "tiny-reader",
         method=APE(temperature=0.8, scale=0.7),
         model_kwargs={"dtype": torch.float32, "token": "hf_secret", "revision": "main"},
         generate_kwargs={"do_sample": False},
-        max_new_tokens=11,
-        system_prompt="Be brief.",
         header="number+title",
         max_window_tokens=200,
         stopping_ids=[3],
-        citations=False,
-        batch_rows=5,
         link_tokens=0.2,
-        link_choose="deviation",
         fallback=Guard(passages=7, spread=0.5),
     )
     data = model.to_dict()
@@ -156,11 +140,8 @@ def test_serialization_gives_the_same_llm_again(tmp_path: Path) -> None:
     [
         ({}, InputError, "Give one of model_name"),
         ({"model_name": "tiny-reader", "lm": "reader"}, InputError, "Give one of model_name"),
-        ({"model_name": "tiny-reader", "model": "loaded"}, InputError, "Give one of model_name"),
         ({"lm": "reader", "model_kwargs": {"dtype": "float32"}}, InputError, "model_kwargs"),
-        ({"lm": "reader", "header": "number"}, InputError, "header"),
         ({"messages_to_prompt": lambda messages: "x"}, InputError, "chat template"),
-        ({"completion_to_prompt": lambda text: text}, InputError, "chat template"),
         ({"query_wrapper_prompt": PromptTemplate("<|u|>{query_str}")}, InputError, "chat"),
         ({"method": "best"}, MethodError, "Unknown method"),
         ({"method": {"name": "ape", "temperatur": 1.0}}, MethodError, "temperatur"),
@@ -168,10 +149,7 @@ def test_serialization_gives_the_same_llm_again(tmp_path: Path) -> None:
         ({"fallback": "pcw"}, InputError, "fallback must be"),
         ({"fallback": {"pages": 3}}, InputError, "pages"),
         ({"profile": "none.json"}, InputError, "can't be used"),
-        ({"profile": {"a": 1}}, InputError, "is no rag-windows calibration profile"),
         ({"max_new_tokens": 0}, ValidationError, "greater than"),
-        ({"batch_rows": 0}, ValidationError, "greater than"),
-        ({"max_window_tokens": 0}, ValidationError, "greater than"),
     ],
 )
 def test_wrong_arguments_are_refused(

@@ -86,15 +86,6 @@ def by_complete(one: Case, streams: bool) -> Asked:
     return llm(), "complete", (one.question,), {"passages": one.passages}
 
 
-def by_mappings(one: Case, streams: bool) -> Asked:
-    mappings = [{"text": p.text, "title": p.title, "id": p.id} for p in one.passages]
-    return llm(), "complete", (one.question,), {"passages": mappings}
-
-
-def by_bare_nodes(one: Case, streams: bool) -> Asked:
-    return llm(), "chat", (user(one.question),), {"nodes": [n.node for n in nodes_of(one)]}
-
-
 def by_predict(one: Case, streams: bool) -> Asked:
     parts = Parts.of(one.passages)
     return llm(), "predict", (BARE,), {"context_str": parts, "query_str": one.question}
@@ -184,8 +175,7 @@ def numbered_shown(one: Case) -> list[str]:
 
 Route = Callable[[Case, bool], Asked]
 ROUTES: dict[Route, tuple[Callable[[Case], list[str]], bool]] = {
-    **dict.fromkeys((by_chat, by_complete, by_mappings, by_bare_nodes), (bodies, False)),
-    **dict.fromkeys((by_predict, by_predict_as_text), (bodies, False)),
+    **dict.fromkeys((by_chat, by_complete, by_predict, by_predict_as_text), (bodies, False)),
     **dict.fromkeys((compact, tree_summarize, context, condense), (shown, False)),
     **dict.fromkeys((window_synthesizer, window_context, window_condense), (bodies, True)),
     citation: (numbered_shown, False),
@@ -207,7 +197,7 @@ def test_each_node_is_a_window_and_the_answer_is_right(route: Route, way: str) -
     assert one_window_each(raw["windows"], texts(one))
     strongest = max(raw["citations"], key=lambda entry: entry["mass"])
     assert strongest["passage"] == one.place
-    if route in (by_chat, by_mappings, by_bare_nodes):
+    if route is by_chat:
         assert [entry["id"] for entry in raw["citations"]] == [p.id for p in one.passages]
     sources = getattr(response, "source_nodes", None)
     if sources and "citation" not in route.__name__ and "condense_q" not in route.__name__:
