@@ -1,5 +1,5 @@
 """`python -m rag_windows.cli` is the command `rag-windows`."""
 
-from rag_windows.cli.app import main
+from rag_windows.cli.commands import app
 
-main()
+app(prog_name="rag-windows")

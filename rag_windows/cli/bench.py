@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from rag_windows.benchmark.result import Plan, Result, markdown
 from rag_windows.cli import options
-from rag_windows.cli.errors import tell
-from rag_windows.cli.models import choose_device, quieten
+from rag_windows.cli.options import choose_device, quieten
+from rag_windows.cli.render import tell
 from rag_windows.evaluation.files import write_whole
 
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="On the CPU. Default: all.")]

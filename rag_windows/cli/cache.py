@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rag_windows.cli import options
-from rag_windows.cli.corpus import SearchOptions, open_corpus
-from rag_windows.cli.errors import Group, tell
-from rag_windows.cli.models import ModelOptions, loaded_model, quieten
-from rag_windows.cli.render import progress, show, write_json
+from rag_windows.cli.options import ModelOptions, SearchOptions, loaded_model, open_corpus, quieten
+from rag_windows.cli.render import Group, progress, show, tell, write_json
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache

@@ -13,9 +13,14 @@ from rich.table import Column
 from rich.text import Text
 
 from rag_windows.cli import options
-from rag_windows.cli.corpus import SearchOptions, open_corpus
-from rag_windows.cli.models import ModelOptions, loaded_model
-from rag_windows.cli.options import count, option
+from rag_windows.cli.options import (
+    ModelOptions,
+    SearchOptions,
+    count,
+    loaded_model,
+    open_corpus,
+    option,
+)
 from rag_windows.cli.render import console, plain_table, progress, show, show_notes, write_json
 from rag_windows.errors import InputError, MissingExtraError, missing
 from rag_windows.prompt.conversation import search_text

@@ -11,8 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rag_windows.cli import options
-from rag_windows.cli.models import ModelOptions, loaded_model
-from rag_windows.cli.options import count, option, text_option
+from rag_windows.cli.options import ModelOptions, count, loaded_model, option, text_option
 from rag_windows.cli.render import console, plain_table, progress, show, write_json
 from rag_windows.prompt.visible_text import encodable, one_line
 

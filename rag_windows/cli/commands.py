@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from rag_windows import __version__
 from rag_windows.cli import options
-from rag_windows.cli.ask import ask, chat
+from rag_windows.cli.ask import ask, chat, demo
 from rag_windows.cli.bench import bench
 from rag_windows.cli.cache import cache
 from rag_windows.cli.calibrate import calibrate
 from rag_windows.cli.classify import classify
-from rag_windows.cli.demo import demo
-from rag_windows.cli.errors import OneLineErrors
 from rag_windows.cli.evaluation.app import evaluation
-from rag_windows.cli.render import console, show, write_json
+from rag_windows.cli.render import OneLineErrors, console, show, write_json
 
 app = typer.Typer(
     name="rag-windows",
@@ -30,10 +28,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        try:
-            typer.echo(metadata.version("rag-windows"))
-        except metadata.PackageNotFoundError:
-            typer.echo("unknown: rag-windows runs without being installed")
+        typer.echo(__version__)
         raise typer.Exit
 
 
@@ -48,9 +43,7 @@ def rag_windows(
 
 
 @app.command()
-def methods(
-    json: options.Json = False,
-) -> None:
+def methods(json: options.Json = False) -> None:
     """List the methods with their formulas, parameters and papers."""
     from rag_windows.methods.registry import method_rows, settings_of
 
@@ -67,9 +60,6 @@ def methods(
         show(" " * width + row["summary"])
         if row["parameters"]:
             show(" " * width + settings_of(row), "dim")
-    wrapped = [row["name"] for row in rows if "reader" in row["parameters"]]
-    if wrapped:
-        show(f"{', '.join(wrapped)} read with another method: {wrapped[0]}+ape.", "dim")
 
 
 for command in (ask, chat, demo, calibrate, classify, bench):

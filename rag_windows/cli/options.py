@@ -1,17 +1,33 @@
-"""Options that several commands take, and how a command takes many of them as one dataclass."""
+"""Options that several commands take, and what comes of them: documents, a loaded model."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import logging
+import os
 import re
-from collections.abc import Callable, Collection
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import typer
 
+from rag_windows.cli.render import progress, tell
+from rag_windows.errors import CacheError, DocumentError, InputError, MethodError
 from rag_windows.prompt.visible_text import encodable
+from rag_windows.samples import samples_path
+
+if TYPE_CHECKING:
+    from rag_windows import Method, PassageCache, WindowedLM
+    from rag_windows_retrievers import BM25Retriever
 
 
 def option(metavar: str | None, text: str, **settings: Any) -> Any:
@@ -52,19 +68,14 @@ def _link_tokens(value: str) -> int | float | str:
 
 
 _LINKED = "Tokens of each window encoded in sight of the others: 16, 0.15, 15% or all."
-_MODEL = "The shipped model, a local folder or a name on the Hub."
 _FOLDER = "Of the passage cache. Default: the platform's cache folder."
 
-Model = Annotated[str, option("MODEL", _MODEL)]
+Model = Annotated[str, option("MODEL", "A shipped model, a local folder or a name on the Hub.")]
 LinkTokens = Annotated[Any, option("K", _LINKED, parser=_link_tokens)]
 PassageWords = Annotated[int, count("Length of a passage, about, in words.")]
 System = Annotated[str | None, text_option("TEXT", "Instruction that stands before the passages.")]
 MaxNewTokens = Annotated[int, count("Length of the answer at most.")]
-MaxWindowTokens = Annotated[int | None, count("Cuts longer passages. Default: the model's room.")]
 Device = Annotated[str, option("DEVICE", "auto, cpu, cuda, or cuda:N.", callback=_device)]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"], option(None, "Of the weights.")
-]
 CacheDir = Annotated[str | None, option("DIR", _FOLDER)]
 Json = Annotated[bool, flag("--json", "JSON on stdout and nothing else.")]
 Verbose = Annotated[bool, flag("--verbose", "Show the libraries' warnings, logs and bars.")]
@@ -75,41 +86,262 @@ _Command = Callable[..., None]
 def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command]:
     """Let a command take dataclasses: each of their fields becomes an option in its place.
 
-    The command line knows flat parameters only. A field that is annotated with no option keeps its
-    default, and so do those named.
-
-    Args:
-        without: fields that are no options of this command.
+    A field that is annotated with no option keeps its default, and so do those `without` one.
     """
 
     def decorate(command: _Command) -> _Command:
         hints = get_type_hints(command, include_extras=True)
-        groups: dict[str, Any] = {
-            name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
-        }
-        owners: dict[str, str] = {}
         taken: list[inspect.Parameter] = []
+        owned: dict[str, list[str]] = {}
         for name, parameter in inspect.signature(command).parameters.items():
-            if name not in groups:
+            if not dataclasses.is_dataclass(hints[name]):
                 taken.append(parameter.replace(annotation=hints[name]))
                 continue
-            inside = get_type_hints(groups[name], include_extras=True)
-            for field in dataclasses.fields(groups[name]):
+            owned[name] = []
+            inside = get_type_hints(hints[name], include_extras=True)
+            for field in dataclasses.fields(hints[name]):
                 hint = inside[field.name]
                 if field.name not in without and get_origin(hint) is Annotated:
-                    owners[field.name] = name
+                    owned[name].append(field.name)
                     spread = parameter.replace(name=field.name, annotation=hint)
                     taken.append(spread.replace(default=field.default))
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
-            parts: dict[str, dict[str, Any]] = {name: {} for name in groups}
-            for option, name in owners.items():
-                parts[name][option] = given.pop(option)
-            command(**given, **{name: groups[name](**part) for name, part in parts.items()})
+            for name, fields in owned.items():
+                given[name] = hints[name](**{field: given.pop(field) for field in fields})
+            command(**given)
 
         run.__annotations__ = {one.name: one.annotation for one in taken} | {"return": None}
         run.__signature__ = inspect.Signature(taken, return_annotation=None)  # type: ignore[attr-defined]  # what inspect looks at first
         return run
 
     return decorate
+
+
+DEFAULT_MODEL, DEFAULT_METHOD = "tiny-reader", "ape"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Where passages come from; each field is the option of its name."""
+
+    docs: Annotated[
+        list[str] | None,
+        option(
+            "PATH",
+            "A file, a folder or a quoted pattern, repeated for each: .txt, .md, .pdf, or .jsonl "
+            "with id, title, text. Default: the sample corpus.",
+        ),
+    ] = None
+    strict: Annotated[
+        bool, flag("--strict", "Stop where a file or a line of --docs can't be read.")
+    ] = False
+    top_k: Annotated[int, count("Passages to retrieve.")] = 8
+    passage_words: PassageWords = 120
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What is loaded, and how; each annotated field is the option of its name."""
+
+    model: Annotated[
+        str | None,
+        option(
+            "MODEL",
+            "A local folder or a name on the Hub. Default, without --docs: the shipped "
+            "tiny-reader, which knows the sample corpus alone.",
+            envvar="RAG_WINDOWS_MODEL",
+        ),
+    ] = None
+    method: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "How windows are read, with numbers as in ape:temperature=0.9,scale=0.9; see "
+            "rag-windows methods. Default: the profile's, else ape.",
+        ),
+    ] = None
+    profile: Annotated[
+        str | None, option("FILE", "A method's numbers, by rag-windows calibrate.")
+    ] = None
+    rag_temperature: Annotated[
+        float | None, option("T", "The same as --method ape:temperature=T.")
+    ] = None
+    rag_scale: Annotated[float | None, option("S", "The same as --method ape:scale=S.")] = None
+    device: Device = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], option(None, "Of the weights.")
+    ] = "auto"
+    max_window_tokens: Annotated[
+        int | None, count("Cuts longer passages. Default: the model's room.")
+    ] = None
+    cache_dir: CacheDir = None
+    no_cache: Annotated[bool, flag("--no-cache", "Encode all anew, and keep nothing.")] = False
+    verbose: Verbose = False
+    cache_memory: str | None = None
+    """Size of a cache in memory alone, in place of the one on disk."""
+
+    @property
+    def name(self) -> str:
+        """The model's name or folder."""
+        return self.model or DEFAULT_MODEL
+
+
+@contextmanager
+def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
+    """The model on its device; at the end, what was encoded is written into its cache."""
+    lm = _load(model)
+    try:
+        yield lm
+    finally:
+        if lm.cache is not None:
+            lm.cache.close()
+
+
+def _load(model: ModelOptions) -> WindowedLM:
+    quieten(model.verbose)
+    from rag_windows.calibration import Profile
+
+    profile = None if model.profile is None else Profile.load(model.profile)
+    method = _method(model)
+    device = None if model.device == "auto" else choose_device(model.device)
+    with progress(f"Loading {model.name}"):
+        from huggingface_hub.utils import logging as hub_logging
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+        from transformers.utils import logging as transformers_logging
+
+        from rag_windows import WindowedLM
+
+        far = model.name != DEFAULT_MODEL
+        if far and not os.path.exists(model.name):
+            notice_missing_network()
+        if not model.verbose:
+            transformers_logging.set_verbosity_error()
+            hub_logging.set_verbosity_error()
+            # On a terminal they show downloads, and the weights as they are loaded.
+            if not (far and sys.stderr.isatty()):
+                transformers_logging.disable_progress_bar()
+                disable_progress_bars()
+        lm = WindowedLM.from_pretrained(
+            model.name,
+            dtype=model.dtype,
+            device_map=device,
+            method=method,
+            profile=profile,
+            max_window_tokens=model.max_window_tokens,
+            cache=_cache(model),
+        )
+    if profile is not None and (told := profile.model.mismatch(lm.model)):
+        tell(f"Note: {told}")
+    return lm
+
+
+def _method(model: ModelOptions) -> Method | None:
+    """The method that is asked for; None for the profile's."""
+    from rag_windows.integration import method_of
+
+    given = {"temperature": model.rag_temperature, "scale": model.rag_scale}
+    numbers = {name: value for name, value in given.items() if value is not None}
+    if model.profile is not None and model.method is None:
+        if numbers:
+            raise InputError(
+                "--profile brings the numbers of the method: leave --rag-temperature and "
+                "--rag-scale out, or give --method too, which then counts instead."
+            )
+        return None
+    named = model.method or DEFAULT_METHOD
+    if twice := [name for name in numbers if f"{name}=" in named]:
+        raise MethodError(f"--rag-{twice[0]} and --method {named} both set it; leave one out.")
+    return method_of(named, numbers)
+
+
+def quieten(verbose: bool) -> None:
+    """Silence the libraries' logs and warnings; before their import, which may warn as well."""
+    if verbose:
+        return
+    warnings.simplefilter("ignore")
+    for name in ("transformers", "accelerate", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def choose_device(asked: str) -> str:
+    """Where the model goes: "cpu", "cuda", "cuda:N", or "auto" for several accelerators."""
+    from rag_windows.loading import best_device, check_device
+
+    if asked == "auto":
+        return best_device()
+    check_device(asked, "--device ")
+    return asked
+
+
+def _cache(model: ModelOptions) -> PassageCache | None:
+    from rag_windows import PassageCache
+
+    if model.cache_memory is not None:
+        return PassageCache(memory=model.cache_memory)
+    if model.no_cache:
+        return None
+    try:
+        return PassageCache.default(model.cache_dir)
+    except CacheError as error:
+        if model.cache_dir is not None:
+            raise
+        # An answer needs no cache: where the platform's folder can't be used, there is none.
+        tell(f"Note: {error} Passages are not cached.")
+        return None
+
+
+def notice_missing_network() -> None:
+    """Without a way to the hub, look only into the local cache: its client retries for a minute."""
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode() or getproxies():
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname, port), timeout=5.0).close()
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+
+
+def open_corpus(search: SearchOptions, model: str | None) -> tuple[BM25Retriever, list[str]]:
+    """An index over the documents' passages, and what to tell of the documents."""
+    if search.docs and model is None:
+        unnamed = InputError(
+            "--docs needs a model that can read them: name one with --model or in "
+            "RAG_WINDOWS_MODEL, a local folder or a name on the Hub such as "
+            "Qwen/Qwen2.5-1.5B-Instruct."
+        )
+        unnamed.add_note(
+            "The shipped tiny-reader knows only the sample corpus; --model tiny-reader forces it."
+        )
+        raise unnamed
+    from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
+
+    # It warns of oddities inside files that it reads all the same.
+    logging.getLogger("pypdf").setLevel(logging.ERROR)
+    sample = samples_path() / "corpus"
+    with progress("Reading documents"):
+        root = None if search.docs else sample
+        loaded = load_documents(search.docs or [sample], root=root, strict=False)
+        bad = [f"{one.label}: {one.reason}" for one in loaded.skipped if one.problem]
+        of_all = f"{len(bad)} of the documents' files and lines"
+        if search.strict and len(bad) == 1:
+            raise DocumentError(bad[0])
+        if search.strict and bad:
+            error = DocumentError(
+                f"{of_all} can't be read; mend them, or leave --strict out to read the others."
+            )
+            for one in bad:
+                error.add_note(f"- {one}")
+            raise error
+        retriever = BM25Retriever(split_documents(loaded.documents, words=search.passage_words))
+    if bad:
+        tell(f"Not read: {of_all} (--strict stops there).")
+    for one in bad:
+        tell(f"- {one}")
+    others = [f"{one.label} ({one.reason})" for one in loaded.skipped if not one.problem]
+    more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
+    return retriever, [f"Left out: {'; '.join(others[:3])}{more}."] if others else []

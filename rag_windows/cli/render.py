@@ -1,7 +1,8 @@
-"""What terminals and scripts see: text, tables, JSON, and signs of life while something takes time.
+"""What terminals and scripts see: text, tables, JSON, errors, and signs of life.
 
 RAG_WINDOWS_PROGRESS_S says after how many seconds the first sign comes; 0 is silence. Work of
-minutes and hours tells less often, down to once a minute.
+minutes and hours tells less often, down to once a minute. Every error of use is one line on stderr
+and exit code 2; no traceback.
 """
 
 from __future__ import annotations
@@ -15,11 +16,86 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Column, Table
+from typer.core import TyperGroup
 
-from rag_windows.cli.errors import tell
-from rag_windows.prompt.visible_text import visible
+from rag_windows.errors import RagWindowsError
+from rag_windows.prompt.visible_text import one_line, visible
+
+EXIT_ERROR = 2
+
+
+def tell(message: str) -> None:
+    """Print one line to stderr, whatever the message holds."""
+    print(one_line(message), file=sys.stderr, flush=True)
+
+
+class Group(TyperGroup):
+    """A group of commands: it shows its help where no command is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Show the help instead of an error about a missing command."""
+        _without_type(self, ctx)
+        if not args:
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
+def _without_type(command: Any, ctx: Any) -> None:
+    """Keep the help from showing `<bool>` behind flags, as if they took a value."""
+    for option in command.get_params(ctx):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        _without_type(below, ctx)
+
+
+class OneLineErrors(Group):
+    """Turns our errors and those of the option parser into one line and an exit code."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
+        """Run a command; see `typer.core.TyperGroup.main` for the arguments."""
+        # A character that the terminal's encoding lacks must not end the command.
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
+        lines: tuple[str, ...] = ()
+        try:
+            code = super().main(*args, **{**options, "standalone_mode": False}) or 0
+        except typer.Abort:
+            code = 130
+        except typer.TyperException as error:
+            lines = (_message(error),)
+        except RagWindowsError as error:
+            lines = (str(error), *getattr(error, "__notes__", ()))
+        except RuntimeError as error:
+            # torch need not be imported to name its class.
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            lines = (
+                "the accelerator's memory is full; take fewer passages (--top-k), a smaller model, "
+                "--dtype bfloat16, or --device cpu.",
+            )
+        if lines:
+            code = EXIT_ERROR
+            tell(f"Error: {lines[0]}")
+        for line in lines[1:]:
+            tell(line)
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+
+def _message(error: typer.TyperException) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    if "extra argument" in message and "docs" in getattr(context, "params", ()):
+        return f"{message}; each file of --docs needs a --docs of its own, patterns need quotes."
+    return f"{message}; see rag-windows --help."
+
 
 Counted = Callable[[int, int], None]
 """Told how much is done, and how much there is."""
@@ -84,19 +160,17 @@ def progress(what: str) -> Iterator[Counted]:
 
     def beat() -> None:
         spent = 0.0
-        while not over.wait(max(every_s, min(_SELDOM_S, spent / 10))):
+        while every_s > 0 and not over.wait(max(every_s, min(_SELDOM_S, spent / 10))):
             spent = time.monotonic() - begun
             tell(f"{what}: {far}{time_shown(spent)} so far.")
 
     thread = threading.Thread(target=beat, name="rag-windows-progress", daemon=True)
-    if every_s > 0:
-        thread.start()
+    thread.start()
     try:
         yield counted
     finally:
         over.set()
-        if every_s > 0:
-            thread.join()
+        thread.join()
 
 
 def time_shown(seconds: float) -> str:

@@ -142,7 +142,7 @@ def test_without_the_extra_every_command_names_it_in_one_line(python: Process) -
     ]
     done = python(
         f"import sys\nfor name in {packages}: sys.modules[name] = None\n"
-        "from rag_windows.cli.app import main\n"
+        "from rag_windows.cli.commands import app as main\n"
         f"for args in [['--help'], ['long', '--help'], *{commands}]:\n"
         "    sys.argv = ['rag-windows', 'eval', *args]\n"
         "    try:\n        main()\n"

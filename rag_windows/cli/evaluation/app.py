@@ -13,9 +13,8 @@ from rich.table import Column
 from rich.text import Text
 
 from rag_windows.cli import options, render
-from rag_windows.cli.errors import Group
-from rag_windows.cli.models import ModelOptions
-from rag_windows.cli.options import count, flag, option, spreading
+from rag_windows.cli.options import ModelOptions, count, flag, option, spreading
+from rag_windows.cli.render import Group
 from rag_windows.prompt.visible_text import one_line
 
 evaluation = typer.Typer(

@@ -18,9 +18,8 @@ from pydantic import BaseModel
 
 from rag_windows.calibration import Profile
 from rag_windows.cli import render
-from rag_windows.cli.errors import EXIT_ERROR, tell
-from rag_windows.cli.models import loaded_model
-from rag_windows.cli.render import progress
+from rag_windows.cli.options import loaded_model
+from rag_windows.cli.render import EXIT_ERROR, progress, tell
 from rag_windows.errors import DataError, InputError, RagWindowsError
 from rag_windows.evaluation import chatrag, icl, inscit, report
 from rag_windows.evaluation import run as runs

@@ -57,7 +57,7 @@ def test_without_any_extra_the_command_answers_and_prints_json_alone(python: Pro
     done = python(
         f"import sys\nfor name in {extras}: sys.modules[name] = None\n"
         "sys.argv = ['rag-windows', 'ask', 'What does Zelwick Academy make?', '--json']\n"
-        "from rag_windows.cli.app import main\nmain()"
+        "from rag_windows.cli.commands import app as main\nmain()"
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["answer"] == "cheese"
@@ -75,7 +75,7 @@ def test_without_any_extra_the_command_answers_and_prints_json_alone(python: Pro
 )
 def test_help_and_errors_of_use_do_not_wait_for_torch(args: list[str], python: Process) -> None:
     done = python(
-        "import sys\nfrom rag_windows.cli.app import main\n"
+        "import sys\nfrom rag_windows.cli.commands import app as main\n"
         f"sys.argv = ['rag-windows', *{args!r}]\n"
         "try:\n    main()\nfinally:\n"
         "    assert not {'torch', 'transformers'} & set(sys.modules)\n    print('light')"
