@@ -101,7 +101,7 @@ def test_every_error_is_one_line(run: Run, model: str, args: str, message: str) 
         (["cache", "stats", "--cache-dir", "docs/bridge.md"], "docs/bridge.md"),
         (["cache", "prune", "--disk", "much"], "disk="),
         (["cache", "prune", "--disk", "-1GiB"], "disk="),
-        (["eval", "long", "--temperature", "0.9"], "--rag-temperature"),
+        (["eval", "long", "--temperature", "0.9"], "No such option: --temperature"),
         (["bench", "--shape", "tiny", "--model", "m"], "--shape and --model exclude each other"),
     ],
 )
