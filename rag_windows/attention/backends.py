@@ -33,9 +33,7 @@ class Request:
         query: (batch, heads, rows, head dim).
         key: (batch, kv heads, keys, head dim); heads is a multiple of kv heads.
         value: (batch, kv heads, keys, value dim).
-        scale: multiplies the logits.
-        temperature: divides them, after the soft cap.
-        softcap: ``tanh(logits / softcap) * softcap``, or None.
+        scale: multiplies the logits, which ``softcap`` then caps and ``temperature`` divides.
         causal: row i sees keys 0..i; only where rows == keys, and without ``mask``.
         mask: bool, (rows, keys) or (batch, 1, rows, keys), True where a row sees a key; or None.
     """

@@ -39,8 +39,7 @@ def table_limit(config: PreTrainedConfig) -> int | None:
     """Positions up to which a text decoder's rotary tables stay as they are, or None for always.
 
     Past it, dynamic NTK and LongRoPE give the same token at the same position another key, so that
-    windows encoded before no longer fit, and a forward pass changes the tables of every other one.
-    Windows rarely come near: only the longest of them counts.
+    windows encoded before no longer fit. Only the longest window counts.
     """
     limits = []
     for table in _tables(config):
@@ -62,11 +61,7 @@ def _tables(config: PreTrainedConfig) -> list[Mapping[str, object]]:
 
 
 def check_tables(limit: int | None, positions: int) -> None:
-    """Refuse positions past the limit.
-
-    Raises:
-        LimitError: ``positions`` are more than ``limit``.
-    """
+    """Refuse, with a LimitError, positions past the limit."""
     if limit is not None and positions > limit:
         raise LimitError(
             f"This request reaches {positions} positions, and from {limit} on the model's rotary "
@@ -76,20 +71,17 @@ def check_tables(limit: int | None, positions: int) -> None:
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
-    """Positions that windows may use: those the model was made for while its keys stay the same.
-
-    None where the config names no limit.
-    """
+    """Positions that windows may use: those of the model while its keys stay; None for no limit."""
     text = config.get_text_config(decoder=True)
     limits = (getattr(text, "max_position_embeddings", None), table_limit(text))
     return min((int(limit) for limit in limits if limit), default=None)
 
 
 def prompt_limit(config: PreTrainedConfig) -> int | None:
-    """Positions that a prompt without windows may use: all those the model was made for.
+    """Positions that a prompt without windows may use, or None for no limit.
 
     They are more than `position_limit` where dynamic tables grow with the prompt (LongRoPE's config
-    counts all positions already). None where the config names no limit.
+    counts all positions already).
     """
     text = config.get_text_config(decoder=True)
     limit = getattr(text, "max_position_embeddings", None)
@@ -108,11 +100,7 @@ that are computed together, so that every split prompt is rounded otherwise."""
 
 
 def check_config(model: PreTrainedModel) -> None:
-    """Refuse what the config already tells.
-
-    Raises:
-        UnsupportedModelError: naming the model type and the reason.
-    """
+    """Refuse what the config already tells, naming the model type and the reason."""
     whole = model.config
     config = whole.get_text_config(decoder=True)
     kind = whole.model_type
@@ -149,7 +137,7 @@ def check_attention(model: PreTrainedModel, split: Split) -> None:
 
     A model whose attention ignores the registry, its position ids or the windows would answer
     wrongly without a word, and so would one whose cache holds something else than the keys and
-    values of its attention. One small question behind a prefix and a window finds out.
+    values of its attention.
 
     Raises:
         UnsupportedModelError: naming the model type and what differed.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate, groupby
 
 import torch
@@ -46,14 +45,13 @@ class Layout(ABC):
         """
 
     def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:  # noqa: B027 - most layouts record nothing
-        """Take a layer's attention weights, as `rag_windows.attention.segments.read` gives them."""
+        """Take a layer's attention weights, as `segments.read` gives them."""
 
 
 class AllCaptured(Exception):
     """Ends a forward pass of which only keys and values are wanted, once all of them are there.
 
-    What follows them in the last layer, its attention and feed-forward, changes none. Unwinding is
-    the only way out of a model's own loop over its layers that fits every architecture.
+    Unwinding is the only way out of a model's own loop over its layers that fits all architectures.
     """
 
 
@@ -81,12 +79,10 @@ class Capture:
 class WeightRecorder:
     """Collects, per layer, the attention of the rows that predict answer tokens.
 
-    Attributes:
-        first_position: position of the query's last token, which predicts the first answer token;
-            earlier rows aren't recorded.
-        weights: position -> layer -> (batch, n_groups + 2) fp32, averaged over heads: the share of
-            each citation group, then of the prefix, then of the query. A row computed again (a
-            rejected draft in assisted decoding) replaces what stood there.
+    The first of them, at ``first_position``, is that of the query's last token. The weights,
+    position -> layer -> (batch, n_groups + 2) fp32, are averaged over heads: the share of each
+    citation group, then of the prefix, then of the query. A row computed again (a rejected draft in
+    assisted decoding) replaces what stood there.
     """
 
     first_position: int
@@ -118,13 +114,19 @@ class Parts(dict[int, Sequence[Part]]):
         return made
 
 
-def of_window(window: Window) -> Parts:
-    """The keys and values of one window."""
+def spans_of(source: Window | PackedWindows, first: int, groups: int, length: int) -> Parts:
+    """Spans of equal length, side by side from the token ``first`` on, as groups of a segment."""
 
     def parts(layer: int) -> list[Part]:
-        return [(window.keys[layer].unsqueeze(0), window.values[layer].unsqueeze(0))]
+        place = first, groups, length
+        return [(split(source.keys[layer], *place), split(source.values[layer], *place))]
 
     return Parts(parts)
+
+
+def of_window(window: Window) -> Parts:
+    """The keys and values of one window."""
+    return spans_of(window, 0, 1, len(window.ids))
 
 
 def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.Tensor:
@@ -143,10 +145,8 @@ class PromptLayout(Layout):
         prefix_length: tokens of the KV cache before the query, at positions ``0 ..``.
         query_start: position of the first token behind the prefix.
         windows: what every batch row reads; or, of an ensemble, each batch row one of; or None.
-        temperature: divides the windows' logits.
-        slope: of the windows' log-sum-exp.
-        shift: added to it then.
-        query_bias: added to the query's log-sum-exp, prefix excluded; 0 changes nothing.
+        temperature: divides the windows' logits; ``slope`` and ``shift`` are of their log-sum-exp.
+        query_bias: added to the query's log-sum-exp, prefix excluded.
         recorder: where attention weights are recorded, or None to record nothing.
     """
 
@@ -159,7 +159,6 @@ class PromptLayout(Layout):
     shift: float = 0.0
     query_bias: float = 0.0
     recorder: WeightRecorder | None = None
-    capture: Capture | None = None
     _pass: _Pass | None = field(default=None, init=False, repr=False)
     _context: Segments | None = field(default=None, init=False, repr=False)
 
@@ -274,7 +273,7 @@ class PromptLayout(Layout):
                 segment.positions = positions.view(groups, length)
                 if groups > 1:
                     segment.tokens = torch.arange(tokens).repeat(groups)
-                segment.layers = Parts(partial(_spans, windows, first, groups, length))
+                segment.layers = spans_of(windows, first, groups, length)
                 segments.append(segment)
                 first += groups * length
         for segment in segments:
@@ -286,26 +285,14 @@ class PromptLayout(Layout):
 class _Pass:
     """What the layers of one forward pass share.
 
-    Attributes:
-        shape: batch rows, fed tokens of each, tokens in the KV cache.
-        stretches: segments of the KV cache, and where in it each one is.
-        done: the layers that have asked.
+    Its shape is batch rows, fed tokens of each and tokens in the KV cache; the stretches say where
+    in the KV cache each segment is; done are the layers that have asked.
     """
 
     shape: tuple[int, int, int]
     stretches: list[tuple[Segment, slice]]
     reading: Reading
     done: set[int] = field(default_factory=set)
-
-
-def _spans(windows: PackedWindows, first: int, groups: int, length: int, layer: int) -> list[Part]:
-    """Spans of equal length, side by side in packed windows, as groups of a segment."""
-    return [
-        (
-            split(windows.keys[layer], first, groups, length),
-            split(windows.values[layer], first, groups, length),
-        )
-    ]
 
 
 def _of_groups(
@@ -354,16 +341,8 @@ class TextsLayout(Layout):
     texts at once, whatever their lengths. Texts of equal length and start share a call of the
     kernel, so those that stand beside each other should be alike. No KV cache takes part.
 
-    Args:
-        sliding_windows: see `Layout`.
-        lengths: tokens of each text, in the order in which they stand.
-        starts: position of each one's first token.
-        prefix: what every token sees before its own text, or None.
-        before: a window for each text, all of which its tokens see, too; or none.
-        capture: see `Layout`.
-
-    Attributes:
-        positions: (tokens,) int64 on the CPU: of every token of all texts.
+    ``before`` holds a window for each text, all of which its tokens see, too; or none.
+    ``positions`` (tokens,) int64 on the CPU are those of all texts.
     """
 
     def __init__(

@@ -35,11 +35,9 @@ class Segment:
     Group ``g`` of the keys is read by M tokens, ``tokens[g * M : (g + 1) * M]``.
 
     Attributes:
-        first: smallest position of a key.
-        last: largest position of a key.
+        first: smallest position of a key; ``last`` is the largest.
         tokens: (G * M,) int64, on the CPU: places in the pass; None for all of them, in order.
-        positions: (keys,) or (G, keys) int64, of the keys; None where they are ``first``,
-            ``first + 1``, ...
+        positions: (keys,) or (G, keys) int64, of the keys; None where they count up from ``first``.
         seen: which keys a token sees: None for all, "causal" if the i-th of a group's tokens sees
             the first i + 1 keys (M keys), or (G * M,) int64, the number of first keys; a group's
             only token then stands right behind the others that it sees.
@@ -90,15 +88,10 @@ class Rows:
 
 @dataclass(slots=True)
 class Queries:
-    """What the tokens of a pass ask in one layer.
+    """What the tokens of a pass, which stand at ``rows``, ask in one layer.
 
-    Attributes:
-        layer: its number.
-        query: (tokens, heads, head dim).
-        rows: where the tokens stand.
-        scale: multiplies the logits.
-        softcap: caps them, or None.
-        sliding_window: positions that a token sees in this layer, or None for all.
+    ``query`` is (tokens, heads, head dim). The logits are multiplied by ``scale`` and capped by
+    ``softcap``; a token sees ``sliding_window`` positions, or all for None.
     """
 
     layer: int
@@ -112,20 +105,14 @@ class Queries:
 class Segments:
     """Segments of one role, answered together. Not for several threads at once.
 
-    The *results* are one a segment, group and token, in that order.
+    The *results* are one a segment, group and token, in that order. Static segments' keys stay
+    where they are, so that what a kernel is asked is made once a layer.
 
     Attributes:
-        role: of all of them.
-        segments: at least one.
         columns: the most results that a token has.
         column: (results,) int64, which of its token's results each one is; None if they are those
             of all tokens, in order, column after column.
         aligned: whether the results are one for each token, in order.
-
-    Args:
-        tokens: of the pass.
-        static: whether the segments' keys stay where they are, so that what a kernel is asked is
-            made once a layer.
     """
 
     def __init__(
@@ -213,14 +200,10 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the tokens of a pass read in one layer, and how the method rescales it.
+    """What the tokens of a pass, which stand at ``rows``, read in one layer.
 
-    Attributes:
-        rows: where the tokens stand.
-        segments: by role; every token has a result in one of them at least.
-        slope: of the context's log-sum-exp.
-        shift: added to it then.
-        query_bias: added to the query's log-sum-exp.
+    Every token has a result in one of the segments at least. The method's slope and shift are of
+    the context's log-sum-exp, its bias is added to the query's.
     """
 
     rows: Rows
@@ -239,16 +222,12 @@ def read(
 ) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
     """Attention of every token of a pass over all that it reads.
 
-    Args:
-        reading: what that is.
-        asked: what the tokens ask in one layer.
-        sinks: (heads,) logits of attention sinks, or None.
-        weights: whether the attention weights of segments are wanted.
+    ``sinks`` (heads,) are the logits of attention sinks, where there are any.
 
     Returns:
-        (tokens, heads, value dim) in the query's dtype; and for each of ``reading.segments`` the
-        weights (results, heads) of its results, fp32, which sum to one over a token's: a sink is no
-        text and counts for nothing. None if they are not wanted.
+        (tokens, heads, value dim) in the query's dtype; and, if they are wanted, for each of
+        ``reading.segments`` the weights (results, heads) of its results, fp32, which sum to one
+        over a token's: a sink is no text and counts for nothing.
     """
     query = asked.query
     every, tokens = reading.segments, len(query)

@@ -25,14 +25,10 @@ class Twin:
     twin instead: a shallow copy that shares the very dictionaries of parameters, buffers and hooks,
     with its own config and its own children, in evaluation mode. No weight is copied.
 
-    What is edited elsewhere (modules that are replaced, added or taken out, as PEFT and
-    quantization do it; attributes, configs, classes) is taken over by `follow`, which every request
-    calls before it reads the model.
-
-    Attributes:
-        model: the root of the tree; it stays the same object.
-        version: counts what `follow` took over.
-        check: run when classes came that were not there before, or whose code changed.
+    What is edited elsewhere (modules that PEFT and quantization replace, add or take out;
+    attributes, configs, classes) is taken over by `follow`, which every request calls before it
+    reads the model. ``version`` counts that; ``check`` runs when classes came or their code
+    changed.
     """
 
     def __init__(self, source: PreTrainedModel) -> None:

@@ -26,8 +26,8 @@ class SharedEncoder:
     """An encoder before which stand the windows that rows of the batch read already.
 
     Requests of one batch so encode a window once, with a passage cache or without. It holds no
-    window itself: one that no row and no prefill holds any more is gone. Several prefills may be
-    under way, all of them in one thread.
+    window itself: one that nobody reads any more is gone. Several prefills may be under way, in one
+    thread.
     """
 
     def __init__(self, encoder: WindowEncoder) -> None:
@@ -154,14 +154,10 @@ class BatchLoop:
 
     @torch.no_grad()
     def step(self) -> list[Row]:
-        """One forward pass, and a token for each row that took part.
+        """One forward pass, and a token for each row that took part; returns rows that ended.
 
         What a pass itself raises comes out here; then every row stands where it stood before, and
         the next step tries it again with those that were not dropped.
-
-        Returns:
-            Rows that ended; they have left. A row's ``error`` says what its own processors or
-            criteria raised.
         """
         if not self.rows:
             return []

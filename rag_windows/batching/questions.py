@@ -39,11 +39,9 @@ class Question(Future[Generation]):
     Attributes:
         alone: whether it is answered by itself, as `WindowedLM.generate` does it.
         context: variables of the one who asks, in which callbacks run.
-        stopped: ends it early when set.
         pieces: tells ``on_text`` its text as it comes; None if nobody wants it so.
         prefill: gives what it reads; None before and afterwards.
         due: when a prefill that waits for others may go on; else 0.
-        encoded_at: when its windows were there, ``time.perf_counter()``.
         counts: of tokens and windows that were computed for it or found.
     """
 

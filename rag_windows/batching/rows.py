@@ -228,10 +228,7 @@ class RowCaches:
     def buffers(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, with room for what was counted.
-
-        The given ones, (kv heads, any, head dim) and (kv heads, any, value dim), say how shaped.
-        """
+        """Keys and values of a layer, shaped like the given ones, with room for what counts."""
         held = self.keys.get(layer)
         rows, tokens = len(self.lengths), max(*self.lengths, FIRST_CAPACITY)
         if held is None or held.shape[0] < rows or held.shape[2] < tokens:
@@ -257,12 +254,9 @@ def add(sums: dict[Role, torch.Tensor], weights: Mapping[Role, torch.Tensor]) ->
 class Plan:
     """Which rows take part in forward passes, and what they read; it holds until rows come or go.
 
-    Attributes:
-        rows: in order; the first ``old`` have a KV cache already, with one fed token each.
-        lengths: fed tokens of each.
-        newest: (rows,) int64, on the CPU: the place of each row's last token.
-        shared: segments of the prefixes and of the windows, where there are any.
-        cited: whether attention weights are recorded.
+    The first ``old`` rows have a KV cache already, with one fed token each. ``newest`` (rows,)
+    int64, on the CPU, is the place of each row's last token; ``shared`` are the segments of
+    prefixes and windows.
     """
 
     def __init__(self, rows: Sequence[Row], old: int) -> None:

@@ -106,11 +106,11 @@ class Codebook(Composed):
         return tuple(sorted({layer % depth for layer in wanted}))
 
     def tokens(self, query: Window) -> torch.Tensor:
-        """What is compared of a query: (tokens, width), fp32."""
+        """What is compared of a query: (tokens, width), fp32; width is all heads of all layers."""
         return self._rows(query, 1)
 
     def pages(self, window: Window) -> torch.Tensor:
-        """What is compared of a window: (pages, width), fp32; width is all heads of all layers."""
+        """What is compared of a window: (pages, width), fp32."""
         return self._rows(window, self.page)
 
     def _rows(self, window: Window, page: int) -> torch.Tensor:

@@ -33,13 +33,10 @@ class EnsembleLayout(PromptLayout):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass gave for its last tokens.
+    """What one forward pass gave for its last tokens, the first of which stands at a position.
 
-    Attributes:
-        logprobs: (queries, windows, tokens, vocabulary) log-probabilities, fp32 at least.
-        prior: (queries, tokens, vocabulary) of the row without a window, or None.
-        first_position: position of the first of these tokens.
-        recorder: of the rows' attention weights, or None.
+    ``logprobs`` (queries, windows, tokens, vocabulary) are fp32 at least; ``prior`` (queries,
+    tokens, vocabulary) is the row without a window.
     """
 
     logprobs: torch.Tensor

@@ -69,12 +69,9 @@ def key_deviation(
 ) -> torch.Tensor:
     """Squared distance of each token's key in the second layer to the one it has when it sees all.
 
-    All tokens pass through the first layer once, as in an ordinary prompt, and no further. Source:
-    Yao et al., "CacheBlend", https://arxiv.org/abs/2405.16444 (tokens of high KV deviation). The
-    paper compares anew in each layer and narrows its choice on the way; this is its first step.
-
-    Returns:
-        (tokens of all windows,) fp32 on the CPU, summed over kv heads and head dim.
+    All tokens pass through the first layer once, as in an ordinary prompt, and no further: the
+    first step of CacheBlend, which compares anew in each layer. (tokens of all windows,) fp32 on
+    the CPU.
     """
     start = 0 if prefix is None else len(prefix.ids)
     ids = [token for window in windows for token in window.ids]
@@ -93,11 +90,7 @@ def key_deviation(
 def chosen(
     encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Linked
 ) -> torch.Tensor:
-    """(n,) int64, ascending: which of all windows' tokens to encode again.
-
-    Tokens of the first window are never among them: nothing stands before it but the prefix, which
-    it has seen.
-    """
+    """(n,) int64, ascending: which of all windows' tokens to encode again; none of the first."""
     lengths = [len(window.ids) for window in windows]
     counts, behind = plan.counts(lengths), lengths[0]
     if plan.choose == "deviation" and len(encoder.sliding_windows) > LAYER:
@@ -114,8 +107,6 @@ def recompute(
     encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Linked
 ) -> tuple[list[Window], list[int]]:
     """Encode some tokens of one request again, in sight of what stands before them.
-
-    The windows were encoded behind the prefix, each at the positions it has in one prompt.
 
     Returns:
         The windows with the chosen tokens' fresh keys and values in the place of the old ones; what
@@ -139,8 +130,7 @@ def encode_again(
 
     A token attends to the prefix and to every token of the windows up to itself, whether that one
     was encoded again or not. Nothing later is seen, so a long choice is run in several passes, in
-    order, and gives the same. Source: Hu et al., "EPIC", https://arxiv.org/abs/2410.15332, and Yao
-    et al., "CacheBlend", https://arxiv.org/abs/2405.16444, which differ in their choice of tokens.
+    order, and gives the same.
     """
     parts = [*([] if prefix is None else [prefix]), *windows]
     start = 0 if prefix is None else len(prefix.ids)

@@ -102,10 +102,7 @@ def encode_query(
     alignment: Alignment = "left",
     end: int = 0,
 ) -> Window:
-    """A query's keys as they would be if it were one more window, and rotated as theirs are.
-
-    With windows aligned on the right, the furthest of which ends before ``end``, it ends there too.
-    """
+    """A query as if it were one more window, so that its keys are rotated as theirs are."""
     first = 0 if prefix is None else len(prefix.ids)
     start = max(first, end - len(query_ids)) if alignment == "right" else first
     return encoder.run([tuple(query_ids)], [start], prefix)[0]

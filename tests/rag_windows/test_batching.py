@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import gc
 import threading
@@ -240,12 +239,6 @@ def test_arguments_are_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) 
     assert lm.generate_batch([]) == []
 
 
-def test_batches_leave_the_global_generator_to_others() -> None:
-    state = torch.get_rng_state()
-    small.lm().generate_batch([{**ASK, "do_sample": True, "seed": 5}] * 2)
-    assert torch.equal(state, torch.get_rng_state())
-
-
 class Gate(LogitsProcessor):
     """Holds a row at its second token until it is opened."""
 
@@ -375,19 +368,6 @@ def test_closing_can_cancel() -> None:
     gate.open.set()
     closer.join(WAIT)
     assert running.result(WAIT).finish_reason == "cancelled"
-
-
-def test_tasks_can_wait_for_it() -> None:
-    lm = small.lm()
-    asked = mixed(4)
-
-    async def ask() -> list[Any]:
-        with lm.scheduler() as scheduler:
-            return await asyncio.gather(
-                *(asyncio.wrap_future(scheduler.submit(one)) for one in asked)
-            )
-
-    assert_same(asyncio.run(ask()), alone(lm, asked))
 
 
 def own_lm() -> WindowedLM:

@@ -86,9 +86,8 @@ _built: dict[tuple[torch.dtype, int, int], Kernel | None] = {}
 def kernel(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
     """The kernel for one dtype, head dim and value dim, built by the first call; for any thread.
 
-    Returns:
-        None where it is switched off (`VARIABLE`), is not made for such sizes, can't be built on
-        this machine, or answers otherwise than the reference.
+    None where it is switched off (`VARIABLE`), is not made for such sizes, can't be built on this
+    machine, or answers otherwise than the reference.
     """
     if os.environ.get(VARIABLE) == "0":
         return None
@@ -120,10 +119,7 @@ def _checked(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
 
 
 def _compiled(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
-    """Compile in a folder that only this user can read and that is gone afterwards.
-
-    Nothing stays that another process could have written. It takes about a second.
-    """
+    """Compile, in about a second, in a folder of this user's that is gone afterwards."""
     compiler, openmp = _compiler(), _openmp()
     if compiler is None or openmp is None:
         return None
@@ -201,11 +197,9 @@ def _agrees(made: Kernel, dtype: torch.dtype, dim: int, value_dim: int) -> bool:
 class Item:
     """Groups of tokens, each of which reads keys of its own; numbers as in `backends.Request`.
 
-    Attributes:
-        parts: what the groups read, at least one key in each; one group's lie in all of them.
-        tokens: (groups * M,) int64 on the CPU: places in the query, group after group.
-        between: (groups,) int64 each, on the CPU: of the one part, from which key to which each
-            group reads; None for all.
+    One group's keys lie in all of the parts, at least one in each. ``tokens`` (groups * M,) int64
+    on the CPU are places in the query, group after group. ``between`` (groups,) int64 each, on the
+    CPU, tells of the one part from which key to which each group reads; None for all.
     """
 
     parts: Sequence[Part]
@@ -263,9 +257,7 @@ def pays(items: Sequence[Item]) -> bool:
 
 
 class Items:
-    """Items of one layer as the kernel takes them; made once, asked as often as there are queries.
-
-    The items' tensors are kept, since the tables hold their addresses.
+    """Items of one layer, which `takes` lets pass, as the kernel takes them; asked again and again.
 
     Attributes:
         table: (groups of all, 6) int64: each one's first segment, their number, their chunks, its
@@ -274,10 +266,6 @@ class Items:
         settings: (groups of all, 3) float: scale, soft cap (0 for none) and 1 / temperature.
         order: (results,) int64, the token of each result.
         shares: into which a group's keys may be cut.
-
-    Args:
-        items: that `takes` lets pass.
-        made: the kernel of their dtype and sizes; found where it is not given.
     """
 
     def __init__(self, items: Sequence[Item], made: Kernel | None = None) -> None:
@@ -337,9 +325,6 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     Returns:
         Output (results, heads, value dim) in the query's dtype and lse (results, heads), fp32; a
         result for each token of each item, in their order.
-
-    Raises:
-        RagWindowsError: it is another query than the items were made for.
     """
     tokens, heads, dim = query.shape
     fits = query.dtype == items.dtype and dim == items.dim and query.stride(2) == 1
