@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .dense import Rule
+from torch import Tensor
+
+from . import dense, zoo
+from .dense import PLAIN, Rule
 from .zoo import ids
 
 
@@ -47,3 +50,22 @@ RULES: Mapping[str, Rule] = {
     "as printed": Rule(0.7, 0.8, "as printed"),
     "fixed ratio": Rule(0.7, 0.8, "fixed ratio"),
 }
+
+
+def expected(name: str, one: Case, rule: Rule = PLAIN, more: Sequence[int] = ()) -> Tensor:
+    """The dense reference's logits of a case and of `more` tokens behind its query.
+
+    They are those of the shared model `name`: (len(query) + len(more), vocab) fp32.
+    """
+    sliding, query = zoo.BY_NAME[name].sliding, [*one.query, *more]
+    return dense.logits(zoo.shared(name), sliding, one.prefix, one.windows, query, rule)
+
+
+def expected_steps(name: str, one: Case, rule: Rule, forced: Sequence[int]) -> Tensor:
+    """(len(forced), vocab): of the tokens that predict the forced ones."""
+    return expected(name, one, rule, forced[:-1])[len(one.query) - 1 :]
+
+
+def plain(name: str, one: Case) -> Tensor:
+    """(len(query), vocab) fp32 logits of the model without the engine, on all tokens in order."""
+    return dense.plain_logits(zoo.shared(name), one.flat, len(one.query))

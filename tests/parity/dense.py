@@ -101,15 +101,7 @@ def pack(prefix: Sequence[int], windows: Sequence[Sequence[int]], query: Sequenc
 
 
 def weights(logits: Tensor, sinks: Tensor | None, seen: Tensor, row: Row, rule: Rule) -> Tensor:
-    """Attention weights of every row over every key.
-
-    Args:
-        logits: (batch, heads, rows, keys) float64.
-        sinks: (heads,) logits of the sinks, or None.
-        seen: (rows, keys) bool.
-        row: the tokens.
-        rule: how rows of the query weigh the context.
-    """
+    """Attention weights of every row over every key, from (batch, heads, rows, keys) logits."""
     hidden = ~seen
     context = row.context & row.rows[:, None] & seen
     logits = logits.masked_fill(hidden, -torch.inf)
@@ -147,22 +139,16 @@ def logits(
 
 @torch.no_grad()
 def masked_logits(
-    model: PreTrainedModel,
-    sliding: Sequence[int | None],
-    prefix: Sequence[int],
-    windows: Sequence[Sequence[int]],
-    query: Sequence[int],
-    *,
-    mask_by_type: bool,
+    model: PreTrainedModel, sliding: Sequence[int | None], packed: Packed, mask_by_type: bool
 ) -> Tensor:
     """The same for T = S = 1 by the model's own eager attention and 4D additive masks."""
-    packed = pack(prefix, windows, query)
-    additive = functools.partial(_additive, packed, torch.float64)
+    mask: Any = _additive(packed, sliding[0])
     if mask_by_type:
         reach = next((r for r in sliding if r is not None), None)
-        mask: Any = {"full_attention": additive(None), "sliding_attention": additive(reach)}
-    else:
-        mask = additive(sliding[0])
+        mask = {
+            "full_attention": _additive(packed, None),
+            "sliding_attention": _additive(packed, reach),
+        }
     output = twin(model, "eager")(
         input_ids=packed.ids[None],
         position_ids=packed.positions[None],
@@ -172,11 +158,10 @@ def masked_logits(
     return output.logits[0, packed.rows].float()
 
 
-def _additive(packed: Packed, dtype: torch.dtype, reach: int | None) -> Tensor:
+def _additive(packed: Packed, reach: int | None) -> Tensor:
     hidden = ~packed.visible(reach)
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)[
-        None, None
-    ]
+    blocked = torch.zeros(hidden.shape, dtype=torch.float64)
+    return blocked.masked_fill(hidden, torch.finfo(torch.float64).min)[None, None]
 
 
 @torch.no_grad()

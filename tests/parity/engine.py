@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from rag_windows import APE, PCW, WindowedLM
 from rag_windows.methods import Method
+from rag_windows.prefill import EncodedContext
 
 from . import zoo
 from .cases import Case
@@ -35,10 +36,28 @@ def method(rule: Rule) -> Method:
     return APE(temperature=rule.temperature, scale=rule.scale, form=rule.form)
 
 
+def encoded(name: str, one: Case, by: Method) -> EncodedContext:
+    """A case as the shared model `name` reads it."""
+    return shared(name).encode_ids(one.prefix, one.windows, method=by)
+
+
+def logits(name: str, one: Case, by: Method) -> Tensor:
+    """(len(query), vocab) fp32 logits of a case, by the shared model `name`."""
+    return shared(name).logits(encoded(name, one, by), one.query)
+
+
 def rows(lm: WindowedLM, one: Case, rule: Rule) -> Tensor:
-    """(len(query), vocab) fp32 logits of a case."""
+    """(len(query), vocab) fp32 logits of a case, by any model."""
     context = lm.encode_ids(one.prefix, one.windows, method=method(rule))
     return lm.logits(context, one.query)
+
+
+def steps(name: str, one: Case, by: Method, forced: list[int]) -> Tensor:
+    """(len(forced), vocab) fp32 logits of decoded steps, each of which takes a forced token."""
+    lm = shared(name)
+    tokens, found = decode(lm, encoded(name, one, by), one.query, len(forced), forced)
+    assert tokens == forced
+    return found
 
 
 class Recorder(LogitsProcessor):

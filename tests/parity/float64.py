@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,44 +20,18 @@ from transformers import AttentionInterface, PreTrainedModel
 NAME = "parity_float64"
 
 
-class Row(Protocol):
-    """All tokens of one call in one row: ids and positions, each (tokens,) int64."""
-
-    @property
-    def ids(self) -> Tensor: ...
-
-    @property
-    def positions(self) -> Tensor: ...
-
-    @property
-    def rows(self) -> Tensor:
-        """(tokens,) bool: the rows of the query."""
-        ...
-
-    @property
-    def context(self) -> Tensor:
-        """(tokens,) bool: keys of the windows that the query reads."""
-        ...
-
-    def visible(self, reach: int | None) -> Tensor:
-        """(tokens, tokens) bool: which key each row sees in a layer of this reach."""
-        ...
+Row = Any
+"""All tokens of one call in one row, such as `dense.Packed`: its `ids` and `positions`, which of
+them are `rows` of the query and keys of the `context` (bool), and what is `visible` to whom."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """What the attention of one layer is given.
 
-    Attributes:
-        index: of the layer.
-        query: (1, heads, tokens, dim).
-        key: (1, key-value heads, tokens, dim).
-        value: likewise.
-        seen: (tokens, tokens) bool, which key each row sees.
-        reach: of a sliding layer, None for full attention.
-        factor: that the model multiplies its logits with.
-        softcap: to which the logits are capped, or None.
-        sinks: (heads,) logits of the sinks, or None.
+    Query, key and value are (1, heads, tokens, dim), keys and values of the key-value heads. `seen`
+    (tokens, tokens) says which key each row sees, `reach` is that of a sliding layer. The model
+    multiplies its logits by `factor`, caps them to `softcap` and has `sinks` (heads,), or None.
     """
 
     index: int
@@ -96,14 +69,7 @@ Mix = Callable[[Layer], Tensor]
 """(1, heads, tokens, dim) output of the attention."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    row: Row
-    sliding: Sequence[int | None]
-    mix: Mix
-
-
-_call: ContextVar[_Call] = ContextVar("parity_float64_call")
+_call: ContextVar[tuple[Row, Sequence[int | None], Mix]] = ContextVar("parity_float64_call")
 
 
 def _attention(
@@ -117,12 +83,12 @@ def _attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    call = _call.get()
+    row, sliding, mix = _call.get()
     index = cast(int, module.layer_idx)
-    reach = call.sliding[index]
+    reach = sliding[index]
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-    seen = call.row.visible(reach)
-    output = call.mix(Layer(index, query, key, value, seen, reach, factor, softcap, s_aux))
+    seen = row.visible(reach)
+    output = mix(Layer(index, query, key, value, seen, reach, factor, softcap, s_aux))
     return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
@@ -143,27 +109,17 @@ def twin(model: PreTrainedModel, implementation: str = NAME) -> PreTrainedModel:
     return twins[implementation]
 
 
-@contextmanager
-def _calling(call: _Call) -> Iterator[None]:
-    token = _call.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(token)
-
-
 @torch.no_grad()
 def forward(model: PreTrainedModel, sliding: Sequence[int | None], row: Row, mix: Mix) -> Tensor:
-    """(rows of the query, vocab) fp32 logits.
+    """(rows of the query, vocab) fp32 logits, with an attention for each layer.
 
-    Args:
-        model: left alone.
-        sliding: reach of each layer, None for full attention.
-        row: the tokens.
-        mix: the attention of each layer.
+    `sliding` gives the reach of each layer, None for full attention.
     """
-    with _calling(_Call(row, sliding, mix)):
+    token = _call.set((row, sliding, mix))
+    try:
         output = twin(model)(
             input_ids=row.ids[None], position_ids=row.positions[None], use_cache=False
         )
+    finally:
+        _call.reset(token)
     return output.logits[0, row.rows].float()

@@ -14,7 +14,7 @@ from rag_windows.methods.codebook import Fusion, Similarity
 from rag_windows.steps.selection import encode_query
 
 from . import dense, engine, float64, fused, tolerances, zoo
-from .cases import Case, case
+from .cases import Case, case, expected
 
 # The last one has a sliding layer, out of whose reach the first positions are.
 MODELS = ("llama", "qwen3", "gpt2", "gemma3_text-sliding")
@@ -23,23 +23,17 @@ NO_PREFIX = case(0, (5, 8, 8), 4, seed=43)
 SHARP = dense.Rule(0.7, 0.8)
 
 
-def rows(name: str, one: Case, method: Codebook) -> Tensor:
-    lm = engine.shared(name)
-    return lm.logits(lm.encode_ids(one.prefix, one.windows, method=method), one.query)
-
-
 @pytest.mark.parametrize(
     ("name", "rule"), [*((one, SHARP) for one in MODELS), ("llama", dense.PLAIN)]
 )
 def test_reading_all_is_the_reader_bit_for_bit(name: str, rule: dense.Rule) -> None:
     reader = engine.method(rule)
+    methods = reader, Codebook(reader=reader)
+    assert torch.equal(*(engine.logits(name, RAGGED, method) for method in methods))
     lm = engine.shared(name)
-    whole = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=reader)
-    chosen = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=Codebook(reader=reader))
-    assert torch.equal(lm.logits(chosen, RAGGED.query), lm.logits(whole, RAGGED.query))
-    assert lm.generate_ids(chosen, RAGGED.query, max_new_tokens=6) == lm.generate_ids(
-        whole, RAGGED.query, max_new_tokens=6
-    )
+    contexts = [engine.encoded(name, RAGGED, method) for method in methods]
+    whole, chosen = (lm.generate_ids(one, RAGGED.query, max_new_tokens=6) for one in contexts)
+    assert whole == chosen
 
 
 def _keys(model: PreTrainedModel, prefix: list[int], tokens: list[int]) -> list[Tensor]:
@@ -83,15 +77,15 @@ def similarity(kind: str, query: list[Tensor], window: list[Tensor], page: int) 
 def test_reads_the_most_similar_windows(
     name: str, kind: Similarity, page: int, layers: tuple[int, ...] | None
 ) -> None:
-    entry, model, lm = zoo.BY_NAME[name], zoo.shared(name), engine.shared(name)
+    model, lm = zoo.shared(name), engine.shared(name)
     depth = model.config.num_hidden_layers
     wanted = sorted({depth // 2, depth - 1} if layers is None else {at % depth for at in layers})
     query = [_keys(model, RAGGED.prefix, RAGGED.query)[at] for at in wanted]
-    expected = [
+    alike = [
         similarity(kind, query, [_keys(model, RAGGED.prefix, window)[at] for at in wanted], page)
         for window in RAGGED.windows
     ]
-    best = sorted(sorted(range(6), key=lambda i: -expected[i])[:3])
+    best = sorted(sorted(range(6), key=lambda i: -alike[i])[:3])
     method = Codebook(
         retrieve=3, similarity=kind, layers=layers, page=page, reader=engine.method(SHARP)
     )
@@ -99,20 +93,13 @@ def test_reads_the_most_similar_windows(
     narrow = lm.engine.decoder.narrowed(context, RAGGED.query)
     assert narrow.chosen == tuple(best)
     encoded = encode_query(lm.engine.decoder.runner, context.prefix, RAGGED.query)
-    for window, value in zip(context.singles, expected, strict=True):
+    for window, value in zip(context.singles, alike, strict=True):
         pages = method.pages(window)
         owners = torch.zeros(len(pages), dtype=torch.int64)
         found = method.similarities(method.tokens(encoded), pages, owners, 1)
         assert float(found) == pytest.approx(value, abs=1e-4 * max(1.0, abs(value)))
-    reference = dense.logits(
-        model,
-        entry.sliding,
-        RAGGED.prefix,
-        [RAGGED.windows[index] for index in best],
-        RAGGED.query,
-        SHARP,
-    )
-    assert tolerances.gap(lm.logits(context, RAGGED.query), reference) <= tolerances.fp32(reference)
+    read = Case(RAGGED.prefix, [RAGGED.windows[index] for index in best], RAGGED.query)
+    tolerances.agree(lm.logits(context, RAGGED.query), expected(name, read, SHARP))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -124,25 +111,22 @@ def test_fused_windows(name: str, fusion: Fusion, rule: dense.Rule) -> None:
         reference = fused.logits(
             model, entry.sliding, one.prefix, one.windows, one.query, rule, mean=fusion == "mean"
         )
-        found = rows(name, one, method)
-        assert tolerances.gap(found, reference) <= tolerances.fp32(reference)
-        side_by_side = rows(name, one, replace(method, fusion="concat"))
+        found = engine.logits(name, one, method)
+        tolerances.agree(found, reference)
+        side_by_side = engine.logits(name, one, replace(method, fusion="concat"))
         assert tolerances.gap(found, side_by_side) > tolerances.MATTERS
 
 
 def test_each_decoded_step_reads_the_fused_windows() -> None:
-    entry, model, lm = zoo.BY_NAME[MODELS[-1]], zoo.shared(MODELS[-1]), engine.shared(MODELS[-1])
-    forced = zoo.ids(9, 5)
-    context = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=Codebook(fusion="mean"))
-    tokens, steps = engine.decode(lm, context, RAGGED.query, len(forced), forced)
+    name, forced = MODELS[-1], zoo.ids(9, 5)
+    steps = engine.steps(name, RAGGED, Codebook(fusion="mean"), forced)
     reference = fused.logits(
-        model,
-        entry.sliding,
+        zoo.shared(name),
+        zoo.BY_NAME[name].sliding,
         RAGGED.prefix,
         RAGGED.windows,
         [*RAGGED.query, *forced[:-1]],
         dense.PLAIN,
         mean=True,
-    )[len(RAGGED.query) - 1 :]
-    assert tokens == forced
-    assert tolerances.gap(steps, reference) <= tolerances.fp32(reference)
+    )
+    tolerances.agree(steps, reference[len(RAGGED.query) - 1 :])

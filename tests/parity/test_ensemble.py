@@ -7,21 +7,19 @@ distributions is stated once more here, independently of the engine.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rag_windows import ParallelEnsemble
 from rag_windows.prefill import EncodedContext
 
-from . import engine, tolerances, zoo
+from . import dense, engine, tolerances, zoo
 from .cases import CASES, Case
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding")
@@ -42,8 +40,8 @@ class Rule:
     @property
     def method(self) -> ParallelEnsemble:
         return ParallelEnsemble(
-            weights=self.weights,  # type: ignore[arg-type]  # the table below holds its names
-            pooling=self.pooling,  # type: ignore[arg-type]  # as above
+            weights=self.weights,  # type: ignore[arg-type]  # RULES holds no other names
+            pooling=self.pooling,  # type: ignore[arg-type]  # RULES holds no other names
             score_temperature=self.temperature,
             beta=self.beta,
             nucleus=self.nucleus,
@@ -63,45 +61,20 @@ RULES: Mapping[str, Rule] = {
 
 
 @cache
-def double(name: str) -> PreTrainedModel:
-    """The plain model in float64, with the attention of its own that takes masks."""
-    model = copy.deepcopy(zoo.shared(name)).double()
-    model.set_attn_implementation("eager")
-    return model
-
-
-@cache
 def rows(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
-    """(windows + 1, tokens, vocabulary) float64: of each window alone, then without any."""
-    one = CASES[layout]
-    tokens = [*one.query, *answer]
-    return torch.stack([row(name, one, window, tokens) for window in [*one.windows, []]])
+    """(windows + 1, tokens, vocabulary) log-probabilities: of each window alone, then without any.
 
-
-def row(name: str, one: Case, window: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """(len(tokens), vocabulary) float64 log-probabilities behind prefix and one window, or none."""
-    start = len(one.prefix)
-    furthest = start + max(len(w) for w in one.windows)
-    positions = torch.tensor(
-        [*range(start + len(window)), *range(furthest, furthest + len(tokens))]
-    )
-    near = positions.unsqueeze(-1) - positions
-    masks = {}
-    for kind, reach in (("full_attention", None), ("sliding_attention", 8)):
-        seen = torch.ones_like(near, dtype=torch.bool).tril()
-        if reach is not None:
-            seen &= near < reach
-        hidden = torch.zeros(seen.shape, dtype=torch.float64)
-        masks[kind] = hidden.masked_fill(~seen, torch.finfo(torch.float64).min)[None, None]
-    by_type = zoo.BY_NAME[name].mask_by_type
-    with torch.no_grad():
-        output = double(name)(
-            input_ids=torch.tensor([[*one.prefix, *window, *tokens]]),
-            position_ids=positions.unsqueeze(0),
-            attention_mask=masks if by_type else masks["full_attention"],
-            use_cache=False,
+    The query stands behind the longest window in each of them.
+    """
+    one, entry, made = CASES[layout], zoo.BY_NAME[name], []
+    for window in [*one.windows, []]:
+        packed = dense.pack(one.prefix, [window] if window else [], [*one.query, *answer])
+        further = max(map(len, one.windows)) - len(window)
+        packed = replace(packed, positions=packed.positions + further * packed.rows)
+        made.append(
+            dense.masked_logits(zoo.shared(name), entry.sliding, packed, entry.mask_by_type)
         )
-    return output.logits[0, -len(tokens) :].log_softmax(-1)
+    return torch.stack(made).double().log_softmax(-1)
 
 
 def combined(name: str, layout: str, answer: Sequence[int], rule: Rule) -> Tensor:
@@ -185,5 +158,4 @@ def test_greedy_takes_the_most_likely_token(ruled: str) -> None:
 def test_layouts(name: str, layout: str) -> None:
     lm, one, rule = engine.shared(name), CASES[layout], RULES["inverse, nucleus"]
     reference = combined(name, layout, (), rule)
-    rows = lm.logits(encoded(name, one, rule), one.query)
-    assert tolerances.gap(rows, reference) <= tolerances.fp32(reference)
+    tolerances.agree(lm.logits(encoded(name, one, rule), one.query), reference)

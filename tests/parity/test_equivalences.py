@@ -7,29 +7,25 @@ import itertools
 import pytest
 import torch
 
-from rag_windows import Sequential
+from rag_windows import PCW, Sequential
 
-from . import dense, engine, tolerances, zoo
-from .cases import CASES, RULES, Case, case
+from . import engine, tolerances, zoo
+from .cases import CASES, RULES, Case, case, expected_steps, plain
 from .dense import Rule
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 @pytest.mark.parametrize("prefix", [0, 5])
 def test_one_window_is_full_attention(name: str, prefix: int) -> None:
-    model, one = zoo.shared(name), case(prefix, (21,), 6)
-    plain = dense.plain_logits(model, one.flat, len(one.query))
-    rows = engine.rows(engine.shared(name), one, Rule())
-    assert tolerances.gap(rows, plain) <= tolerances.fp32(plain)
+    one = case(prefix, (21,), 6)
+    tolerances.agree(engine.logits(name, one, PCW()), plain(name, one))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 @pytest.mark.parametrize("ruled", ["pcw", "as used"])
 def test_no_window_is_the_plain_model(name: str, ruled: str) -> None:
-    model, one = zoo.shared(name), case(9, (), 6)
-    plain = dense.plain_logits(model, one.flat, len(one.query))
-    rows = engine.rows(engine.shared(name), one, RULES[ruled])
-    assert tolerances.gap(rows, plain) <= tolerances.fp32(plain)
+    one = case(9, (), 6)
+    tolerances.agree(engine.logits(name, one, engine.method(RULES[ruled])), plain(name, one))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
@@ -51,21 +47,17 @@ def test_no_window_generates_bit_for_bit_as_the_plain_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_sequential_is_the_plain_model(name: str) -> None:
-    model, one = zoo.shared(name), CASES["ragged"]
-    lm = engine.shared(name)
-    context = lm.encode_ids(one.prefix, one.windows, method=Sequential())
-    plain = dense.plain_logits(model, one.flat, len(one.query))
-    assert tolerances.gap(lm.logits(context, one.query), plain) <= tolerances.fp32(plain)
+    one = CASES["ragged"]
+    tolerances.agree(engine.logits(name, one, Sequential()), plain(name, one))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-@pytest.mark.parametrize("ruled", ["as used"])
-def test_order_of_windows_does_not_matter(name: str, ruled: str) -> None:
-    lm, one = engine.shared(name), CASES["ragged"]
-    first = engine.rows(lm, one, RULES[ruled])
+def test_order_of_windows_does_not_matter(name: str) -> None:
+    one, method = CASES["ragged"], engine.method(RULES["as used"])
+    first = engine.logits(name, one, method)
     for order in itertools.islice(itertools.permutations(one.windows), 1, None, 7):
-        other = engine.rows(lm, Case(one.prefix, list(order), one.query), RULES[ruled])
-        assert tolerances.gap(other, first) <= tolerances.fp32(first)
+        other = Case(one.prefix, list(order), one.query)
+        tolerances.agree(engine.logits(name, other, method), first)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
@@ -76,7 +68,7 @@ def test_a_window_given_twice(name: str) -> None:
     twice = Case(one.prefix, one.windows * 2, one.query)
     halved = engine.rows(lm, twice, Rule(1.0, 0.5, "fixed ratio"))
     assert tolerances.gap(engine.rows(lm, twice, Rule()), single) > tolerances.MATTERS
-    assert tolerances.gap(halved, single) <= tolerances.fp32(single)
+    tolerances.agree(halved, single)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gpt_oss"])
@@ -93,13 +85,7 @@ def test_a_context_can_be_read_again(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding"])
 def test_long_decode_through_many_windows(name: str) -> None:
     """Forty windows and a decode longer than any of them keep to the reference."""
-    entry, model, rule = zoo.BY_NAME[name], zoo.shared(name), RULES["as used"]
+    rule, forced = RULES["as used"], zoo.ids(40, 3)
     one = case(3, tuple(1 + i * 5 % 11 for i in range(40)), 4, seed=57)
-    forced = zoo.ids(40, 3)
-    lm = engine.shared(name)
-    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(rule))
-    _, steps = engine.decode(lm, context, one.query, len(forced), forced)
-    reference = dense.logits(
-        model, entry.sliding, one.prefix, one.windows, [*one.query, *forced[:-1]], rule
-    )
-    assert tolerances.gap(steps, reference[len(one.query) - 1 :]) <= tolerances.fp32(reference)
+    steps = engine.steps(name, one, engine.method(rule), forced)
+    tolerances.agree(steps, expected_steps(name, one, rule, forced))

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rag_windows import MateICL
 from rag_windows.attention import backends
 from rag_windows.attention.native import kernel as native
 
-from . import dense, engine, tolerances, weighted, zoo
-from .cases import CASES, RULES, case
+from . import dense, engine, tolerances, zoo
+from .cases import CASES, RULES, case, expected, expected_steps
 from .test_threads import THREADS, answer, run_all
 
 # Grouped heads, a soft cap and sliding layers, attention sinks, learned positions, all layers
@@ -63,32 +62,23 @@ def reads_windows(asked: list[Asked], windows: list[list[int]]) -> bool:
 
 @pytest.mark.parametrize(("name", "ruled"), PREFILLS)
 def test_prefill(name: str, ruled: str, asked: list[Asked]) -> None:
-    entry, model, one, rule = zoo.BY_NAME[name], zoo.shared(name), CASES["ragged"], RULES[ruled]
-    rows = engine.rows(engine.shared(name), one, rule)
-    reference = dense.logits(model, entry.sliding, one.prefix, one.windows, one.query, rule)
-    assert tolerances.gap(rows, reference) <= tolerances.fp32(reference)
-    assert reads_windows(asked, one.windows) == (None in entry.sliding)
+    one, rule = CASES["ragged"], RULES[ruled]
+    tolerances.agree(engine.logits(name, one, engine.method(rule)), expected(name, one, rule))
+    assert reads_windows(asked, one.windows) == (None in zoo.BY_NAME[name].sliding)
     assert {one.softcap for one in asked} <= ({2.0} if name == "gemma2" else {None})
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
 def test_each_decoded_step(name: str, asked: list[Asked]) -> None:
     """A single row reads the prefix, the windows, and its own tokens."""
-    entry, model, rule = zoo.BY_NAME[name], zoo.shared(name), RULES["as used"]
+    rule, forced = RULES["as used"], zoo.ids(12, 99)
     one = case(5, (1, 7, 12), 3, seed=31)
-    tokens = zoo.ids(12, 99)
-    lm = engine.shared(name)
-    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(rule))
-    asked.clear()
-    _, steps = engine.decode(lm, context, one.query, len(tokens), tokens)
-    reference = dense.logits(
-        model, entry.sliding, one.prefix, one.windows, [*one.query, *tokens[:-1]], rule
-    )
-    assert tolerances.gap(steps, reference[len(one.query) - 1 :]) <= tolerances.fp32(reference)
+    steps = engine.steps(name, one, engine.method(rule), forced)
+    tolerances.agree(steps, expected_steps(name, one, rule, forced))
     read = [one.keys for one in asked]
-    full = entry.sliding.count(None)
-    assert read.count(20) >= full * len(tokens)
-    for generated in range(1, len(tokens)):
+    full = zoo.BY_NAME[name].sliding.count(None)
+    assert read.count(20) >= full * len(forced)
+    for generated in range(1, len(forced)):
         assert read.count(len(one.prefix) + len(one.query) + generated) >= full
 
 
@@ -107,37 +97,13 @@ def test_bf16(name: str, ruled: str, query: int, asked: list[Asked]) -> None:
         assert reads_windows(asked, one.windows) == (None in entry.sliding)
     assert {one.dtype for one in asked} <= {torch.bfloat16}
     reference = dense.logits(exact, entry.sliding, one.prefix, one.windows, one.query, rule)
-    own = dense.plain_logits(model, one.flat, len(one.flat))
-    own_exact = dense.plain_logits(exact, one.flat, len(one.flat))
-    bound = tolerances.BF16_FACTOR * tolerances.rms(own, own_exact)
-    assert tolerances.rms(rows, reference) <= bound
-    assert tolerances.gap(rows, reference) <= tolerances.BF16_FACTOR * tolerances.gap(
-        own, own_exact
-    )
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_a_weighed_query(name: str, asked: list[Asked]) -> None:
-    one = CASES["ragged"]
-    lm = engine.shared(name)
-    rows = lm.logits(lm.encode_ids(one.prefix, one.windows, method=MateICL(3)), one.query)
-    reference = weighted.run(
-        zoo.shared(name),
-        zoo.BY_NAME[name].sliding,
-        one.prefix,
-        one.windows,
-        one.query,
-        weighted.Weighed(copies=3),
-    )[0]
-    assert tolerances.gap(rows, reference) <= tolerances.fp32(reference)
-    assert reads_windows(asked, one.windows)
+    tolerances.agree_in_bf16(rows, reference, model, exact, one.flat)
 
 
 def test_rows_of_a_batch(asked: list[Asked]) -> None:
     """They are folded into the rows that read the context, and come out in order."""
-    lm = engine.shared("llama")
-    one, rule = CASES["ragged"], RULES["as used"]
-    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(rule))
+    lm, one = engine.shared("llama"), CASES["ragged"]
+    context = engine.encoded("llama", one, engine.method(RULES["as used"]))
     answer = lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3)
     assert reads_windows([one for one in asked if one.tokens == 3], one.windows)
     with backends.forced("cpu"):

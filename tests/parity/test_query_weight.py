@@ -52,79 +52,47 @@ STEPS = [
 
 def expected(name: str, one: Case, rule: Weighed, more: Sequence[int] = ()) -> torch.Tensor:
     entry, query = zoo.BY_NAME[name], [*one.query, *more]
-    reference = weighted.run(zoo.shared(name), entry.sliding, one.prefix, one.windows, query, rule)
-    return reference[0]
+    return weighted.run(zoo.shared(name), entry.sliding, one.prefix, one.windows, query, rule)[0]
 
 
 @pytest.mark.parametrize(("name", "method", "which"), PREFILLS)
 def test_prefill(name: str, method: str, which: str) -> None:
-    ours, rule = METHODS[method]
-    one = CASES[which]
-    reference = expected(name, one, rule(len(one.windows)))
-    lm = engine.shared(name)
-    context = lm.encode_ids(one.prefix, one.windows, method=ours)
-    rows = lm.logits(context, one.query)
-    assert tolerances.gap(rows, reference) <= tolerances.fp32(reference)
+    (ours, rule), one = METHODS[method], CASES[which]
+    tolerances.agree(engine.logits(name, one, ours), expected(name, one, rule(len(one.windows))))
 
 
 @pytest.mark.parametrize(("name", "method"), STEPS)
 def test_each_decoded_step(name: str, method: str) -> None:
     """Generated tokens are part of the weighed query; far enough to leave a sliding reach."""
-    ours, rule = METHODS[method]
+    (ours, rule), forced = METHODS[method], zoo.ids(12, 99)
     one = case(5, (1, 7, 12), 3, seed=31)
-    forced = zoo.ids(12, 99)
-    lm = engine.shared(name)
-    context = lm.encode_ids(one.prefix, one.windows, method=ours)
-    tokens, steps = engine.decode(lm, context, one.query, len(forced), forced)
     reference = expected(name, one, rule(3), forced[:-1])[len(one.query) - 1 :]
-    assert tokens == forced
-    assert tolerances.gap(steps, reference) <= tolerances.fp32(reference)
+    tolerances.agree(engine.steps(name, one, ours, forced), reference)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_weight_matters(method: str) -> None:
-    ours, _ = METHODS[method]
     one = CASES["ragged"]
-    lm = engine.shared("llama")
-    rows = [
-        lm.logits(lm.encode_ids(one.prefix, one.windows, method=other), one.query)
-        for other in (ours, PCW())
-    ]
+    rows = [engine.logits("llama", one, other) for other in (METHODS[method][0], PCW())]
     assert tolerances.gap(*rows) > tolerances.MATTERS
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3_text-sliding"])
 def test_the_alignment_matters(name: str) -> None:
-    one = CASES["ragged"]
-    left, right = (
-        weighted.run(
-            zoo.shared(name),
-            zoo.BY_NAME[name].sliding,
-            one.prefix,
-            one.windows,
-            one.query,
-            Weighed(copies=4, right=aligned),
-        )[0]
-        for aligned in (False, True)
-    )
-    assert tolerances.gap(left, right) > tolerances.MATTERS
+    rules = Weighed(copies=4, right=False), Weighed(copies=4, right=True)
+    rows = [expected(name, CASES["ragged"], rule) for rule in rules]
+    assert tolerances.gap(*rows) > tolerances.MATTERS
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text"])
 def test_one_window_is_ordinary_attention(name: str) -> None:
     one = case(5, (20,), 6)
-    lm = engine.shared(name)
-    plain = lm.logits(lm.encode_ids(one.prefix, one.windows, method=PCW()), one.query)
+    plain = engine.logits(name, one, PCW())
     for method in (StructuredPrompting(), MateICL(), MateICL("log"), MateICL("thirds")):
-        context = lm.encode_ids(one.prefix, one.windows, method=method)
-        assert torch.equal(lm.logits(context, one.query), plain)
+        assert torch.equal(engine.logits(name, one, method), plain)
 
 
 def test_windows_of_one_length_need_no_alignment() -> None:
+    methods = StructuredPrompting(), MateICL("linear")
     one = case(5, (9, 9, 9), 6)
-    lm = engine.shared("gemma3_text-sliding")
-    rows = [
-        lm.logits(lm.encode_ids(one.prefix, one.windows, method=method), one.query)
-        for method in (StructuredPrompting(), MateICL("linear"))
-    ]
-    assert torch.equal(*rows)
+    assert torch.equal(*(engine.logits("gemma3_text-sliding", one, method) for method in methods))

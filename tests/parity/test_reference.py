@@ -6,36 +6,27 @@ import pytest
 import torch
 
 from . import dense, tolerances, zoo
-from .cases import CASES, RULES, case
+from .cases import CASES, RULES, case, expected, plain
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_one_window_is_the_plain_model(name: str) -> None:
     one = case(5, (20,), 6)
-    model = zoo.shared(name)
-    reference = dense.logits(model, zoo.BY_NAME[name].sliding, one.prefix, one.windows, one.query)
-    plain = dense.plain_logits(model, one.flat, len(one.query))
-    assert tolerances.gap(reference, plain) <= tolerances.fp32(plain)
+    tolerances.agree(expected(name, one), plain(name, one))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 @pytest.mark.parametrize("which", CASES)
 def test_explicit_softmax_is_the_masked_forward(name: str, which: str) -> None:
-    entry, model, one = zoo.BY_NAME[name], zoo.shared(name), CASES[which]
-    reference = dense.logits(model, entry.sliding, one.prefix, one.windows, one.query)
-    masked = dense.masked_logits(
-        model, entry.sliding, one.prefix, one.windows, one.query, mask_by_type=entry.mask_by_type
-    )
-    assert tolerances.gap(masked, reference) <= tolerances.fp32(reference)
+    entry, one = zoo.BY_NAME[name], CASES[which]
+    packed = dense.pack(one.prefix, one.windows, one.query)
+    masked = dense.masked_logits(zoo.shared(name), entry.sliding, packed, entry.mask_by_type)
+    tolerances.agree(masked, expected(name, one))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_rules_move_the_logits(name: str) -> None:
-    entry, model, one = zoo.BY_NAME[name], zoo.shared(name), CASES["ragged"]
-    rows = [
-        dense.logits(model, entry.sliding, one.prefix, one.windows, one.query, rule)
-        for rule in RULES.values()
-    ]
+    rows = [expected(name, CASES["ragged"], rule) for rule in RULES.values()]
     for i, first in enumerate(rows):
         for second in rows[:i]:
             assert tolerances.gap(first, second) > tolerances.MATTERS
@@ -43,10 +34,9 @@ def test_rules_move_the_logits(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in zoo.NAMES if any(zoo.BY_NAME[n].sliding)])
 def test_sliding_layers_matter(name: str) -> None:
-    entry, model, one = zoo.BY_NAME[name], zoo.shared(name), CASES["ragged"]
-    near = dense.logits(model, entry.sliding, one.prefix, one.windows, one.query)
+    model, one = zoo.shared(name), CASES["ragged"]
     wide = dense.logits(model, [None] * 9, one.prefix, one.windows, one.query)
-    assert tolerances.gap(near, wide) > tolerances.MATTERS
+    assert tolerances.gap(expected(name, one), wide) > tolerances.MATTERS
 
 
 def test_twin_leaves_the_model_alone() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 FP32 = 1e-5
 """Largest absolute difference of fp32 logits, for logits whose root mean square is at most 1."""
@@ -42,3 +45,23 @@ def rms(actual: Tensor, reference: Tensor) -> float:
     if not bool(torch.isfinite(difference).all()):
         return float("inf")
     return difference.square().mean().sqrt().item()
+
+
+def agree(actual: Tensor, reference: Tensor) -> None:
+    """Refuse fp32 logits that are not those of the reference."""
+    assert gap(actual, reference) <= fp32(reference)
+
+
+def agree_in_bf16(
+    actual: Tensor,
+    reference: Tensor,
+    model: PreTrainedModel,
+    exact: PreTrainedModel,
+    tokens: Sequence[int],
+) -> None:
+    """Refuse bf16 logits further from the reference than the model's own are from exact ones."""
+    ids = torch.tensor([list(tokens)])
+    with torch.no_grad():
+        own, own_exact = (one(input_ids=ids).logits[0].float() for one in (model, exact))
+    assert rms(actual, reference) <= BF16_FACTOR * rms(own, own_exact)
+    assert gap(actual, reference) <= BF16_FACTOR * gap(own, own_exact)
