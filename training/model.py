@@ -100,14 +100,7 @@ def _prepare(model: LlamaForCausalLM, twins: Iterable[tuple[int, int]]) -> None:
         table[spaced] = table[bare] + space + torch.randn(table.shape[1]) * TWIN_STD
 
 
-def new_reader(
-    tokenizer: PreTrainedTokenizerFast,
-    seed: int,
-    *,
-    width: int = 128,
-    layers: int = 4,
-    inner: int = 384,
-) -> LlamaForCausalLM:
+def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
     """An untrained reader, fp32, reproducible from the seed, its positional heads frozen.
 
     A Llama with biases on query, key, value and output, and tied embeddings.
@@ -120,9 +113,9 @@ def new_reader(
     }
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         head_dim=HEAD_SIZE,

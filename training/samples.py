@@ -18,9 +18,11 @@ from training.world import (
     Kind,
     NamesOf,
     Split,
+    are_held_out,
     draw_entities,
     draw_name,
     kind_named,
+    pick,
 )
 
 
@@ -179,9 +181,7 @@ def _draw_kind(
     relations = [names[i] for i in rng.permutation(len(names))[: facts - (always is not None)]]
     if always is not None:
         relations.append(always)
-    return draw_entities(
-        rng, kind, count, relations, split=split, kin=recipe.kin, missing=recipe.missing
-    )
+    return draw_entities(rng, kind, count, relations, split, recipe.kin, recipe.missing)
 
 
 # In the order in which the shipped models' sequences were drawn.
@@ -202,7 +202,7 @@ def _target(kind: Kind, relation: str) -> Kind:
 
 def _draw_linked(rng: np.random.Generator, recipe: Recipe, split: Split) -> list[Entity]:
     """Half of the entities, rounded up, and others that name them by one relation."""
-    kind, relation = LINKS[int(rng.integers(len(LINKS)))]
+    kind, relation = pick(rng, LINKS)
     target = _target(kind, relation)
     reached = (recipe.entities + 1) // 2
     facts = max(2, _facts(rng, recipe))
@@ -235,9 +235,9 @@ def draw_turns(
             before = turns[-1].passage if turns else None
             if before is not None and rng.random() < recipe.follow:
                 own = list(context.entities[before].facts)
-                turn = _stated(rng, context, before, own[int(rng.integers(len(own)))], split, True)
+                turn = _stated(rng, context, before, pick(rng, own), split, True)
             else:
-                e, relation = facts[int(rng.integers(len(facts)))]
+                e, relation = pick(rng, facts)
                 turn = _stated(rng, context, e, relation, split, False)
         if turn is not None:
             turns.append(turn)
@@ -282,7 +282,7 @@ def _unstated(rng: np.random.Generator, context: Context, split: Split) -> Turn 
         pool = tempting if tempting and rng.random() < 0.7 else absent
         if not pool:
             return None
-        relation = pool[int(rng.integers(len(pool)))]
+        relation = pick(rng, pool)
     else:
         first, second = draw_name(rng, entity.kind, split)
         if any({first, second} & {o.first, o.second} for o in entities if o.kind is entity.kind):
@@ -303,7 +303,7 @@ def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | Non
     links = [(one, r) for one in context.entities for r in one.facts if (one.kind, r) in LINKS]
     if not links:
         return None
-    source, relation = links[int(rng.integers(len(links)))]
+    source, relation = pick(rng, links)
     name, bridge = source.facts[relation], source.kind.relations[relation].bridge
     described = str(bridge).format(n=source.name)
     reached = next((i for i, one in enumerate(context.entities) if one.name == name), None)
@@ -333,11 +333,6 @@ some questions have no right answer.
 """
 
 
-def is_held_out(keyword: int, label: int) -> bool:
-    """Whether a keyword (index) with this label (index) belongs to the held-out tenth."""
-    return (3 * keyword + 7 * label) % 10 == 0
-
-
 def draw_demonstrations(
     rng: np.random.Generator, recipe: Demonstrations, split: Split = "train"
 ) -> Sample:
@@ -347,7 +342,7 @@ def draw_demonstrations(
     words = [w for w in rng.permutation(len(MADE_UP)) if w >= FILLERS]
     label_of: dict[int, int] = {}
     for label in labels.tolist():
-        fitting = [w for w in words if is_held_out(w, label) == (split == "held-out")][:count]
+        fitting = [w for w in words if are_held_out(w, label) == (split == "held-out")][:count]
         words = [w for w in words if w not in fitting]
         label_of.update(dict.fromkeys(fitting, label))
     keywords = list(label_of)
@@ -361,13 +356,13 @@ def draw_demonstrations(
     # Every keyword comes up once before any is repeated, as far as there are lines.
     drawn = [keywords[i] for i in rng.permutation(len(keywords))][:total]
     shown = list(drawn)
-    drawn += [keywords[int(rng.integers(len(keywords)))] for _ in range(total - len(drawn))]
+    drawn += [pick(rng, keywords) for _ in range(total - len(drawn))]
     drawn = [drawn[i] for i in rng.permutation(total)]
     rows = [f"{line(keyword)}: {LABELS[label_of[keyword]]}" for keyword in drawn]
     texts = ["\n".join(rows[i : i + recipe.lines]) for i in range(0, total, recipe.lines)]
     turns = []
     for _ in range(recipe.questions):
-        keyword = shown[int(rng.integers(len(shown)))]
+        keyword = pick(rng, shown)
         answer = LABELS[label_of[keyword]]
         turns.append(Turn(f"{line(keyword)}:", answer, None, "classification", 1 / len(labels)))
     return Sample(tuple((None, text) for text in texts), tuple(turns))
@@ -389,14 +384,14 @@ def _instruction(rng: np.random.Generator) -> str:
 
 def _draw_frame(rng: np.random.Generator) -> tuple[str, str, str]:
     """Text before the passages, before a question and after it, as prompt templates have it."""
-    rule = RULES[int(rng.integers(len(RULES)))]
+    rule = pick(rng, RULES)
     before = _instruction(rng)
     before = f"{before}\n{rule}" if before and rng.random() < 0.6 else ""
     told = _instruction(rng)
     gap = "\n" if rng.random() < 0.7 else "\n\n"
-    label = LEADS[int(rng.integers(len(LEADS)))]
+    label = pick(rng, LEADS)
     opening = (rule if before else "") + (f"{told}{gap}" if told else "") + label
-    return before, opening, ENDS[int(rng.integers(len(ENDS)))]
+    return before, opening, pick(rng, ENDS)
 
 
 def draw_sample(
@@ -409,7 +404,7 @@ def draw_sample(
     passages = context.passages(rng, recipe)
     system = None
     if rng.random() < recipe.system:
-        system = SYSTEM_PROMPTS[int(rng.integers(len(SYSTEM_PROMPTS)))]
+        system = pick(rng, SYSTEM_PROMPTS)
     turns = draw_turns(rng, recipe, context, split)
     if rng.random() >= recipe.framed:
         return Sample(passages, turns, system)

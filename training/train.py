@@ -148,9 +148,6 @@ class Settings:
     seed: int = 0
     device: str = "cpu"
     tokens: int = 4096
-    width: int = 128
-    layers: int = 4
-    inner: int = 384
     curriculum: str = "reader"
     weights: Path | None = None
 
@@ -181,8 +178,7 @@ class Trainer:
 
     def __init__(self, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> None:
         self.settings, self.encoder = settings, Encoder(tokenizer)
-        sizes = {"width": settings.width, "layers": settings.layers, "inner": settings.inner}
-        model = new_reader(tokenizer, settings.seed, **sizes)
+        model = new_reader(tokenizer, settings.seed)
         if settings.weights is not None:
             start_from(model, settings.weights)
         self.model = model.to(settings.device)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 Split = Literal["train", "held-out"]
+T = TypeVar("T")
 NOT_STATED = "not stated"
 
 
@@ -144,6 +145,11 @@ SYSTEM_PROMPTS = (
 )
 
 
+def pick(rng: np.random.Generator, several: Sequence[T]) -> T:
+    """One of them, each as likely."""
+    return several[int(rng.integers(len(several)))]
+
+
 @dataclass(frozen=True, slots=True)
 class NamesOf:
     """Values that are names of entities of a kind: two words."""
@@ -167,7 +173,7 @@ class Relation:
         """A value; where values are names, one of the split."""
         if isinstance(self.values, NamesOf):
             return " ".join(draw_name(rng, kind_named(self.values.kind), split))
-        return self.values[int(rng.integers(len(self.values)))]
+        return pick(rng, self.values)
 
     def draw_pair(self, rng: np.random.Generator, split: Split) -> tuple[int, int]:
         """(statement form, question form), indices, of the split."""
@@ -180,12 +186,17 @@ class Relation:
         """A question form for a fact stated in a form, the pair being of the split."""
         forms = range(len(self.questions))
         fits = [q for q in forms if is_held_out(statement, q) == (split == "held-out")]
-        return fits[int(rng.integers(len(fits)))]
+        return pick(rng, fits)
 
 
 def is_held_out(statement: int, question: int) -> bool:
     """Whether this pair of form indices belongs to the held-out quarter."""
     return (statement + question) % 4 == 3
+
+
+def are_held_out(first: int, second: int) -> bool:
+    """Whether the combination of two words (indices) belongs to the held-out tenth."""
+    return (3 * first + 7 * second) % 10 == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +211,6 @@ class Kind:
     firsts: Sequence[str]
     seconds: Sequence[str]
     relations: Mapping[str, Relation]
-
-    def is_held_out(self, first: int, second: int) -> bool:
-        """Whether the combination of these two words (indices) belongs to the held-out tenth."""
-        return (3 * first + 7 * second) % 10 == 0
 
 
 def _relation(
@@ -495,7 +502,7 @@ def draw_name(
                 i = list(kind.firsts).index(like.first)
             else:
                 j = list(kind.seconds).index(like.second)
-        if kind.is_held_out(i, j) == (split == "held-out"):
+        if are_held_out(i, j) == (split == "held-out"):
             return kind.firsts[i], kind.seconds[j]
 
 
@@ -504,10 +511,9 @@ def draw_entities(
     kind: Kind,
     count: int,
     relations: Sequence[str],
-    *,
-    split: Split = "train",
-    kin: float = 0.0,
-    missing: float = 0.0,
+    split: Split,
+    kin: float,
+    missing: float,
 ) -> list[Entity]:
     """Draws `count` entities with different names that state the same relations.
 
@@ -519,7 +525,7 @@ def draw_entities(
     words: set[str] = set()
     while len(entities) < count:
         related = bool(entities) and rng.random() < kin
-        like = entities[int(rng.integers(len(entities)))] if related else None
+        like = pick(rng, entities) if related else None
         name = draw_name(rng, kind, split, like)
         clash = bool(words & set(name)) and not related
         # Short word lists run out of names without a common word: then any new name will do.
@@ -528,7 +534,7 @@ def draw_entities(
         names.add(name)
         words.update(name)
         kept = [r for r in relations if rng.random() >= missing]
-        kept = kept or [relations[int(rng.integers(len(relations)))]]
+        kept = kept or [pick(rng, relations)]
         facts = {r: kind.relations[r].draw_value(rng, split) for r in kept}
-        entities.append(Entity(kind, name[0], name[1], facts))
+        entities.append(Entity(kind, *name, facts))
     return entities

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import glob
 import io
 import itertools
@@ -91,8 +90,7 @@ def load_documents(
 
     Text, markdown and PDF files (through `pypdf`) are one document each; a JSONL file holds one a
     line, an object with ``text`` (or ``page_content``), and optionally ``id`` (or ``_id``),
-    ``title`` and ``metadata``; other keys join the metadata. Text files are UTF-8, or UTF-16 with a
-    byte order mark.
+    ``title`` and ``metadata``; other keys join the metadata. Text files are UTF-8.
 
     Below a folder and behind a pattern, hidden entries, other types, empty files and linked folders
     are left out. Files come in the order given, and sorted by name below a folder.
@@ -149,31 +147,29 @@ class _Loader:
             raise DocumentError(f"{given}: the pattern matches nothing; check it with ls.")
         for top in tops:
             for path in self._below(top) if top.is_dir() else [top]:
-                if not any(_hidden(part) for part in path.parts if part not in given.parts):
+                if not any(one.startswith(".") for one in path.parts if one not in given.parts):
                     label = Path(os.path.relpath(path, self._root)).as_posix()
                     self._file(path, _encodable(label), named and path is top)
 
     def _below(self, top: Path) -> list[Path]:
-        """All files of a folder, and links to folders, which are not entered."""
+        """All files of a folder; links to folders are not followed."""
 
         def unreadable(error: OSError) -> None:
-            self._fail(_encodable(str(error.filename)), _reason(error), error)
+            self._leave_out(str(error.filename), _reason(error), error)
 
         found = []
         for folder, folders, files in os.walk(top, onerror=unreadable):
-            folders[:] = [name for name in folders if not _hidden(name)]
-            links = [name for name in folders if Path(folder, name).is_symlink()]
-            found += [Path(folder, name) for name in (*files, *links)]
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found += [Path(folder, name) for name in files]
         return sorted(found)
 
     def _file(self, path: Path, label: str, named: bool) -> None:
         suffix, whole = path.suffix.lower(), path.resolve()
         kind = SUFFIXES.get(suffix, "text")
         if not path.is_file():
-            reason = "no regular file, or a link to nothing or to a folder, to be named itself"
-            return self._fail(label, reason) if named else self._skip(label, reason)
+            return self._leave_out(label, "no regular file", problem=named)
         if suffix not in SUFFIXES and not named:
-            return self._skip(label, "not .txt, .md, .jsonl or .pdf")
+            return self._leave_out(label, "not .txt, .md, .jsonl or .pdf", problem=False)
         if whole in self._read:
             return None
         self._read.add(whole)
@@ -182,17 +178,17 @@ class _Loader:
             data = path.read_bytes()
             if data.startswith(b"%PDF-") or kind == "pdf":
                 text, title = _pdf(data)
+            elif b"\x00" in data:
+                raise DocumentError("binary, not UTF-8 text; name .txt, .md, .jsonl or .pdf files")
             else:
-                text = _decoded(data)
+                text = _plain_lines(data.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             advice = f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {label}"
             reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
-            return self._fail(f"{label}:{line}", reason, error)
-        except OSError as error:
-            return self._fail(label, _reason(error), error)
-        except DocumentError as error:
-            return self._fail(label, str(error), error)
+            return self._leave_out(f"{label}:{line}", reason, error)
+        except (OSError, DocumentError) as error:
+            return self._leave_out(label, _reason(error), error)
         if kind == "markdown":
             title, text = _first_heading(text)
         if kind != "jsonl":
@@ -205,22 +201,21 @@ class _Loader:
                 try:
                     self._keep(_Row.model_validate(json.loads(row)).document(label, place))
                 except (ValueError, RecursionError) as error:
-                    self._fail(place, _ROW, error)
+                    self._leave_out(place, _ROW, error)
         return None
 
     def _keep(self, document: Document) -> None:
         if document.text.strip():
             self.documents.append(document)
         else:
-            self._skip(document.id, "no text")
+            self._leave_out(document.id, "no text", problem=False)
 
-    def _skip(self, label: str, reason: str) -> None:
-        self.skipped.append(Skipped(label, reason))
-
-    def _fail(self, label: str, reason: str, cause: Exception | None = None) -> None:
-        if self._strict:
+    def _leave_out(
+        self, label: str, reason: str, cause: Exception | None = None, problem: bool = True
+    ) -> None:
+        if problem and self._strict:
             raise DocumentError(f"{label}: {reason}") from cause
-        self.skipped.append(Skipped(label, reason, problem=True))
+        self.skipped.append(Skipped(_encodable(label), reason, problem))
 
 
 class _Row(BaseModel, extra="allow", strict=True):
@@ -241,14 +236,6 @@ class _Row(BaseModel, extra="allow", strict=True):
             named=named,
             metadata={**(self.model_extra or {}), **(self.metadata or {}), "source": label},
         )
-
-
-def _decoded(data: bytes) -> str:
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return _plain_lines(data.decode("utf-16"))
-    if b"\x00" in data:
-        raise DocumentError("binary, not text; name .txt, .md, .jsonl or .pdf files")
-    return _plain_lines(data.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
 
 
 def _plain_lines(text: str) -> str:
@@ -307,14 +294,9 @@ def _encodable(text: str) -> str:
     return _SURROGATE.sub("\ufffd", text)
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith(".") and name not in (".", "..")
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file or folder"
-    return (getattr(error, "strerror", None) or str(error)).lower()
+def _reason(error: Exception) -> str:
+    absent = isinstance(error, FileNotFoundError)
+    return "no such file or folder" if absent else getattr(error, "strerror", None) or str(error)
 
 
 # Scripts without spaces count a word a character; a run of 40 characters without a space counts as

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 Model: TypeAlias = "Encoder | str | Path | SentenceTransformer"
-Arrays: TypeAlias = dict[str, Any]
-"""Name -> numpy array."""
-
 BM25_FILE, DENSE_FILE = "bm25.safetensors", "dense.safetensors"
 _FORMAT = 2
 
@@ -75,7 +72,7 @@ about 0.01; another model, pooling, prompt or fine-tuning moves it by more."""
 
 
 def _write(
-    path: Path, passages: Sequence[Passage], settings: Mapping[str, Any], arrays: Arrays
+    path: Path, passages: Sequence[Passage], settings: Mapping[str, Any], arrays: dict[str, Any]
 ) -> None:
     """Replace the index by passages without their scores, settings (JSON) and arrays."""
     from safetensors.numpy import save
@@ -97,7 +94,7 @@ def _write(
         raise RetrievalError(f"The index {path} can't be written: {error.strerror}.") from error
 
 
-def _read(path: Path) -> tuple[tuple[Passage, ...], dict[str, Any], Arrays]:
+def _read(path: Path) -> tuple[tuple[Passage, ...], dict[str, Any], dict[str, Any]]:
     """Check the index and read it: passages, settings and arrays."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -137,7 +134,7 @@ def _row(passage: Passage) -> str:
         ) from error
 
 
-def _digest(head: str, arrays: Arrays) -> str:
+def _digest(head: str, arrays: dict[str, Any]) -> str:
     digest = hashlib.sha256(head.encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape}".encode())

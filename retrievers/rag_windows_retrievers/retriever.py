@@ -76,7 +76,7 @@ def ranked_text(passage: Passage) -> str:
 class HybridRetriever:
     """Reciprocal rank fusion of several retrievers.
 
-    A passage scores ``sum over retrievers of weight / (constant + rank)``, ranks from 1 on, over
+    A passage scores ``sum over retrievers of weight / (60 + rank)``, ranks from 1 on, over
     those retrievers that found it among their first `depth` (Cormack, Clarke and Büttcher,
     SIGIR 2009, https://doi.org/10.1145/1571941.1572114, with weights added). Equal scores keep the
     order of the retrievers; what several found comes as the first of them gave it.
@@ -84,7 +84,6 @@ class HybridRetriever:
     Args:
         retrievers: one or more, such as a `BM25Retriever` and a `DenseRetriever` over one corpus.
         weights: one for each, above 0; equal ones where none are given.
-        constant: how little the first ranks count above later ones, at least 0.
         depth: how many passages each is asked for, where `k` is not more.
 
     Raises:
@@ -96,19 +95,17 @@ class HybridRetriever:
         retrievers: Sequence[Retriever],
         *,
         weights: Sequence[float] | None = None,
-        constant: float = 60.0,
         depth: int = 100,
     ) -> None:
         self.retrievers = tuple(retrievers)
         self.weights = (1.0,) * len(self.retrievers) if weights is None else tuple(weights)
-        self.constant, self.depth = constant, depth
+        self.depth = depth
+        check_k(depth)
         matched = 0 < len(self.retrievers) == len(self.weights)
-        ranges = 0 <= constant < math.inf and depth >= 1
-        if not (matched and ranges and all(0 < one < math.inf for one in self.weights)):
+        if not matched or not all(0 < one < math.inf for one in self.weights):
             raise InputError(
-                f"{len(self.retrievers)} retrievers can't be fused with weights {self.weights}, "
-                f"constant={constant} and depth={depth}: name at least one retriever, as many "
-                "weights above 0, a constant of at least 0 and a depth of at least 1."
+                f"{len(self.retrievers)} retrievers can't be fused with weights {self.weights}; "
+                "name at least one retriever, and as many weights above 0."
             )
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
@@ -124,7 +121,7 @@ class HybridRetriever:
                 found.setdefault(key, one)
                 ranks.setdefault(key, len(ranks) + 1)
             for name, rank in ranks.items():
-                scores[name] = scores.get(name, 0.0) + weight / (self.constant + rank)
+                scores[name] = scores.get(name, 0.0) + weight / (60 + rank)
         return best(list(found.values()), list(scores.values()), k)
 
 

@@ -201,17 +201,7 @@ class Reranker:
     def rerank(
         self, query: str, passages: Sequence[Passage], k: int | None = None
     ) -> list[ScoredPassage]:
-        """Order passages, wherever they come from.
-
-        Args:
-            query: what they should answer.
-            passages: any; equal scores keep their order.
-            k: how many to keep; None for all.
-
-        Returns:
-            Passages, best first, with the model's scores.
-        """
-        check_k(1 if k is None else k)
+        """The best `k` of any passages, or all, with the model's scores; equal ones in order."""
         if not passages:
             return []
         pairs = [(query, ranked_text(one)) for one in passages]

@@ -122,11 +122,11 @@ class Fixed:
 
 def test_hybrid_follows_the_formula() -> None:
     one, two = Fixed("aabc"), Fixed("cd")
-    hits = HybridRetriever([one, two], weights=[1, 2], constant=10, depth=20).retrieve("q")
+    hits = HybridRetriever([one, two], weights=[1, 2], depth=20).retrieve("q")
     scores = {one.id: one.score for one in hits}
     assert [one.id for one in hits] == ["c", "d", "a", "b"]
-    assert scores["c"] == pytest.approx(1 / 13 + 2 / 11)
-    assert scores["a"] == pytest.approx(1 / 11)
+    assert scores["c"] == pytest.approx(1 / 63 + 2 / 61)
+    assert scores["a"] == pytest.approx(1 / 61)
     HybridRetriever([one], depth=20).retrieve("q", 30)
     assert one.asked == [20, 30]
 
@@ -146,7 +146,6 @@ def test_hybrid_keeps_the_order_of_ties_and_texts_of_one_id_apart() -> None:
         (HybridRetriever, {"retrievers": [], "weights": []}, "at least one retriever"),
         (HybridRetriever, {"weights": [1.0]}, "as many weights"),
         (HybridRetriever, {"weights": [1.0, math.nan]}, "weights above 0"),
-        (HybridRetriever, {"constant": -1.0}, "at least 0"),
         (HybridRetriever, {"depth": 0}, "at least 1"),
     ],
 )

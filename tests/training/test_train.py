@@ -32,7 +32,7 @@ def test_the_same_seed_gives_the_same_reader_with_frozen_heads_and_near_twins() 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     out = tmp_path_factory.mktemp("run") / "reader"
-    return train(Settings(out, steps=20, tokens=512, width=64, layers=2, inner=64))
+    return train(Settings(out, steps=20, tokens=512))
 
 
 def test_twenty_steps_lower_the_loss_and_keep_the_positional_heads(trainer: Trainer) -> None:
