@@ -65,8 +65,8 @@ evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--quic
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py --model tiny-reader --questions 100 \
 		--tasks single-hop kin pronouns follow-up not-stated --methods sequential pcw ape $(ARGS)
 
-judge: $(VENV)/.dev ## every method on the same questions, writes docs/methods.md: hours
-	$(OFFLINE) $(BIN)/python benchmarks/quality.py --page docs/methods.md $(ARGS)
+judge: $(VENV)/.dev ## every method on the same questions, tables as in docs/methods.md: hours (ARGS="--quick")
+	$(OFFLINE) $(BIN)/python benchmarks/quality.py $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it
 

@@ -1,20 +1,18 @@
-"""All methods on the same held-out questions: tables of docs/methods.md.
+"""All methods on the same held-out questions: prints the tables of docs/methods.md.
 
     python benchmarks/quality.py [--quick] [--tasks single-hop ...] [--passages 1 8 64]
-        [--methods sequential pcw ...] [--questions 200] [--jobs 2] [--model NAME] [--page PAGE]
+        [--methods sequential pcw ...] [--questions 200] [--jobs 2] [--model NAME]
 
 Every question has passages of its own and is answered by `WindowedLM.generate`, greedily and with
 nothing cached. Finished cells are kept in a file, so a run that was killed goes on where it
 stopped, and one with more methods or tasks adds what is missing; delete the file after a change of
-the weights or of the engine. ``--page docs/methods.md`` fills in its figures from all cells of the
-file; else the accuracy of what was asked is printed.
+the weights or of the engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.evaluation.files import JsonLines, machine
+from rag_windows.evaluation.files import JsonLines
 from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
 from rag_windows.evaluation.summary import percent as percent_of
 from rag_windows_retrievers import BM25Retriever
@@ -76,7 +74,6 @@ CITED_TASK = "single-hop"
 TRAINED = 8
 """The most passages that the readers were trained with."""
 MOST_TOKENS = 40
-NOT_RUN = "*Not run.*\n"
 
 
 KEY = ["model", "task", "passages", "label"]
@@ -86,8 +83,11 @@ KEY = ["model", "task", "passages", "label"]
 - cited: ``1`` where the passage of most attention states a right answer, ``0`` where another one
   has it, ``-`` where the answer is wrong or no attention was measured.
 - blind: mean chance of a reader that knows the relation, but not whom it is asked about.
-- encode_s, answer_s: median seconds of a question to the end of the encoding, and from there on.
+- encode_ms, answer_ms: medians of a question to the end of the encoding, and from there on.
 """
+
+
+FIELDS = ["right", "cited", "blind", "encode_ms", "answer_ms"]
 
 
 @functools.cache
@@ -121,14 +121,14 @@ def ask(questions: int, key: tuple[str, str, int, str]) -> dict[str, Any]:
             mark = "01"[title is not None and title in case.messages[-1]["content"]]
         cited += mark
         seconds.append((made.timings.encode_s, made.timings.total_s - made.timings.encode_s))
-    encode_s, answer_s = np.median(seconds, axis=0).tolist()
+    encode_ms, answer_ms = np.round(1e3 * np.median(seconds, axis=0)).astype(int).tolist()
     return {
         **dict(zip(KEY, key, strict=True)),
         "right": right,
         "cited": cited,
         "blind": float(np.mean([case.blind for case in cases])),
-        "encode_s": encode_s,
-        "answer_s": answer_s,
+        "encode_ms": encode_ms,
+        "answer_ms": answer_ms,
     }
 
 
@@ -147,10 +147,9 @@ def scored(case: Case) -> list[Passage]:
 def read_results(path: Path) -> pd.DataFrame:
     """Finished cells, the latest of each; what a kill left of the last line is cut off."""
     file = JsonLines(path)
-    fields = [*KEY, "right", "cited", "blind", "encode_s", "answer_s"]
     rows = [row for _, row in file.read(dict[str, Any])]
     file.repair()
-    return pd.DataFrame(rows, columns=fields).drop_duplicates(KEY, keep="last")
+    return pd.DataFrame(rows, columns=[*KEY, *FIELDS]).drop_duplicates(KEY, keep="last")
 
 
 def wanted(options: argparse.Namespace) -> list[tuple[str, str, int, str]]:
@@ -212,8 +211,6 @@ def grid(
     cells: pd.DataFrame, head: str, columns: str, text: Callable[[pd.Series[Any]], str]
 ) -> str:
     """A Markdown table with a row a method, in their order, and a text for each cell."""
-    if cells.empty:
-        return NOT_RUN
     order = list(cells[columns].unique())
     shown = cells.assign(text=[text(row) for _, row in cells.iterrows()])
     shown = shown.pivot(index="label", columns=columns, values="text")
@@ -247,53 +244,27 @@ def accuracy(cells: pd.DataFrame) -> str:
         )
         last = " | ".join(f"{100 * one:.0f}" for one in blind)
         parts.append(f"{table}| *blind baseline* | {last} |\n")
-    return "\n".join(parts) or NOT_RUN
+    return "\n".join(parts)
 
 
-def blocks(cells: pd.DataFrame, options: argparse.Namespace) -> dict[str, str]:
-    """Every block of the page, by name."""
-    answers = int(cells["right"].str.len().sum())
-    whole = pd.concat(own for _, _, own in sections(cells)) if len(cells) else cells.assign(base="")
+def tables(cells: pd.DataFrame) -> str:
+    """All tables: accuracy, what of sequential's right answers is kept, citations, seconds."""
+    whole = pd.concat(own for _, _, own in sections(cells))
     whole = whole.assign(section=whole["task"] + ", `" + whole["model"] + "`")
     kept = whole[(whole["passages"] == TRAINED) & (whole["label"] != BASE) & whole["base"].notna()]
-    cited = whole[(whole["task"] == CITED_TASK) & (whole["passages"] > 1)]
-    cited = cited[cited["cited"].str.strip("-") != ""]
-    timed = whole[(whole["task"] == CITED_TASK) & (whole["model"] == TASKS[CITED_TASK][1])]
-    return {
-        "run": f"`python benchmarks/quality.py`, {options.jobs} process(es) of one thread each on "
-        f"{machine()}: {len(cells):,} cells, {answers:,} answers.\n",
-        "accuracy": accuracy(cells),
-        "retention": grid(
-            kept,
-            f"{TRAINED} passages",
-            "section",
-            lambda one: percent(one["right"], one["base"]),
-        ),
-        "citations": "\n".join(
-            grid(own, str(model), "passages", lambda one: percent(one["cited"].replace("-", "")))
-            for model, own in cited.groupby("model")
+    cited = whole[(whole["task"] == CITED_TASK) & (whole["cited"].str.strip("-") != "")]
+    retention = grid(kept, "retention", "section", lambda one: percent(one["right"], one["base"]))
+    parts = [accuracy(cells), f"### Of sequential's, {TRAINED} passages\n\n{retention}"]
+    for model, own in cited.groupby("model"):
+        shown = grid(
+            own, str(model), "passages", lambda one: percent(one["cited"].replace("-", ""))
         )
-        or NOT_RUN,
-        "cost": grid(
-            timed,
-            "encode + answer, ms",
-            "passages",
-            lambda one: f"{1e3 * one['encode_s']:.0f} + {1e3 * one['answer_s']:.0f}",
-        ),
-    }
-
-
-def fill_page(page: str, texts: dict[str, str]) -> str:
-    """Put every text between its markers, ``<!-- figures: NAME -->`` and the end's.
-
-    Raises:
-        ValueError: the page's places are not those of the texts.
-    """
-    block = re.compile(r"(<!-- figures: ([a-z]+) -->\n).*?(<!-- end of figures -->)", re.S)
-    places = [found[2] for found in block.finditer(page)]
-    if sorted(places) != sorted(texts):
-        raise ValueError(f"the page has places for {sorted(places)}, not for {sorted(texts)}")
-    return block.sub(lambda found: f"{found[1]}{texts[found[2]]}{found[3]}", page)
+        parts.append(f"### Right answers whose most attended passage states them\n\n{shown}")
+    for (task, model), own in whole.groupby(["task", "model"], sort=False):
+        head = "encode + answer, ms"
+        shown = grid(own, head, "passages", lambda one: f"{one['encode_ms']} + {one['answer_ms']}")
+        parts.append(f"### Cost, {task}, `{model}`\n\n{shown}")
+    return "\n".join(parts)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -310,19 +281,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
     parser.add_argument("--quick", action="store_true", help="8 questions over 2 and 8 passages")
     parser.add_argument("--results", type=Path, help="file of the finished cells")
-    parser.add_argument("--page", type=Path, help="whose figures are filled in")
     options = parser.parse_args(given)
     if options.quick:
         options.passages, options.questions = [2, 8], 8
     name = f"quality-{options.questions}.jsonl"
     options.results = options.results or ROOT / "benchmarks" / "results" / name
     run(options)
-    cells = read_results(options.results)
-    if options.page is None:
-        print(accuracy(cells.merge(pd.DataFrame(wanted(options), columns=KEY), on=KEY)))
-    else:
-        page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(fill_page(page, blocks(cells, options)), encoding="utf-8")
+    asked = pd.DataFrame(wanted(options), columns=KEY)
+    print(tables(read_results(options.results).merge(asked, on=KEY)))
 
 
 if __name__ == "__main__":

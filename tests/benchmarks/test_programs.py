@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from rag_windows_retrievers import BM25Retriever, last_turns
 
 SIZES, COSTS = cache.catalogue(1000, seed=1)
 LIMIT = sum(SIZES) // 20
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_policy_comes_close_to_perfect_frequencies_and_is_over_lru() -> None:
@@ -61,24 +59,22 @@ def test_the_policy_s_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> 
         assert words in printed
 
 
-def test_a_judged_page_is_written_and_goes_on_where_it_stopped(
+def test_methods_are_judged_and_a_run_goes_on_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results, page = tmp_path / "results.jsonl", tmp_path / "methods.md"
-    shutil.copy(ROOT / "docs" / "methods.md", page)
+    results = tmp_path / "results.jsonl"
     wanted = ["--questions", "4", "--passages", "8", "--jobs", "1", "--results", str(results)]
     some = [*wanted, "--tasks", "single-hop", "--methods", "sequential", "pcw"]
-    quality.main([*some, "--page", str(page)])
-    text = page.read_text(encoding="utf-8")
-    assert re.search(r"\| pcw +\| 100.0 \(100.0–100.0\) +\|", text)
-    assert "4 questions a cell." in text
-    assert "2 cells, 8 answers" in text
+    quality.main(some)
+    printed = capsys.readouterr().out
+    assert printed.count("| pcw ") == 4
+    assert re.search(r"\| pcw +\| 100.0 \(100.0–100.0\) +\|", printed)
+    assert "4 questions a cell." in printed
     before = results.read_text(encoding="utf-8")
     # A line that was torn off is done again, everything else is there.
     results.write_text(before[:-30], encoding="utf-8")
-    quality.main([*some, "--page", str(page)])
+    quality.main(some)
     assert len(quality.read_results(results)) == 2
-    assert page.read_text(encoding="utf-8").count("| pcw ") == text.count("| pcw ")
     quality.main([*wanted, "--tasks", "kin", "--model", "tiny-reader", "--methods", "pcw"])
     assert "### kin, `tiny-reader`" in capsys.readouterr().out
 
@@ -107,14 +103,6 @@ def test_shares_have_the_textbook_interval_and_retention_is_paired() -> None:
     assert (found.low, found.high) == pytest.approx((75 - half, 75 + half), abs=0.8)
     assert quality.percent(marks, marks) == "100.0 (100.0–100.0)"
     assert quality.arrow(marks, "0" * 400) == " ↑"
-
-
-def test_page_and_figures_must_fit() -> None:
-    page = "a\n<!-- figures: one -->\nold\n<!-- end of figures -->\nb\n"
-    filled = quality.fill_page(page, {"one": "new\n"})
-    assert filled == page.replace("old", "new")
-    with pytest.raises(ValueError, match="two"):
-        quality.fill_page(page, {"one": "", "two": ""})
 
 
 def test_recall_is_what_can_be_counted_by_hand(tmp_path: Path) -> None:
