@@ -20,7 +20,6 @@ import torch
 from rag_windows.cache.codec import EXACT, Entry, check_store
 from rag_windows.cache.counters import CacheStats, prometheus_text
 from rag_windows.cache.disk import MOST_LABELS, DiskTier
-from rag_windows.cache.fingerprint import PROBE_BYTES
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.locks import LOCKS_WORK
 from rag_windows.cache.memory import MemoryTier, to_host
@@ -59,8 +58,6 @@ class PassageCache:
             probed. It is set here, by the server's own code, and never taken from a request.
         store: "as computed" (exact), or "int8" (smaller, and not exact any more).
         ttl: seconds for which an entry may be used; None for as long as it lasts.
-        probe: bytes of weights that each request reads again, to notice edits that PyTorch does
-            not count; see `ModelIdentity`.
 
     Raises:
         InputError: a size, salt, store or time that makes no sense.
@@ -77,7 +74,6 @@ class PassageCache:
         salt: str | bytes | None = None,
         store: str = EXACT,
         ttl: float | None = None,
-        probe: Size = PROBE_BYTES,
     ) -> None:
         if ttl is not None and not ttl > 0:
             raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
@@ -85,7 +81,6 @@ class PassageCache:
             raise InputError("A cache needs memory, disk or device; pass cache=None for none.")
         self.store = check_store(store)
         self.ttl = ttl
-        self.probe_bytes = parse_size(probe, "probe")
         self.salt_key = salt_key(salt)
         self.path: Path | None = None
         if path is not None or disk is not None:

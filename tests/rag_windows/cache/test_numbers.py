@@ -31,8 +31,8 @@ def test_sizes(text: Any, size: int) -> None:
 def test_what_is_no_size(text: Any) -> None:
     with pytest.raises(InputError, match="memory="):
         PassageCache(text)
-    with pytest.raises(InputError, match="probe="):
-        PassageCache(probe="25%")
+    with pytest.raises(InputError, match="device="):
+        PassageCache(device="25%")
 
 
 def test_sizes_for_people_and_what_is_free(tmp_path: Path) -> None:
