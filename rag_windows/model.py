@@ -15,8 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rag_windows import loading
 from rag_windows.batching.questions import answer_all, check_rows, checked
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
-from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.cache.sizes import Size
+from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.calibrate import KEEP_BYTES, By, Metric, OnProgress, calibrate
 from rag_windows.codebook.book import OnPrepared, PassageBook, codebook_of

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 import sqlite3
 import stat
 import threading
@@ -26,10 +25,9 @@ FORMAT = 2
 WAIT_S = 2.0
 """Longest wait for the changes of other processes."""
 
-_LONGEST_NAP_S = 0.01
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
-# Times are unix times; files of older versions expire at 0.
+# Times are unix times.
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS entries (
@@ -52,10 +50,10 @@ COMMIT;
 
 
 class Catalog:
-    """One database: its changes, uses that it is still to be told, what to do when it is damaged.
+    """One database, with one connection a process.
 
-    A process has one connection a catalog. None is open when the process forks, and no thread is
-    inside SQLite then, so that a child inherits nothing of either.
+    None is open when the process forks, and no thread is inside SQLite then, so that a child
+    inherits nothing of either.
 
     Attributes:
         in_line: whether this process has compared what the database holds with the files.
@@ -65,7 +63,7 @@ class Catalog:
     def __init__(self, path: str) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
-        self._inode = self._size = 0
+        self._state = 0, 0  # of the file when it was last looked at: see `_file`
         self.in_line = False
         _catalogs.add(self)
         self.after_fork()
@@ -93,35 +91,31 @@ class Catalog:
     def changing(self, *, lasting: bool = False) -> Iterator[sqlite3.Connection]:
         """Change the database; what is raised inside undoes the change.
 
-        Args:
-            lasting: wait until the medium has it. Other changes may be lost with the power, and
-                are then found again in the files.
+        A lasting change waits for the medium; others may be lost with the power, and are found
+        again in the files.
 
         Raises:
             BlockingIOError: another process is changing it and did not end in time.
             OSError: it can't be used; if it is damaged, the next call makes a new one.
         """
-        deadline = time.monotonic() + WAIT_S
-        nap = 0.0002
-        while True:
-            # The lock is free while others are waited for: a fork must not wait with us.
-            with _using_sqlite:
-                connection = self._begun(lasting)
-                if connection is not None:
-                    with self._ending(connection):
-                        self._write_down(connection)
-                        yield connection
-                    return
-            if time.monotonic() >= deadline:
-                raise BlockingIOError(errno.EAGAIN, "another process is changing the catalog")
-            time.sleep(nap * random.uniform(0.5, 1.5))
-            nap = min(nap * 1.5, _LONGEST_NAP_S)
+        with _using_sqlite:
+            connection = self._begun(lasting)
+            try:
+                self._write_down(connection)
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException as error:
+                self.disconnect()  # which undoes what was changed
+                if isinstance(error, sqlite3.Error):
+                    self._delete_if_damaged(error)
+                    raise OSError(errno.EIO, f"the catalog can't be changed: {error}") from error
+                raise
 
     def disconnect(self) -> None:
         """Close the connection; the next change opens another one."""
         with _using_sqlite:
             connection, self._connection = self._connection, None
-            self.in_line, self._size = False, 0
+            self.in_line = False
             if connection is not None:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
@@ -135,8 +129,8 @@ class Catalog:
                 [(*use, key) for key, use in uses.items()],
             )
 
-    def _begun(self, lasting: bool) -> sqlite3.Connection | None:
-        """A connection in the midst of a change; None if another process is changing something."""
+    def _begun(self, lasting: bool) -> sqlite3.Connection:
+        """A connection in the midst of a change."""
         for again in (False, True):
             try:
                 connection = self._connected()
@@ -144,53 +138,31 @@ class Catalog:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.Error as error:
                 if _code(error) in _BUSY:
-                    return None
-                self._give_up(error)
-                if again or not _is_damage(error):
+                    raise BlockingIOError(errno.EAGAIN, "another process changes it") from error
+                self.disconnect()
+                if not self._delete_if_damaged(error) or again:
                     raise OSError(errno.EIO, f"the catalog can't be used: {error}") from error
             else:
-                return connection
-        return None
-
-    @contextlib.contextmanager
-    def _ending(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """Keep what is changed inside, or nothing of it."""
-        try:
-            yield
-            connection.execute("COMMIT")
-        except BaseException as error:
-            self.in_line = False
-            try:
-                connection.execute("ROLLBACK")
-            except sqlite3.Error:
-                self.disconnect()
-            if isinstance(error, sqlite3.Error):
-                self._give_up(error)
-                raise OSError(errno.EIO, f"the catalog can't be changed: {error}") from error
-            raise
+                break
+        return connection
 
     def _connected(self) -> sqlite3.Connection:
         """The connection to the file that has the database's name now."""
-        inode = self._present()
-        if self._connection is not None and inode == self._inode:
+        before, self._state = self._state, self._file()
+        if self._connection is not None and before[0] == self._state[0]:
+            if self._state[1] < before[1]:
+                raise sqlite3.DatabaseError("it was cut")  # it never shrinks
             return self._connection
         self.disconnect()
-        if inode is None:
-            # Only this user may read it. One that is there is never opened but by SQLite: closing
-            # it would let go of the locks that SQLite holds on it.
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(self._path, flags, 0o600))
-            inode = self._present()
-        self._inode = inode or 0
         connection = sqlite3.connect(
-            self._path, timeout=0.0, isolation_level=None, check_same_thread=False
+            self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False
         )
         try:
             connection.execute("PRAGMA mmap_size = 0")  # what is mapped can be truncated
             connection.execute("PRAGMA foreign_keys = ON")
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA journal_mode = WAL")  # not on every file system
+            self._state = self._file()
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages do not fit together")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -198,53 +170,43 @@ class Catalog:
                 connection.executescript(_SCHEMA)
             elif version != FORMAT:
                 raise sqlite3.DatabaseError(f"it has format {version}, not {FORMAT}")
-            self._size = os.stat(self._path, follow_symlinks=False).st_size  # it never shrinks
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
+            connection.close()
             raise
         self._connection = connection
         return connection
 
-    def _present(self) -> int | None:
-        """The file's number on its device; None if there is none."""
+    def _file(self) -> tuple[int, int]:
+        """The number of the database's file, 0 if there is none, and its size."""
         try:
-            state = os.stat(self._path, follow_symlinks=False)
+            found = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
-            return None
-        if not stat.S_ISREG(state.st_mode):
-            self._inode = state.st_ino
+            return 0, 0
+        if not stat.S_ISREG(found.st_mode):
+            self._state = found.st_ino, 0
             raise sqlite3.DatabaseError("it is no plain file")
-        if self._connection is not None and state.st_size < self._size:
-            raise sqlite3.DatabaseError("it was cut")
-        return state.st_ino
+        return found.st_ino, found.st_size
 
-    def _give_up(self, error: sqlite3.Error) -> None:
-        """Let a connection go that failed, and the database if it is damaged."""
-        self.disconnect()
-        if not _is_damage(error):
-            return
+    def _delete_if_damaged(self, error: sqlite3.Error) -> bool:
+        """Whether the database is damaged: then it is gone, unless it is another one already.
+
+        A missing table is damage, too, and so is text that can't be decoded, which has no number.
+        """
+        unable = isinstance(error, sqlite3.OperationalError)
+        if unable and _code(error) not in (None, sqlite3.SQLITE_ERROR):
+            return False  # the system could not read or write it
         with contextlib.suppress(OSError):
-            # Unless another process has made a new one already.
-            if os.stat(self._path, follow_symlinks=False).st_ino == self._inode:
+            if os.stat(self._path, follow_symlinks=False).st_ino == self._state[0]:
                 for ending in ("", "-wal", "-shm", "-journal"):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(self._path + ending)
+        return True
 
 
 def _code(error: sqlite3.Error) -> int | None:
     """SQLite's number of an error, without its finer part."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else int(code) & 0xFF
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether the database's content is wrong, rather than the system unable to read or write it.
-
-    A missing table is damage, too, and so is text that can't be decoded, which has no number.
-    """
-    unable = isinstance(error, sqlite3.OperationalError)
-    return not unable or _code(error) in (None, sqlite3.SQLITE_ERROR)
 
 
 # A fork copies SQLite's own locks and its notes on files that are open, which would be wrong in the

@@ -24,12 +24,10 @@ class Entry:
     Its tensors are never written to after it was made: several requests read them at once.
 
     Attributes:
-        window: the keys and values; on any device. One that was on disk has 0 for every token id,
-            as files do not hold them.
+        window: the keys and values; from disk with 0 for every token id, as files hold none.
         cost_s: seconds that encoding it took, its share of the batch that it was encoded in.
         labels: digests of the document and passage ids that it belongs to, for `invalidate`.
-        created: unix time, in seconds, at which it was encoded.
-        expires: unix time from which it may no longer be used; None if never.
+        created, expires: unix times; `expires` is None for an entry that may always be used.
         more_labels: whether the disk's catalog may know further ones.
     """
 

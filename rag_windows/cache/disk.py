@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 from weakref import finalize
 
 import torch
@@ -25,7 +24,7 @@ from rag_windows.cache.codec import EXACT, Entry
 from rag_windows.cache.entry_file import (
     ENDING,
     FormatError,
-    OutdatedError,
+    Note,
     image_of,
     opened,
     read_entry,
@@ -41,37 +40,22 @@ logger = logging.getLogger(__name__)
 MOST_LABELS = 16
 """Ids that one entry may carry: windows of equal text are one entry, whatever their ids."""
 
-USES_TOGETHER = 512
-"""Uses that are written into the catalog together."""
-
+_USES_TOGETHER = 512  # are written into the catalog at once
 _WRITING = re.compile(r"[0-9a-f]{64}\.([0-9]{1,19}\.)?[0-9a-f]{16}\.tmp")
-_ASIDE_SHARE, _MOST_ASIDE = 16, 64
-"""Files put aside take at most one of so many parts of the limit, and are at most so many."""
-
 _WORTH_THREADS_BYTES = 1 << 22  # below, starting threads takes longer than it saves
 _MOST_THREADS = 8
-
 _FILE_MODE, _MORE_LABELS_MODE = 0o600, 0o400
 """A file that can't be written has labels that only the catalog holds: without them it goes."""
-
-Found = Literal["read", "missing", "expired", "quarantined", "failed"]
-"""What came of reading an entry."""
 
 
 class DiskTier(Tier):
     """Entries in a folder, under a limit in bytes, for all processes of one user.
 
-    What goes wrong with the disk is logged as a warning the first time. Files that can't be proved
-    right are put aside under ``quarantine``. Lookups read the files alone; what else is known of
-    them is in the `Catalog`, and what is done to both is done in one of its changes, files first,
-    by one process at a time. A process that dies on the way leaves rows without files or files
-    without rows, and the next one to open the folder finds them.
-
-    Args:
-        path: the folder; made if it is missing. Nothing outside it is touched.
-        limit_bytes: most bytes of all files, one being written and those put aside included; the
-            catalog's few hundred bytes an entry come on top.
-        store: name of the stored form; entries of other forms are not found.
+    What goes wrong with the disk is logged as a warning the first time; files that can't be proved
+    right are deleted. Lookups read the files alone; what else is known of them is in the `Catalog`,
+    and what is done to both is done in one of its changes, files first, by one process at a time. A
+    process that dies on the way leaves rows without files or files without rows, and the next one
+    to open the folder finds them. The catalog's few hundred bytes an entry do not count.
 
     Raises:
         InputError: for a form that doesn't exist or a negative limit.
@@ -83,13 +67,12 @@ class DiskTier(Tier):
         require_locks()
         super().__init__(limit_bytes, store)
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
-        folders = "entries", "locks", "quarantine", "catalog"
+        folders = "entries", "locks", "catalog"
         self._folders = tuple(os.path.join(self.path, name) for name in folders)
-        self._entries, self._locks, self._aside, catalog = self._folders
+        self._entries, self._locks, catalog = self._folders
         self._catalog = Catalog(os.path.join(catalog, "windows.sqlite"))
-        self._told = self._closed = False
+        self._warned = self._closed = False
         self._usable = True
-        self._seen = 0  # the catalog's version that the policy knows
         finalize(self, Catalog.write_uses, self._catalog)
         with self._trouble():
             self._prepare()
@@ -117,31 +100,29 @@ class DiskTier(Tier):
         self._catalog.used(found)
         return found
 
-    def _read(self, key: str, room: torch.Tensor | None = None) -> tuple[Entry | None, Found]:
+    def _read(self, key: str, room: torch.Tensor | None = None) -> tuple[Entry | None, str]:
         """Read one entry, into `room` if there is any, and prove all of it; what is wrong goes.
 
         This is on the way to an answer, so the catalog is left for the next change.
         """
-        outcome: Found = "missing"
+        outcome = "missing"
         with self._trouble():
-            if not self._usable:
-                return None, outcome
             try:
+                if not self._usable:
+                    return None, outcome
                 with opened(self._path(key), key) as file:
-                    file.require_current(time.time())
-                    return read_entry(file, self._store, room), "read"
+                    if not file.expired(time.time()):
+                        return read_entry(file, self._store, room), "read"
+                outcome = "expired" if self._unlink(key) else outcome
             except FileNotFoundError:
                 return None, outcome
-            except OutdatedError:
-                outcome = "expired" if self._unlink(key) else outcome
             except FormatError as error:
-                outcome = "quarantined" if self._put_aside(key, error.inode) else outcome
+                outcome = "quarantined" if self._delete_damaged(key, error) else outcome
             except OSError:
-                outcome = "failed"
+                self._count(failed=1)
                 raise
         if outcome != "missing":
             self._count(**{outcome: 1})
-        if outcome != "failed":
             self._forget([key])
         return None, outcome
 
@@ -158,29 +139,33 @@ class DiskTier(Tier):
         return None
 
     def verify(self) -> tuple[int, int]:
-        """Read every entry, and put aside those that can't be proved right: how many of each."""
-        outcomes = Counter(self._read(key)[1] for key in self._keys())
+        """Read every entry, and delete those that can't be proved right: how many of each."""
+        outcomes = Counter(self._read(key)[1] for key in self._sizes())
         return outcomes.total() - outcomes["missing"], outcomes["quarantined"]
 
     def __contains__(self, key: str) -> bool:
         """Whether a file of that name is there; only reading proves it right."""
         return self._usable and os.path.lexists(self._path(check_key(key)))
 
-    def _holds(self) -> tuple[int, int]:
-        sizes: list[int] = []
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of the files, by key."""
+        found: dict[str, int] = {}
         with self._trouble():
-            if self._usable:
-                sizes = [size for path, size, _ in _files(self._entries) if _key_of(path)]
-        return len(sizes), sum(sizes)
+            for name in os.listdir(self._entries) if self._usable else ():
+                key = _key_of(name)
+                with contextlib.suppress(FileNotFoundError):
+                    if key is not None:
+                        found[key] = os.stat(self._path(key), follow_symlinks=False).st_size
+        return found
+
+    def _holds(self) -> tuple[int, int]:
+        sizes = self._sizes()
+        return len(sizes), sum(sizes.values())
 
     @property
     def many_uses(self) -> bool:
-        """Whether there are enough uses that `write_uses` should write them."""
-        return len(self._catalog.uses) >= USES_TOGETHER
-
-    def write_uses(self) -> None:
-        """Write into the catalog which entries were used; never on the way to an answer."""
-        self._catalog.write_uses()
+        """Whether there are enough uses that they should be written."""
+        return len(self._catalog.uses) >= _USES_TOGETHER
 
     # Writing
 
@@ -213,7 +198,7 @@ class DiskTier(Tier):
                 os.rename(writing, path)
                 with _open(self._entries, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
                     os.fsync(descriptor)
-                _insert(rows, key, size, entry.cost_s, entry.expires, time.time(), entry.labels)
+                _insert(rows, key, size, entry, time.time())
             left.clear()
         finally:
             for one in left:
@@ -228,9 +213,10 @@ class DiskTier(Tier):
         Returns:
             False if it is not worth what would have to go, or doesn't fit.
         """
-        if _version(rows) != self._seen and _held(rows) + size > self._limit_bytes:
-            self._sync(rows)
         for _ in range(2):
+            held, known = _held(rows), self._policy.nbytes
+            if held != known and max(held, known) + size > self._limit_bytes:
+                self._sync(rows)  # others have written
             with self._lock:
                 victims = self._policy.admit(key, size, cost_s)
             if victims is None:
@@ -238,13 +224,9 @@ class DiskTier(Tier):
             self._evict(rows, victims)
             self._unlink(key)
             _delete(rows, [key])
-            aside = sum(one for _, one, _ in _files(self._aside))
-            if _held(rows) + aside + size <= self._limit_bytes:
+            if _held(rows) + size <= self._limit_bytes:
                 return True
-            # Others have written, or files put aside take the room.
             self._forget([key])
-            self._trim_aside(0, 0)
-            self._sync(rows)
         return False
 
     def _evict(self, rows: sqlite3.Connection, keys: Collection[str]) -> None:
@@ -284,7 +266,7 @@ class DiskTier(Tier):
             named = {key for label in labels for (key,) in rows.execute(statement, (label,))}
             return [key for key in sorted(named) if is_key(key) and key in self]
         found = []
-        for key in self._keys():
+        for key in self._sizes():
             with contextlib.suppress(OSError, FormatError), opened(self._path(key), key) as file:
                 if file.more_labels or not set(labels).isdisjoint(file.note.labels):
                     found.append(key)
@@ -293,22 +275,15 @@ class DiskTier(Tier):
     # Forgetting
 
     def _late(self, now: float) -> list[str]:
-        """What has expired or is of an older version; what is too much or without an owner goes."""
-        late: list[str] = []
-        with self._trouble():
-            with self._changing() as rows:
-                self._sync(rows)
-                found = rows.execute("SELECT key FROM entries WHERE expires <= ?", (now,))
-                late = [key for (key,) in found if is_key(key)]
-            for name in os.listdir(self._locks):
-                with contextlib.suppress(OSError):  # what can't be locked is no lock of ours
-                    lock = lock_file(Path(self._locks, name))
-                    if lock is not None:
-                        lock.release()  # a dead holder's file goes with it
-        return late
+        """What has expired; what is too much, damaged or without an owner goes."""
+        with self._trouble(), self._changing() as rows:
+            self._sync(rows)
+            found = rows.execute("SELECT key FROM entries WHERE expires <= ?", (now,))
+            return [key for (key,) in found if is_key(key)]
+        return []
 
     def clear(self) -> None:
-        """Drop all entries, those being written and the files put aside."""
+        """Drop all entries, and those being written."""
         with self._trouble():
             try:
                 with self._changing() as rows:
@@ -336,6 +311,12 @@ class DiskTier(Tier):
                 self._forget(keys)
         return dropped
 
+    def _forget(self, keys: Collection[str]) -> None:
+        """Entries are gone for another reason than for want of room."""
+        with self._lock:
+            for key in keys:
+                self._policy.forget(key)
+
     def _unlink(self, key: str) -> bool:
         """Remove an entry's file; False if there was none."""
         try:
@@ -344,14 +325,20 @@ class DiskTier(Tier):
             return False
         return True
 
+    def _delete_damaged(self, key: str, error: FormatError) -> bool:
+        """Delete a file unless its name stands for another by now; whether it was there."""
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(self._path(key), follow_symlinks=False)
+            if error.inode in (None, found.st_ino) and self._unlink(key):
+                self._report(f"deleted a damaged window of the passage cache, {key}: {error}")
+                return True
+        return False
+
     def _unlink_all(self) -> None:
         for name in os.listdir(self._entries) if self._usable else ():
             if _key_of(name) or _WRITING.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     os.unlink(os.path.join(self._entries, name))
-        self._trim_aside(0, 0)
-
-    # Locks of keys
 
     def try_lock(self, key: str) -> FileLock | None:
         """Take the lock of a key; None if another living holder has it, here or elsewhere.
@@ -369,7 +356,7 @@ class DiskTier(Tier):
 
     def close(self) -> None:
         """Write down the uses and stop using the folder."""
-        self.write_uses()
+        self._catalog.write_uses()
         self._closed, self._usable = True, False
         self._catalog.disconnect()
 
@@ -379,16 +366,19 @@ class DiskTier(Tier):
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise CacheError(f"the cache's path {self.path!r} is not a folder.") from error
-        if {os.path.join(self.path, name) for name in os.listdir(self.path)} <= {*self._folders}:
-            _restrict(self.path)  # a folder that holds other things, too, is left as it is
+        # Earlier versions put damaged files aside. A folder with other things is left as it is.
+        own = {*map(os.path.basename, self._folders), "quarantine"}
+        if stat.S_IMODE(os.stat(self.path).st_mode) != 0o700 and {*os.listdir(self.path)} <= own:
+            with contextlib.suppress(OSError):  # read-only, or another user's
+                os.chmod(self.path, 0o700)
         for folder in self._folders:
             if not os.path.lexists(folder):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(folder, 0o700)
-            self._usable = stat.S_ISDIR(os.stat(folder, follow_symlinks=False).st_mode)
+            state = os.stat(folder, follow_symlinks=False)
+            self._usable = stat.S_ISDIR(state.st_mode)
             if not self._usable:
                 raise NotADirectoryError(errno.ENOTDIR, "no folder of the cache's own", folder)
-            state = _restrict(folder)
             if state.st_mode & 0o022 or os.geteuid() not in (state.st_uid, 0):
                 self._usable = False
                 raise CacheError(
@@ -431,101 +421,47 @@ class DiskTier(Tier):
         with self._lock:
             victims = self._policy.sync(held)
         self._evict(rows, victims)
-        aside = sum(size for _, size, _ in _files(self._aside))
-        if _held(rows) + aside > self._limit_bytes:
-            self._trim_aside(0, 0)
-        self._seen = _version(rows)
 
     def _adopt(self, rows: sqlite3.Connection, key: str) -> None:
         """Note an entry whose file the catalog does not know."""
-        path = self._path(key)
         try:
-            with opened(path, key) as file:
-                note, state = file.note, file.state
-                used = min(state.st_mtime, time.time())
+            with opened(self._path(key), key) as file:
                 if file.more_labels:
                     self._unlink(key)  # nobody knows under which ids it is to be found
                 else:
-                    size = state.st_size
-                    _insert(rows, key, size, note.cost_s, note.expires, used, note.labels)
-        except OutdatedError:
-            _insert(rows, key, os.stat(path, follow_symlinks=False).st_size, 0.0, 0.0, 0.0, ())
+                    used = min(file.state.st_mtime, time.time())
+                    _insert(rows, key, file.state.st_size, file.note, used)
         except FormatError as error:
-            self._count(quarantined=self._put_aside(key, error.inode))
+            self._count(quarantined=self._delete_damaged(key, error))
         except OSError:
             return  # reading will tell
 
     def _path(self, key: str) -> str:
         return os.path.join(self._entries, key + ENDING)
 
-    def _keys(self) -> list[str]:
-        with self._trouble():
-            if self._usable:
-                return [key for name in os.listdir(self._entries) if (key := _key_of(name))]
-        return []
-
-    # Files put aside
-
-    def _put_aside(self, key: str, inode: int | None) -> bool:
-        """Move an entry's file out of readers' sight, unless its name stands for another by now.
-
-        Links and folders move as they are. Returns whether it was there and moved.
-        """
-        path = self._path(key)
-        try:
-            if inode is not None and os.stat(path, follow_symlinks=False).st_ino != inode:
-                return False
-            os.rename(path, os.path.join(self._aside, f"{key}.{secrets.token_hex(8)}.bad"))
-        except FileNotFoundError:
-            return False
-        self._trim_aside(self._limit_bytes // _ASIDE_SHARE, _MOST_ASIDE)
-        return True
-
-    def _trim_aside(self, most_bytes: int, most_files: int) -> None:
-        """Remove files put aside, the oldest first; one may be larger than all may be."""
-        held = 0
-        newest_first = sorted(_files(self._aside), key=lambda one: -one[2])
-        for place, (path, size, _) in enumerate(newest_first if self._usable else ()):
-            held += size
-            if place >= most_files or (place > 0 and held > most_bytes):
-                with contextlib.suppress(OSError):  # a folder that isn't empty stays
-                    try:
-                        os.unlink(path)
-                    except IsADirectoryError:
-                        os.rmdir(path)
-
     @contextlib.contextmanager
     def _trouble(self) -> Iterator[None]:
-        """Let an `OSError` end what is inside quietly; the first one is logged as a warning.
-
-        That other processes are at work for long is no error.
-        """
+        """Let an `OSError` end what is inside quietly; others at work for long are no error."""
         try:
             yield
         except BlockingIOError:
             return
         except OSError as error:
-            level, self._told = logging.INFO if self._told else logging.WARNING, True
-            logger.log(
-                level,
-                "the passage cache in %s can't be used for now, answers stay right but slower: %s",
-                self.path,
-                error,
+            self._report(
+                f"the passage cache in {self.path} can't be used for now, answers stay right but "
+                f"slower: {error}"
             )
 
+    def _report(self, text: str) -> None:
+        """Log a warning the first time."""
+        level, self._warned = logging.INFO if self._warned else logging.WARNING, True
+        logger.log(level, "%s", text)
 
-def _insert(
-    rows: sqlite3.Connection,
-    key: str,
-    nbytes: int,
-    cost_s: float,
-    expires: float | None,
-    used: float,
-    labels: Sequence[str],
-) -> None:
-    row = key, nbytes, cost_s, expires, 1, used
+
+def _insert(rows: sqlite3.Connection, key: str, size: int, what: Entry | Note, used: float) -> None:
+    row = key, size, what.cost_s, what.expires, 1, used
     rows.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
-    pairs = [(label, key) for label in labels]
+    pairs = [(label, key) for label in what.labels]
     rows.executemany("INSERT OR IGNORE INTO labels VALUES (?, ?)", pairs)
 
 
@@ -542,11 +478,6 @@ def _held(rows: sqlite3.Connection) -> int:
     return int(rows.execute("SELECT total(nbytes) FROM entries").fetchone()[0])
 
 
-def _version(rows: sqlite3.Connection) -> int:
-    """Another number whenever another connection has changed something."""
-    return int(rows.execute("PRAGMA data_version").fetchone()[0])
-
-
 @contextlib.contextmanager
 def _open(path: str, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
@@ -555,29 +486,6 @@ def _open(path: str, flags: int) -> Iterator[int]:
     finally:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-
-
-def _restrict(folder: str) -> os.stat_result:
-    """Close a folder of this user to others, if the file system lets us."""
-    state = os.stat(folder)
-    if stat.S_IMODE(state.st_mode) != 0o700 and state.st_uid == os.geteuid():
-        with contextlib.suppress(OSError):  # read-only, and then nobody can write there anyway
-            os.chmod(folder, 0o700)
-            return os.stat(folder)
-    return state
-
-
-def _files(folder: str) -> list[tuple[str, int, int]]:
-    """What is in a folder: path, bytes, and when it came there; folders take none."""
-    found = []
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        with contextlib.suppress(FileNotFoundError):
-            state = os.stat(path, follow_symlinks=False)
-            found.append(
-                (path, 0 if stat.S_ISDIR(state.st_mode) else state.st_size, state.st_ctime_ns)
-            )
-    return found
 
 
 def _key_of(path: str) -> str | None:

@@ -24,15 +24,14 @@ FOLLOW_S = 120.0
 """How long to wait for another thread or process that encodes a window, before doing it too."""
 
 _POLL_S, _LONGEST_POLL_S = 0.005, 0.1
-_PREFIX = Source("The prefix")
 
 
 class CachedEncoder:
     """An `Encoder` that asks a cache first and tells it what it had to compute.
 
     Passages read one after the other (`Sequential`) are not cached: such a window depends on all
-    passages and their order, so it would rarely be asked for again and would displace those that
-    are. Their prefix is. With a lossy store the prefix is not: every window and answer reads it.
+    passages and their order, so it would rarely be asked for again. Their prefix is. With a lossy
+    store the prefix is not: every window and answer reads it.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class CachedEncoder:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A window that is missing."""
+    """A window, or the prefix, that one request reads."""
 
     key: str
     ids: tuple[int, ...]
@@ -105,7 +104,7 @@ class _Request:
     """What one request finds and makes, and its dealings with others that want the same windows.
 
     A window is encoded once, by one thread of one process of those that share the cache. Nobody
-    waits while others wait for him: a request first encodes what it has claimed.
+    waits while others wait for him: a request first encodes what it has claimed, and stores it.
     """
 
     def __init__(
@@ -117,73 +116,75 @@ class _Request:
         still_same: Callable[[], bool],
     ) -> None:
         self._encoder, self._cache = encoder, cache
-        self._scope, self._asked, self._still_same = scope, asked, still_same
-        self._head_key = scope.prefix_key()
+        self._asked, self._still_same = asked, still_same
         self._devices = layer_devices(encoder.model, len(encoder.sliding_windows))
         self._device = self._devices[0] if len({*self._devices}) == 1 else None
-        self._epoch = self._cache.epoch
+        self._epoch = cache.epoch
+        self._wanted: list[_Wanted] = []
+        if asked.method.windowed:
+            sources = asked.sources or [Source(f"Window {i}") for i in range(len(asked.windows))]
+            self._wanted = [
+                _Wanted(scope.window_key(ids, start), tuple(ids), start, source)
+                for ids, start, source in zip(asked.windows, asked.starts, sources, strict=True)
+            ]
+        self._head: _Wanted | None = None
+        if asked.prefix_ids and cache.store == EXACT:
+            ids = tuple(asked.prefix_ids)
+            self._head = _Wanted(scope.prefix_key(), ids, 0, Source("The prefix"))
+        self._got: dict[str, Entry] = {}
         self._fresh: dict[str, Entry] = {}
         self._unkept: list[str] = []
         self._bad: dict[str, Source] = {}
         self._joined = 0
-        self._done = 0  # windows that were found at first
+        self._claimed: set[str] = set()
         self._locks: dict[str, FileLock] = {}
-        self._landed: list[str] = []
 
     def prefill(self) -> Prefill[Encoded]:
         """See `CachedEncoder.prefill`."""
-        asked, starts = self._asked, self._asked.starts
-        sources = asked.sources or [Source(f"Window {i}") for i in range(len(asked.windows))]
-        wanted: list[_Wanted] = []
-        if asked.method.windowed:
-            wanted = [
-                _Wanted(self._scope.window_key(ids, start), tuple(ids), start, source)
-                for ids, start, source in zip(asked.windows, starts, sources, strict=True)
-            ]
-        head: _Wanted | None = None
-        if asked.prefix_ids and self._cache.store == EXACT:
-            head = _Wanted(self._head_key, tuple(asked.prefix_ids), 0, _PREFIX)
+        asked, wanted, head = self._asked, self._wanted, self._head
         keys = [one.key for one in (*wanted, head) if one is not None]
-        found = self._cache.quick(list(dict.fromkeys(keys)), self._device)
+        self._got = self._cache.quick(list(dict.fromkeys(keys)), self._device)
         try:
-            prefix = yield from self._prefix(head, found)
+            if head is None:
+                prefix = self._encoder.encode_prefix(asked.prefix_ids)
+            else:
+                yield from self._obtain([head], None)
+                self._check()
+                prefix = replace(self._placed(head), ids=head.ids)
             # At once: other processes need it for other passages, however long these here take.
             self._keep()
             if not asked.method.windowed:
                 made = yield from self._encoder.prefill_windows(
-                    prefix, asked.windows, starts, asked.method.refinement, asked.on_encoded
+                    prefix, asked.windows, asked.starts, asked.method.refinement, asked.on_encoded
                 )
-                return self._encoded(prefix, made, wanted, found)
-            missing = {one.key: one for one in wanted if one.key not in found}
-            moved = {key: placed(entry.window, self._devices) for key, entry in found.items()}
-            self._done = sum(one.key in found for one in wanted)
-            if self._done or not missing:
-                self._tell({})
-            obtained = yield from self._obtain(missing, prefix)
-            moved |= {key: placed(one.window, self._devices) for key, one in obtained.items()}
-            found |= obtained
+            else:
+                missing = [one for one in wanted if one.key not in self._got]
+                if not missing or len(missing) < len(wanted):
+                    self._tell()
+                yield from self._obtain(missing, prefix)
         finally:
             # Also after a failure: what is done is done, and a request that was cancelled may come
             # again.
             try:
                 self._keep()
             finally:
-                self._release()
-        self._check()
-        for one in wanted:
-            self._cache.relabel(one.key, found[one.key], one.source.labels)
-        # What was on disk does not know its ids.
-        made = [replace(moved[one.key], ids=one.ids) for one in wanted]
-        return self._encoded(prefix, made, wanted, found)
+                for key in self._claimed:
+                    self._cache.flights.end(key)
+                for lock in self._locks.values():
+                    lock.release()
+        if asked.method.windowed:
+            self._check()
+            for one in wanted:
+                self._cache.relabel(one.key, self._got[one.key], one.source.labels)
+            # What was on disk does not know its ids.
+            made = [replace(self._placed(one), ids=one.ids) for one in wanted]
+        return self._encoded(prefix, made)
 
-    def _encoded(
-        self,
-        prefix: Window | None,
-        made: list[Window],
-        wanted: Sequence[_Wanted],
-        found: Mapping[str, Entry],
-    ) -> Encoded:
-        hits = {key: entry for key, entry in found.items() if key not in self._fresh}
+    def _placed(self, one: _Wanted) -> Window:
+        return placed(self._got[one.key].window, self._devices)
+
+    def _encoded(self, prefix: Window | None, made: list[Window]) -> Encoded:
+        hits = {key: entry for key, entry in self._got.items() if key not in self._fresh}
         self._cache.count(
             hits=len(hits),
             misses=len(self._fresh),
@@ -192,89 +193,70 @@ class _Request:
             seconds_saved=sum(entry.cost_s for entry in hits.values()),
             seconds_spent=sum(entry.cost_s for entry in self._fresh.values()),
         )
-        places = tuple(index for index, one in enumerate(wanted) if one.key in hits)
-        cached = sum(len(wanted[index].ids) for index in places)
-        if hits.keys() - {one.key for one in wanted}:
-            cached += len(self._asked.prefix_ids)
+        places = tuple(index for index, one in enumerate(self._wanted) if one.key in hits)
+        cached = sum(len(self._wanted[index].ids) for index in places)
+        if self._head is not None and self._head.key in hits:
+            cached += len(self._head.ids)
         return Encoded(prefix, made, cached, places)
 
-    def _prefix(self, head: _Wanted | None, found: dict[str, Entry]) -> Prefill[Window | None]:
-        if head is None:
-            return self._encoder.encode_prefix(self._asked.prefix_ids)
-        if head.key not in found:
-            found |= yield from self._obtain({head.key: head}, None)
-            self._check()
-        return replace(placed(found[head.key].window, self._devices), ids=head.ids)
-
-    def _obtain(
-        self, wanted: Mapping[str, _Wanted], prefix: Window | None
-    ) -> Prefill[dict[str, Entry]]:
+    def _obtain(self, asked: Sequence[_Wanted], prefix: Window | None) -> Prefill[None]:
         """Get every window, by whatever way; those that are no numbers are missing."""
-        flights = self._cache.flights
-        got: dict[str, Entry] = {}
+        flights, disk = self._cache.flights, self._cache.disk
+        wanted = {one.key: one for one in asked}
         followed: dict[str, Future[Entry | None]] = {}
         pause, deadline = 0.0, 0.0
-        while left := [key for key in wanted if key not in got and key not in self._bad]:
+        while left := [key for key in wanted if key not in self._got and key not in self._bad]:
             late = pause > 0 and time.monotonic() > deadline
-            mine, theirs = flights.claim(key for key in left if key not in followed)
+            new, theirs = flights.claim(
+                key for key in left if key not in followed and key not in self._claimed
+            )
+            self._claimed |= {*new}
             followed |= theirs
-            flying = set(mine)
-            try:
-                entries = self._cache.come(mine)
-                if not pause:
-                    rest = [key for key in mine if key not in entries]
-                    entries |= self._cache.from_disk(rest, self._device)
-                self._land(entries, flying, got)
-                here = [key for key in mine if key in flying and self._lock(key)]
-                self._land(self._written_meanwhile(here), flying, got)
-                # What others encode is left to them, unless that takes too long.
-                todo = [key for key in (left if late else here) if key not in got]
-                for made in self._encode([wanted[key] for key in todo], prefix):
-                    self._land(made, flying, got)
-                    yield 0.0
-            finally:
-                for key in flying:
-                    flights.land(key, None)
+            self._land(self._cache.again(new, self._device))
+            locked = [key for key in left if key not in followed and self._lock(key)]
+            if disk is not None:
+                # Another process may have written it after it was missed and before its lock.
+                written = self._cache.from_disk([k for k in locked if k in disk], self._device)
+                self._joined += len(written)
+                self._land(written)
+            # What others encode is left to them, unless that takes too long.
+            todo = [key for key in (left if late else locked) if key not in self._got]
+            for made in self._encode([wanted[key] for key in todo], prefix):
+                self._land(made)
+                yield 0.0
             for key, flight in list(followed.items()):
-                if flight.done() or key in got:
-                    entry = followed.pop(key).result() if key not in got else None
+                if flight.done() or key in self._got:
+                    entry = followed.pop(key).result() if key not in self._got else None
                     if entry is not None:
                         self._joined += 1
-                        got[key] = entry
-            if followed or not flying <= self._bad.keys():
+                        self._got[key] = entry
+            if any(key not in self._got and key not in self._bad for key in wanted):
+                # Others may wait for what is done, while we wait for them.
+                self._keep()
                 if not pause:
                     deadline = time.monotonic() + FOLLOW_S
                 pause = min(_LONGEST_POLL_S, 2 * pause or _POLL_S)
                 yield pause
                 # Who asked is told while it waits as well, so that a deadline of theirs counts.
-                self._tell(got)
-        return got
+                self._tell()
 
-    def _land(self, made: Mapping[str, Entry], flying: set[str], got: dict[str, Entry]) -> None:
+    def _land(self, made: Mapping[str, Entry]) -> None:
         """Take windows, and hand those that were claimed to whoever follows."""
-        got.update(made)
-        for key in flying & made.keys():
-            flying.remove(key)
+        self._got.update(made)
+        for key in self._claimed & made.keys():
             self._cache.flights.land(key, made[key])
-            self._landed.append(key)
-        if made.keys() - {self._head_key}:
-            self._tell(got)
+        if made.keys() - {self._head and self._head.key}:
+            self._tell()
 
     def _lock(self, key: str) -> bool:
-        """Be the only process that encodes a window; False if another one is."""
+        """Be the only process that encodes a window; False if it is there or another one is."""
         disk = self._cache.disk
-        lock = None if disk is None else disk.try_lock(key)
+        if key in self._got or disk is None or key in self._locks:
+            return key not in self._got
+        lock = disk.try_lock(key)
         if lock is not None:
             self._locks[key] = lock
-        return disk is None or lock is not None
-
-    def _written_meanwhile(self, locked: Sequence[str]) -> dict[str, Entry]:
-        """Another process may have written a window after it was missed and before its lock."""
-        disk = self._cache.disk
-        there = [] if disk is None else [key for key in locked if key in disk]
-        found = self._cache.from_disk(there, self._device)
-        self._joined += len(found)
-        return found
+        return lock is not None
 
     def _encode(
         self, wanted: Sequence[_Wanted], prefix: Window | None
@@ -283,7 +265,7 @@ class _Request:
         if not wanted:
             return
         ids, starts = [one.ids for one in wanted], [one.start for one in wanted]
-        refinement = None if wanted[0].source is _PREFIX else self._asked.method.refinement
+        refinement = None if wanted[0] is self._head else self._asked.method.refinement
         ttl = self._asked.ttl or self._cache.ttl
         begun = time.perf_counter()
         for views in self._encoder.encode_batches(prefix, ids, starts, refinement):
@@ -327,19 +309,10 @@ class _Request:
                 wait=self._asked.patient,
             )
 
-    def _release(self) -> None:
-        """Give back what was claimed; what this request keeps must be kept by now."""
-        while self._landed:
-            self._cache.flights.retire(self._landed.pop())
-        while self._locks:
-            self._locks.popitem()[1].release()
-
-    def _tell(self, got: Mapping[str, Entry]) -> None:
+    def _tell(self) -> None:
         if self._asked.on_encoded is not None:
-            total = len(self._asked.windows)
-            self._asked.on_encoded(
-                min(total, self._done + len(got.keys() - {self._head_key})), total
-            )
+            done = sum(one.key in self._got for one in self._wanted)
+            self._asked.on_encoded(done, len(self._asked.windows))
 
     def _check(self) -> None:
         for source in self._bad.values():

@@ -33,7 +33,6 @@ from rag_windows.cache import codec
 from rag_windows.cache.codec import Entry, Stored
 from rag_windows.errors import CacheError
 
-VERSION = 2
 ALIGNMENT = 64
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 20
@@ -50,32 +49,23 @@ _DTYPES = {
     "I8": torch.int8,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_START = b'{"__metadata__":{"format":"rag-windows window %d","seal":"'
-_MAGIC = _START % VERSION
-_OLDER = tuple(_START % version for version in range(1, VERSION))
+_MAGIC = b'{"__metadata__":{"format":"rag-windows window 2","seal":"'
 _SEAL = slice(LENGTH_BYTES + len(_MAGIC), LENGTH_BYTES + len(_MAGIC) + 64)
 
 
 class FormatError(CacheError):
     """A file isn't what it should be, so its entry is a miss.
 
-    Attributes:
-        inode: which file it was, as somebody may have replaced it meanwhile; None if not known.
+    `inode` says which file it was, as somebody may have replaced it meanwhile.
     """
 
     inode: int | None = None
 
 
-class OutdatedError(FormatError):
-    """An older version wrote the file, or its time is up."""
-
-
 class Note(BaseModel):
-    """What a file says of its entry (see `Entry`), and what decoding needs.
+    """What a file says of its entry, and what decoding needs.
 
-    Attributes:
-        runs: for each tensor of the payload: which of the stored form's tensors are stacked in it.
-        digest: name and value of the payload's digest.
+    `runs` says for each tensor of the payload which of the stored form's tensors it stacks.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -116,10 +106,9 @@ class OpenFile:
         """Whether it has labels that only the catalog holds; such a file can't be written."""
         return not self.state.st_mode & stat.S_IWUSR
 
-    def require_current(self, now: float) -> None:
-        """Refuse an entry whose time is up at unix time `now`; so it is if its time is NaN."""
-        if self.note.expires is not None and not now < self.note.expires:
-            raise OutdatedError("its time is up.")
+    def expired(self, now: float) -> bool:
+        """Whether its time is up at unix time `now`; so it is if its time is NaN."""
+        return self.note.expires is not None and not now < self.note.expires
 
 
 def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
@@ -204,11 +193,9 @@ def opened(path: str, key: str) -> Iterator[OpenFile]:
         error.inode = inode
         raise
     except OSError as error:
-        if error.errno != errno.ELOOP and (inode is None or error.errno != errno.EIO):
-            raise
-        wrong = FormatError(f"the file is a link, or the medium can't be read: {error}.")
-        wrong.inode = inode
-        raise wrong from error
+        if error.errno == errno.ELOOP:
+            raise FormatError("the file is a link.") from error
+        raise
 
 
 def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> Entry:
@@ -245,8 +232,6 @@ def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> 
 
 def read_header(header: bytes, key: str) -> tuple[Note, list[Tensor]]:
     """Prove a header right and that it belongs to `key`."""
-    if header.startswith(_OLDER, LENGTH_BYTES):
-        raise OutdatedError("an older version wrote the file.")
     if not header.startswith(_MAGIC, LENGTH_BYTES):
         raise FormatError("the file is no window of this format and version.")
     if header_length(header) != len(header) or not hmac.compare_digest(_sealed(header), header):

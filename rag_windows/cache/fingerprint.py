@@ -455,7 +455,7 @@ def _offloaded(
         for kind in ("_parameters", "_buffers") if kept is not None else ():
             for own, tensor in getattr(module, kind).items():
                 if tensor is not None and tensor.device.type == "meta":
-                    found[f"{name}.{kind}.{own}"] = (kept, own)
+                    found[f"{name}.{kind}.{own}"] = kept, own
     return found
 
 

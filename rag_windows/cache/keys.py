@@ -62,9 +62,7 @@ class KeyScope:
     """Keys of all windows that one prefix of one model can have.
 
     A key is the HMAC-SHA256, under the salt, of all that the keys and values of a window depend
-    on, each part led by its length. Who does not know the salt can neither compute a key nor tell
-    from one what it stands for. The tokenizer stands in it so that a changed one starts afresh
-    rather than meet windows by the chance of equal ids.
+    on, each part led by its length.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import threading
 import time
 from pathlib import Path
 
@@ -18,8 +17,6 @@ except ImportError:  # Windows
 else:
     LOCKS_WORK = True
 
-_LONGEST_NAP_S = 0.004
-
 
 def require_locks() -> None:
     """Refuse to keep windows on disk where the system has no POSIX file locks."""
@@ -31,25 +28,24 @@ def require_locks() -> None:
 
 
 class FileLock:
-    """A lock that is held until `release`; its file goes with it. Any thread may release it.
+    """A lock that is held until `release`, by any thread; its file goes with it.
 
     Without a file it locks nothing.
     """
 
     def __init__(self, path: Path | None = None, descriptor: int = -1) -> None:
         self._path, self.descriptor = path, descriptor
-        self._held = threading.Semaphore(1)
 
     def release(self) -> None:
         """Give it back; again does nothing."""
-        if self._path is None or not self._held.acquire(blocking=False):
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(self._path)
-        with contextlib.suppress(OSError):
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # also for children forked meanwhile
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
+        path, self._path = self._path, None
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # also for children forked meanwhile
+            with contextlib.suppress(OSError):
+                os.close(self.descriptor)
 
     def __enter__(self) -> FileLock:
         return self
@@ -65,7 +61,6 @@ def lock_file(path: Path, wait_s: float = 0.0) -> FileLock | None:
         OSError: the file can't be opened or locked, or is a link.
     """
     deadline = time.monotonic() + wait_s
-    nap = 0.0002
     flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.ExitStack() as stack:
@@ -82,5 +77,4 @@ def lock_file(path: Path, wait_s: float = 0.0) -> FileLock | None:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     return None
-                time.sleep(nap * random.uniform(0.5, 1.5))
-                nap = min(nap * 1.5, _LONGEST_NAP_S)
+        time.sleep(random.uniform(0.0005, 0.004))

@@ -27,12 +27,10 @@ _TENSOR_BYTES = 512  # of one tensor's object
 
 
 class MemoryTier(Tier):
-    """Entries in memory, under a limit in bytes.
+    """Entries in memory; the limit counts tensors and an estimate of the objects around them.
 
-    Tensors are copied in and decoded outside the lock, which is held for bookkeeping alone. What
-    `get_many` returns is shared between all who ask and must never be written to. A window that was
-    dropped lives on until the last request that reads it has ended. The limit counts blocks of
-    tensors and an estimate of the Python objects around them.
+    What `get_many` returns is shared between all who ask and must never be written to; what was
+    dropped lives on until the last request that reads it has ended.
     """
 
     def __init__(self, limit_bytes: int, store: str = EXACT, device: torch.device = HOST) -> None:
@@ -71,11 +69,11 @@ class MemoryTier(Tier):
         if sum(tensor.nbytes for tensor in stored.tensors) > self._limit_bytes:
             return "refused"  # spares the copy
         try:
-            tensors = in_one_block(stored.tensors, self._device, pin=self._pin)
+            tensors = _in_one_block(stored.tensors, self._device, pin=self._pin)
         except MemoryError:
             return "failed"
         stored = Stored(tensors, stored.description)
-        size = block_bytes(tensors) + _OBJECT_BYTES + _TENSOR_BYTES * len(tensors)
+        size = _block_bytes(tensors) + _OBJECT_BYTES + _TENSOR_BYTES * len(tensors)
         # An int of CPython takes 28 bytes, in steps of 16.
         size += sys.getsizeof(window.ids) + 32 * len(window.ids)
         size += sum(sys.getsizeof(label) for label in entry.labels)
@@ -101,14 +99,13 @@ class MemoryTier(Tier):
                 self._held[key] = replace(entry, labels=merged), stored
 
     def keys_with(self, labels: Collection[str]) -> list[str]:
-        """Keys of the entries that carry any of these labels."""
-        wanted = set(labels)
+        """Keys of the entries that carry any of the labels."""
         with self._lock:
             there = list(self._held.items())
-        return [key for key, (entry, _) in there if not wanted.isdisjoint(entry.labels)]
+        return [key for key, (entry, _) in there if not set(labels).isdisjoint(entry.labels)]
 
     def clear(self) -> None:
-        """Drop all entries. Counters stay, counted uses don't."""
+        """Drop all entries."""
         with self._lock:
             dropped, self._held = self._held, {}
             self._policy.clear()
@@ -140,19 +137,13 @@ class MemoryTier(Tier):
         return len(dropped)
 
 
-def in_one_block(
+def _in_one_block(
     tensors: Sequence[torch.Tensor], device: torch.device, *, pin: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors as contiguous views of one block on a device that holds just them.
+    """The tensors as views of one block on a device; page-locked, so that copies run beside work.
 
     A slice keeps the whole batch that it was cut from alive; these don't. Tensors that share such a
     block already are returned as they are, or copied with it as a whole.
-
-    Args:
-        tensors: of any shapes and dtypes, on any devices.
-        device: where the block is to be.
-        pin: in page-locked host memory, from which copies to an accelerator run beside its other
-            work.
 
     Raises:
         MemoryError: there is no room for the block.
@@ -183,11 +174,20 @@ def in_one_block(
     return views
 
 
-def block_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Bytes that tensors keep alive: those of their blocks, each counted once.
+def _block_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The bytes of the one storage that these tensors fill, or None if there is no such one."""
+    own = sum(tensor.nbytes for tensor in tensors)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    if len(storages) != 1 or not all(tensor.is_contiguous() for tensor in tensors):
+        return None
+    storage = tensors[0].untyped_storage()
+    if storage.nbytes() > own * _SLACK + ALIGNMENT * len(tensors):
+        return None
+    return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage)
 
-    Page-locked blocks count as torch allocates them, rounded up to a power of two.
-    """
+
+def _block_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes of the blocks that tensors keep alive; torch rounds page-locked ones up."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
         size = tensor.untyped_storage().nbytes()
@@ -198,10 +198,7 @@ def block_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def placed(window: Window, devices: Sequence[torch.device]) -> Window:
-    """A window whose layers are on these devices; itself if they are.
-
-    The processor does not wait for copies from page-locked host memory to an accelerator.
-    """
+    """A window whose layers are on these devices; itself if they are."""
     pairs = zip((*window.keys, *window.values), (*devices, *devices), strict=True)
     if all(tensor.device == device for tensor, device in pairs):
         return window
@@ -212,7 +209,7 @@ def _in_blocks(window: Window, devices: Sequence[torch.device], *, pin: bool = F
     made, wanted = [*window.keys, *window.values], [*devices, *devices]
     for device in dict.fromkeys(wanted):
         places = [index for index, other in enumerate(wanted) if other == device]
-        block = in_one_block([made[index] for index in places], device, pin=pin)
+        block = _in_one_block([made[index] for index in places], device, pin=pin)
         for index, tensor in zip(places, block, strict=True):
             made[index] = tensor
     return replace(window, keys=tuple(made[: len(devices)]), values=tuple(made[len(devices) :]))
@@ -247,19 +244,6 @@ def layer_devices(model: PreTrainedModel, layers: int) -> list[torch.device]:
         if weight is not None and weight.device.type != "meta":
             found[index] = weight.device
         elif placed_on is not None:
-            found[index] = (
-                torch.device("cuda", placed_on) if isinstance(placed_on, int) else placed_on
-            )
+            named = ("cuda", placed_on) if isinstance(placed_on, int) else (placed_on,)
+            found[index] = torch.device(*named)
     return found
-
-
-def _block_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The bytes of the one storage that these tensors fill, or None if there is no such one."""
-    own = sum(tensor.nbytes for tensor in tensors)
-    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    if len(storages) != 1 or not all(tensor.is_contiguous() for tensor in tensors):
-        return None
-    storage = tensors[0].untyped_storage()
-    if storage.nbytes() > own * _SLACK + ALIGNMENT * len(tensors):
-        return None
-    return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+import os
 import re
+import shutil
+import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -16,28 +20,97 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from rag_windows.cache.codec import EXACT, Entry, check_store
-from rag_windows.cache.counters import CacheStats, prometheus_text
 from rag_windows.cache.disk import MOST_LABELS, DiskTier
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.locks import LOCKS_WORK
 from rag_windows.cache.memory import MemoryTier, to_host
-from rag_windows.cache.sizes import Size, default_folder, free_disk, free_memory, parse_size
-from rag_windows.cache.tier import Tier
+from rag_windows.cache.tier import CacheStats, Tier, prometheus_text
 from rag_windows.errors import CacheError, InputError
 from rag_windows.threads import Lock, Worker, in_children
 
 logger = logging.getLogger(__name__)
 
+Size = int | str
+"""Bytes, a text such as "4GiB" or "500MB", or a share of what is free now, such as "25%"."""
+
 DEFAULT_DISK = "50GiB"
 """Taken where a path is given but no size, and at most by `cache=True`."""
 
+FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
+
 _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.2  # of what is free; what `cache=True` takes
-_WAITING_SHARE, _LEAST_WAITING = (
-    0.25,
-    256 << 20,
-)  # bytes to be written: of the memory tier; at least
+_WAITING_SHARE, _LEAST_WAITING = 0.25, 256 << 20  # to be written: of the memory tier; at least
+_UNKNOWN_MEMORY = 4 << 30
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECASE)
+_GROUPS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def parse_size(size: Size, name: str, free: int | None = None) -> int:
+    """Bytes of a size, or of a share of what is free.
+
+    Raises:
+        InputError: no size, or not above zero.
+    """
+    value = 0
+    match = _SIZE.fullmatch(str(size).strip() if isinstance(size, int | str) else "")
+    if match and match[2] != "%":
+        with contextlib.suppress(ValidationError, OverflowError):
+            value = int(TypeAdapter(ByteSize).validate_python(match[0].lower()))
+    elif match and free is not None and float(match[1]) <= 100:
+        value = int(free * float(match[1]) / 100)
+    if value < 1:
+        raise InputError(
+            f"{name}={size!r} is no size; give bytes, a text such as '4GiB' or '500MB', or a share "
+            "of what is free, such as '25%'."
+        )
+    return value
+
+
+def free_memory() -> int:
+    """Bytes of host memory that this process could still take, limits of a container included."""
+    free = [_available()]
+    for names in _GROUPS:
+        with contextlib.suppress(OSError, ValueError):  # no such group, or "max" for no limit
+            most, taken = (int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in names)
+            free.append(max(0, most - taken))
+    return min(free)
+
+
+def _available() -> int:
+    with contextlib.suppress(OSError):  # not Linux
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        if match := re.search(r"^MemAvailable:\s*(\d+)", text, re.MULTILINE):
+            return int(match[1]) * 1024
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return _UNKNOWN_MEMORY
+
+
+def free_disk(path: Path) -> int:
+    """Bytes free on the file system that `path` lies on, or would lie on."""
+    for folder in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(folder).free
+    return 0
+
+
+def default_folder() -> Path:
+    """``RAG_WINDOWS_CACHE_DIR``, else a folder in the platform's cache folder; not created here."""
+    if chosen := os.environ.get(FOLDER_VARIABLE):
+        return Path(chosen).expanduser()
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:  # the specification wants an absolute path
+        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+    return base / "rag-windows" / "windows"
 
 
 class PassageCache:
@@ -213,10 +286,10 @@ class PassageCache:
         return sum(tier.prune(now) for tier in self._tiers())
 
     def verify(self) -> tuple[int, int]:
-        """Read every entry on disk and put aside those that can't be proved right.
+        """Read every entry on disk and delete those that can't be proved right.
 
         Returns:
-            How many were read, and how many of them were put aside.
+            How many were read, and how many of them were deleted.
 
         Raises:
             CacheError: there is no disk tier.
@@ -243,7 +316,7 @@ class PassageCache:
         self.close()
 
     def _drop(self, *calls: Callable[[Tier], object]) -> None:
-        """Drop entries from every tier, for good: every call on all tiers, one after the other.
+        """Drop entries from every tier, for good.
 
         Twice: a read that begins in the midst of the first round may find an entry that is still
         on disk, and put it into a fast tier that is through already. The second round's epoch
@@ -290,10 +363,11 @@ class PassageCache:
             found |= tier.get_many(missing) if missing else {}
         return found
 
-    def come(self, keys: Iterable[str]) -> dict[str, Entry]:
-        """Entries that came into host memory since they were missed there."""
+    def again(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
+        """Entries on disk, and those that came into host memory since they were missed there."""
         memory = self.memory
-        return {} if memory is None else memory.get_many([key for key in keys if key in memory])
+        came = {} if memory is None else memory.get_many([key for key in keys if key in memory])
+        return came | self.from_disk([key for key in keys if key not in came], device)
 
     def from_disk(
         self, keys: Sequence[str], device: torch.device | None = None
@@ -339,11 +413,11 @@ class PassageCache:
         done: Callable[[], None] | None = None,
         wait: bool = False,
     ) -> None:
-        """Store an entry: at once in the fast tiers, and on disk by a thread of its own.
+        """Store a compact entry: at once in the fast tiers, and on disk by a thread of its own.
 
         Args:
             key: of the entry.
-            entry: compact and computed, on any device.
+            entry: its tensors are compact, computed, and on any device.
             epoch: in which its encoding began.
             device: of the model, if its windows may stay there.
             done: called when the entry is where it will be, or when it will not be.
@@ -381,9 +455,8 @@ class PassageCache:
     def count(self, **amounts: float) -> None:
         """Add to the counters; see `CacheStats`."""
         with self._shared.lock:
-            counts = self._shared.counts
             for name, amount in amounts.items():
-                counts[name] = counts.get(name, 0) + amount
+                self._shared.counts[name] += amount
 
 
 @dataclass
@@ -392,16 +465,15 @@ class _Shared:
 
     lock: Lock = field(default_factory=Lock)
     epoch: int = 0
-    counts: dict[str, Any] = field(default_factory=dict)
+    counts: defaultdict[str, Any] = field(default_factory=lambda: defaultdict(int))
     devices: dict[torch.device, MemoryTier] = field(default_factory=dict)
 
 
 class Flights:
-    """Claims on keys: the first thread to claim one leads, the others follow it.
+    """Claims on keys: the first request to claim one leads, the others follow it.
 
-    A leader must land every claim once, and retire those that landed with an entry; a follower that
-    gets none (the leader failed, was cancelled, or took too long) does the work itself. Leading
-    before following keeps two requests that wait for parts of each other from waiting for ever.
+    A leader must end every claim; a follower that got no entry by then (the leader failed or was
+    cancelled) does the work itself.
     """
 
     def __init__(self) -> None:
@@ -414,7 +486,7 @@ class Flights:
         self._flying: dict[str, Future[Entry | None]] = {}
 
     def claim(self, keys: Iterable[str]) -> tuple[list[str], dict[str, Future[Entry | None]]]:
-        """Claim keys; those that this thread leads now, and those that another leads already."""
+        """Claim keys; those that this request leads now, and those that another leads already."""
         with self._lock:
             asked = list(dict.fromkeys(keys))
             theirs = {key: self._flying[key] for key in asked if key in self._flying}
@@ -423,18 +495,15 @@ class Flights:
         return mine, theirs
 
     def land(self, key: str, entry: Entry | None) -> None:
-        """Tell followers what came of a claim; None tells them to do it themselves.
-
-        With an entry the claim stays until it is retired, so that whoever comes before the entry
-        can be found elsewhere gets it from here. Without one it ends at once.
-        """
+        """Hand followers an entry; the claim stays, so that whoever comes later gets it, too."""
         with self._lock:
-            flight = self._flying.get(key) if entry is not None else self._flying.pop(key, None)
-        if flight is not None:  # else the parent's, in a child that was forked on the way
+            flight = self._flying.get(key)
+        if flight is not None and not flight.done():  # else the parent's, in a forked child
             flight.set_result(entry)
 
-    def retire(self, key: str) -> None:
-        """End a claim that landed with an entry: it is stored now, or never will be."""
+    def end(self, key: str) -> None:
+        """End a claim: its entry is stored now, or never will be."""
+        self.land(key, None)
         with self._lock:
             self._flying.pop(key, None)
 
@@ -442,9 +511,8 @@ class Flights:
 class Writer:
     """One thread that does jobs in order, with a bound on the bytes that wait.
 
-    The thread starts with a job and ends when nothing is left to do, so that a cache that is not
-    used holds none, and a process that forks has a working one on both sides. One job that is
-    larger than `limit_bytes` waits alone.
+    The thread starts with a job and ends when nothing is left to do. One job that is larger than
+    the bound waits alone.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -461,10 +529,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None], nbytes: int, *, wait: bool = False) -> bool:
-        """Hand over a job that keeps so many bytes in memory while it waits.
-
-        False if there is no room for it, unless it shall wait for room, or the writer is closed.
-        """
+        """Hand over a job that keeps so many bytes in memory; False if there is no room for it."""
         with self._change:
             if wait:
                 self._change.wait_for(lambda: self._closed or self._has_room(nbytes))

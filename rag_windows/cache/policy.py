@@ -1,12 +1,11 @@
-"""Which windows to keep under a limit in bytes.
+"""Which windows to keep under a limit in bytes; docs/passage_cache.md has the measurements.
 
-Kept is what saves most seconds of encoding per byte: a window's worth is its uses lately times the
-seconds that encoding it takes, over its bytes, as in Greedy-Dual-Size-Frequency (Cherkasova, HP
-Labs 1998; RAGCache, https://arxiv.org/abs/2404.12457). Uses are counted for windows that aren't
-held, too, and a newcomer must be worth more than all it displaces (TinyLFU, size-aware:
-https://arxiv.org/abs/1512.00727, https://arxiv.org/abs/2105.08770). How fast uses are forgotten is
-chosen while running: simulated caches, of keys without tensors, replay the requests with a short, a
-middle and a long memory, and the best one leads. docs/passage_cache.md has the measurements.
+A window's worth is its uses lately times the seconds that encoding it takes, over its bytes, as in
+Greedy-Dual-Size-Frequency (Cherkasova, HP Labs 1998; RAGCache, https://arxiv.org/abs/2404.12457).
+Uses are counted for windows that aren't held, too, and a newcomer must be worth more than all it
+displaces (TinyLFU, size-aware: https://arxiv.org/abs/1512.00727, https://arxiv.org/abs/2105.08770).
+Simulated caches, of keys without tensors, replay the requests with a short, a middle and a long
+memory of uses, and the best one leads.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ _ADVANTAGE = 1.02  # keeps two equally good memories from taking turns
 
 
 class Policy:
-    """Decides what a tier takes in and gives up; keeps no tensors and does no input or output.
-
-    Not thread-safe: the tier's lock guards it. Deterministic: the same calls give the same victims.
-    `touch` and `admit` take O(log n) for n windows held (`touch` now and then O(n), when the
-    leading memory changes).
+    """Decides what a tier takes in and gives up; keeps no tensors. Not thread-safe, deterministic.
 
     A use counts 1 and loses half of that every half-life. The log2 of the sum, relative to a moving
     origin (the clock), only changes when the key is used again, so a heap of such levels stays in
@@ -166,12 +161,9 @@ class Policy:
 
 @dataclass(slots=True)
 class _Member:
-    """One entry's bookkeeping.
+    """A window's bytes, log2 of what one use of it is worth per byte, and its score.
 
-    Attributes:
-        nbytes: its size; at least 1.
-        density: log2 of what one use of it is worth per byte.
-        score: log2 of its decayed number of uses, plus `density`; the lowest goes first.
+    The score is log2 of its decayed number of uses, plus the density; the lowest goes first.
     """
 
     nbytes: int
@@ -179,17 +171,15 @@ class _Member:
     score: float
 
     def used(self, level: float) -> None:
-        """Note a use: `level` is log2 of all of them."""
         # Uses of a key that was long unused may have been forgotten; the heap needs rising scores.
         self.score = max(self.score, level + self.density)
 
 
 class _Ranking:
-    """Members under a limit in bytes; finding victims takes O(log n), a use O(1).
+    """Members under a limit in bytes, the one of the lowest score first.
 
     A use only raises a score, so the heap may hold an older, lower one: what comes up first is
-    checked against the member and put back if it has risen since. Equal scores go by key, so equal
-    histories give equal victims.
+    checked against the member and put back if it has risen since.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -231,13 +221,11 @@ class _Ranking:
         return None
 
     def pop(self, key: str) -> _Member | None:
-        """Let a key go; None if it was no member."""
         member = self.members.pop(key, None)
         self.nbytes -= 0 if member is None else member.nbytes
         return member
 
     def rebuild(self) -> None:
-        """Put the heap in order after scores fell."""
         self._heap = [(member.score, key) for key, member in self.members.items()]
         heapq.heapify(self._heap)
 

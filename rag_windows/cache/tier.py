@@ -1,28 +1,106 @@
-"""What all tiers have in common: keys, counters, and a policy for what is worth its room."""
+"""What all tiers have in common, and what they and the cache did, as numbers and for Prometheus."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from rag_windows.cache.codec import Entry, check_store
-from rag_windows.cache.counters import TierStats
 from rag_windows.cache.keys import check_key
 from rag_windows.cache.policy import Policy
+from rag_windows.errors import InputError
 from rag_windows.threads import in_children
 
 Outcome = Literal["stored", "refused", "failed"]
 """What came of storing an entry."""
 
 
+def _number(text: str, metric: str | None = None) -> Any:
+    """A number and what it counts; its metric's name, if that is another one."""
+    return field(default=0, metadata={"text": text, "metric": metric})
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """One tier: what it holds now, and counters since it was opened."""
+
+    entries: int = _number("Windows held.")
+    bytes: int = _number("Bytes held.")
+    limit_bytes: int = _number("Most bytes that may be held.")
+    hits: int = _number("Windows asked for and returned.")
+    misses: int = _number("Windows asked for and not returned.")
+    stored: int = _number("Windows taken in.")
+    evictions: int = _number("Windows dropped to make room.")
+    refused: int = _number("Windows not taken in.")
+    expired: int = _number("Windows dropped because their time was up.")
+    removed: int = _number("Windows dropped on request.")
+    quarantined: int = _number("Damaged windows, deleted.")
+    failed: int = _number("Errors of the device or the file system.")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """The whole cache; `tiers` by name ("device", "memory", "disk"), fastest first.
+
+    A window that one tier misses and the next one has is a hit here, so the sums over tiers differ
+    from these.
+    """
+
+    hits: int = _number("Windows that needed no encoding.")
+    misses: int = _number("Windows that had to be encoded.")
+    joined: int = _number("Hits that another caller was encoding already.")
+    cached_tokens: int = _number("Tokens of the hits.")
+    seconds_saved: float = _number("What encoding the hits had taken.", "saved_seconds")
+    seconds_spent: float = _number("What encoding the misses took.", "spent_seconds")
+    tiers: Mapping[str, TierStats] = field(default_factory=dict)
+
+
+_GAUGES = {"entries", "bytes", "limit_bytes"}
+
+
+def prometheus_text(stats: CacheStats, labels: Mapping[str, str]) -> str:
+    """Write statistics in the exposition format 0.0.4, with these labels on every sample.
+
+    https://prometheus.io/docs/instrumenting/exposition_formats/
+
+    Raises:
+        InputError: if a label's name is not one that the format allows.
+    """
+    for name in labels:
+        if name == "tier" or name.startswith("__") or not (name.isidentifier() and name.isascii()):
+            raise InputError(
+                f"{name!r} can't be a label's name; use ASCII letters, digits and underscores "
+                "(and not 'tier')."
+            )
+    tiers = [({**labels, "tier": name}, tier) for name, tier in stats.tiers.items()]
+    owners = (("", CacheStats, [(labels, stats)]), ("_tier", TierStats, tiers))
+    lines: list[str] = []
+    for part, kind, samples in owners:
+        for one in (one for one in fields(kind) if samples and "text" in one.metadata):
+            total = "" if one.name in _GAUGES else "_total"
+            metric = f"rag_windows_cache{part}_{one.metadata['metric'] or one.name}{total}"
+            lines.append(f"# HELP {metric} {one.metadata['text']}")
+            lines.append(f"# TYPE {metric} {'counter' if total else 'gauge'}")
+            for given, owner in samples:
+                inside = ",".join(f'{name}="{_escape(text)}"' for name, text in given.items())
+                shown = f"{{{inside}}}" if inside else ""
+                lines.append(f"{metric}{shown} {getattr(owner, one.name)!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
 class Tier(ABC):
     """Keeps entries under a limit in bytes; threads may share one.
 
-    What goes wrong is a miss, or an entry that is not kept, never an error. A tier of another kind
-    says how to look, put, drop, and what it holds; `_lock` guards policy and counters.
+    What goes wrong is a miss, or an entry that is not kept, never an error. `_lock` guards policy
+    and counters.
     """
 
     def __init__(self, limit_bytes: int, store: str) -> None:
@@ -34,7 +112,7 @@ class Tier(ABC):
         in_children(self)
 
     def after_fork(self) -> None:
-        """A child looks anew what is there; what is counted is the parent's."""
+        """A child looks anew what is there."""
         self._lock = threading.Lock()
         self._policy = Policy(self._limit_bytes)
 
@@ -106,12 +184,6 @@ class Tier(ABC):
 
     @abstractmethod
     def _holds(self) -> tuple[int, int]: ...
-
-    def _forget(self, keys: Iterable[str]) -> None:
-        """Entries are gone for another reason than for want of room."""
-        with self._lock:
-            for key in keys:
-                self._policy.forget(key)
 
     def _count(self, **counts: int) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ByteSize
 
 from rag_windows.cli import options
 from rag_windows.cli.options import ModelOptions, SearchOptions, loaded_model, open_corpus, quieten
@@ -64,10 +65,10 @@ def warm(
 
 @cache.command()
 def verify(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
-    """Read every window and put aside those that can't be proved right."""
+    """Read every window and delete those that can't be proved right."""
     with _open(cache_dir) as opened, progress("Reading every window"):
         checked, quarantined = opened.verify()
-    line = f"{checked} windows read, {quarantined} of them put aside."
+    line = f"{checked} windows read, {quarantined} of them deleted."
     _print(json, line, checked=checked, quarantined=quarantined)
 
 
@@ -134,9 +135,7 @@ def _held(opened: PassageCache) -> dict[str, Any]:
 
 
 def _size(size: int) -> str:
-    from rag_windows.cache.sizes import show_size
-
-    return show_size(size)
+    return ByteSize(size).human_readable(separator=" ")
 
 
 def _print(as_json: bool, line: str, **result: Any) -> None:

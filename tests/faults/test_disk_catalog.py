@@ -1,11 +1,10 @@
-"""Row: the catalog deleted, truncated, overwritten, of another format; processes forked, killed.
+"""Row: the catalog deleted, truncated, overwritten, of another format; a full disk; forks.
 
 Must show: every window still found and right, the limit kept, `invalidate` never misses an entry.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import signal
@@ -21,37 +20,39 @@ import pytest
 from rag_windows.cache import disk
 from tests.rag_windows.cache.disk_cases import (
     FULL,
+    STATEMENTS,
     System,
     TellingConnection,
     end_of,
     entry_of,
     entry_path,
+    filled,
     folder_bytes,
+    held,
     in_child,
     key_of,
     names,
     on,
-    right,
     tier,
+    warned,
 )
 
 NUMBERS = range(6)
 KEYS = [key_of(number) for number in NUMBERS]
-STATEMENTS = {"connect", "execute", "executemany", "executescript"}
 
 
 def database(folder: Path) -> Path:
     return folder / "catalog" / "windows.sqlite"
 
 
-def rows(folder: Path) -> set[str]:
-    with closing(sqlite3.connect(database(folder))) as connection:
-        return {key for (key,) in connection.execute("SELECT key FROM entries")}
-
-
-def altered(folder: Path, statement: str) -> None:
+def told(folder: Path, statement: str) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(database(folder), isolation_level=None)) as connection:
-        connection.execute(statement)
+        return connection.execute(statement).fetchall()
+
+
+def rows(folder: Path) -> set[str]:
+    """Files, as the catalog knows them."""
+    return {f"{key}.safetensors" for (key,) in told(folder, "SELECT key FROM entries")}
 
 
 def with_all(folder: Path, change: Callable[[bytes], bytes]) -> None:
@@ -77,10 +78,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut": lambda folder: with_all(folder, lambda data: data[: len(data) // 2 + 7]),
     "garbage": lambda folder: with_all(folder, lambda data: os.urandom(len(data))),
     "zeros": lambda folder: with_all(folder, lambda data: b"\0" * len(data)),
-    "another format": lambda folder: altered(folder, "PRAGMA user_version = 7"),
-    "no table": lambda folder: altered(folder, "DROP TABLE labels"),
-    "no numbers": lambda folder: altered(folder, "UPDATE entries SET nbytes = 'many'"),
-    "foreign keys": lambda folder: altered(folder, "UPDATE entries SET key = '../' || key"),
+    "another format": lambda folder: told(folder, "PRAGMA user_version = 7"),
+    "no table": lambda folder: told(folder, "DROP TABLE labels"),
+    "no numbers": lambda folder: told(folder, "UPDATE entries SET nbytes = 'many'"),
+    "foreign keys": lambda folder: told(folder, "UPDATE entries SET key = '../' || key"),
     "a pipe": lambda folder: piped(database(folder)),
 }
 
@@ -90,8 +91,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_whatever_happens_to_the_catalog(
     tmp_path: Path, damage: str, opened: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = tier(tmp_path)
-    assert all(first.put(key_of(number), entry_of(number)) for number in NUMBERS)
+    first = filled(tmp_path, NUMBERS)
     limit = folder_bytes(tmp_path)
     if opened == "before":
         first.close()
@@ -100,15 +100,14 @@ def test_whatever_happens_to_the_catalog(
     else:
         user = tier(tmp_path, limit)
         DAMAGES[damage](tmp_path)
-    found = user.get_many(KEYS)
-    assert all(right(found[key_of(number)], number) for number in NUMBERS)
+    assert held(user, NUMBERS) == [*NUMBERS]
     # Every entry is found by its labels, and nothing else goes.
     assert sorted(user.keys_with(["passage-2"])) == [KEYS[2]]
     user.keys_with(["document"])  # a change that failed has made way for the next one
     assert sorted(user.keys_with(["document"])) == sorted(KEYS)
     assert user.remove([KEYS[2]]) == 1
     assert user.put(KEYS[2], entry_of(2)) or user.put(KEYS[2], entry_of(2))
-    assert sorted(user.get_many(KEYS)) == sorted(KEYS)
+    assert held(user, NUMBERS) == [*NUMBERS]
     for number in range(10, 20):
         user.get_many([key_of(number)] * 3)
         user.put(key_of(number), entry_of(number))
@@ -116,15 +115,14 @@ def test_whatever_happens_to_the_catalog(
     assert user.prune(0.0) == 0
     user.close()
     user = tier(tmp_path, limit)
-    assert rows(tmp_path) == {name.removesuffix(".safetensors") for name in names(tmp_path)}
+    assert rows(tmp_path) == {*names(tmp_path)}
     assert user.verify()[1] == 0
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) <= 1
+    assert warned(caplog) <= 1
 
 
 @pytest.mark.parametrize("damage", ["deleted", "garbage", "another format"])
 def test_an_entry_whose_labels_are_lost_goes(tmp_path: Path, damage: str) -> None:
-    user = tier(tmp_path)
-    assert all(user.put(key_of(number), entry_of(number)) for number in NUMBERS)
+    user = filled(tmp_path, NUMBERS)
     before = entry_path(tmp_path, 1).read_bytes()
     user.add_labels(KEYS[1], ["copy", "document"])
     assert entry_path(tmp_path, 1).read_bytes() == before, "no file is rewritten"
@@ -133,86 +131,43 @@ def test_an_entry_whose_labels_are_lost_goes(tmp_path: Path, damage: str) -> Non
     DAMAGES[damage](tmp_path)
     after = tier(tmp_path)
     assert after.keys_with(["copy"]) == []
-    assert sorted(after.get_many(KEYS)) == sorted(set(KEYS) - {KEYS[1]})
+    assert held(after, NUMBERS) == [0, 2, 3, 4, 5]
 
 
 def test_an_entry_has_so_many_labels_at_most(tmp_path: Path) -> None:
-    user = tier(tmp_path)
-    assert user.put(KEYS[0], entry_of(0))
+    user = filled(tmp_path, range(1))
     user.add_labels(KEYS[0], [f"more-{number}" for number in range(30)])
     assert len(user.labels([KEYS[0]])[KEYS[0]]) == disk.MOST_LABELS
     user.add_labels(KEYS[1], ["of what is not there"])
     assert user.keys_with(["of what is not there"]) == []
 
 
-def test_kill_at_each_call_that_adds_labels(tmp_path: Path) -> None:
-    """Whatever is left: who is told to forget an id that was noted forgets the entry."""
-
-    def work(folder: Path) -> None:
-        user = tier(folder)
-        user.add_labels(KEYS[1], ["copy"])
-
-    folder = tmp_path / "count"
-    assert tier(folder).put(KEYS[1], entry_of(1))
-    with on(System()) as counting:
-        work(folder)
-    for at in range(1, len(counting.calls) + 1, 1 if FULL else 3):
-        folder = tmp_path / str(at)
-        assert tier(folder).put(KEYS[1], entry_of(1))
-
-        def kill(number: int, name: str, at: int = at) -> None:
-            if number == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def killed(folder: Path = folder, kill: Callable[[int, str], None] = kill) -> None:
-            with on(System(kill)):
-                work(folder)
-
-        assert end_of(in_child(killed)) == -signal.SIGKILL
-        held = rows(folder)
-        assert held == set(KEYS[1:2])
-        if "chmod" in counting.calls[: at - 1] and not tier(folder).keys_with(["copy"]):
-            database(folder).unlink()
-            assert tier(folder).get_many(KEYS) == {}
-
-
-def test_a_lookup_makes_no_statement(tmp_path: Path) -> None:
-    """Uses are written in bunches, never on the way to an answer."""
-    user = tier(tmp_path)
-    assert all(user.put(key_of(number), entry_of(number)) for number in NUMBERS)
+def test_a_lookup_makes_no_statement_and_uses_are_written_together(tmp_path: Path) -> None:
+    filled(tmp_path, NUMBERS)
     with on(System()) as system:
         user = tier(tmp_path)
         system.calls.clear()
         for _ in range(100):
             user.get_many(KEYS)
         assert not STATEMENTS & set(system.calls)
-        user.write_uses()
+        user.labels([])
         assert system.calls.count("executemany") == 1
-    with closing(sqlite3.connect(database(tmp_path))) as connection:
-        (uses,) = connection.execute("SELECT uses FROM entries WHERE key = ?", KEYS[:1]).fetchone()
-    assert uses == 101
+        uses = "SELECT DISTINCT uses FROM entries"
+        assert told(tmp_path, uses) == [(101,)]
+        user.get_many(KEYS)
+        del user  # at the end the rest
+    assert told(tmp_path, uses) == [(102,)]
 
 
-def test_uses_are_written_at_the_end(tmp_path: Path) -> None:
-    user = tier(tmp_path)
-    assert user.put(KEYS[0], entry_of(0))
-    user.get_many(KEYS)
-    del user
-    with closing(sqlite3.connect(database(tmp_path))) as connection:
-        assert connection.execute("SELECT uses FROM entries").fetchall() == [(2,)]
-
-
-def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk(tmp_path: Path) -> None:
     """No file can grow any more, the catalog's neither."""
 
     def work() -> bool:
-        user = tier(tmp_path)
-        assert all(user.put(key_of(number), entry_of(number)) for number in NUMBERS)
+        user = filled(tmp_path, NUMBERS)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (600, resource.RLIM_INFINITY))
         assert not user.put(key_of(10), entry_of(10))
-        found = user.get_many(KEYS)
-        assert all(right(found[key_of(number)], number) for number in NUMBERS)
+        assert held(user, NUMBERS) == [*NUMBERS]
         assert user.keys_with(["passage-3"]) == [KEYS[3]]
         assert user.remove([KEYS[3]]) == 1
         assert KEYS[3] not in user
@@ -236,10 +191,9 @@ def test_where_a_write_ahead_log_is_not_possible(
 
     monkeypatch.setattr(TellingConnection, "execute", old)
     with on(System()):
-        user = tier(tmp_path)
-        assert all(user.put(key_of(number), entry_of(number)) for number in NUMBERS)
+        filled(tmp_path, NUMBERS)
         assert [path.name for path in (tmp_path / "catalog").iterdir()] == ["windows.sqlite"]
-        assert len(tier(tmp_path).get_many(KEYS)) == len(KEYS)
+        assert held(tier(tmp_path), NUMBERS) == [*NUMBERS]
         assert tier(tmp_path).keys_with(["passage-1"]) == [KEYS[1]]
 
 
@@ -258,7 +212,7 @@ def test_a_forked_child_has_a_connection_of_its_own(tmp_path: Path) -> None:
         files = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
         assert not [path for path in files if str(database(tmp_path)) in str(path.readlink())]
         assert user.put(key_of(100), entry_of(100))
-        assert right(user.get_many([key_of(100)])[key_of(100)], 100)
+        assert held(user, range(100, 101)) == [100]
         user.close()
         return True
 
@@ -274,4 +228,4 @@ def test_a_forked_child_has_a_connection_of_its_own(tmp_path: Path) -> None:
     stats = user.stats()
     assert stats.failed == stats.quarantined == 0
     assert user.verify()[1] == 0
-    assert rows(tmp_path) == {name.removesuffix(".safetensors") for name in names(tmp_path)}
+    assert rows(tmp_path) == {*names(tmp_path)}

@@ -10,31 +10,19 @@ from pathlib import Path
 import pytest
 
 from rag_windows import InputError
-from rag_windows.cache.codec import Entry
-from rag_windows.cache.disk import DiskTier
 from tests.rag_windows.cache.disk_cases import (
     entry_of,
     entry_path,
+    filled,
     folder_bytes,
+    held,
     key_of,
     names,
-    right,
     tier,
 )
 
 SIZE = 1200
 """More than a file of `entry_of` takes, and less than two."""
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1_000_000.0
-        monkeypatch.setattr(time, "time", lambda: self.now)
-
-
-def fill(user: DiskTier, numbers: range) -> None:
-    for number in numbers:
-        user.put(key_of(number), entry_of(number))
 
 
 @pytest.mark.parametrize("limit", [SIZE, 5 * SIZE, 20 * SIZE])
@@ -51,17 +39,13 @@ def test_never_over_the_limit(tmp_path: Path, limit: int) -> None:
     assert stats.stored + stats.refused == 40
 
 
-def test_files_found_at_the_start_count(tmp_path: Path) -> None:
-    fill(tier(tmp_path), range(20))
+def test_files_found_at_the_start_or_left_by_others_count(tmp_path: Path) -> None:
+    filled(tmp_path, range(20))
     user = tier(tmp_path, 5 * SIZE)
     assert 0 < folder_bytes(tmp_path) <= 5 * SIZE
     assert user.stats().evictions == 20 - len(names(tmp_path))
-
-
-def test_prune_applies_the_limit_to_what_others_left(tmp_path: Path) -> None:
-    small = tier(tmp_path, 5 * SIZE)
-    fill(tier(tmp_path), range(20))
-    small.prune(0.0)
+    filled(tmp_path, range(20))
+    user.prune(0.0)
     assert 0 < folder_bytes(tmp_path) <= 5 * SIZE
 
 
@@ -73,69 +57,47 @@ def test_too_large_is_refused(tmp_path: Path) -> None:
     assert not tier(tmp_path / "none", 0).put(key_of(1), entry_of(1))
 
 
-def test_what_is_used_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_used_or_costs_much_survives_a_restart(tmp_path: Path) -> None:
     """Frequency counts, not only who was last."""
-    clock = Clock(monkeypatch)
-    user = tier(tmp_path)
-    fill(user, range(10))
+    user = filled(tmp_path, range(10))
+    assert user.put(key_of(3), dataclasses.replace(entry_of(3), cost_s=30.0))
     for _ in range(20):
-        clock.now += 10
         user.get_many([key_of(0), key_of(5)])
-    clock.now += 10
     user.get_many([key_of(9)])
-    user.write_uses()
-    kept = tier(tmp_path, 4 * SIZE)
-    found = kept.get_many([key_of(n) for n in range(10)])
-    assert key_of(0) in found
-    assert key_of(5) in found
-
-
-def test_what_costs_much_survives_a_restart(tmp_path: Path) -> None:
-    user = tier(tmp_path)
-    for number in range(10):
-        entry = dataclasses.replace(entry_of(number), cost_s=30.0 if number == 3 else 0.01)
-        assert user.put(key_of(number), entry)
-    assert key_of(3) in tier(tmp_path, 2 * SIZE)
+    user.labels([])  # uses are written with any change
+    assert {0, 3, 5} <= {*held(tier(tmp_path, 4 * SIZE), range(10))}
 
 
 def test_put_again_replaces(tmp_path: Path) -> None:
     user = tier(tmp_path, 3 * SIZE)
-    assert user.put(key_of(1), entry_of(1))
-    for labels in (("other",), ("document", "other")):
+    for labels in (("document",), ("other",), ("document", "other")):
         assert user.put(key_of(1), dataclasses.replace(entry_of(1), labels=labels))
         assert user.get_many([key_of(1)])[key_of(1)].labels == labels
     assert user.keys_with({"other"}) == [key_of(1)]
     assert folder_bytes(tmp_path) == user.stats().bytes <= SIZE
     # What it took before is free again.
-    for number in range(2, 4):
-        assert user.put(key_of(number), entry_of(number))
+    assert all(user.put(key_of(number), entry_of(number)) for number in (2, 3))
     assert user.stats().entries == 3
 
 
-def expiring(number: int, at: float) -> Entry:
-    return dataclasses.replace(entry_of(number), expires=at)
-
-
 def test_expired_entries_are_misses_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+    now = 1_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
     user = tier(tmp_path)
-    assert user.put(key_of(1), expiring(1, clock.now + 10))
-    assert user.put(key_of(2), expiring(2, clock.now + 20))
-    assert user.put(key_of(3), entry_of(3))
-    assert len(user.get_many([key_of(n) for n in (1, 2, 3)])) == 3
-    clock.now += 10
-    assert sorted(user.get_many([key_of(n) for n in (1, 2, 3)])) == sorted((key_of(2), key_of(3)))
+    for number, until in ((1, now + 10), (2, now + 20), (3, None)):
+        assert user.put(key_of(number), dataclasses.replace(entry_of(number), expires=until))
+    assert held(user, range(4)) == [1, 2, 3]
+    now += 10
+    assert held(user, range(4)) == [2, 3]
     assert not entry_path(tmp_path, 1).exists()
-    assert user.prune(clock.now) == 0
-    assert user.prune(clock.now + 10) == 1
+    assert [user.prune(now), user.prune(now + 10)] == [0, 1]
     assert names(tmp_path) == [entry_path(tmp_path, 3).name]
     assert user.stats().expired == 2
     assert user.stats().quarantined == 0
 
 
 def test_labels(tmp_path: Path) -> None:
-    user = tier(tmp_path)
-    fill(user, range(4))
+    user = filled(tmp_path, range(4))
     strange = dataclasses.replace(entry_of(5), labels=('"\\\n', "ü" * 9000))
     assert user.put(key_of(5), strange)
     assert user.get_many([key_of(5)])[key_of(5)].labels == strange.labels
@@ -145,26 +107,16 @@ def test_labels(tmp_path: Path) -> None:
     assert not user.put(key_of(6), endless)
 
 
-def test_remove_and_clear(tmp_path: Path) -> None:
-    user = tier(tmp_path)
-    fill(user, range(6))
+def test_remove_clear_and_close(tmp_path: Path) -> None:
+    user = filled(tmp_path, range(6))
     assert user.remove([key_of(1), key_of(2), key_of(99)]) == 2
-    assert user.stats().removed == 2
-    assert user.stats().entries == 4
-    entry_path(tmp_path, 3).write_bytes(b"junk")
-    user.get_many([key_of(3)])
+    assert (user.stats().removed, user.stats().entries) == (2, 4)
     user.clear()
     assert names(tmp_path) == []
-    assert folder_bytes(tmp_path) == 0
     assert user.put(key_of(1), entry_of(1))
-    assert right(user.get_many([key_of(1)])[key_of(1)], 1)
-
-
-def test_closed_it_misses(tmp_path: Path) -> None:
-    user = tier(tmp_path)
-    fill(user, range(2))
+    assert held(user, range(2)) == [1]
     user.close()
-    assert user.get_many([key_of(1)]) == {}
+    assert held(user, range(2)) == []
     assert not user.put(key_of(3), entry_of(3))
     assert key_of(1) not in user
     assert user.stats().entries == 0
@@ -180,8 +132,7 @@ def test_clear_and_writes_at_once(tmp_path: Path) -> None:
         try:
             for number in range(begin, begin + 30):
                 user.put(key_of(number), entry_of(number))
-                found = user.get_many([key_of(number)])
-                assert all(right(entry, number) for entry in found.values())
+                held(user, range(number, number + 1))
         except BaseException as error:  # noqa: BLE001 - a thread's error is the test's
             errors.append(error)
 

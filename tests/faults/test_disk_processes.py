@@ -126,9 +126,9 @@ def test_a_stopped_holder_of_the_lock_delays_nobody_for_long(
     os.read(ready, 1)
     os.close(ready)
     os.close(told)
-    user = tier(tmp_path)
     assert catalog.WAIT_S < LONGEST_WAIT_S, "what it is unless told otherwise"
     monkeypatch.setattr(catalog, "WAIT_S", 0.3)
+    user = tier(tmp_path)
     assert user.keys_with(["passage-1"]) == [key_of(1)], "as the files say"
     start = time.monotonic()
     assert right(user.get_many([key_of(1)])[key_of(1)], 1)

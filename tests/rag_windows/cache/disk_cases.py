@@ -1,10 +1,11 @@
-"""Small windows, and a system whose calls fail or kill where a test says."""
+"""Small windows, a system whose calls fail or kill where a test says, and child processes."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import signal
 import sqlite3
@@ -26,7 +27,7 @@ from rag_windows.kv import Window
 FULL = os.environ.get("RAG_WINDOWS_FAULTS") == "full"
 """Whether every case is run; else a sample that fits into the time all tests have."""
 
-LAYERS = 2
+STATEMENTS = {"connect", "execute", "executemany", "executescript"}
 
 
 def key_of(number: int) -> str:
@@ -36,16 +37,9 @@ def key_of(number: int) -> str:
 def entry_of(number: int, tokens: int = 5, dtype: torch.dtype = torch.bfloat16) -> Entry:
     """An entry that depends on its number only."""
     noise = torch.Generator().manual_seed(number)
-
-    def layer(width: int) -> torch.Tensor:
-        return torch.randn(2, tokens, width, generator=noise).to(dtype)
-
-    window = Window(
-        ids=tuple(range(number, number + tokens)),
-        start=3,
-        keys=tuple(layer(4) for _ in range(LAYERS)),
-        values=tuple(layer(6) for _ in range(LAYERS)),
-    )
+    layers = [torch.randn(2, tokens, width, generator=noise).to(dtype) for width in (4, 4, 6, 6)]
+    ids = tuple(range(number, number + tokens))
+    window = Window(ids, start=3, keys=tuple(layers[:2]), values=tuple(layers[2:]))
     return Entry(window, 0.25, ("document", f"passage-{number}"), 1_000_000.0)
 
 
@@ -61,6 +55,26 @@ def right(found: Entry, number: int, tokens: int = 5) -> bool:
     return same_window(found.window, entry_of(number, tokens).window)
 
 
+def tier(folder: Path, limit: int = 1 << 20, **more: Any) -> DiskTier:
+    return DiskTier(folder, limit, **more)
+
+
+def filled(folder: Path, numbers: range, limit: int = 1 << 20) -> DiskTier:
+    """A tier with these entries, as far as there is room."""
+    made = tier(folder, limit)
+    for number in numbers:
+        made.put(key_of(number), entry_of(number))
+    return made
+
+
+def held(user: DiskTier, numbers: range) -> list[int]:
+    """Which entries are found; all that are found are right."""
+    found = user.get_many([key_of(number) for number in numbers])
+    there = [number for number in numbers if key_of(number) in found]
+    assert all(right(found[key_of(number)], number) for number in there)
+    return there
+
+
 def entry_path(folder: Path, number: int) -> Path:
     return folder / "entries" / f"{key_of(number)}.safetensors"
 
@@ -70,20 +84,21 @@ def names(folder: Path) -> list[str]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files but the locks."""
+    """Bytes of all entries, those being written included."""
     found = 0
-    for part in ("entries", "quarantine"):
-        for path in (folder / part).iterdir():
-            try:
-                found += path.lstat().st_size
-            except FileNotFoundError:
-                continue  # removed meanwhile
+    for path in (folder / "entries").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            found += path.lstat().st_size
     return found
 
 
-_OS_CALLS = {
-    *("open", "close", "stat", "fstat", "listdir", "mkdir", "makedirs", "fchmod", "chmod"),
-    *("write", "preadv", "fsync", "rename", "unlink", "rmdir"),
+def warned(caplog: Any) -> int:
+    return len([record for record in caplog.records if record.levelno >= logging.WARNING])
+
+
+_CALLS = {
+    *("open", "close", "stat", "fstat", "listdir", "mkdir", "makedirs", "chmod"),
+    *("write", "preadv", "fsync", "rename", "unlink", "flock"),
 }
 
 
@@ -113,6 +128,16 @@ class System:
         self.on_call(len(self.calls), name)
 
 
+def killing(at: int, at_most: int | None = None) -> System:
+    """This process dies at one call."""
+
+    def on_call(number: int, name: str) -> None:
+        if number == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return System(on_call, at_most)
+
+
 class _Telling(ModuleType):
     """A module whose functions tell a system before they do their work."""
 
@@ -131,7 +156,7 @@ class _Telling(ModuleType):
                 return made
 
             return connect
-        if name not in _OS_CALLS | {"flock"}:
+        if name not in _CALLS:
             return plain
 
         def call(*args: Any, **options: Any) -> Any:
@@ -140,8 +165,7 @@ class _Telling(ModuleType):
                 plain(*args)
                 system.told(name)
                 return None
-            new = name == "open" and args[1] & os.O_EXCL
-            system.told("open_new" if new else name)
+            system.told("open_new" if name == "open" and args[1] & os.O_EXCL else name)
             if name == "fsync":
                 return None
             if name == "write" and system.at_most is not None:
@@ -170,24 +194,16 @@ class TellingConnection(sqlite3.Connection):
 @contextlib.contextmanager
 def on(system: System) -> Iterator[System]:
     """Let the disk tier, and all that it is made of, call this system."""
-    plain = os, fcntl, sqlite3
-    places = [
-        *((module, "os", 0) for module in (disk, entry_file, locks, catalog)),
-        (locks, "fcntl", 1),
-        (catalog, "sqlite3", 2),
-    ]
+    places = [(module, "os", os) for module in (disk, entry_file, locks, catalog)]
+    places += [(locks, "fcntl", fcntl), (catalog, "sqlite3", sqlite3)]
     before = [getattr(module, name) for module, name, _ in places]
     try:
-        for module, name, which in places:
-            setattr(module, name, _Telling(plain[which], system))
+        for module, name, plain in places:
+            setattr(module, name, _Telling(plain, system))
         yield system
     finally:
         for (module, name, _), value in zip(places, before, strict=True):
             setattr(module, name, value)
-
-
-def tier(folder: Path, limit: int = 1 << 20, **more: Any) -> DiskTier:
-    return DiskTier(folder, limit, **more)
 
 
 def in_child(work: Callable[[], object]) -> int:
