@@ -17,18 +17,25 @@ from lm_eval.models.utils import (
     postprocess_generated_text,
 )
 from lm_eval.models.utils_hf import stop_sequences_criteria
+from lm_eval.utils import warning_once
 from tqdm import tqdm
 
-from lm_eval_rag_windows.prompts import ChatContext, Cut, Ids, Prompts, write_chat
+from lm_eval_rag_windows.prompts import (
+    ChatContext,
+    Cut,
+    Ids,
+    PromptEncoder,
+    clipped,
+    find_examples,
+    write_chat,
+)
 from rag_windows import Method, PassageCache, WindowedLM, __version__
 from rag_windows.errors import InputError, LimitError, ModelError
 from rag_windows.integration import (
-    Boundary,
     EncodedContext,
     ModelSource,
     Piece,
     describe,
-    leading_ids,
     likelihoods,
     method_of,
     whole_number,
@@ -160,20 +167,11 @@ class RagWindowsLM(HFLM):
         )
         self._max_window_tokens = max_window_tokens or max(1, self.max_length // 2)
         self._max_gen_toks = max_gen_toks
-        leading = leading_ids(self.tokenizer)
-        if self.add_bos_token is not None:
-            bos = self.tokenizer.bos_token_id
-            leading = (bos,) if self.add_bos_token and bos is not None else ()
-        self.prompts = Prompts(
-            boundary=Boundary(self.tokenizer),
-            leading=leading,
-            bos=str(self.tokenizer.decode([self.prefix_token_id])),
-            # As the command line hands it over.
-            delimiter=fewshot_delimiter.replace("\\n", "\n").replace("\\t", "\t"),
-            shots=num_fewshot,
-            each=examples_per_window or 1,
-            windows=windows,
-        )
+        self._encoder = PromptEncoder(self.tokenizer, self.prefix_token_id, self.add_bos_token)
+        # As the command line hands it over.
+        self._delimiter = fewshot_delimiter.replace("\\n", "\n").replace("\\t", "\t")
+        self._shots = num_fewshot
+        self._wrote_chats = False
         # How many requests had so many windows; sets of prefix and windows, and what they cost.
         self._by_windows: Counter[int] = Counter()
         told = ("windows_split", "prompts_truncated", "contexts", "windows_encoded")
@@ -202,7 +200,7 @@ class RagWindowsLM(HFLM):
         self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> ChatContext:
         """A prompt as a string that knows its parts."""
-        self.prompts.wrote_chats = True
+        self._wrote_chats = True
         variables = {**self.lm.template_kwargs, **self.chat_template_args}
         return write_chat(self.tokenizer, variables, chat_history)
 
@@ -211,8 +209,8 @@ class RagWindowsLM(HFLM):
     ) -> list[int]:
         """Ids of a text; never a control token out of its characters."""
         if add_special_tokens is False:
-            return self.prompts.boundary.encode(string)
-        return list(self.prompts.ids([Piece(string)]))
+            return self._encoder.boundary.encode(string)
+        return list(self._encoder.ids([Piece(string)]))
 
     # What it computes
 
@@ -237,7 +235,12 @@ class RagWindowsLM(HFLM):
             ids = tuple(self.tok_encode(continuation, add_special_tokens=False))
             cut, ids = Cut((), (), (first,)), ids[1:] if ids[:1] == (first,) else ids
         else:
-            cut, ids = self.prompts.pair(context, continuation, request.doc)
+            # White space at the end counts to what follows, and the two are encoded together.
+            kept = len(context.rstrip())
+            pieces, ends = self._read(context, request.doc, kept)
+            whole = self._encoder.ids([*pieces, Piece(context[kept:] + continuation)])
+            cut = self._encoder.cut(pieces, ends)
+            ids = whole[len(cut.ids) :]
         return self._fit(cut, len(ids) - 1, request), ids
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -246,7 +249,7 @@ class RagWindowsLM(HFLM):
         for request in requests:
             context, wished = request.args[:2]
             wishes.append(dict(normalize_gen_kwargs(dict(wished), self._max_gen_toks)))
-            cut = self.prompts.cut(context, request.doc)
+            cut = self.cut(context, request.doc)
             cuts.append(self._fit(cut, wishes[-1]["max_gen_toks"], request))
         found: dict[int, str] = {}
         with tqdm(total=len(cuts), desc="Answering", disable=disable_tqdm) as bar:
@@ -277,6 +280,36 @@ class RagWindowsLM(HFLM):
         ids = self.lm.generate_ids(context, question, max_new_tokens=max_gen_toks, **options)
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return str(postprocess_generated_text(text, stops, self.think_end_token))
+
+    def cut(self, context: str, doc: Any = None) -> Cut:
+        """A prompt in token ids; ``doc`` is what its question was made of."""
+        return self._encoder.cut(*self._read(context, doc, len(context)))
+
+    def _read(self, context: str, doc: Any, kept: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
+        """The prompt's pieces, up to ``kept`` characters, and the ends of prefix and windows."""
+        pieces: tuple[Piece, ...] = (Piece(context),)
+        examples: Sequence[int] = ()
+        content: tuple[int, int] | None = 0, len(context)
+        if isinstance(context, ChatContext):
+            pieces, examples, content = context.pieces, context.examples, context.content
+        elif self._wrote_chats and self._encoder.boundary.spelled(context):
+            # The task made a plain string of it, so which texts are the template's is lost.
+            pieces, content = (Piece(context, trusted=True),), None
+            warning_once(
+                _log,
+                "A task changes the prompts that the chat template wrote. They are read without "
+                "windows, and all control tokens in them count as the template's.",
+            )
+        if content is not None:
+            text = context[slice(*content)]
+            found = find_examples(text, self._delimiter, shots=self._shots, doc=doc)
+            examples = [content[0] + place for place in found]
+        start, *ends = examples or [0]
+        count = len(ends)
+        each = self._shown["examples_per_window"] or 1
+        windows = min(self._shown["windows"] or -(-count // each), count)
+        spread = (start, *(ends[count * (i + 1) // windows - 1] for i in range(windows)))
+        return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in spread)
 
     def _contexts(self, cuts: Sequence[Cut]) -> Iterator[tuple[EncodedContext, list[int]]]:
         """Sets of prefix and windows, encoded, and the places of the prompts that read them.

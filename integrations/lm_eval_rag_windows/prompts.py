@@ -9,21 +9,16 @@ says where the prompt is cut; its text, and its token ids, stay the same whereve
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from lm_eval.utils import warning_once
-
 from rag_windows.errors import PromptError
-from rag_windows.integration import Boundary, ChatTemplate, Conversation, Piece
+from rag_windows.integration import Boundary, ChatTemplate, Conversation, Piece, leading_ids
 
 Ids = tuple[int, ...]
-
-_log = logging.getLogger(__name__)
 
 LEAST_VALUE = 24
 """A document's value that is shorter may stand in an example by chance."""
@@ -182,36 +177,33 @@ def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-@dataclass(kw_only=True, eq=False)
-class Prompts:
-    """Encodes a run's prompts as the harness's own models do, and cuts their ids.
+class PromptEncoder:
+    """Encodes prompts as the harness's own models do, and cuts their ids.
 
-    ``leading`` ids begin a prompt, unless a template wrote their text ``bos`` already; the others
-    are arguments of `RagWindowsLM`: ``each`` examples at most share a window, all alike as far as
-    that goes.
+    Args:
+        tokenizer: of the model.
+        begin_id: of what begins a prompt that a template writes.
+        add_bos_token: whether other prompts begin so; None for what the tokenizer does by itself.
     """
 
-    boundary: Boundary
-    leading: Ids
-    bos: str
-    delimiter: str
-    shots: int | None
-    each: int
-    windows: int | None
-    wrote_chats: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, tokenizer: Any, begin_id: int, add_bos_token: bool | None) -> None:
+        self.boundary = Boundary(tokenizer)
+        self._begin = str(tokenizer.decode([begin_id]))
+        self._leading = leading_ids(tokenizer)
+        if add_bos_token is not None:
+            bos = tokenizer.bos_token_id
+            self._leading = (bos,) if add_bos_token and bos is not None else ()
         # A question's choices ask for one cut.
-        self.cut_at = lru_cache(maxsize=8)(self._cut_at)
+        self.cut = lru_cache(maxsize=8)(self._cut)
 
     def ids(self, pieces: Sequence[Piece]) -> Ids:
         """A prompt's ids, leading ones included."""
-        written = bool(pieces and pieces[0].trusted and self.bos)
-        begun = written and pieces[0].text.startswith(self.bos)
+        written = bool(pieces and pieces[0].trusted and self._begin)
+        begun = written and pieces[0].text.startswith(self._begin)
         ids = self.boundary.encode_pieces(pieces, "start")
-        return (*(() if begun else self.leading), *ids)
+        return (*(() if begun else self._leading), *ids)
 
-    def _cut_at(self, pieces: tuple[Piece, ...], ends: tuple[int, ...]) -> Cut:
+    def _cut(self, pieces: tuple[Piece, ...], ends: tuple[int, ...]) -> Cut:
         """Cut a prompt behind the prefix and each window, by ascending character offsets.
 
         A token that reaches over an end goes to the later part as a whole.
@@ -232,44 +224,3 @@ class Prompts:
         elif not question:
             prefix, question = (), prefix
         return Cut(prefix, tuple(windows), question)
-
-    def cut(self, context: str, doc: Any = None) -> Cut:
-        """Token ids of a prompt alone; ``doc`` is what its question was made of."""
-        return self.cut_at(*self._read(context, doc, len(context)))
-
-    def pair(self, context: str, continuation: str, doc: Any = None) -> tuple[Cut, Ids]:
-        """Token ids of a prompt and of what follows it.
-
-        White space at the end of the prompt counts to what follows, and the two are encoded
-        together, as the harness's own models do.
-        """
-        kept = len(context.rstrip())
-        pieces, ends = self._read(context, doc, kept)
-        whole = self.ids([*pieces, Piece(context[kept:] + continuation)])
-        cut = self.cut_at(pieces, ends)
-        return cut, whole[len(cut.ids) :]
-
-    def _read(self, context: str, doc: Any, kept: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
-        """The prompt's pieces, up to ``kept`` characters, and the ends of prefix and windows."""
-        pieces: tuple[Piece, ...] = (Piece(context),)
-        examples: Sequence[int] = ()
-        content: tuple[int, int] | None = 0, len(context)
-        if isinstance(context, ChatContext):
-            pieces, examples, content = context.pieces, context.examples, context.content
-        elif self.wrote_chats and self.boundary.spelled(context):
-            # The task made a plain string of it, so which texts are the template's is lost.
-            pieces, content = (Piece(context, trusted=True),), None
-            warning_once(
-                _log,
-                "A task changes the prompts that the chat template wrote. They are read without "
-                "windows, and all control tokens in them count as the template's.",
-            )
-        if content is not None:
-            begin, text = content[0], context[slice(*content)]
-            found = find_examples(text, self.delimiter, shots=self.shots, doc=doc)
-            examples = [begin + place for place in found]
-        start, *ends = examples or [0]
-        count = len(ends)
-        windows = min(self.windows or -(-count // self.each), count)
-        spread = (start, *(ends[count * (i + 1) // windows - 1] for i in range(windows)))
-        return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in spread)

@@ -66,5 +66,5 @@ def said(lm: Any, *contexts: str, **options: Any) -> list[str]:
 
 def cut(lm: RagWindowsLM, context: str, doc: Any = None) -> list[str]:
     """Prefix, windows and question as text."""
-    made = lm.prompts.cut(context, doc)
+    made = lm.cut(context, doc)
     return [lm.tokenizer.decode(ids) for ids in (made.prefix, *made.windows, made.question)]

@@ -26,9 +26,9 @@ def test_any_method_reads_the_windows(method: str) -> None:
     lm = ours("llama3", method=method)
     context = "".join(EXAMPLES) + QUESTION
     found = scored(lm, (context, " Daxa"), (context, " Fepor and more"), (context, " Daxa"))
-    made = lm.prompts.cut(context)
+    made = lm.cut(context)
     for (logprob, greedy), text in zip(found, (" Daxa", " Fepor and more"), strict=False):
-        ids = list(lm.prompts.pair(context, text, None)[1])
+        ids = lm.tok_encode(context + text)[len(lm.tok_encode(context)) :]
         encoded = lm.lm.encode_ids(made.prefix, made.windows)
         encoded = lm.lm.engine.decoder.narrowed(encoded, made.question)
         logits = lm.lm.logits(encoded, [*made.question, *ids[:-1]])[-len(ids) :]
