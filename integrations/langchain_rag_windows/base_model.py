@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -44,6 +45,7 @@ ALIASES = {
     "pipeline_kwargs": "generate_kwargs",
     "stop_sequences": "stop",
     "request_timeout": "timeout",
+    "concurrency": "batch_rows",
 }
 """Names that users bring from other integrations -> ours."""
 
@@ -64,11 +66,7 @@ _INSTEAD = (
 
 
 def unalias(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments under our names.
-
-    Raises:
-        RequestError: one argument under two names.
-    """
+    """Arguments under our names; a RequestError where one comes under two."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         ours = ALIASES.get(name, name)
@@ -101,7 +99,6 @@ class BaseWindowModel(ModelOptions):
         top_logprobs: of how many of the likeliest tokens in each place as well, up to 20.
         streaming: whether ``invoke`` streams where somebody listens.
         timeout: seconds after which a call is an error.
-        concurrency: how many calls are answered at once, if fewer than ``batch_rows``.
         max_retries: taken for compatibility; a local model has nothing to retry.
         api_key: taken for compatibility, never used nor shown.
     """
@@ -124,7 +121,6 @@ class BaseWindowModel(ModelOptions):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     streaming: bool = False
     timeout: float | None = Field(default=None, gt=0)
-    concurrency: int | None = Field(default=None, ge=1)
     max_retries: int | None = None
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
 
@@ -153,7 +149,6 @@ class BaseWindowModel(ModelOptions):
                 "calibration= applies to a model that is loaded here; give it as profile= to the "
                 "WindowedLM that you give as lm=."
             )
-        self._reading({})
         return self
 
     def _reading(self, options: dict[str, Any]) -> Method:
@@ -162,11 +157,13 @@ class BaseWindowModel(ModelOptions):
         return self.reading(options, "ape" if brings is None else brings.method)
 
     @property
+    def _llm_type(self) -> str:
+        return "rag-windows"
+
+    @property
     def engine_name(self) -> str:
         """The model's name, as it stands in the metadata of its answers."""
-        if self.model is not None:
-            return str(self.model)
-        return str(getattr(self.windowed_lm().model, "name_or_path", "") or "local model")
+        return ModelSource(self.model, lm=self.lm).name
 
     def windowed_lm(self) -> WindowedLM:
         """The engine; loads the model if nobody has.
@@ -253,33 +250,31 @@ class BaseWindowModel(ModelOptions):
     @property
     def _calls(self) -> Calls:
         """The calls that are under way."""
-        rows = min(self.batch_rows, self.concurrency or self.batch_rows)
-        if self._under_way is None or self._under_way.max_rows != rows:
-            self._under_way = Calls(rows)
+        if self._under_way is None or self._under_way.max_rows != self.batch_rows:
+            self._under_way = Calls(self.batch_rows)
         return self._under_way
 
     def _answered(
         self, asked: Sequence[Any], stop: list[str] | None, kwargs: Mapping[str, Any]
     ) -> list[list[Any]]:
         """Answers to prompts or conversations that are asked at once, several of each."""
-        prepares = [self._prepare(one, stop, kwargs) for one in asked]
-        timeout = prepares[0][1] if prepares else None
+        calls = [partial(self._call, one, stop, kwargs) for one in asked]
         with in_langchain_terms():
-            return self._calls.answer_all([p for p, _ in prepares], self._read, timeout=timeout)
+            return self._calls.answer_all(calls, self._read, timeout=self._limit(kwargs))
 
     async def _answered_async(
         self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        prepare, timeout = self._prepare(asked, stop, kwargs)
+        call = partial(self._call, asked, stop, kwargs)
         with in_langchain_terms():
-            return await self._calls.answer_async(prepare, self._read, timeout=timeout)
+            return await self._calls.answer_async(call, self._read, timeout=self._limit(kwargs))
 
     def _stream(
         self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> Generator[Any, None, None]:
-        prepare, timeout = self._prepare(asked, stop, kwargs)
+        call = partial(self._call, asked, stop, kwargs)
         with in_langchain_terms():
-            pieces = self._calls.stream(prepare, self._read_chunk, timeout=timeout)
+            pieces = self._calls.stream(call, self._read_chunk, timeout=self._limit(kwargs))
             with closing(pieces):
                 for piece in pieces:
                     if run_manager is not None:
@@ -289,88 +284,82 @@ class BaseWindowModel(ModelOptions):
     async def _astream(
         self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        prepare, timeout = self._prepare(asked, stop, kwargs)
-        pieces = self._calls.stream_async(prepare, self._read_chunk, timeout=timeout)
+        call = partial(self._call, asked, stop, kwargs)
         with in_langchain_terms():
+            pieces = self._calls.stream_async(call, self._read_chunk, timeout=self._limit(kwargs))
             async with aclosing(pieces):
                 async for piece in pieces:
                     if run_manager is not None:
                         await run_manager.on_llm_new_token(piece.text, chunk=piece)
                     yield piece
 
-    def _prepare(
-        self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]
-    ) -> tuple[Callable[[], ModelCall], float | None]:
-        """What reads a call and loads the model on first use, and the call's timeout."""
+    def _limit(self, kwargs: Mapping[str, Any]) -> float | None:
+        """Seconds after which a call is an error."""
+        return unalias(kwargs).get("timeout", self.timeout)
+
+    def _call(self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]) -> ModelCall:
+        """A call, read; loads the model on first use."""
         given = unalias(kwargs)
-        timeout = given.pop("timeout", self.timeout)
-
-        def prepare() -> ModelCall:
-            if "model" in given:
-                raise RequestError("A call can't change the model; make another one with model=.")
-            taken = ("stream", "documents", "tools", "tool_choice", "strict", "response_format")
-            _, documents, tools, choice, strict, form = (given.pop(name, None) for name in taken)
-            if form is not None:
-                given.update(_answer_form(form, tools and choice != "none"))
-            said = [HumanMessage(asked)] if isinstance(asked, str) else asked
-            messages, passages = conversation(said, documents, tools=bool(tools))
-            if not passages:
-                text = "\n".join(str(message["content"]) for message in messages)
-                warn_without_windows(text, lambda said: len(self.get_token_ids(said)), _INSTEAD)
-            lm = self.windowed_lm()
-            reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, tools, choice)
-            query = reader.query(messages)
-            if strict is not False and (grammar := reader.grammar()) is not None:
-                given["grammar"] = grammar
-            method = self._reading(given)
-            fallback = given.pop("fallback", self.fallback)
-            return ModelCall(
-                lm=lm,
-                query=query,
-                passages=passages,
-                options={**self._options(stop, given), "method": method, "fallback": fallback},
-                method=method,
-                model_name=self.engine_name,
-                reader=reader,
-            )
-
-        return prepare, timeout
+        if "model" in given:
+            raise RequestError("A call can't change the model; make another one with model=.")
+        taken = ("timeout", "stream", "documents", "tools", "tool_choice", "strict")
+        _, _, documents, tools, choice, strict = (given.pop(name, None) for name in taken)
+        if (form := given.pop("response_format", None)) is not None:
+            given["json_schema"] = _answer_schema(form, tools and choice != "none")
+        said = [HumanMessage(asked)] if isinstance(asked, str) else asked
+        messages, passages = conversation(said, documents, tools=bool(tools))
+        if not passages:
+            text = "\n".join(str(message["content"]) for message in messages)
+            warn_without_windows(text, lambda said: len(self.get_token_ids(said)), _INSTEAD)
+        lm = self.windowed_lm()
+        reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, tools, choice)
+        query = reader.query(messages)
+        if strict is not False and (grammar := reader.grammar()) is not None:
+            given["grammar"] = grammar
+        method = self._reading(given)
+        fallback = given.pop("fallback", self.fallback)
+        return ModelCall(
+            lm=lm,
+            query=query,
+            passages=passages,
+            options={**self._options(stop, given), "method": method, "fallback": fallback},
+            method=method,
+            model_name=self.engine_name,
+            reader=reader,
+        )
 
     def _options(self, stop: Sequence[str] | str | None, given: dict[str, Any]) -> dict[str, Any]:
         """The constructor's options of `WindowedLM.generate`, and those of the call above them."""
-
-        def chosen(name: str) -> Any:
-            return given.pop(name, getattr(self, name))
-
+        shared = ("max_tokens", "temperature", "top_p")
+        most, temperature, top_p = (given.pop(name, getattr(self, name)) for name in shared)
         single = {
-            "max_new_tokens": chosen("max_tokens"),
+            "max_new_tokens": most,
             "stop": self.stop if stop is None else stop,
             **{name: getattr(self, name) for name in ("seed", "logprobs", "top_logprobs")},
         }
         return {
             **self.generate_kwargs,
-            **sampling_options(chosen("temperature"), chosen("top_p")),
+            **sampling_options(temperature, top_p),
             **{name: value for name, value in single.items() if value is not None},
             **(given.pop("generate_kwargs", None) or {}),
             **given,
         }
 
 
-def _answer_form(form: Any, tools: object) -> dict[str, Any]:
-    """The engine's option for OpenAI's ``response_format``, which agents give, too."""
-    kind = form.get("type") if isinstance(form, Mapping) else None
-    if kind not in ("json_schema", "json_object"):
-        raise RequestError(
-            "response_format must be {'type': 'json_schema', 'json_schema': {'name': ..., "
-            "'schema': ...}} or {'type': 'json_object'}."
-        )
+def _answer_schema(form: Any, tools: object) -> Any:
+    """What OpenAI's ``response_format``, which agents give, holds an answer to."""
     if tools:
         raise RequestError(
             "An answer that is held to response_format can't call a tool. Leave the tools out, or "
             "have an agent answer by a tool: create_agent(..., response_format=ToolStrategy(A))."
         )
-    schema = form["json_schema"]["schema"] if kind == "json_schema" else {"type": "object"}
-    return {"json_schema": schema}
+    try:
+        return form["json_schema"]["schema"]
+    except (TypeError, KeyError) as error:
+        raise RequestError(
+            "response_format must be {'type': 'json_schema', 'json_schema': {'name': ..., "
+            "'schema': ...}}."
+        ) from error
 
 
 _names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

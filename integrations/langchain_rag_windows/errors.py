@@ -52,15 +52,11 @@ class RequestTimeoutError(GenerationTimeoutError, ModelTimeoutError):
     """The answer took longer than ``timeout`` seconds."""
 
 
-_KINDS: dict[type[RagWindowsError], type[RagWindowsError]] = {
-    LimitError: OverflowRequestError,
-    PromptError: PromptRequestError,
-    MethodError: MethodRequestError,
-    InputError: RequestError,
-    GenerationTimeoutError: RequestTimeoutError,
-    GenerationError: OptionRequestError,
-    ModelLoadError: ModelMissingError,
-}
+_KINDS = (
+    *(OverflowRequestError, PromptRequestError, MethodRequestError, RequestError),
+    *(RequestTimeoutError, OptionRequestError, ModelMissingError),
+)
+"""Each derives from the engine's error of its kind first; the narrower ones stand before."""
 
 
 @contextmanager
@@ -69,7 +65,7 @@ def in_langchain_terms() -> Iterator[None]:
     try:
         yield
     except RagWindowsError as error:
-        kind = next((kind for kind in _KINDS if isinstance(error, kind)), None)
-        if kind is None or isinstance(error, _KINDS[kind]):
+        kind = next((kind for kind in _KINDS if isinstance(error, kind.__bases__[0])), None)
+        if kind is None or isinstance(error, kind):
             raise
-        raise _KINDS[kind](str(error)) from error
+        raise kind(str(error)) from error

@@ -29,7 +29,6 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.prompts import StringPromptTemplate
-from pydantic import Field
 from pydantic_core import to_json
 
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
@@ -67,7 +66,6 @@ class WindowDocumentPrompt(StringPromptTemplate):
         keys: names of metadata.
     """
 
-    input_variables: list[str] = Field(default_factory=lambda: ["page_content"])
     keys: tuple[str, ...] = ()
 
     def __init__(self, *keys: str, **fields: Any) -> None:
@@ -95,9 +93,7 @@ def unmark(text: str) -> tuple[str, list[Passage]]:
     """A text without its marked documents, and these.
 
     What stands between two of them and holds no letter or digit goes as well: it separated them.
-
-    Raises:
-        RequestError: a mark that this process has not made, or a document that was changed since.
+    A mark that this process has not made, or a document that was changed since, is refused.
     """
     passages: list[Passage] = []
     kept: list[str] = []
@@ -164,10 +160,10 @@ def conversation(
     Raises:
         RequestError: a role or block that can't be read, or several ways that bring documents.
     """
-    hidden = set() if tools else _hidden_calls(messages)
     read: list[dict[str, Any]] = []
     ways: dict[str, list[Passage]] = {name: [] for name in _WAYS}
     blocks, artifacts, marked = ways.values()
+    brought: set[str] = set()
     for message in messages:
         role, before = _role(message), len(blocks)
         text = _text(message, role, blocks)
@@ -181,40 +177,44 @@ def conversation(
         said: dict[str, Any] = {"role": role, "content": text}
         if isinstance(message, ToolMessage):
             if found:
+                brought.add(message.tool_call_id)
                 told = f"{len(found)} documents; they stand at the beginning of this conversation."
                 said["content"] = told
-            if message.tool_call_id not in hidden:
-                name = {"name": message.name} if message.name else {}
-                read.append({**said, "tool_call_id": message.tool_call_id, **name})
+            said |= {"name": message.name} if message.name else {}
+            said["tool_call_id"] = message.tool_call_id
         elif isinstance(message, AIMessage) and message.tool_calls:
-            if not hidden.issuperset(str(call["id"]) for call in message.tool_calls):
-                calls = [
-                    call_entry(call["name"], call["args"], call["id"])
-                    for call in message.tool_calls
-                ]
-                read.append({**said, "tool_calls": calls})
-        elif text.strip() or not (found or len(blocks) > before):
-            if read and read[-1].keys() == said.keys() and read[-1]["role"] == role:
-                both = (read.pop()["content"], text)
-                said["content"] = "\n\n".join(part for part in both if part)
-            read.append(said)
+            calls = message.tool_calls
+            said["tool_calls"] = [call_entry(one["name"], one["args"], one["id"]) for one in calls]
+        elif not text.strip() and (found or len(blocks) > before):
+            continue
+        read.append(said)
     with in_langchain_terms():
-        return read, one_way({"documents=": passage_list("documents", documents), **ways})
+        passages = one_way({"documents=": passage_list("documents", documents), **ways})
+    return _joined(read if tools else _without_calls(read, brought)), passages
 
 
-def _hidden_calls(messages: Sequence[BaseMessage]) -> set[str]:
-    """Ids of the calls that brought documents and nothing else, together with their neighbours."""
-    found = {
-        message.tool_call_id
-        for message in messages
-        if isinstance(message, ToolMessage) and (_artifact(message) or unmark(str(message.text))[1])
-    }
-    for message in messages:
-        if isinstance(message, AIMessage):
-            ids = {str(call["id"]) for call in message.tool_calls}
-            if not ids <= found:
-                found -= ids
-    return found
+def _without_calls(read: list[dict[str, Any]], brought: set[str]) -> list[dict[str, Any]]:
+    """Messages but calls of tools that brought documents and nothing else, and their results."""
+    asked = [{call["id"] for call in said.get("tool_calls", ())} for said in read]
+    hidden = brought - {id_ for ids in asked if not ids <= brought for id_ in ids}
+    return [
+        said
+        for said, ids in zip(read, asked, strict=True)
+        if said.get("tool_call_id") not in hidden and not (ids and ids <= hidden)
+    ]
+
+
+def _joined(read: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with those of one role, beside calls of tools, put together."""
+    joined: list[dict[str, Any]] = []
+    for said in read:
+        last = joined[-1] if joined else {}
+        if last.keys() == said.keys() == {"role", "content"} and last["role"] == said["role"]:
+            both = (last["content"], said["content"])
+            joined[-1] = {**said, "content": "\n\n".join(part for part in both if part)}
+        else:
+            joined.append(said)
+    return joined
 
 
 def _artifact(message: BaseMessage) -> list[Passage]:

@@ -44,10 +44,9 @@ class RagWindowsMiddleware(AgentMiddleware[RetrievedState, Any, Any]):
     """
 
     state_schema = RetrievedState
+    tools = ()
 
     def __init__(self, retriever: Runnable[str, list[Document]]) -> None:
-        super().__init__()
-        self.tools = []
         self._retriever = retriever
 
     def before_agent(self, state: RetrievedState, runtime: Runtime[Any]) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.documents import Document
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import (
@@ -20,7 +19,7 @@ from langchain_core.language_models import (
     ModelProfile,
 )
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import (
     BaseOutputParser,
     JsonOutputParser,
@@ -54,7 +53,7 @@ from pydantic import ConfigDict
 
 from langchain_rag_windows.base_model import BaseWindowModel
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
-from rag_windows import Passage, WindowedLM
+from rag_windows import Passage
 from rag_windows.errors import ToolsUnsupportedError, install
 from rag_windows.integration import (
     AnswerReader,
@@ -94,10 +93,6 @@ class RagWindows(BaseWindowModel, BaseLLM):  # type: ignore[misc]  # the first a
 
     model_config = ConfigDict(extra="forbid")
 
-    @property
-    def _llm_type(self) -> str:
-        return "rag-windows"
-
     def asdict(self) -> dict[str, Any]:
         """What identifies an answer.
 
@@ -122,20 +117,12 @@ class RagWindows(BaseWindowModel, BaseLLM):  # type: ignore[misc]  # the first a
             return await super().agenerate(prompts, stop, *args, **kwargs)
 
     def _generate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, prompts: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> LLMResult:
         return LLMResult(generations=self._answered(prompts, stop, kwargs))
 
     async def _agenerate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, prompts: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> LLMResult:
         answers = (self._answered_async(prompt, stop, kwargs) for prompt in prompts)
         return LLMResult(generations=await asyncio.gather(*answers))
@@ -159,11 +146,6 @@ class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
 
     A plain binding binds those to the model behind it, without ``documents=`` and the rest.
     """
-
-    @classmethod
-    def lc_id(cls) -> list[str]:
-        """LangChain's name for a binding, under which it is written down."""
-        return [*cls.get_lc_namespace(), "RunnableBinding"]
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, AIMessage]:
         """See `ChatRagWindows.bind_tools`."""
@@ -202,10 +184,6 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
 
     model_config = ConfigDict(extra="forbid")
 
-    @property
-    def _llm_type(self) -> str:
-        return "rag-windows-chat"
-
     def _resolve_model_profile(self) -> ModelProfile | None:
         # Only files that are here already: nothing is downloaded before the first call.
         here: dict[str, Any] = {"local_files_only": True}
@@ -220,13 +198,6 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             **here,
         )
         return model_profile(source)
-
-    def windowed_lm(self) -> WindowedLM:
-        """The engine; loads the model if nobody has, and fills ``profile`` if it still waits."""
-        lm = super().windowed_lm()
-        if self.profile is None:
-            self.profile = model_profile(ModelSource(None, lm=lm))
-        return lm
 
     def bind(self, **kwargs: Any) -> BoundModel:  # type: ignore[override]  # theirs is private
         """See `Runnable.bind`; tools or a schema that are bound later leave these keywords."""
@@ -270,10 +241,9 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, definitions, tool_choice)
         if strict and definitions and reader.grammar() is None:
             raise ToolsUnsupportedError(
-                "strict=True asks for arguments that always fit the schema. That takes a forced "
-                "call (tool_choice), one whose arguments the chat template writes as JSON, a "
-                f"schema that llguidance knows, and {install('structured')}. Leave strict out: "
-                "what does not fit is reported as an error."
+                "strict=True needs a forced call (tool_choice) whose arguments the chat template "
+                f"writes as JSON, a schema that llguidance knows, and {install('structured')}. "
+                "Leave strict out: what does not fit is reported as an error."
             )
         if strict is not None:
             kwargs["strict"] = strict
@@ -339,7 +309,12 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
                 ) from error
         else:
             if method == "json_schema":
-                kwargs["json_schema"] = _json_schema(schema)
+                form: Any = schema
+                if not (isinstance(form, Mapping) and "type" in form and "title" not in form):
+                    form = convert_to_openai_tool(form)["function"]["parameters"]
+                with in_langchain_terms():
+                    check_schema(form)
+                kwargs["json_schema"] = form
             asked = self.bind(**kwargs)
         read = _reader_of(schema, called=method == "function_calling")
 
@@ -355,20 +330,12 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
         return StructuredModel(ask, name="structured_output")
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         return ChatResult(generations=self._answered([messages], stop, kwargs)[0])
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         return ChatResult(generations=await self._answered_async(messages, stop, kwargs))
 
@@ -393,22 +360,14 @@ def model_profile(source: ModelSource) -> ModelProfile:
         "reasoning_output": "<think>" in template,
         "tool_calling": tools is not None,
         "tool_choice": tools is not None and tools.opening is not None,
-        "tool_call_streaming": False,
         # With tools an agent would bind both, and an answer held to a schema can't call a tool.
         "structured_output": tools is None and schemas_available(),
-        "attachment": False,
-        "temperature": True,
     }
     return cast(ModelProfile, told)
 
 
 def _reader_of(schema: Any, *, called: bool) -> Callable[[AIMessage], Any]:
-    """What makes data of an answer: instances of a pydantic class, else what JSON holds.
-
-    Args:
-        schema: a class or a mapping; None for any JSON.
-        called: whether the data are the arguments of a call, and not the text.
-    """
+    """What makes data of an answer, or of its call: a pydantic instance, else what JSON holds."""
     pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
     parser: Any
     if called and pydantic:
@@ -447,17 +406,6 @@ def _cut(message: AIMessage) -> bool:
         return True
 
 
-def _json_schema(schema: Any) -> dict[str, Any]:
-    """What pydantic, TypedDict, OpenAI or JSON schemas say, as the latter."""
-    if isinstance(schema, Mapping) and "type" in schema and "title" not in schema:
-        found = dict(schema)
-    else:
-        found = convert_to_openai_tool(schema)["function"]["parameters"]
-    with in_langchain_terms():
-        check_schema(found)
-    return found
-
-
 def create_windows_chain(
     llm: LanguageModelLike,
     prompt: BasePromptTemplate[Any],
@@ -494,7 +442,7 @@ def create_windows_chain(
             f"The prompt must have {document_variable_name!r} among its variables; it has "
             f"{prompt.input_variables}. Put it in, or name yours with document_variable_name."
         )
-    asked = list(_asked(llm))
+    asked = _asked(llm)
     for model in asked:
         if not isinstance(model, BaseWindowModel | RunnableLambda):
             raise RequestError(
@@ -524,14 +472,12 @@ def _shaped(passage: Passage, document_prompt: BasePromptTemplate[Any]) -> Passa
     return Passage(text, id=passage.id, score=passage.score, metadata=passage.metadata)
 
 
-def _asked(llm: object) -> Iterator[object]:
+def _asked(llm: object) -> list[object]:
     """What gets the keywords of a call, behind bindings and fallbacks."""
     if isinstance(llm, RunnableBindingBase):
-        yield from _asked(llm.bound)
-    elif isinstance(llm, DynamicRunnable):
-        yield from _asked(llm.default)
-    elif isinstance(llm, RunnableWithFallbacks):
-        for runnable in llm.runnables:
-            yield from _asked(runnable)
-    else:
-        yield llm
+        return _asked(llm.bound)
+    if isinstance(llm, DynamicRunnable):
+        return _asked(llm.default)
+    if isinstance(llm, RunnableWithFallbacks):
+        return [model for runnable in llm.runnables for model in _asked(runnable)]
+    return [llm]

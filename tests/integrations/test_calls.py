@@ -252,7 +252,6 @@ def test_batches_share_steps(kind: Callable[..., Any]) -> None:
         *((caller, {"batch_rows": rows}, rows) for caller in CALLERS[::4] for rows in (1, 3)),
         (CALLERS[0], {"concurrency": 1}, 1),
         (CALLERS[0], {"concurrency": 3}, 3),
-        (CALLERS[0], {"batch_rows": 3, "concurrency": 9}, 3),
     ],
 )
 def test_the_number_of_rows_is_kept(caller: Caller, options: dict[str, Any], rows: int) -> None:

@@ -122,7 +122,7 @@ def test_the_choice_of_a_tool_is_kept(choice: Any, opening: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "error", "match"),
     [
-        ("hermes", {"strict": True}, NotImplementedError, "That takes a forced call"),
+        ("hermes", {"strict": True}, NotImplementedError, "needs a forced call"),
         ("hermes", {"tool_choice": "divide"}, ValueError, "names no tool"),
         ("thinking", {"tool_choice": "any"}, NotImplementedError, "can't be forced"),
     ],
