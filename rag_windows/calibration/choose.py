@@ -205,7 +205,11 @@ def verdict(best: Method, default: Method, held_out: Sequence[Comparison]) -> tu
 
     The first criterion decides; where it says neither way, the next one may.
     """
-    shown = "; ".join(map(_told, held_out))
+    shown = "; ".join(
+        f"{one.figure} {one.chosen.value:.4g} against {one.default.value:.4g}, 95% interval of the "
+        f"gain {one.difference.low:.2g} to {one.difference.high:.2g}"
+        for one in held_out
+    )
     if best == default:
         return False, f"The default {label(default)} is the best of all settings ({shown})."
     for one in held_out:
@@ -219,13 +223,4 @@ def verdict(best: Method, default: Method, held_out: Sequence[Comparison]) -> tu
     return False, (
         f"No setting beats the default {label(default)} on held-out examples beyond the noise, "
         f"so it stays: best on all examples is {label(best)}; {shown}."
-    )
-
-
-def _told(one: Comparison) -> str:
-    by = one.difference
-    word = "better" if by.value >= 0 else "worse"
-    return (
-        f"{one.figure} {one.chosen.value:.4g} against {one.default.value:.4g}: {word} by "
-        f"{abs(by.value):.2g}, 95% interval of the gain {by.low:.2g} to {by.high:.2g}"
     )

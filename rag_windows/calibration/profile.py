@@ -213,18 +213,18 @@ class Profile:
 
     def to_json(self) -> str:
         """The profile as JSON text; a `ProfileError` if one of its methods can't be read back."""
-        for one in (self.method, self.best, self.default, *(row.method for row in self.settings)):
-            try:
-                kept = resolve(describe(one)) == one
-            except MethodError:
-                kept = False
-            if not kept:
-                raise ProfileError(
-                    f"A profile can't hold {one!r}: it takes this package's methods with numbers "
-                    "and text as parameters. Calibrate one of these."
-                )
-        data = {"format": FORMAT, "version": VERSION, **_PROFILE.dump_python(self, mode="json")}
-        return json.dumps(data, indent=1, allow_nan=False) + "\n"
+        data = _PROFILE.dump_python(self, mode="json")
+        text = json.dumps({"format": FORMAT, "version": VERSION, **data}, indent=1) + "\n"
+        try:
+            kept = Profile.from_json(text) == self
+        except ProfileError:
+            kept = False
+        if not kept:
+            raise ProfileError(
+                f"A profile can't hold {self.best!r}: it takes this package's methods with numbers "
+                "and text as parameters. Calibrate one of these."
+            )
+        return text
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
@@ -321,44 +321,32 @@ def varying(settings: Iterable[Method]) -> dict[str, tuple[float, ...]]:
 
 
 def _draw(profile: Profile, path: str | Path) -> None:
-    """Two numbers make a map of coloured squares, small ones for the finer round; one, a curve.
-
-    Of more than two numbers those with the most values are shown, the best setting on top.
-    """
+    """Coloured squares, small ones for the finer round, over the numbers with the most values."""
     try:
         from matplotlib import figure as figures
     except ImportError as error:
         raise MissingExtraError(missing("The picture", "matplotlib", "figures")) from error
-    alike = [one for one in profile.ranked() if type(one.method) is type(profile.default)]
+    alike = [one for one in reversed(profile.ranked()) if type(one.method) is type(profile.default)]
     values = varying(one.method for one in alike if not one.fine)
     names = sorted(values, key=lambda name: -len(values[name]))[:2]
     if not names:
         raise ProfileError("No number of the method was varied, so there is nothing to draw.")
     criterion = profile.criteria[0]
     unit = f"{criterion} ({'lower' if sign(criterion) < 0 else 'higher'} is better)"
+    placed = [one for one in alike if set(names) <= numbers_of(one.method).keys()]
+    shown = [one.figures[criterion].value for one in placed]
+    x, y, *_ = (*([numbers_of(one.method)[name] for one in placed] for name in names), shown)
     figure = figures.Figure(figsize=(8.4, 6.4), layout="constrained")
-    axes = figure.add_subplot(xlabel=names[0], ylabel=names[1] if len(names) > 1 else unit)
-    placed = [one for one in reversed(alike) if set(names) <= numbers_of(one.method).keys()]
-    means = [one.figures[criterion] for one in placed]
-    shown = [mean.value for mean in means]
-    x, *more = ([numbers_of(one.method)[name] for one in placed] for name in names)
-    y = more[0] if more else shown
-    if more:
-        colours = "viridis_r" if sign(criterion) < 0 else "viridis"
-        sizes = [250 if one.fine else 900 for one in placed]
-        points = axes.scatter(x, y, s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
-        for value, across, up in zip(shown, x, y, strict=True):
-            axes.text(across, up, f"{value:.2g}", ha="center", va="center", fontsize=7)
-        figure.colorbar(points, label=unit)
-    else:
-        spans = [(mean.value - mean.low, mean.high - mean.value) for mean in means]
-        axes.errorbar(x, y, yerr=list(zip(*spans, strict=True)), fmt="o", label="95% interval")
-    marks = (("default", profile.default, "ks"), ("best", profile.best, "r*"))
-    for place, one in enumerate(placed):
-        for name, method, mark in marks:
-            if one.method == method:
-                text = f"{name}: {label(method)}"
-                axes.plot(x[place], y[place], mark, fillstyle="none", markersize=20, label=text)
+    axes = figure.add_subplot(xlabel=names[0], ylabel=[*names, unit][1])
+    colours = "viridis_r" if sign(criterion) < 0 else "viridis"
+    sizes = [150 if one.fine else 600 for one in placed]
+    points = axes.scatter(x, y, s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
+    figure.colorbar(points, label=unit)
+    for name, method, mark in (("default", profile.default, "ks"), ("best", profile.best, "r*")):
+        at = [place for place, one in enumerate(placed) if one.method == method]
+        text = f"{name}: {label(method)}"
+        across, up = [x[place] for place in at], [y[place] for place in at]
+        axes.plot(across, up, mark, fillstyle="none", markersize=20, label=text)
     axes.set_title(f"{profile.default.name} on {profile.model.name}, {profile.examples} examples")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, markerscale=0.5)
     try:

@@ -7,7 +7,6 @@ calculation.
 
 from __future__ import annotations
 
-import difflib
 import io
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -117,9 +116,9 @@ class _Passage(BaseModel):
         float | None, BeforeValidator(lambda one: float(one) if isinstance(one, str) else one)
     ] = Field(None, allow_inf_nan=False)
 
-    def made(self) -> Passage:
+    def made(self, style: Style) -> Passage:
         name = str(self.id or digest_of(self.text))
-        return Passage(self.text, name, self.title or None, self.score)
+        return titled(Passage(self.text, name, self.title or None, self.score), style)
 
 
 class _Row(BaseModel):
@@ -174,12 +173,7 @@ class ChatRagTask:
         seven messages, and titles in the passages' text; "plain" leaves messages as they are.
         """
         if dataset not in DATASETS:
-            near = difflib.get_close_matches(dataset.lower(), DATASETS, n=1)
-            raise DataError(
-                f"{shown(dataset)} is no dataset of ChatRAG-Bench"
-                + (f"; did you mean {near[0]}?" if near else ".")
-                + f" It has {', '.join(DATASETS)}."
-            )
+            raise DataError(f"{shown(dataset)} is none of ChatRAG-Bench's {', '.join(DATASETS)}.")
         source, examples, groups = read(path), [], dict[str, str]()
         for number, (place, row) in enumerate(source.records(_Row), start=1):
             if dataset == "convfinqa" and row.exe_answer is None:
@@ -193,7 +187,7 @@ class ChatRagTask:
                     references=tuple(Reference(str(one)) for one in row.answers),
                     group=groups.setdefault(row.messages[0].content, key),
                     kinds=("unanswerable" if refused else "answerable",) * (dataset in REFUSING),
-                    passages=tuple(titled(one.made(), style) for one in row.ctxs),
+                    passages=tuple(one.made(style) for one in row.ctxs),
                     details={"conversation": conversation, "exe_answer": row.exe_answer},
                 )
             )
@@ -225,33 +219,30 @@ def chatrag_scores(
       others that are not, "mean_accuracy" the mean of both shares, and "answerable_f1" the F1 of
       the answerable ones: those with the keys ``answerable``, or all.
     """
-    pairs = list(zip(examples, map(one_line, answers), strict=True))
+    said = [one_line(answer) for answer in answers]
     if dataset == "convfinqa":
-        held = [100.0 * holds_result(example, answer) for example, answer in pairs]
+        held = [100.0 * holds_result(*pair) for pair in zip(examples, said, strict=True)]
         return [Score.mean("accuracy", held)]
     if dataset in REFUSING:
-        pairs = [(example, settled(answer)) for example, answer in pairs]
-    f1 = []
-    for example, answer in pairs:
+        said = [settled(answer) for answer in said]
+    f1, answered, counted, refused = [], [], [], []
+    for example, answer in zip(examples, said, strict=True):
         texts = [one.text for one in example.references]
         f1.append(chatrag_f1(answer, [t for t in texts if dataset != "inscit" or t != SORRY]))
-    if dataset not in REFUSING:
-        return [Score.mean("f1", f1)]
-    refused: list[float | None] = []
-    answered: list[float | None] = []
-    overlap: list[float | None] = []
-    for (example, answer), one in zip(pairs, f1, strict=True):
         sorry, without = 100.0 * refuses(answer), unanswerable(example)
         counts = not without and (answerable is None or example.key in answerable)
         refused.append(sorry if without else None)
         answered.append(100.0 - sorry if counts else None)
-        overlap.append(one if counts else None)
-    right = Score.mean("answerable_accuracy", answered)
-    sad = Score.mean("unanswerable_accuracy", refused)
-    # It counts both shares the same, however many questions each has, so it is no mean of theirs.
-    both = np.concatenate([sad.rows, right.rows], axis=1)
-    mean = Score.of_sums("mean_accuracy", both, _mean_of_ratios)
-    return [Score.mean("f1", f1), Score.mean("answerable_f1", overlap), sad, right, mean]
+        counted.append(f1[-1] if counts else None)
+    scores = [Score.mean("f1", f1)]
+    if dataset in REFUSING:
+        right = Score.mean("answerable_accuracy", answered)
+        sad = Score.mean("unanswerable_accuracy", refused)
+        # Both shares count the same, however many questions each has: it is no mean over these.
+        both = np.concatenate([sad.rows, right.rows], axis=1)
+        mean = Score.of_sums("mean_accuracy", both, _mean_of_ratios)
+        scores += [Score.mean("answerable_f1", counted), sad, right, mean]
+    return scores
 
 
 def _mean_of_ratios(sums: Array) -> Array:

@@ -13,22 +13,18 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, StringConstraints
 
 from rag_windows import Demonstration, Passage, WindowedLM
 from rag_windows.errors import InputError, LimitError
 from rag_windows.evaluation.files import Keys, Place, read, shown
-from rag_windows.evaluation.metrics import accuracy
 from rag_windows.evaluation.run import Answered, Arm, Asked
 from rag_windows.evaluation.task import (
-    Array,
     Example,
     ReadPassage,
     Record,
     Reference,
     Score,
-    ratio,
 )
 from rag_windows.icl import Template
 from rag_windows.icl.classifier import Classifier, Labels, Normalize
@@ -104,7 +100,7 @@ class IclTask:
     pool: None = None
     prefix: None = None
     max_new_tokens: int = 1
-    metrics: tuple[str, ...] = ("accuracy", "macro_f1")
+    metrics: tuple[str, ...] = ("accuracy",)
 
     @classmethod
     def open(
@@ -174,8 +170,9 @@ class IclTask:
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
         """Score one arm's records, one an example in the same order."""
-        answers = [one.answer for one in records]
-        return [accuracy(examples, answers), macro_f1(examples, answers, self.labels)]
+        pairs = zip(examples, records, strict=True)
+        right = [100.0 * (record.answer == one.references[0].text) for one, record in pairs]
+        return [Score.mean("accuracy", right)]
 
     def shown(self, count: int | None) -> Sequence[Demonstration]:
         """So many demonstrations, in order."""
@@ -204,23 +201,6 @@ def drawn(texts: Sequence[Text], seed: int) -> list[Demonstration]:
         found = [Demonstration(one.text, one.label) for one in row if one is not None]
         made += rng.sample(found, len(found))
     return made
-
-
-def macro_f1(examples: Sequence[Example], answers: Sequence[str], labels: Sequence[str]) -> Score:
-    """Mean over labels of F1, in percent; a label that is neither right nor chosen counts not.
-
-    An answer that is no label, as that of an error is, misses its own label and hits no other.
-    """
-    right = np.array([[one.references[0].text == label for label in labels] for one in examples])
-    chosen = np.array([[answer == label for label in labels] for answer in answers])
-    # For each label twice the hits, and how often it is right or chosen.
-    rows = np.stack([2.0 * (right & chosen), 1.0 * right + chosen], axis=-1)
-    return Score.of_sums("macro_f1", rows.reshape(len(examples), -1), _macro)
-
-
-def _macro(sums: Array) -> Array:
-    """(..., 2 x labels) -> (...) percent."""
-    return np.asarray(100.0 * np.nanmean(ratio(sums.reshape(*sums.shape[:-1], -1, 2)), axis=-1))
 
 
 @dataclass(frozen=True, slots=True)

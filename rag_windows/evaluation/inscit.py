@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
 from rag_windows.evaluation.chatrag import INSTRUCTION, MAX_NEW_TOKENS, Style, titled, worded
-from rag_windows.evaluation.files import Source, read, shown, validated, write_whole
+from rag_windows.evaluation.files import read, shown, validated, write_whole
 from rag_windows.evaluation.metrics import bag_f1, bleu_score, chatrag_f1, spaced, squad_words
 from rag_windows.evaluation.task import Example, Record, Reference, Score
 from rag_windows.passage import Passage
@@ -36,11 +36,19 @@ class _Evidence(BaseModel):
     passage_titles: list[str]
     passage_text: str
 
+    def made(self, style: Style) -> Passage:
+        title = TITLES.join(self.passage_titles) or None
+        return titled(Passage(self.passage_text, self.passage_id, title), style)
+
 
 class _Label(BaseModel):
     response: str
     responseType: str  # noqa: N815 - the file's name
     evidence: list[_Evidence]
+
+    def reference(self) -> Reference:
+        ids = dict.fromkeys(one.passage_id for one in self.evidence)
+        return Reference(self.response, self.responseType, tuple(ids))
 
 
 class _Turn(BaseModel):
@@ -53,6 +61,18 @@ class _Turn(BaseModel):
         if len(value) % 2 == 0:
             raise ValueError("user and agent take turns in it, and the user's question is the last")
         return value
+
+    def example(self, name: str, number: int, style: Style) -> Example:
+        roles = cycle(("user", "assistant"))
+        conversation = [{"role": next(roles), "content": text} for text in self.context]
+        return Example(
+            key=f"{name}/{number}",
+            messages=worded(conversation, "inscit", style),
+            references=tuple(label.reference() for label in self.labels),
+            group=name,
+            kinds=tuple(dict.fromkeys(label.responseType for label in self.labels)),
+            details={"conversation": conversation, "turn": number},
+        )
 
 
 class _Conversation(BaseModel):
@@ -90,16 +110,23 @@ class InscitTask:
         evidence: int = 1,
     ) -> InscitTask:
         """Read INSCIT's data file, and the passages to search, which are else its own evidence."""
-        source = read(path)
-        examples, passages = _read_turns(source, style)
-        known = {name: titled(one, style) for name, one in passages.items()}
-        pool, stamp = tuple(known.values()), None
+        source, examples = read(path), list[Example]()
+        passages: dict[str, Passage] = {}
+        for name, conversation in source.json(dict[str, _Conversation]).items():
+            for number, turn in enumerate(conversation.turns, start=1):
+                for one in (one for label in turn.labels for one in label.evidence):
+                    # Section titles may be written in several ways; the first one stays.
+                    passages.setdefault(one.passage_id, one.made(style))
+                examples.append(turn.example(name, number, style))
+        if not examples:
+            raise source.place.error("there is no turn in it; is this INSCIT's data file?")
+        pool, stamp = tuple(passages.values()), None
         if corpus is not None:
             found, stamp = read_corpus(corpus)
             pool = tuple(titled(one, style) for one in found)
         settings = {"data": source.stamp, "corpus": stamp, "style": style, "evidence": evidence}
         prefix = INSTRUCTION if style == "chatrag" else None
-        return cls(examples, pool, evidence, prefix, settings, known)
+        return cls(examples, pool, evidence, prefix, settings, passages)
 
     @property
     def unfound(self) -> int:
@@ -116,47 +143,6 @@ class InscitTask:
         answers = [one.answer for one in records]
         named = [evidence_of(one, self.evidence) for one in records]
         return inscit_scores(examples, answers, named)
-
-
-def _read_turns(source: Source, style: Style) -> tuple[list[Example], dict[str, Passage]]:
-    """The turns of a data file, and its evidence passages by id."""
-    examples: list[Example] = []
-    passages: dict[str, Passage] = {}
-    for name, conversation in source.json(dict[str, _Conversation]).items():
-        for number, turn in enumerate(conversation.turns, start=1):
-            for one in (one for label in turn.labels for one in label.evidence):
-                title = TITLES.join(one.passage_titles) or None
-                passage = Passage(one.passage_text, one.passage_id, title)
-                # Section titles may be written in several ways; the first one stays.
-                if passages.setdefault(one.passage_id, passage).text != passage.text:
-                    raise source.place.error(
-                        f"the id {shown(one.passage_id)} stands for two different texts."
-                    )
-            examples.append(_example(name, number, turn, style))
-    if not examples:
-        raise source.place.error("there is no turn in it; is this INSCIT's data file?")
-    return examples, passages
-
-
-def _example(name: str, number: int, turn: _Turn, style: Style) -> Example:
-    roles = cycle(("user", "assistant"))
-    conversation = [{"role": next(roles), "content": text} for text in turn.context]
-    references = []
-    for label in turn.labels:
-        ids = dict.fromkeys(one.passage_id for one in label.evidence)
-        references.append(Reference(label.response, label.responseType, tuple(ids)))
-    return Example(
-        key=f"{name}/{number}",
-        messages=worded(conversation, "inscit", style),
-        references=tuple(references),
-        group=name,
-        kinds=tuple(dict.fromkeys(label.responseType for label in turn.labels)),
-        details={"conversation": conversation, "turn": number},
-    )
-
-
-def _context(example: Example) -> list[str]:
-    return [message["content"] for message in example.conversation]
 
 
 class _Named(BaseModel):
@@ -179,7 +165,6 @@ def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
     for place, line in source.lines():
         if line.lstrip().startswith("{"):
             one = validated(_Named, line, place)
-            passage = Passage(one.text, one.id, one.title)
         else:
             columns = [_unquoted(column) for column in line.split("\t")]
             if columns in _HEADERS:
@@ -187,7 +172,8 @@ def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
             if not 2 <= len(columns) <= 3:
                 raise place.error("a line is a JSON object, or id, text and title with tabs.")
             title = TITLES.join(re.split(r"\s*\[SEP\]\s*", "".join(columns[2:])))
-            passage = Passage(columns[1], columns[0], title or None)
+            one = _Named(id=columns[0], text=columns[1], title=title)
+        passage = Passage(one.text, one.id, one.title or None)
         name = str(passage.id)
         if not name or name in found:
             raise place.error(f"the id {shown(name)} is empty or stands twice; change it.")
@@ -272,7 +258,7 @@ def write_predictions(
         {
             "conv_id": example.group,
             "turn_id": example.details["turn"],
-            "context": _context(example),
+            "context": [message["content"] for message in example.conversation],
             "output": {
                 "response": record.answer,
                 "evidence": [{"passage_id": name} for name in evidence_of(record, evidence)],
@@ -295,7 +281,8 @@ def read_predictions(
     for example in examples:
         row = rows.get(example.key)
         # The official script joins a context before it compares.
-        if row is None or " ".join(row.context) != " ".join(_context(example)):
+        context = " ".join(message["content"] for message in example.conversation)
+        if row is None or " ".join(row.context) != context:
             raise source.place.error(
                 f"turn {shown(example.key)} is not predicted, or with another context; the score "
                 "needs every turn of the data file."
@@ -320,7 +307,6 @@ def score_inscit(
     for kind in dict.fromkeys(kind for one in examples for kind in one.kinds) if by_type else [""]:
         some = [(one, *said) for one, said in pairs if not by_type or kind in one.kinds]
         values = {one.name: one.value for one in inscit_scores(*zip(*some, strict=True))}
-        # In the order in which INSCIT's own script tells them.
         official = ("evidence_f1", "bleu", "response_f1", "chatrag_f1")
         made[kind] = {**{name: values[name] for name in official}, "n": len(some)}
     return made

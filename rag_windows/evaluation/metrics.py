@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rag_windows.errors import MissingExtraError, install
-from rag_windows.evaluation.task import Array, Example, Score
+from rag_windows.evaluation.task import Array, Score
 from rag_windows.prompt.visible_text import encodable
 
 LONGEST = 5000
@@ -34,8 +34,7 @@ def check_packages(*names: str) -> None:
 def squad_words(text: str) -> list[str]:
     """Words as SQuAD counts them (Rajpurkar et al., EMNLP 2016).
 
-    Lower case; ASCII punctuation is deleted, so that "don't" becomes "dont"; then the articles a,
-    an and the are taken out and the rest is split at white space.
+    ASCII punctuation is deleted, so that "don't" becomes "dont", and then a, an and the.
     """
     return _ARTICLES.sub(" ", text.lower().translate(_DELETED)).split()
 
@@ -109,42 +108,3 @@ def bleu(sums: Array) -> Array:
         return BLEU.compute_bleu(right, total, length, reference, smooth_method="exp").score
 
     return np.apply_along_axis(one, -1, sums)
-
-
-def accuracy(examples: Sequence[Example], answers: Sequence[str]) -> Score:
-    """Answers that are a reference, letter by letter: for those chosen among given ones."""
-    return _share("accuracy", examples, answers, str.__eq__)
-
-
-def exact_match(examples: Sequence[Example], answers: Sequence[str]) -> Score:
-    """Answers with the words of a reference, as SQuAD normalises them, and no others."""
-
-    def same(answer: str, text: str) -> bool:
-        return squad_words(answer) == squad_words(text)
-
-    return _share("exact_match", examples, answers, same)
-
-
-def contained(examples: Sequence[Example], answers: Sequence[str]) -> Score:
-    """Answers that hold a reference: its words in a row, or without any, its letters."""
-
-    def holds(answer: str, text: str) -> bool:
-        if wanted := squad_words(text):
-            # Words hold no blank, so a match can't begin or end within one.
-            return f" {' '.join(wanted)} " in f" {' '.join(squad_words(answer))} "
-        return bool(text.strip()) and text.strip() in answer
-
-    return _share("contained", examples, answers, holds)
-
-
-def _share(
-    name: str,
-    examples: Sequence[Example],
-    answers: Sequence[str],
-    right: Callable[[str, str], bool],
-) -> Score:
-    found = [
-        100.0 * any(right(answer, one.text) for one in example.references)
-        for example, answer in zip(examples, answers, strict=True)
-    ]
-    return Score.mean(name, found)

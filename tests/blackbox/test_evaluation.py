@@ -467,7 +467,7 @@ def test_chatrag_reads_the_passages_of_the_file(
     assert "f1" in run("eval", "score", "chatrag", *options, "--predictions", file).stdout
     wrong = run("eval", "chatrag", "--data", "doc2dial.json", "--dataset", "doc3dial")
     assert wrong.exit_code == 2
-    assert "did you mean doc2dial?" in one_line(wrong.stderr)
+    assert "ChatRAG-Bench's doc2dial, quac" in one_line(wrong.stderr)
 
 
 def test_refusals_are_scored(run: Run, tmp_path: Path) -> None:
@@ -539,9 +539,9 @@ def test_the_reader_finds_its_needles(
     result = run("eval", "long", *options, "--methods", "pcw", "--json", "--out", "out")
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)["arms"][0]["results"]
-    assert [one["metric"] for one in found] == ["contained", "exact_match", "needle_most_read"]
+    assert [one["metric"] for one in found] == ["contained", "needle_most_read"]
     assert all(one["estimate"]["value"] >= 80 for one in found)
-    assert [one["n"] for one in found] == [5, 5, 5]
+    assert [one["n"] for one in found] == [5, 5]
 
 
 @pytest.mark.skipif(

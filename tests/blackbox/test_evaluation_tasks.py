@@ -17,6 +17,7 @@ from rag_windows import APE, Demonstration, Example, Passage, WindowedLM
 from rag_windows.cli.render import progress
 from rag_windows.evaluation.icl import IclTask
 from rag_windows.evaluation.long import LongTask
+from rag_windows.evaluation.task import ReadPassage, Record, Reference
 from tests.blackbox.conftest import Run
 from tests.blackbox.test_evaluation import one_line, records, scores
 
@@ -127,9 +128,7 @@ def test_each_seed_shows_and_asks_its_own(icl: Eval, tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]["task"]
     assert settings["labels"] == ["u", "d"]
     assert settings["baselines"].keys() == {"chance", "majority"}
-    assert [one["metric"] for one in scores(tmp_path / "out")["arms"][0]["results"]] == [
-        *("accuracy", "macro_f1"),
-    ]
+    assert [one["metric"] for one in scores(tmp_path / "out")["arms"][0]["results"]] == ["accuracy"]
 
 
 def test_runs_of_the_options_of_old_are_still_reported(icl: Eval, run: Run, tmp_path: Path) -> None:
@@ -259,6 +258,21 @@ def test_a_needle_stands_at_each_place_among_the_same_passages(tmp_path: Path) -
         )
         assert not any(str(needle.title) in f"{two.title} {two.text}" for two in passages)
     assert again.examples[0].passages == made.examples[7].passages
+
+
+@pytest.mark.parametrize(
+    ("answer", "held"),
+    [("red boat", 100), ("It is the Red boat.", 100), ("a red, small boat", 0), ("red boats", 0)],
+)
+def test_an_answer_holds_the_right_one_s_words_in_a_row(answer: str, held: float) -> None:
+    task = LongTask.open(sizes=(2,), depths=(0.0,), questions=1)
+    example = replace(task.examples[0], references=(Reference("red boat"),))
+    passages = (
+        ReadPassage(example.details["needle"], mass=0.3),
+        ReadPassage("another", mass=0.2),
+    )
+    record = Record(example.key, "ape", answer, passages=passages)
+    assert [one.value for one in task.scores([example], [record])] == [held, 100]
 
 
 def texts(folder: Path) -> Path:
