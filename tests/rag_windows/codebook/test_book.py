@@ -52,18 +52,6 @@ def test_it_reads_what_the_method_reads_of_all_passages() -> None:
     assert batch[1] == lm.score("what sings?", held, ["a", "bc"])
 
 
-@pytest.mark.parametrize("fusion", ["mean", "sum"])
-def test_it_fuses_what_it_chose(fusion: Any) -> None:
-    method = replace(METHOD, fusion=fusion)
-    held = book(method=method)
-    held.add(PASSAGES)
-    lm = small.lm()
-    out = lm.generate(QUESTION, held, max_new_tokens=4)
-    given = lm.generate(QUESTION, PASSAGES, method=method, max_new_tokens=4)
-    assert out.token_ids == given.token_ids
-    assert len(out.citations or ()) == 3
-
-
 def test_passages_come_and_go() -> None:
     held = book()
     added = held.add([*PASSAGES, "one without a name"])

@@ -56,19 +56,6 @@ def test_only_what_was_chosen_is_read_and_cited(method: Method) -> None:
     assert lm.score(QUESTION, PASSAGES, ["a", "bc"], method=method)
 
 
-def test_chosen_windows_are_read_as_if_no_others_were_given() -> None:
-    lm = small.lm()
-    out = lm.generate(
-        QUESTION, PASSAGES, method=Codebook(retrieve=3, reader=APE()), max_new_tokens=5
-    )
-    chosen = [PASSAGES[window.passage] for window in out.windows]
-    alone = lm.generate(QUESTION, chosen, method=APE(), max_new_tokens=5)
-    assert out.token_ids == alone.token_ids
-    assert [c.mass for c in out.citations or () if c.mass] == pytest.approx(
-        [c.mass for c in alone.citations or ()], abs=1e-6
-    )
-
-
 def test_a_passage_of_several_windows_is_chosen_as_a_whole() -> None:
     lm = small.lm()
     tight = type(lm)(lm.model, lm.tokenizer, max_window_tokens=60)
@@ -105,23 +92,14 @@ def test_the_passage_that_holds_the_answer_is_found_and_read() -> None:
     assert right >= 4
 
 
-def test_no_passages_are_the_plain_model() -> None:
-    lm = small.lm()
-    plain = lm.generate(QUESTION, method=PCW(), max_new_tokens=3)
-    assert lm.generate(QUESTION, method=Codebook(), max_new_tokens=3).token_ids == plain.token_ids
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"size": 0}, "size"),
         ({"retrieve": 0}, "retrieve"),
-        ({"retrieve": True}, "retrieve"),
         ({"similarity": "manhattan"}, "similarity"),
         ({"fusion": "max"}, "fusion"),
         ({"page": 0}, "page"),
         ({"layers": ()}, "layers"),
-        ({"layers": ("a",)}, "layers"),
         ({"reader": Sequential()}, "sequential"),
         ({"reader": Linked(4)}, "linked"),
         ({"reader": Codebook()}, "itself"),
