@@ -16,7 +16,7 @@ from pydantic import Field
 
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows import WindowedLM
-from tests.blackbox.conftest import ANSWER, QUESTION, Process
+from tests.blackbox.conftest import Process
 from tests.tool_models import model as wide_model
 from tests.tool_models import tokenizer as byte_tokenizer
 
@@ -46,13 +46,6 @@ def test_the_constructor_refuses_what_it_does_not_know(
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["chat", "complete", "stream_chat", "stream_complete"])
-def test_calls_refuse_what_they_do_not_know(reader: WindowedLM, name: str) -> None:
-    call: Any = getattr(RagWindowsLLM(lm=reader), name)
-    with pytest.raises(TypeError, match=r"'temprature'; did you mean 'temperature'"):
-        list(call([] if "chat" in name else "Who?", temprature=1.0))
-
-
 def test_max_tokens_is_max_new_tokens(small_lm: WindowedLM) -> None:
     model = RagWindowsLLM(lm=small_lm, max_tokens=3)
     assert model.metadata.num_output == 3
@@ -76,11 +69,6 @@ def test_a_temperature_samples_and_zero_does_not(small_lm: WindowedLM) -> None:
     assert answers(RagWindowsLLM(lm=small_lm, max_tokens=8, temperature=0)) == greedy
     again = RagWindowsLLM.from_dict({**warm.to_dict(), "model_name": "tiny-reader"})
     assert again.temperature == 1.5
-
-
-def test_the_reader_answers_as_before(reader: WindowedLM, passages: list[Any]) -> None:
-    model = RagWindowsLLM(lm=reader, max_tokens=16, temperature=0)
-    assert model.complete(QUESTION, passages=passages).text == ANSWER
 
 
 @pytest.mark.parametrize("package", ["llms", "retrievers"])
@@ -144,7 +132,6 @@ def test_the_memory_of_a_stock_chat_engine_fits_a_prompt(
 
 
 STOCK = """
-import asyncio
 from llama_index.core import Document, SummaryIndex
 from llama_index.llms.rag_windows import RagWindowsLLM, WindowSynthesizer
 
@@ -152,27 +139,14 @@ llm = RagWindowsLLM("tiny-reader", max_tokens=2)
 index = SummaryIndex.from_documents([Document(text="Vara Zelmont plays the harp. " * 100)])
 llm.complete("Who plays the harp?")
 index.as_query_engine(llm=llm, response_synthesizer=WindowSynthesizer(llm)).query("Who?")
-print("nothing yet")
-
-def ask():
-    {ask}
-
-ask()
-ask()
+print("nothing yet", flush=True)
+for _ in range(2):
+    list(index.as_query_engine(llm=llm, streaming=True).query("Who?").response_gen)
 """
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        'asyncio.run(index.as_query_engine(llm=llm, response_mode="accumulate").aquery("Who?"))',
-        'list(index.as_query_engine(llm=llm, streaming=True).query("Who?").response_gen)',
-    ],
-)
-def test_glued_documents_are_told_once_with_the_line_to_write(python: Process, ask: str) -> None:
-    ended = python(STOCK.format(ask=ask))
+def test_glued_documents_are_told_once_with_the_line_to_write(python: Process) -> None:
+    ended = python(STOCK)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("tokens and no passages") == 1
     (told,) = [line for line in ended.stderr.splitlines() if "tokens and no passages" in line]
-    assert told.startswith("This prompt has")
     assert "response_synthesizer=WindowSynthesizer(llm)" in told

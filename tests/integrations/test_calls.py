@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from langchain_core.runnables import Runnable
 from transformers import LogitsProcessor
 
 from langchain_rag_windows import ChatRagWindows, RagWindows
@@ -39,37 +38,28 @@ Asked = Coroutine[Any, Any, str]
 class Caller:
     """One asynchronous way to ask a model of one framework."""
 
-    name: str
     kind: Callable[..., Any]
-    ask: Callable[..., Asked]
-    """From the model, a question, passages and options of the call to the text."""
+    verb: str
+    way: str
 
     def __repr__(self) -> str:
-        return self.name
+        return f"{self.kind.__name__}.{self.verb}.{self.way}"
 
-
-def of_langchain(kind: Callable[..., Any], way: str) -> Caller:
-    async def ask(model: Runnable[Any, Any], question: str, passages: Any, **options: Any) -> str:
-        documents = list(passages)
-        made = await langchain.ASYNC[way](model, question, documents=documents, **options)
+    async def ask(self, model: Any, question: str, passages: Any, **options: Any) -> str:
+        """The text of an answer."""
+        if self.kind is RagWindowsLLM:
+            given = llama_index.question(self.verb, question)
+            options = {"passages": passages, **options}
+            _, pieces = await llama_index.asked(model, self.verb, self.way, given, **options)
+            return llama_index.text_of(pieces[-1])
+        made = await langchain.ASYNC[self.way](model, question, documents=[*passages], **options)
         return langchain.text_of(made)
-
-    return Caller(f"{kind.__name__}.{way}", kind, ask)
-
-
-def of_llama_index(verb: str, way: str) -> Caller:
-    async def ask(model: RagWindowsLLM, question: str, passages: Any, **options: Any) -> str:
-        given = llama_index.question(verb, question)
-        _, pieces = await llama_index.asked(model, verb, way, given, passages=passages, **options)
-        return llama_index.text_of(pieces[-1])
-
-    return Caller(f"{verb}.{way}", RagWindowsLLM, ask)
 
 
 KINDS = (ChatRagWindows, RagWindows)
 CALLERS = [
-    *(of_langchain(kind, way) for kind in KINDS for way in langchain.ASYNC),
-    *(of_llama_index(verb, way) for verb, way in llama_index.AWAITED),
+    *(Caller(kind, "", way) for kind in KINDS for way in langchain.ASYNC),
+    *(Caller(RagWindowsLLM, verb, way) for verb, way in llama_index.AWAITED),
 ]
 EACH = pytest.mark.parametrize("caller", CALLERS, ids=repr)
 
@@ -166,28 +156,6 @@ def test_errors_and_timeouts_come_out_at_once(caller: Caller) -> None:
             caller.kind(lm=reader()).invoke("Who?", timeout=0.1, **slow)
 
 
-@pytest.mark.parametrize("kind", [ChatRagWindows, RagWindowsLLM])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_waiting_calls_that_are_cancelled_do_no_work(kind: Callable[..., Any], rows: int) -> None:
-    async def crowd() -> None:
-        slow, model = Pace(0.01), kind(lm=reader(), batch_rows=rows)
-        call = model.acomplete if kind is RagWindowsLLM else model.ainvoke
-        busy: dict[str, Any] = {**LONG, "logits_processor": [slow]}
-        tasks = [asyncio.ensure_future(call("Why?", **busy)) for _ in range(8)]
-        while not slow.started.is_set():
-            await asyncio.sleep(0.001)
-        tasks.append(asyncio.ensure_future(call("Who?", logits_processor=[never])))
-        await asyncio.sleep(0.02)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert slow.settle() <= 4
-
-    never = Pace()
-    asyncio.run(crowd())
-    assert never.tokens == 0
-
-
 # Calls that are made at once
 
 COUNT = 16
@@ -250,7 +218,6 @@ def test_batches_share_steps(kind: Callable[..., Any]) -> None:
     ("caller", "options", "rows"),
     [
         *((caller, {"batch_rows": rows}, rows) for caller in CALLERS[::4] for rows in (1, 3)),
-        (CALLERS[0], {"concurrency": 1}, 1),
         (CALLERS[0], {"concurrency": 3}, 3),
     ],
 )
