@@ -72,20 +72,6 @@ def validated(kind: type[T], text: str, place: Place) -> T:
     return found
 
 
-class Keys:
-    """Names of a file's records: their "id" where they have one, else their number from 1."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
-
-    def take(self, name: str | int | None, place: Place) -> str:
-        """The name of the next record, which no other may have."""
-        key = str(len(self._places) + 1 if name is None else name)
-        if self._places.setdefault(key, place) is not place:
-            raise place.error(f'the "id" {shown(key)} stands in {self._places[key]} too.')
-        return key
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file that was read whole: its place, the digest of its bytes, and its text."""

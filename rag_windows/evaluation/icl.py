@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, StringConstraints
 
-from rag_windows import Demonstration, Passage, WindowedLM
+from rag_windows import Demonstration, WindowedLM
 from rag_windows.errors import InputError, LimitError
-from rag_windows.evaluation.files import Keys, Place, read, shown
+from rag_windows.evaluation.files import Place, read, shown
 from rag_windows.evaluation.run import Answered, Arm, Asked
 from rag_windows.evaluation.task import (
     Example,
@@ -25,6 +25,7 @@ from rag_windows.evaluation.task import (
     Record,
     Reference,
     Score,
+    digest_of,
 )
 from rag_windows.icl import Template
 from rag_windows.icl.classifier import Classifier, Labels, Normalize
@@ -61,10 +62,13 @@ def from_files(
     for part, path in (("demonstrations", demonstrations), ("test", test)):
         if path is None:
             continue
-        source, keys = read(path), Keys()
+        source, taken = read(path), set[str]()
         stamp[part] = source.stamp
-        for place, line in source.records(Text):
-            key = keys.take(line.id, place)
+        for number, (place, line) in enumerate(source.records(Text), start=1):
+            key = str(number if line.id is None else line.id)
+            if key in taken:
+                raise place.error(f'the "id" {shown(key)} stands twice.')
+            taken.add(key)
             if (line.split or part) == "test":
                 asked[key] = line
             else:
@@ -225,8 +229,9 @@ class IclAnswerer:
         )
         seconds = (time.perf_counter() - begun) / len(asked)
         passages = tuple(
-            ReadPassage.of(
-                Passage(text, f"window {number}"),
+            ReadPassage(
+                digest_of(text),
+                f"window {number}",
                 spans=((0, len(text)),) if classifier.method.windowed else (),
             )
             for number, text in enumerate(windows, start=1)

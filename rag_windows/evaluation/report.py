@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from importlib.resources import as_file, files
 from itertools import cycle
 from pathlib import Path
@@ -107,15 +107,10 @@ def rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         finalize=_in_markdown if template.endswith(".md") else _in_html,
     )
-    filters = (figure, metric_name, name, number, share, some, verbatim)
+    filters = (figure, metric_name, name, number, share, some)
     made.filters |= {one.__name__: one for one in filters}
     made.globals["zip"] = zip
     return made.get_template(template).render(**values)
-
-
-def verbatim(text: str) -> Markup:
-    """For an indented block of Markdown, which ends at no mark that its text may hold."""
-    return Markup(harmless(text))  # noqa: S704 - only for such a block
 
 
 def _in_html(value: Any) -> Any:
@@ -222,11 +217,6 @@ def terminal(summary: Summary) -> str:
     return rendered("terminal.md", summary=summary, tables=shown).strip()
 
 
-def baseline(arm: Summary) -> str | None:
-    """What an arm is compared with; None for the base itself, or without any."""
-    return next((one["against"]["base"] for one in arm["results"] if one["against"]), None)
-
-
 def deepest(summary: Summary) -> list[Summary]:
     """Each method's arm with the most passages."""
     most = max(arm["top_k"] or 0 for arm in summary["arms"])
@@ -250,120 +240,67 @@ def verdict(arm: Summary) -> tuple[str, str]:
     return f"{name(arm['name'])} has {reached}, {kept}; {found} ({tested}).", tone
 
 
-# Charts: one matplotlib SVG each, which takes its colours from the page.
+# The chart: a matplotlib SVG, which takes its colours from the page.
 
 WIDTH = 760
-"""Of every chart, in CSS pixels; on a phone it is moved sideways, since text doesn't shrink."""
+"""In CSS pixels; on a phone it is moved sideways, since text doesn't shrink."""
 
-INK = "#010101"
-COLOURS = {INK: "ink", "#020202": "soft", "#030303": "grid", "#040404": "ground"} | {
+COLOURS = {"#010101": "ink", "#020202": "soft", "#030303": "grid", "#040404": "ground"} | {
     f"#0101f{place}": f"line{place}" for place in range(1, 7)
 }
 """Stand-ins in charts.mplstyle, and variables of the page that hold the colours of its scheme."""
 
-_HIGHEST = 250.0
-"""Percent kept, beyond which an interval is cut off."""
 
+def chart(summary: Summary, salt: str) -> str:
+    """Quality and time to the first token by number of passages; "" where there is no figure.
 
-def charts(summary: Summary, salt: str) -> dict[str, str]:
-    """Quality and time by number of windows, and what is kept by kind: as SVG.
-
-    One that can't be drawn of this run is "". The salt keeps the ids of a page's charts apart.
+    The salt keeps the ids of a page's charts apart.
     """
-    style = files("rag_windows.evaluation") / "templates" / "charts.mplstyle"
-    bases, made = {baseline(arm) for arm in summary["arms"]}, {}
-    # The base comes first, and is drawn in ink.
-    arms = sorted(summary["arms"], key=lambda arm: arm["name"] not in bases)
-    labels = dict.fromkeys(arm["label"] for arm in arms)
-    for kind, draw in (("windows", _windows), ("kinds", _kinds)):
-        with as_file(style) as path, mpl.rc_context({"svg.hashsalt": salt + kind}, fname=path):
-            styles = cycle(mpl.rcParams["axes.prop_cycle"])
-            looks = {label: {**next(styles), "label": _short(label)} for label in labels}
-            figure = draw(summary, looks)
-            made[kind] = "" if figure is None else _svg(figure)
-    return made
-
-
-def _short(text: str, longest: int = 30) -> str:
-    # matplotlib leaves labels that begin with "_" out of a legend.
-    return name("\u200b" + text if text.startswith("_") else text, longest)
-
-
-def _figure(height: float, labels: int) -> Figure:
-    """An empty figure with room for a legend of so many labels."""
-    # SVG's unit is matplotlib's point, of which 72 make an inch.
-    size = (WIDTH / 72, (height + 24 * -(-labels // 2)) / 72)
-    return Figure(figsize=size, layout="constrained")
-
-
-def _windows(summary: Summary, looks: dict[str, Any]) -> Figure | None:
     rows = [row for arm in summary["arms"] for row in _points(arm)]
     points = pd.DataFrame(rows, columns=["label", "size", "value", "low", "high", "ttft_s"])
-    sizes = sorted(points["size"].unique())
-    if len(sizes) < 2:
-        return None
-    figure = _figure(340, len(looks))
-    quality, time = figure.subplots(1, 2)
-    for label, own in points.groupby("label", sort=False):
-        at, look = own["size"], looks[label]
-        quality.fill_between(
-            at, own["low"], own["high"], color=look["color"], alpha=0.13, linewidth=0
-        )
-        quality.plot(at, own["value"], **look)
-        time.plot(at, own["ttft_s"], **look)
-    for axes in (quality, time):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [f"{one:,}" for one in sizes])
-        axes.minorticks_off()
-        axes.set_xlabel("passages or demonstrations")
-    quality.set_ylabel(f"{metric_name(summary['metrics'][0])}, percent")
-    low, high = quality.get_ylim()
-    # Five points at least, so that trifles look like trifles.
-    room = max(0.0, 5 - (high - low)) / 2
-    quality.set_ylim(max(low - room, -0.3), min(high + room, 100.3))
-    time.set_ylabel("first token, seconds")
-    time.set_ylim(bottom=0)
-    return figure
+    if points["value"].isna().all():
+        return ""
+    style = files("rag_windows.evaluation") / "templates" / "charts.mplstyle"
+    with as_file(style) as path, mpl.rc_context({"svg.hashsalt": salt}, fname=path):
+        return _svg(_drawn(points, metric_name(summary["metrics"][0])))
 
 
 def _points(arm: Summary) -> Iterator[tuple[Any, ...]]:
     """Of an arm that reads so many passages, or of a sweep's kinds "8 passages"."""
     kinds = [(re.fullmatch(r"(\d+) passages?", part["label"]), part) for part in arm["kinds"]]
     sized = [(int(match[1]), part["results"], math.nan) for match, part in kinds if match]
-    # No demonstrations have no place on a logarithmic axis.
-    if arm["top_k"] and arm["times"]:
+    if arm["top_k"] is not None and arm["times"]:
         sized = [(arm["top_k"], arm["results"], arm["times"]["ttft_s"])]
     for size, results, seconds in sized:
         yield arm["label"], size, *astuple(results[0]["estimate"]), seconds
 
 
-def _kinds(summary: Summary, looks: dict[str, Any]) -> Figure | None:
-    arms = [arm for arm in deepest(summary) if baseline(arm) and arm["kinds"]]
-    if not arms:
-        return None
-    # All arms of one depth have the same one.
-    base, kinds = _short(str(baseline(arms[0]))), arms[0]["kinds"]
-    figure = _figure(80 + len(kinds) * (26 + 20 * len(arms)), len(arms) + 1)
-    axes = figure.subplots()
-    for order, arm in enumerate(arms, start=1):
-        kept = _ends([part["results"][0]["against"]["retention"] for part in arm["kinds"]])
-        height = kept.index - 0.5 + order / (len(arms) + 1)
-        reach = [kept["value"] - kept["low"], kept["high"] - kept["value"]]
-        axes.errorbar(kept["value"], height, xerr=reach, **looks[arm["label"]] | {"linestyle": ""})
-    axes.axvline(100, color=INK, linestyle=(0, (5, 3)), linewidth=1.4, zorder=1, label=base)
-    names = [f"{_short(part['label'], 26)}\nn = {part['examples']:,}" for part in kinds]
-    axes.set_yticks(range(len(kinds)), names)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
-    axes.set_ylim(len(kinds) - 0.5, -0.5)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, 88), min(max(high, 112), _HIGHEST))
-    axes.set_xlabel(f"percent of {base}")
+def _drawn(points: pd.DataFrame, metric: str) -> Figure:
+    labels, sizes = points["label"].unique(), sorted(points["size"].unique())
+    # SVG's unit is matplotlib's point, of which 72 make an inch; the legend has two columns.
+    size = (WIDTH / 72, (340 + 24 * -(-len(labels) // 2)) / 72)
+    figure = Figure(figsize=size, layout="constrained")
+    titles = {"value": f"{metric}, percent", "ttft_s": "first token, seconds"}
+    there = [column for column in titles if points[column].notna().any()]
+    for axes, column in zip(figure.subplots(1, len(there), squeeze=False)[0], there, strict=True):
+        looks = cycle(mpl.rcParams["axes.prop_cycle"])
+        for order, (label, look) in enumerate(zip(labels, looks, strict=False)):
+            own = points[points["label"] == label]
+            # Side by side, so that no bar hides another.
+            at = own["size"] * 1.03 ** (order - (len(labels) - 1) / 2)
+            reach = [own["value"] - own["low"], own["high"] - own["value"]]
+            # matplotlib leaves labels that begin with "_" out of a legend.
+            shown = name("\u200b" + label if label.startswith("_") else label, 30)
+            bars = reach if column == "value" else None
+            axes.errorbar(at, own[column], yerr=bars, label=shown, **look)
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        axes.set_xticks(sizes, [f"{one:,}" for one in sizes])
+        axes.minorticks_off()
+        axes.margins(x=0.12)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("passages or demonstrations")
+        axes.set_ylabel(titles[column])
     return figure
-
-
-def _ends(estimates: Sequence[Estimate]) -> pd.DataFrame:
-    return pd.DataFrame([asdict(one) for one in estimates])
 
 
 def _svg(figure: Figure) -> str:
@@ -439,7 +376,7 @@ def _part(run: ReportedRun, anchor: str, count: int) -> dict[str, Any]:
         "summary": summary,
         "verdicts": [verdict(arm) for arm in summary["arms"] if summary["compared"]],
         "tables": list(tables(summary)),
-        "charts": charts(summary, anchor),
+        "chart": chart(summary, anchor),
         "questions": [_question(run, values, place) for place in _chosen(run, values, count)],
     }
 
@@ -449,7 +386,7 @@ def _values(run: ReportedRun) -> pd.DataFrame:
     examples, arms = run.task.examples, [arm["name"] for arm in run.summary["arms"]]
     found = pd.DataFrame(index=range(len(examples)), columns=arms, dtype=float)
     for arm in arms:
-        records = run.folder.records(arm)
+        records = run.folder.records[arm]
         places = [place for place, one in enumerate(examples) if one.key in records]
         asked = [examples[place] for place in places]
         if asked:
@@ -469,7 +406,7 @@ def _chosen(run: ReportedRun, values: pd.DataFrame, count: int) -> list[int]:
 def _question(run: ReportedRun, values: pd.DataFrame, place: int) -> dict[str, Any]:
     """One question with its answers, and the passages that arms read, in the ranking's order."""
     example = run.task.examples[place]
-    found = {arm: run.folder.records(arm).get(example.key) for arm in values}
+    found = {arm: run.folder.records[arm].get(example.key) for arm in values}
     deep = [record for arm in deepest(run.summary) if (record := found[arm["name"]])]
     order: dict[tuple[str, str | None], dict[str, ReadPassage]] = {}
     for record in sorted(deep, key=_depth):

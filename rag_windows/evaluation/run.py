@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote
@@ -26,7 +25,6 @@ from rag_windows.errors import (
     MissingExtraError,
     ModelError,
     RagWindowsError,
-    missing,
 )
 from rag_windows.evaluation.files import (
     JsonLines,
@@ -173,31 +171,28 @@ def differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-class _Text(BaseModel):
-    """A line of passages.jsonl: a digest and its text."""
-
-    text: str
-    passage: str
-
-
 class RunFolder:
-    """What a run has kept: records, and texts of passages by the digests they name."""
+    """What a run has kept.
+
+    ``records`` are by arm and example's key, of several the last one; ``texts`` by their digests.
+    """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
         self.texts: dict[str, str] = {}
-        self._kept: dict[str, dict[str, Record]] = {arm.name: {} for arm in manifest.arms}
+        self.records: dict[str, dict[str, Record]] = {arm.name: {} for arm in manifest.arms}
         self._lines, self._passages = JsonLines(path / RECORDS), JsonLines(path / PASSAGES)
         for place, found in self._lines.read(Line):
             if not isinstance(found, Record):
                 continue
-            if found.arm not in self._kept:
+            if found.arm not in self.records:
                 raise place.error(f'"arm" is {shown(found.arm)}, which the manifest does not name.')
-            self._kept[found.arm][found.key] = found
-        for place, one in self._passages.read(_Text):
-            if one.text != digest_of(one.passage):
+            self.records[found.arm][found.key] = found
+        for place, one in self._passages.read(dict[str, str]):
+            text = one.get("passage", "")
+            if one.get("text") != digest_of(text):
                 raise place.error("the passage was changed; begin anew in another folder.")
-            self.texts[one.text] = one.passage
+            self.texts[digest_of(text)] = text
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -234,10 +229,6 @@ class RunFolder:
             made._passages.repair()
             yield made
 
-    def records(self, arm: str) -> Mapping[str, Record]:
-        """An arm's, by the keys of their examples; of several the last one counts."""
-        return self._kept[arm]
-
     def predictions(self, arm: str, suffix: str = ".json") -> Path:
         """Where an arm's answers stand in the dataset's own format."""
         return self.path / PREDICTIONS / f"{quote(arm, safe='@+=')}{suffix}"
@@ -250,7 +241,7 @@ class RunFolder:
         self.texts |= new
         self._lines.append(*(line_of(record) for record, _ in answers))
         for record, _ in answers:
-            self._kept[record.arm][record.key] = record
+            self.records[record.arm][record.key] = record
 
 
 def _remove_run(folder: Path) -> None:
@@ -263,6 +254,9 @@ def _remove_run(folder: Path) -> None:
 
 
 # Which passages an example is read with.
+
+Ranking = Callable[[Example], Sequence[Passage]]
+"""Gives an example's passages, best first."""
 
 TURNS, WEIGHT = 3, 3
 """Of `last_turns`: how the conversation becomes a query. They stand in the manifest."""
@@ -288,8 +282,6 @@ class Search:
                 f"{option} {'needs' if self.embedder is None else 'has no'} --embedder: the name "
                 "or folder of a sentence-transformers model, for dense and hybrid."
             )
-        if isinstance(self.embedder, str) and find_spec("sentence_transformers") is None:
-            raise MissingExtraError(missing(option, "sentence-transformers", "retrievers"))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -301,9 +293,7 @@ class Search:
             told["embedder"] = getattr(self.embedder, "name", self.embedder)
         return told
 
-    def over(
-        self, task: Task, index: Path, on_embedded: Callable[[int, int], None] | None = None
-    ) -> Callable[[Example], Sequence[Passage]]:
+    def over(self, task: Task, index: Path) -> Ranking:
         """Gives an example's passages, best first, the conversation being the query.
 
         Vectors are kept in the folder ``index``, so that a run that goes on embeds nothing again.
@@ -328,7 +318,7 @@ class Search:
         if self.embedder is not None and any(index.glob("*.safetensors")):
             found.append(DenseRetriever.load(index, self.embedder))
         elif self.embedder is not None:
-            made = DenseRetriever(pool, self.embedder, progress=on_embedded)
+            made = DenseRetriever(pool, self.embedder)
             made.save(index)
             found.append(made)
         most = depth or 0
@@ -341,11 +331,6 @@ class Search:
 
 Asked = tuple[Example, Sequence[Passage]]
 """An example with its passages, best first, not more than the arm reads."""
-
-Ranking = Callable[[Example], Sequence[Passage]]
-Progress = Callable[[int, int], None]
-"""Told how much is done, and of how much."""
-
 
 Answered = tuple[Record, Sequence[str]]
 """An answer's record, with the texts of the passages that it names."""
@@ -402,15 +387,19 @@ class Generating:
         # Where attention was not measured, citations are there all the same, and empty.
         measured = generation.citations if generation.prefix_mass is not None else None
         masses = {one.passage: one.mass for one in measured or ()}
-        usage, timings = generation.usage, generation.timings
+        usage = generation.usage
         record = Record(
             key=example.key,
             arm=arm.name,
             answer=generation.text,
             finish_reason=generation.finish_reason,
             passages=tuple(
-                ReadPassage.of(passage, masses.get(place), tuple(spans[place]))
-                for place, passage in enumerate(read)
+                ReadPassage(
+                    *(digest_of(one.text), one.id, one.title, one.score),
+                    mass=masses.get(place),
+                    spans=tuple(spans[place]),
+                )
+                for place, one in enumerate(read)
             ),
             left_out=len(passages) - len(read),
             prefix_mass=generation.prefix_mass,
@@ -420,9 +409,7 @@ class Generating:
             completion_tokens=usage.completion_tokens,
             windows_encoded=usage.windows - usage.cached_windows,
             windows_reused=usage.cached_windows,
-            encode_s=timings.encode_s,
-            ttft_s=timings.ttft_s,
-            total_s=timings.total_s,
+            **asdict(generation.timings),
             notes=tuple(note.message for note in generation.notes),
         )
         return record, [passage.text for passage in read]
@@ -444,7 +431,7 @@ class Run:
     answerer: Answerer
     batch: int = 1
 
-    def answer(self, progress: Progress) -> list[Record]:
+    def answer(self, progress: Callable[[int, int], None]) -> list[Record]:
         """Answer what the folder lacks, and keep each answer as it comes; returns what has none.
 
         An error of one question is kept as its record, and asked again by the next run. What
@@ -463,11 +450,11 @@ class Run:
                     self._ask(arm, lacking, rankings)
                     done += len(lacking)
                     progress(done, total)
-        records = [self.folder.records(arm.name)[one.key] for arm in self.arms for one in examples]
+        records = [self.folder.records[arm.name][one.key] for arm in self.arms for one in examples]
         return [one for one in records if one.error is not None]
 
     def _lacks(self, arm: Arm, example: Example) -> bool:
-        record = self.folder.records(arm.name).get(example.key)
+        record = self.folder.records[arm.name].get(example.key)
         return record is None or record.error is not None
 
     def _ask(

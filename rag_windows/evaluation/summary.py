@@ -8,7 +8,6 @@ observation is the sums of its metric's rows.
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Sequence
@@ -35,6 +34,11 @@ MOST_LOST = 0.01
 _ELEMENTS = 10_000_000
 """Of the arrays that are resampled at once."""
 
+_TOKENS = ["prompt_tokens", "cached_tokens", "completion_tokens"]
+SUMMED = ["windows_encoded", "windows_reused", *_TOKENS]
+TIMES, TOLD = ["encode_s", "ttft_s", "total_s"], ["left_out", "finish_reason", "error"]
+"""Fields of a record."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -56,11 +60,6 @@ def as_json(summary: Summary) -> Summary:
     return found
 
 
-def dump(summary: Summary) -> str:
-    """The text of a scores.json."""
-    return json.dumps(as_json(summary), indent=1) + "\n"
-
-
 def summarise(task: Task, folder: RunFolder) -> Summary:
     """Summarise what a run of a task has answered so far.
 
@@ -71,7 +70,7 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
     Only those on all examples are tested.
     """
     arms = folder.manifest.arms
-    kept = [folder.records(arm.name) for arm in arms]
+    kept = [folder.records[arm.name] for arm in arms]
     shared = [one for one in task.examples if all(one.key in found for found in kept)]
     answers = [[found[one.key] for one in shared] for found in kept]
     groups = [one.group for one in shared]
@@ -114,8 +113,7 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
                 "results": whole[place]["results"],
                 "kinds": [one[place] for one in kinds],
                 "retrieval": [one[place] for one in split.get(arm.top_k, ())],
-                "counters": _counters(answers[place]),
-                **_times(answers[place]),
+                **_work(answers[place]),
             }
             for place, arm in enumerate(arms)
         ],
@@ -290,28 +288,24 @@ def _mean(values: Array, groups: Sequence[str]) -> Estimate:
     return estimate(found[0], drawn[0])
 
 
-def _counters(records: Sequence[Record]) -> dict[str, int]:
-    """Sums over an arm's questions; unfinished answers reached their limit."""
-    windows, tokens = ("windows_encoded", "windows_reused"), ("prompt", "cached", "completion")
-    summed = (*windows, *(f"{kind}_tokens" for kind in tokens))
-    return {
-        **{name: sum(getattr(one, name) for one in records) for name in summed},
-        "left_out_passages": sum(one.left_out for one in records),
-        "left_out_questions": sum(one.left_out > 0 for one in records),
-        "errors": sum(one.error is not None for one in records),
-        "unfinished": sum(one.error is None and one.finish_reason == "length" for one in records),
-    }
+def _work(records: Sequence[Record]) -> Summary:
+    """Sums over all questions; seconds are medians over the answers as they came.
 
-
-def _times(records: Sequence[Record]) -> Summary:
-    """Medians over answers; cold ones found no window in the cache, warm ones all of them."""
-    names = ["encode_s", "ttft_s", "total_s"]
-    windows = ["windows_encoded", "windows_reused"]
-    rows = [asdict(one) for one in records if one.error is None]
-    found = pd.DataFrame(rows, columns=[*names, *windows])
-    first, encoded, reused = (found[name] for name in ["ttft_s", *windows])
+    Unfinished answers reached their limit. Cold ones found no window in the cache, warm ones all.
+    """
+    found = pd.DataFrame([asdict(one) for one in records], columns=[*SUMMED, *TIMES, *TOLD])
+    answered = found[found["error"].isna()]
+    first, left_out = answered["ttft_s"], found["left_out"]
+    encoded, reused = answered["windows_encoded"], answered["windows_reused"]
     return {
-        "times": found[names].median().to_dict() if rows else None,
+        "counters": {
+            **found[SUMMED].sum().astype(int).to_dict(),
+            "left_out_passages": int(left_out.sum()),
+            "left_out_questions": int((left_out > 0).sum()),
+            "errors": len(found) - len(answered),
+            "unfinished": int((answered["finish_reason"] == "length").sum()),
+        },
+        "times": answered[TIMES].median().to_dict() if len(answered) else None,
         "cold_s": first[reused == 0].median(),
         "warm_s": first[(encoded == 0) & (reused > 0)].median(),
     }

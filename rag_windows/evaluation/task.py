@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,14 +46,6 @@ class ReadPassage:
     score: float | None = None
     mass: float | None = None
     spans: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def of(
-        cls, passage: Passage, mass: float | None = None, spans: tuple[tuple[int, int], ...] = ()
-    ) -> Self:
-        """What is kept of a passage; its text has to be kept beside."""
-        text = digest_of(passage.text)
-        return cls(text, passage.id, passage.title, passage.score, mass, spans)
 
 
 @dataclass(frozen=True, slots=True)

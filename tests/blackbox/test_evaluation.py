@@ -310,7 +310,7 @@ def test_questions_without_an_answer_are_told_and_asked_again(
         (("--retriever", "bm25", "--embedder", "x"), "--embedder"),
         (("--corpus", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--data", "nowhere.json"), "nowhere.json"),
-        (("--out", "dev.json"), "--out 'dev.json' can't be made"),
+        (("--out", "dev.json"), "dev.json can't be made or locked"),
         (("--methods", "pcw:scale=0.5"), "scale"),
         (("--cache-memory", "much"), "memory='much' is no size"),
         (("--limit", "0"), "--limit"),

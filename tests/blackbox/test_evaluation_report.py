@@ -144,11 +144,11 @@ def test_hostile_text_is_nothing_in_markdown(hostile: Path, run: Run) -> None:
 def test_a_report_tells_figures_charts_and_questions(plain: Path) -> None:
     page = (plain / "report.html").read_text(encoding="utf-8")
     text = (plain / "report.md").read_text(encoding="utf-8").replace("\\", "")
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 1
     assert not re.search(r"#0[1-4]0[1-4]", page)
     for words in (
         *("sequential@2 has a response F1 of", "Quality of answers"),
-        *("each arm against its base", "by kind of question", "time to the first token", "Work"),
+        *("each arm against its base", "by kind of question", "Work"),
         *("When was the lighthouse built?", "In 1811.", "rag-windows", "machine"),
     ):
         assert words in text
@@ -198,7 +198,6 @@ def test_what_is_not_there_is_said(
         assert "ape@1 has no answer to 1 question because of an error" in told
         assert "1 answer of sequential@1 ended at the limit" in told
         assert "ape@1 left out 3 passages in 1 question" in told
-        assert "Run it with several, such as --top-k 1,5,20" in told
         assert "There are no intervals" in told
     assert "Error: Too\\x1b long." in page
     assert "not asked yet" in page

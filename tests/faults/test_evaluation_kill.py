@@ -74,17 +74,17 @@ def dying(evaluate: Evaluate, folder: Path, at: int, share: float) -> Callable[[
     """
     real, count = os.fsync, 0
 
-    def called(descriptor: Any) -> None:
+    def called(fd: Any) -> None:
         nonlocal count
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        path = os.readlink(f"/proc/self/fd/{fd}")
         if path.endswith(".jsonl"):
             count += 1
             if count == at:
                 whole = Path(path).read_bytes()
                 start = whole[:-1].rfind(b"\n") + 1
-                os.ftruncate(descriptor, start + int(share * (len(whole) - start)))
+                os.ftruncate(fd, start + int(share * (len(whole) - start)))
                 os.kill(os.getpid(), signal.SIGKILL)
-        real(descriptor)
+        real(fd)
 
     def work() -> None:
         os.fsync = called
@@ -102,7 +102,7 @@ def found(folder: Path) -> Found:
     return {
         arm.name: [
             replace(untimed(record), windows_encoded=0, windows_reused=0, cached_tokens=0)
-            for record in kept.records(arm.name).values()
+            for record in kept.records[arm.name].values()
         ]
         for arm in ARMS
     }
@@ -121,7 +121,7 @@ def check_after(evaluate: Evaluate, folder: Path, undisturbed: Found) -> None:
     kept = run.RunFolder.open(folder)
     for arm in ARMS:
         for example in TASK.examples:
-            read = kept.records(arm.name)[example.key].passages
+            read = kept.records[arm.name][example.key].passages
             assert [kept.texts[one.text] for one in read] == [one.text for one in given(example)]
     assert len((folder / "passages.jsonl").read_bytes().splitlines()) == 2 * QUESTIONS
 

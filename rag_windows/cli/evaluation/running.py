@@ -25,7 +25,7 @@ from rag_windows.evaluation import chatrag, icl, inscit, report
 from rag_windows.evaluation import run as runs
 from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.long import LongTask
-from rag_windows.evaluation.summary import as_json, dump, summarise
+from rag_windows.evaluation.summary import as_json, summarise
 from rag_windows.evaluation.task import Task
 from rag_windows.methods import resolve
 from rag_windows.methods.registry import names_in
@@ -94,7 +94,6 @@ def evaluate(
     arms = compared(asking, depths)
     source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=_command())
     task, search = source.task(), runs.Search(**searching)
-    _make_folder(asking.out or RUNS)
     if missing := getattr(task, "unfound", 0):
         tell(f"Note: {missing} evidence passages are not in the corpus, so nothing finds them.")
     generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
@@ -107,16 +106,16 @@ def evaluate(
     with loaded_model(asking) as lm:
         manifest = runs.Manifest.of(lm, task, arms, search.settings, generating)
         path = asking.out or _default_folder(manifest, asking.name)
-        with _going_on(path), runs.RunFolder.begin(path, manifest, asking.fresh) as folder:
+        with runs.RunFolder.begin(path, manifest, asking.fresh) as folder, _going_on(path):
             write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
-            with progress("Embedding passages") as counted:
-                ranking = search.over(task, path / runs.INDEX, counted)
+            with progress("Embedding passages"):
+                ranking = search.over(task, path / runs.INDEX)
             with progress("Answering") as counted:
                 run = runs.Run(lm, task, arms, ranking, folder, answerer, batch)
                 failed = run.answer(counted)
             with progress("Scoring"):
                 summary = summarise(task, folder)
-                write_whole(path / runs.SCORES, dump(summary))
+                write_whole(path / runs.SCORES, json.dumps(as_json(summary), indent=1) + "\n")
                 predictions = [_predictions(folder, task, arm.name) for arm in arms]
                 one = report.ReportedRun(task, folder, summary, source.command)
                 reports = report.write_report([one], path)
@@ -184,7 +183,7 @@ def _show(run: report.ReportedRun) -> None:
 
 def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
     """Write an arm's answers: INSCIT's own format; else a line each, empty where there is none."""
-    records = folder.records(arm)
+    records = folder.records[arm]
     if isinstance(task, inscit.InscitTask):
         path = folder.predictions(arm)
         inscit.write_predictions(path, task.examples, records, task.evidence)
@@ -192,16 +191,6 @@ def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
     path = folder.predictions(arm, ".txt")
     chatrag.write_answers(path, [records[one.key].answer for one in task.examples])
     return path
-
-
-def _make_folder(path: Path) -> None:
-    """Before the model is loaded, so that what can't be made fails early."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--out '{path}' can't be made: {error.strerror}; name another."
-        ) from error
 
 
 def _default_folder(manifest: runs.Manifest, model: str) -> Path:

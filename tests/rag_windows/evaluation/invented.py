@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,7 +91,7 @@ def go(
     ranking: run.Ranking = given,
     answerer: run.Answerer | None = None,
     batch: int = 1,
-    progress: run.Progress = print,
+    progress: Callable[[int, int], None] = print,
 ) -> list[task.Record]:
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import InputError, MissingExtraError, Passage
+from rag_windows import InputError, Passage
 from rag_windows.evaluation import run
 from tests.rag_windows.evaluation.invented import invented
 from tests.retrievers.small import CORPUS, WordEncoder
@@ -56,11 +56,8 @@ def test_vectors_are_kept_and_embedded_once(tmp_path: Path, kind: Any) -> None:
     assert second.settings["embedder"] == "words"
 
 
-def test_what_can_not_be_served_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_embedder_goes_with_dense_search() -> None:
     with pytest.raises(InputError, match="dense needs --embedder"):
         run.Search("dense")
     with pytest.raises(InputError, match="bm25 has no --embedder"):
         run.Search("bm25", embedder="x")
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"sentence-transformers.*\.\[retrievers"):
-        run.Search("dense", embedder="all-MiniLM-L6-v2")

@@ -78,7 +78,7 @@ def test_records_hold_what_generate_gave(tmp_path: Path) -> None:
         made = small.lm().generate(
             asked, passages, prefix="Answer.", method=arm.method, max_new_tokens=4
         )
-        found = folder.records(arm.name)[example.key]
+        found = folder.records[arm.name][example.key]
         assert (found.answer, found.finish_reason) == (made.text, made.finish_reason)
         assert found.prompt_tokens == made.usage.prompt_tokens
         masses = [one.mass for one in found.passages]
@@ -89,7 +89,7 @@ def test_records_hold_what_generate_gave(tmp_path: Path) -> None:
         assert [(one.id, one.title, folder.texts[one.text]) for one in found.passages] == [
             (one.id, one.title, one.text) for one in passages
         ]
-    read = folder.records("ape")[example.key].passages
+    read = folder.records["ape"][example.key].passages
     assert [one.spans for one in read] == [((0, len(one.text)),) for one in passages]
 
 
@@ -97,7 +97,7 @@ def test_a_long_passage_has_a_span_for_each_window(tmp_path: Path) -> None:
     long = Passage("Kadan keeps a lion, and a hare beside it. " * 30, "p", score=2.5)
     example = replace(TASK.examples[0], passages=(long, Passage(" "), long))
     go(tmp_path, small.lm(), Invented([example]), arms_of("pcw"))
-    record = run.RunFolder.open(tmp_path).records("pcw")[example.key]
+    record = run.RunFolder.open(tmp_path).records["pcw"][example.key]
     first, blank, again = record.passages
     assert (first.spans[0][0], first.spans[-1][1]) == (0, len(long.text))
     assert [end for _, end in first.spans[:-1]] == [start for start, _ in first.spans[1:]] != []
@@ -116,10 +116,10 @@ def test_what_does_not_fit_in_order_is_left_out_and_counted(
     example = replace(TASK.examples[0], passages=passages)
     go(tmp_path, small.lm(), Invented([example]), ARMS)
     folder = run.RunFolder.open(tmp_path)
-    record = folder.records("sequential")[example.key]
+    record = folder.records["sequential"][example.key]
     assert [one.id for one in record.passages] == [f"p{n}" for n in range(read)]
     assert (record.error, record.left_out) == (None, len(sizes) - read)
-    beside = folder.records("ape")[example.key]
+    beside = folder.records["ape"][example.key]
     assert (len(beside.passages), beside.left_out) == (len(sizes), 0)
 
 
@@ -144,8 +144,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, batch: int) -> None:
     assert sorted(first.asked + second.asked) == sorted(EVERYTHING)
     one, other = run.RunFolder.open(undisturbed), run.RunFolder.open(stopped)
     for arm in ARMS:
-        expected = {key: untimed(found) for key, found in one.records(arm.name).items()}
-        assert {k: untimed(found) for k, found in other.records(arm.name).items()} == expected
+        expected = {key: untimed(found) for key, found in one.records[arm.name].items()}
+        assert {k: untimed(found) for k, found in other.records[arm.name].items()} == expected
     go(stopped, small.lm(), TASK, ARMS, answerer=third, batch=batch)
     assert third.asked == []
 
@@ -156,7 +156,7 @@ def test_an_error_of_one_question_is_kept_and_asked_again(tmp_path: Path, batch:
     found = go(tmp_path, small.lm(), TASK, ARMS, answerer=failing, batch=batch)
     failed = [("c1-1", "sequential"), ("c1-1", "ape")]
     assert [(one.key, one.arm) for one in found] == failed
-    kept = run.RunFolder.open(tmp_path).records("ape")
+    kept = run.RunFolder.open(tmp_path).records["ape"]
     assert [one.error for one in kept.values() if one.error] == ["c1-1 can't be asked."]
     assert go(tmp_path, small.lm(), TASK, ARMS, answerer=again, batch=batch) == []
     assert again.asked == failed
@@ -174,7 +174,7 @@ def test_rankings_are_asked_once_and_their_errors_are_the_questions(tmp_path: Pa
     compared = arms_of("ape", depths=(1, 3, None))
     failed = go(tmp_path, small.lm(), TASK, compared, ranking=ranking)
     folder = run.RunFolder.open(tmp_path)
-    counts = {arm.name: len(folder.records(arm.name)["c0-0"].passages) for arm in compared}
+    counts = {arm.name: len(folder.records[arm.name]["c0-0"].passages) for arm in compared}
     assert counts == {"ape@1": 1, "ape@3": 3, "ape": 3}
     assert asked[:5] == [example.key for example in TASK.examples[:5]], "once an example"
     assert [one.error for one in failed] == ["Nothing to search for."] * 3
@@ -186,7 +186,7 @@ def test_rankings_are_asked_once_and_their_errors_are_the_questions(tmp_path: Pa
 def test_what_concerns_the_whole_run_stops_it(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)):
         go(tmp_path, small.lm(), TASK, ARMS, answerer=Counting(stop_after=3, error=error))
-    assert sum(len(run.RunFolder.open(tmp_path).records(arm.name)) for arm in ARMS) == 3
+    assert sum(len(run.RunFolder.open(tmp_path).records[arm.name]) for arm in ARMS) == 3
 
 
 # The folder.
@@ -220,8 +220,8 @@ def test_what_is_added_is_read_back(filled: Path) -> None:
     # Earlier versions timed the first token apart.
     filled.write_text(filled.read_text() + SPEED)
     found = run.RunFolder.open(filled.parent)
-    assert found.records("ape") == {"c0-0": RECORD, "c1-0": task.Record("c1-0", "ape", "yes")}
-    assert found.records("sequential") == {}
+    assert found.records["ape"] == {"c0-0": RECORD, "c1-0": task.Record("c1-0", "ape", "yes")}
+    assert found.records["sequential"] == {}
     assert list(found.texts.values()) == [TEXT, "other"]
 
 
@@ -230,7 +230,7 @@ def test_a_torn_last_line_is_dropped(filled: Path, cut: int) -> None:
     whole = filled.read_bytes()
     lines = whole.splitlines(keepends=True)
     filled.write_bytes(whole + lines[0][:cut])
-    assert len(run.RunFolder.open(filled.parent).records("ape")) == 2
+    assert len(run.RunFolder.open(filled.parent).records["ape"]) == 2
     assert filled.read_bytes() != whole, "who only reads changes nothing"
     with folder_at(filled.parent) as folder:
         folder.add([(RECORD, ())])
@@ -262,7 +262,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with folder_at(tmp_path):
         with pytest.raises(InputError, match="Another process is writing"), folder_at(tmp_path):
             pass
-        assert run.RunFolder.open(tmp_path).records("ape") == {}
+        assert run.RunFolder.open(tmp_path).records["ape"] == {}
     with folder_at(tmp_path):
         pass
 
@@ -299,7 +299,7 @@ def test_fresh_removes_what_is_ours_and_nothing_else(filled: Path) -> None:
         (filled.parent / name).parent.mkdir(exist_ok=True)
         (filled.parent / name).write_text("x")
     with folder_at(filled.parent, fresh=True) as folder:
-        assert (folder.records("ape"), folder.texts) == ({}, {})
+        assert (folder.records["ape"], folder.texts) == ({}, {})
         paths = [folder.predictions(name) for name in ("../../x", "a/b", "..", "a_b", "ape@20")]
     assert {one.name for one in filled.parent.iterdir()} == {".lock", "manifest.json", "notes.txt"}
     assert len(set(paths)) == 5
