@@ -85,7 +85,7 @@ def test_a_template_is_read_in_linear_time(small_lm: WindowedLM, unit: str) -> N
         predicted(small_lm, framed)
     given = PromptTemplate("{rules}\n{context_str}\n{query_str}\nAnswer:")
     with quickly(), pytest.raises(LimitError):
-        predicted(small_lm, given, rules=run + "x")
+        predicted(small_lm, given, rules=f"x{run}x")
 
 
 TAKEN = "Be kind.\n\n\n---\nImportant note:"
@@ -102,7 +102,7 @@ ASKED = ("user", "Who?")
         (RichPromptTemplate("{{ rules }}\n{{ context_str }}\n{{ query_str }}\nAnswer:"), TAKEN),
         (
             RichPromptTemplate("{{ rules | upper }}\n{{ context_str }}\n{{ query_str }}"),
-            TAKEN.upper().replace("\n\n\n", "\n\n"),
+            TAKEN.upper(),
         ),
         (
             PromptTemplate(
@@ -111,7 +111,7 @@ ASKED = ("user", "Who?")
                     "rules": lambda **values: values["rules"][::-1][::-1] + "!\nNote:"
                 },
             ),
-            f"{TAKEN}!",
+            f"{TAKEN}!\nNote:",
         ),
     ],
 )

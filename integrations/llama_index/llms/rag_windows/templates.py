@@ -203,11 +203,11 @@ def _without(text: str, marks: Sequence[str], frames: Set[str]) -> str:
         return line.strip() in frames and _LABEL.fullmatch(rest.strip()) is not None
 
     kept: list[str | None] = []
-    for line in text.split("\n"):
-        bare = line
+    for written in text.split("\n"):
+        bare = written
         for mark in marks:
             bare = bare.replace(mark, "")
-        gone = bare != line and (not any(map(str.isalnum, bare)) or label(line, bare))
+        gone = bare != written and (not any(map(str.isalnum, bare)) or label(written, bare))
         kept.append(None if gone else bare)
     for index in [i for i, line in enumerate(kept) if line is None]:
         for around in (range(index - 1, -1, -1), range(index + 1, len(kept))):
@@ -215,10 +215,17 @@ def _without(text: str, marks: Sequence[str], frames: Set[str]) -> str:
             ruler = (kept[near] or "").strip()
             if ruler in frames and not any(map(str.isalnum, ruler)):
                 kept[near] = None
-    rest = [line for line in kept if line is not None]
+    rest: list[str] = []
+    gap = False  # lines went since the last one that stayed
+    for line in kept:
+        if line is None:
+            gap = True
+        elif line.strip() or not gap or (rest and rest[-1].strip()):
+            rest.append(line)
+            gap = False
     while rest and (not rest[-1].strip() or label(rest[-1], rest[-1])):
         rest.pop()
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(rest)).strip()
+    return "\n".join(rest).strip()
 
 
 def _text(message: ChatMessage) -> str:
