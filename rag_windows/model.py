@@ -22,8 +22,13 @@ from rag_windows.codebook.book import OnPrepared, PassageBook, codebook_of
 from rag_windows.engine import Engine, OnWarmed, Warmed
 from rag_windows.errors import InputError, stop_iteration_told
 from rag_windows.guard import FallbackOption
-from rag_windows.icl.classifier import Classification, ClassifyOptions, classify, score_choices
-from rag_windows.icl.demonstrations import DemonstrationLike
+from rag_windows.icl.classifier import (
+    Classification,
+    ClassifyOptions,
+    DemonstrationLike,
+    classify,
+    score_choices,
+)
 from rag_windows.icl.scoring import Score
 from rag_windows.methods import Codebook, Method
 from rag_windows.methods.linked import Choose, LinkTokens

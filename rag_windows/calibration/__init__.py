@@ -1,7 +1,6 @@
 """Choosing a method's numbers for a model and its documents."""
 
-from rag_windows.calibration.calibrate import Example, read_examples
-from rag_windows.calibration.choose import ape_grid, default_grid
+from rag_windows.calibration.calibrate import Example, ape_grid, default_grid, read_examples
 from rag_windows.calibration.profile import Comparison, Mean, ModelFingerprint, Profile, Setting
 
 __all__ = [

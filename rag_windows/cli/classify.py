@@ -50,7 +50,7 @@ def classify(
 ) -> None:
     """Label texts as demonstrations show it, with as many of them as there are."""
     from rag_windows.calibration.calibrate import read_lines
-    from rag_windows.icl.demonstrations import demonstration_of
+    from rag_windows.icl.classifier import demonstration_of
 
     shown = read_lines(demos, demonstration_of, '{"text": "...", "label": "..."}')
     with loaded_model(model) as lm:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import string
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,12 +21,14 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, field_vali
 
 from rag_windows.errors import DataError
 from rag_windows.evaluation.files import read, shown, write_whole
-from rag_windows.evaluation.metrics import chatrag_f1
 from rag_windows.evaluation.task import Array, Example, Record, Reference, Score, digest_of, ratio
 from rag_windows.passage import Passage
 
 Style = Literal["chatrag", "plain"]
 Message = dict[str, str]
+
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_BLANKED = dict.fromkeys(map(ord, string.punctuation), " ")
 
 INSTRUCTION = (
     "This is a chat between a user and an artificial intelligence assistant. The assistant gives "
@@ -247,6 +251,26 @@ def chatrag_scores(
 
 def _mean_of_ratios(sums: Array) -> Array:
     return ratio(sums.reshape(*sums.shape[:-1], -1, 2)).mean(axis=-1)
+
+
+def chatrag_words(text: str) -> list[str]:
+    """Words as ParlAI and ChatRAG-Bench count them: as SQuAD, but "don't" is "don", "t"."""
+    return ARTICLES.sub(" ", text.lower().translate(_BLANKED)).split()
+
+
+def bag_f1(predicted: Sequence[str], right: Sequence[str], *, both_empty: float = 0.0) -> float:
+    """F1 of two bags of words, 0 to 1; ``both_empty`` is 1 for SQuAD, 0 for ChatRAG-Bench."""
+    if not predicted and not right:
+        return both_empty
+    common = (Counter(predicted) & Counter(right)).total()
+    return 2 * common / (len(predicted) + len(right))
+
+
+def chatrag_f1(answer: str, references: Iterable[str]) -> float | None:
+    """F1 as ChatRAG-Bench counts it, with the best of the references that have text; percent."""
+    words = chatrag_words(answer.strip().replace("</s>", ""))
+    right = [chatrag_words(text) for text in references if text.strip()]
+    return max((100 * bag_f1(words, one) for one in right), default=None)
 
 
 def one_line(answer: str) -> str:

@@ -7,27 +7,44 @@ type and the passages that it rests on (none where nothing was found). Other fie
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+import string
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from rag_windows.evaluation.chatrag import INSTRUCTION, MAX_NEW_TOKENS, Style, titled, worded
+from rag_windows.errors import MissingExtraError, install
+from rag_windows.evaluation.chatrag import (
+    ARTICLES,
+    INSTRUCTION,
+    MAX_NEW_TOKENS,
+    Style,
+    bag_f1,
+    chatrag_f1,
+    titled,
+    worded,
+)
 from rag_windows.evaluation.files import read, shown, validated, write_whole
-from rag_windows.evaluation.metrics import bag_f1, bleu_score, chatrag_f1, spaced, squad_words
-from rag_windows.evaluation.task import Example, Record, Reference, Score
+from rag_windows.evaluation.task import Array, Example, Record, Reference, Score
 from rag_windows.passage import Passage
+from rag_windows.prompt.visible_text import encodable
 
 INSCIT_PACKAGES = ("sacrebleu", "spacy")
 
 TITLES = " - "
 """Between a page's title and those of its sections."""
 
+LONGEST = 5000
+
+_DELETED = dict.fromkeys(map(ord, string.punctuation))
 _HEADERS = (["id", "text", "title"], ["id", "text"])
 
 
@@ -189,6 +206,73 @@ def _unquoted(text: str) -> str:
 
 
 # Scores.
+
+
+def check_packages(*names: str) -> None:
+    """Make sure that packages are there, such as "spacy"; before a long run, not after it."""
+    if absent := [name for name in names if find_spec(name) is None]:
+        raise MissingExtraError(
+            f"Scoring needs what is not installed: {', '.join(absent)}; run: {install('eval')}"
+        )
+
+
+def squad_words(text: str) -> list[str]:
+    """Words as SQuAD counts them (Rajpurkar et al., EMNLP 2016).
+
+    ASCII punctuation is deleted, so that "don't" becomes "dont", and then a, an and the.
+    """
+    return ARTICLES.sub(" ", text.lower().translate(_DELETED)).split()
+
+
+def spaced(text: str) -> str:
+    """The text with one blank between its words, which are those of spaCy's English rules.
+
+    Their time grows with the square of a run of punctuation, so what has more than `LONGEST`
+    characters stays in one piece. spaCy refuses half a surrogate pair, which becomes U+FFFD.
+    """
+    split, found = _english(), list[str]()
+    for word in encodable(text).split():
+        found += [word] if len(word) > LONGEST else [token.text for token in split(word)]
+    return " ".join(found)
+
+
+@functools.cache
+def _english() -> Callable[[str], Iterable[Any]]:
+    check_packages("spacy")
+    import spacy
+
+    # Not the pipeline around it, which refuses texts of more than a million characters.
+    tokenizer: Callable[[str], Iterable[Any]] = spacy.blank("en").tokenizer
+    return tokenizer
+
+
+def bleu_score(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+    """SacreBLEU (Post, WMT 2018) with its defaults: 13a tokens, 4-grams, exponential smoothing.
+
+    Its sums over sentences are right n-grams, n-grams, length, length of the closest reference.
+    """
+    check_packages("sacrebleu")
+    from sacrebleu.metrics.bleu import BLEU
+
+    # `force` only keeps it from asking on stderr whether the text was tokenized before.
+    metric = BLEU(force=True)
+    rows = []
+    for answer, right in zip(answers, references, strict=True):
+        one = metric.corpus_score([answer], [[text] for text in right])
+        rows.append((*one.counts, *one.totals, one.sys_len, one.ref_len))
+    return Score.of_sums("bleu", np.array(rows, dtype=np.float64).reshape(-1, 10), bleu)
+
+
+def bleu(sums: Array) -> Array:
+    """BLEU-4 in percent, (...), of `bleu_score`'s sums, (..., 10)."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    def one(row: Array) -> float:
+        *counts, length, reference = row.astype(int).tolist()
+        right, total = counts[:4], counts[4:]
+        return BLEU.compute_bleu(right, total, length, reference, smooth_method="exp").score
+
+    return np.apply_along_axis(one, -1, sums)
 
 
 def inscit_scores(

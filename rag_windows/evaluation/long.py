@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.evaluation.metrics import squad_words
+from rag_windows.evaluation.chatrag import chatrag_words
 from rag_windows.evaluation.task import Example, Record, Reference, Score, digest_of
 from rag_windows.samples import samples_path
 
@@ -224,7 +224,7 @@ class LongTask:
         for example, record in zip(examples, records, strict=True):
             # Words hold no blank, so a match can't begin or end within one.
             wanted, said = (
-                f" {' '.join(squad_words(text))} "
+                f" {' '.join(chatrag_words(text))} "
                 for text in (example.references[0].text, record.answer)
             )
             held.append(100.0 * (wanted in said))

@@ -25,7 +25,7 @@ score = typer.Typer(help="Score a finished file of predictions alone.", cls=Grou
 
 def _running() -> Any:
     """What the commands call; whether its packages are installed is asked first."""
-    from rag_windows.evaluation.metrics import check_packages
+    from rag_windows.evaluation.inscit import check_packages
 
     check_packages("matplotlib", "pandas", "sacrebleu", "scipy", "spacy", "tabulate")
     from rag_windows.cli.evaluation import running

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_windows import MissingExtraError
-from rag_windows.evaluation import chatrag, inscit, metrics, task
+from rag_windows.evaluation import chatrag, inscit, task
 from tests.rag_windows.evaluation import literal
 
 NLP = spacy.blank("en")
@@ -63,8 +63,8 @@ def of_chatrag(dataset: str, answer: str, *references: str) -> dict[str, float]:
     ],
 )
 def test_words(text: str, squad: list[str], parlai: list[str]) -> None:
-    assert metrics.squad_words(text) == squad
-    assert metrics.chatrag_words(text) == parlai
+    assert inscit.squad_words(text) == squad
+    assert chatrag.chatrag_words(text) == parlai
 
 
 def test_both_take_out_the_32_ascii_marks_and_no_others() -> None:
@@ -74,13 +74,13 @@ def test_both_take_out_the_32_ascii_marks_and_no_others() -> None:
             continue
         taken = letter in string.punctuation
         kept = [f"x{letter.lower()}y"]
-        assert metrics.squad_words(f"x{letter}y") == (["xy"] if taken else kept)
-        assert metrics.chatrag_words(f"x{letter}y") == (["x", "y"] if taken else kept)
+        assert inscit.squad_words(f"x{letter}y") == (["xy"] if taken else kept)
+        assert chatrag.chatrag_words(f"x{letter}y") == (["x", "y"] if taken else kept)
 
 
 @given(LETTERS)
 def test_words_agree_with_the_literal_ones(text: str) -> None:
-    assert metrics.chatrag_words(text) == literal.chatrag_words(text)
+    assert chatrag.chatrag_words(text) == literal.chatrag_words(text)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_words_agree_with_the_literal_ones(text: str) -> None:
     ids=str.__len__,
 )
 def test_words_stand_apart_in_no_quadratic_time(text: str, words: str) -> None:
-    assert metrics.spaced(text) == words
+    assert inscit.spaced(text) == words
 
 
 # INSCIT.
@@ -156,7 +156,7 @@ def test_a_missing_package_is_named_with_its_extra(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    metrics._english.cache_clear()
+    inscit._english.cache_clear()
     with pytest.raises(MissingExtraError, match=rf'{package}; run: pip install "\.\[eval'):
         inscit.inscit_scores([example("x")], ["x"], [[]])
 

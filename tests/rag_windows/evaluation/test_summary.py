@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rag_windows.evaluation import metrics, run, summary, task
+from rag_windows.evaluation import inscit, run, summary, task
 from tests.rag_windows.evaluation.invented import Invented
 
 ARMS = tuple(
@@ -265,7 +265,7 @@ def test_where_there_is_no_interval() -> None:
 @pytest.mark.parametrize("kind", ["mean", "bleu"])
 def test_few_groups_are_exchanged_in_every_way(kind: str) -> None:
     rng = np.random.default_rng(3)
-    formula = task.ratio if kind == "mean" else metrics.bleu
+    formula = task.ratio if kind == "mean" else inscit.bleu
     if kind == "mean":
         # Whole numbers, so that many exchanges differ exactly as much as the data do.
         sums = means(*rng.integers(0, 4, (2, 7)).astype(np.float64))

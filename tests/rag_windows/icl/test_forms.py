@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rag_windows import Demonstration, InputError, LimitError
-from rag_windows.icl import demonstrations
-from rag_windows.icl.classifier import Labels
+from rag_windows.icl import classifier
 from tests.rag_windows import small
 
 
@@ -20,12 +19,12 @@ from tests.rag_windows import small
         (None, "a: x", "a:", " "),
         ("{text} ->\n{label}.", "a ->\nx.", "a ->", "\n"),
         (("{label}: {text}", "{text}: "), "x: a", "a: ", ""),
-        (demonstrations.Template("{text}: {label}", "{text} :"), "a: x", "a :", " "),
+        (classifier.Template("{text}: {label}", "{text} :"), "a: x", "a :", " "),
         ("{0} {{text}} {text} {label}", "{0} {a} a x", "{0} {a} a", " "),
     ],
 )
 def test_a_template_writes_both_forms(given: Any, shown: str, query: str, gap: str) -> None:
-    form = demonstrations.Template.of(given)
+    form = classifier.Template.of(given)
     assert (form.show(Demonstration("a", "x")), form.ask("a"), form.gap) == (shown, query, gap)
 
 
@@ -66,8 +65,8 @@ def test_demonstrations_come_as_pairs_mappings_or_objects() -> None:
 
 
 def test_a_longer_label_takes_its_share_from_the_one_it_begins_with() -> None:
-    def of(*names: str) -> Labels:
-        return Labels(names, tuple(tuple(map(ord, name)) for name in names))
+    def of(*names: str) -> classifier.Labels:
+        return classifier.Labels(names, tuple(tuple(map(ord, name)) for name in names))
 
     labels = of("art", "article", "articles", "artist", "x")
     sums = [math.log(share) for share in (0.5, 0.2, 0.05, 0.1, 0.4)]
@@ -94,15 +93,15 @@ def test_any_sizes_are_covered_in_order_by_as_many_windows_as_asked_for() -> Non
         sizes = [drawn.randint(1, min(room, drawn.choice([3, 20, room]))) for _ in range(40)]
         least = fewest(sizes, room)
         for count in (None, drawn.randint(least, 40)):
-            windows = demonstrations.pack(sizes, room, count)
+            windows = classifier.pack(sizes, room, count)
             assert len(windows) == (count or least)
             assert [index for window in windows for index in window] == list(range(40))
             assert all(0 < sum(sizes[i] for i in window) <= room for window in windows)
 
 
 def test_windows_are_about_as_full() -> None:
-    assert [len(window) for window in demonstrations.pack([1] * 10, 4)] == [3, 4, 3]
-    assert [len(window) for window in demonstrations.pack([5] * 101, 500)] == [51, 50]
-    assert {len(window) for window in demonstrations.pack([3] * 500, 100, 32)} == {15, 16}
+    assert [len(window) for window in classifier.pack([1] * 10, 4)] == [3, 4, 3]
+    assert [len(window) for window in classifier.pack([5] * 101, 500)] == [51, 50]
+    assert {len(window) for window in classifier.pack([3] * 500, 100, 32)} == {15, 16}
     with pytest.raises(LimitError, match="windows=2 are too few, 3 would hold them"):
-        demonstrations.pack([4, 4, 4], 5, 2)
+        classifier.pack([4, 4, 4], 5, 2)
