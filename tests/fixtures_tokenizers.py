@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,30 +93,17 @@ def turns(begin: str, end: str, opening: str = "") -> str:
     )
 
 
-@dataclass(frozen=True)
-class Fixture:
-    """A tokenizer, and whether decoding gives the text back, character by character."""
-
-    tokenizer: Any
-    lossless: bool
+SENTENCEPIECE = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-Builder = Callable[[], Any]
-BUILDERS: dict[str, tuple[Builder, bool]] = {}
-
-
-def fixture(name: str, *, lossless: bool = True) -> Callable[[Builder], Builder]:
-    def register(builder: Builder) -> Builder:
-        BUILDERS[name] = (builder, lossless)
-        return builder
-
-    return register
-
-
-@functools.cache
-def build(name: str) -> Fixture:
-    builder, lossless = BUILDERS[name]
-    return Fixture(builder(), lossless)
+def fast(
+    backend: Tokenizer, template: str | None = None, added: Sequence[Any] = (), **special: Any
+) -> PreTrainedTokenizerFast:
+    """A tokenizer with a chat template and further tokens."""
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    made.add_tokens(list(added))
+    made.chat_template = template
+    return made
 
 
 QWEN_SPLIT = (
@@ -126,105 +112,82 @@ QWEN_SPLIT = (
 )
 
 
-def byte_level(
-    size: int = 700, *, split: str | None = None, prefix: bool = False, whole_words: bool = False
-) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(ignore_merges=whole_words))
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=split is None)
-    tokenizer.pre_tokenizer = (
-        byte_level
-        if split is None
-        else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), byte_level])
-    )
+def byte_level(*, own_split: bool = False, prefix: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(ignore_merges=own_split))
+    stages: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not own_split)]
+    if own_split:
+        stages.insert(0, pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(stages)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        show_progress=False,
-        special_tokens=[],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(SENTENCES, trainer)
     return tokenizer
 
 
-@fixture("llama3")
-def _llama3() -> Any:
+def llama3() -> Any:
     """Whole words looked up first; many reserved tokens; thinking markers that are not special."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(split=QWEN_SPLIT, whole_words=True),
+    reserved = [f"<|reserved_special_token_{i}|>" for i in range(20)]
+    return fast(
+        byte_level(own_split=True),
+        LLAMA3,
+        ["<think>", "</think>"],
         bos_token="<|begin_of_text|>",
         eos_token="<|eot_id|>",
-        extra_special_tokens=["<|start_header_id|>", "<|end_header_id|>"]
-        + [f"<|reserved_special_token_{i}|>" for i in range(20)],
+        extra_special_tokens=["<|start_header_id|>", "<|end_header_id|>", *reserved],
     )
-    tokenizer.add_tokens(["<think>", "</think>"])
-    tokenizer.chat_template = LLAMA3
-    return tokenizer
 
 
-@fixture("qwen3", lossless=False)
-def _qwen3() -> Any:
+def qwen3() -> Any:
     """NFC normalizer, ChatML, tool markers that are not special; the unknown token ends a text."""
-    backend = byte_level(split=QWEN_SPLIT)
+    backend = byte_level(own_split=True)
     backend.normalizer = normalizers.NFC()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+    markers = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    return fast(
+        backend,
+        QWEN3,
+        [AddedToken(marker, normalized=False) for marker in markers],
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         unk_token="<|endoftext|>",
         extra_special_tokens=["<|im_start|>"],
     )
-    tokenizer.add_tokens(
-        [
-            AddedToken(content, normalized=False)
-            for content in ("<tool_call>", "</tool_call>", "<think>", "</think>")
-        ]
-    )
-    tokenizer.chat_template = QWEN3
-    return tokenizer
 
 
-@fixture("gpt2")
-def _gpt2() -> Any:
+def gpt2() -> Any:
     """A base model: one token is beginning, end and unknown at once."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(),
-        bos_token="<|endoftext|>",
-        eos_token="<|endoftext|>",
-        unk_token="<|endoftext|>",
-    )
+    end = "<|endoftext|>"
+    return fast(byte_level(), bos_token=end, eos_token=end, unk_token=end)
 
 
-@fixture("gpt2-prefix-space")
-def _gpt2_prefix() -> Any:
+def gpt2_prefix() -> Any:
     """A space put before each text, and after each control token; a beginning added by itself."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(prefix=True),
+    return fast(
+        byte_level(prefix=True),
+        turns("<|start|>ROLE\n", "<|end|>\n"),
         bos_token="<|start|>",
         eos_token="<|end|>",
         add_bos_token=True,
     )
-    tokenizer.chat_template = turns("<|start|>ROLE\n", "<|end|>\n")
-    return tokenizer
 
 
-@fixture("gpt-neox")
-def _neox() -> Any:
+def gpt_neox() -> Any:
     """Runs of spaces and a tab as added tokens, which are ordinary text."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(), eos_token="<|endoftext|>", pad_token="<|padding|>"
+    spaces = [AddedToken(" " * n, normalized=False) for n in range(24, 1, -1)]
+    return fast(
+        byte_level(),
+        turns("<|ROLE|>\n", "<|endoftext|>\n"),
+        [*spaces, AddedToken("\t\t", normalized=True), AddedToken("<|sep|>")],
+        eos_token="<|endoftext|>",
+        pad_token="<|padding|>",
     )
-    tokenizer.add_tokens([AddedToken(" " * n, normalized=False) for n in range(24, 1, -1)])
-    tokenizer.add_tokens([AddedToken("\t\t", normalized=True), AddedToken("<|sep|>")])
-    tokenizer.chat_template = turns("<|ROLE|>\n", "<|endoftext|>\n")
-    return tokenizer
 
 
-@fixture("tiny-reader")
-def _tiny_reader() -> Any:
+def tiny_reader() -> Any:
     """The embedded reader's own."""
-    folder = Path(rag_windows.__file__).parent / "models" / "tiny-reader"
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(
+        Path(rag_windows.__file__).parent / "models" / "tiny-reader"
+    )
 
 
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -236,7 +199,7 @@ def bytes_behind(words: dict[str, int], names: tuple[str, ...]) -> dict[str, int
     return {word: index for index, word in enumerate(dict.fromkeys([*listed, *words]))}
 
 
-def metaspaced(*names: str, scheme: str = "first") -> Tokenizer:
+def metaspaced(*names: str) -> Tokenizer:
     """BPE with byte fallback; a space is a sign of its own, also before the text."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -252,7 +215,7 @@ def metaspaced(*names: str, scheme: str = "first") -> Tokenizer:
             fuse_unk=True,
         )
     )
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = from_metaspace()
     return backend
 
@@ -262,68 +225,53 @@ def from_metaspace() -> decoders.Decoder:
     return decoders.Sequence([*stages, decoders.Strip(" ", 1, 0)])
 
 
-def fast(backend: Tokenizer, template: str, **special: Any) -> PreTrainedTokenizerFast:
-    """A tokenizer with the usual names of control tokens, and a chat template."""
-    usual = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, **{**usual, **special})
-    made.chat_template = template
-    return made
-
-
-@fixture("llama2")
-def _llama2() -> Any:
+def llama2() -> Any:
     """BPE with byte fallback; a dummy prefix at the very start only."""
-    return fast(metaspaced(), MISTRAL)
+    return fast(metaspaced(), MISTRAL, **SENTENCEPIECE)
 
 
-@fixture("llama2-legacy")
-def _llama2_legacy() -> Any:
+def llama2_legacy() -> Any:
     """The prefix is put by a normalizer, after control tokens too."""
     backend = metaspaced()
     prefix = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(prefix)
     backend.pre_tokenizer = None
     markers = ["[INST]", "[/INST]", "<<SYS>>"]
-    return fast(backend, MISTRAL, pad_token="<unk>", extra_special_tokens=markers)
+    return fast(backend, MISTRAL, extra_special_tokens=markers, **SENTENCEPIECE)
 
 
-@fixture("phi3")
-def _phi3() -> Any:
+def phi3() -> Any:
     """Role markers that eat the white space behind them."""
     roles = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
     markers = [AddedToken(role, rstrip=True, special=True, normalized=False) for role in roles]
     template = turns("<|ROLE|>\n", "<|end|>\n")
-    return fast(metaspaced(), template, eos_token="<|endoftext|>", extra_special_tokens=markers)
+    return fast(metaspaced(), template, extra_special_tokens=markers, **SENTENCEPIECE)
 
 
-@fixture("gemma")
-def _gemma() -> Any:
+def gemma() -> Any:
     """No prefix; line breaks, runs of spaces, tags and unused tokens among the added ones."""
-    roles = ("<start_of_turn>", "<end_of_turn>")
+    roles = ["<start_of_turn>", "<end_of_turn>"]
     tags = ("<b>", "</b>", *(f"<unused{i}>" for i in range(9)), "\n", "\n\n")
     backend = metaspaced(*roles, *tags, "▁▁", "▁▁▁")
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     stages = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(stages)
-    made = fast(backend, GEMMA, extra_special_tokens=list(roles), add_bos_token=True)
-    made.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
-    return made
+    added = [AddedToken(tag, normalized=False) for tag in tags]
+    special = {"extra_special_tokens": roles, "add_bos_token": True, **SENTENCEPIECE}
+    return fast(backend, GEMMA, added, **special)
 
 
 def unigram(normalizer: Any = None) -> Any:
     """Unigram with byte fallback, control tokens in the vocabulary at the best score."""
     learner = Tokenizer(models.Unigram())
     learner.pre_tokenizer = pre_tokenizers.Metaspace()
-    alphabet = [*ALPHABET, "\n"]
-    learner.train_from_iterator(
-        SENTENCES,
-        trainers.UnigramTrainer(
-            vocab_size=400, show_progress=False, initial_alphabet=alphabet, unk_token="<unk>"
-        ),
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400, show_progress=False, initial_alphabet=[*ALPHABET, "\n"], unk_token="<unk>"
     )
+    learner.train_from_iterator(SENTENCES, trainer)
     scores = dict(json.loads(learner.to_str())["model"]["vocab"])
-    names = ("<pad>", "<|user|>", "<|end|>", "<sep>")
+    names = ("<|user|>", "<|end|>", "<sep>")
     words = bytes_behind(scores, names)
     pieces = [(word, 0.0 if word in names else scores.get(word, -20.0)) for word in words]
     backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
@@ -331,85 +279,88 @@ def unigram(normalizer: Any = None) -> Any:
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = from_metaspace()
     template = turns("<|user|>ROLE: ", "<|end|>", "{{ bos_token }}")
-    markers = ["<|user|>", "<|end|>"]
-    return fast(backend, template, pad_token="<pad>", extra_special_tokens=markers)
+    return fast(backend, template, ["<sep>"], extra_special_tokens=names[:2], **SENTENCEPIECE)
 
 
-@fixture("unigram")
-def _unigram() -> Any:
-    made = unigram()
-    made.add_tokens(["<sep>"])
-    return made
-
-
-@fixture("unigram-nfkc", lossless=False)
-def _unigram_nfkc() -> Any:
+def unigram_nfkc() -> Any:
     """Normalized and lower-cased before look-up: other spellings reach the control tokens."""
     return unigram(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]))
 
 
-@fixture("bert", lossless=False)
-def _bert() -> Any:
+def bert() -> Any:
     """WordPiece, lower case, accents stripped."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend.train_from_iterator(
-        SENTENCES,
-        trainers.WordPieceTrainer(
-            vocab_size=500,
-            special_tokens=names,
-            show_progress=False,
-            initial_alphabet=list(set("".join(ALPHABET).lower())),
-        ),
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=500,
+        special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+        show_progress=False,
+        initial_alphabet=list(set("".join(ALPHABET).lower())),
     )
+    backend.train_from_iterator(SENTENCES, trainer)
     tokenizer = BertTokenizer(vocab=backend.get_vocab())
     tokenizer.add_tokens([AddedToken("covid", single_word=True), "[unused1]"])
     return tokenizer
 
 
-@fixture("words", lossless=False)
-def _words() -> Any:
+def words() -> Any:
     """Whole words and single signs; control tokens in the vocabulary, other features mixed in."""
     names = ["<unk>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
     backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.train_from_iterator(
-        [*SENTENCES, " ".join(ALPHABET)],
-        trainers.WordLevelTrainer(vocab_size=800, special_tokens=names, show_progress=False),
+    trainer = trainers.WordLevelTrainer(vocab_size=800, special_tokens=names, show_progress=False)
+    backend.train_from_iterator([*SENTENCES, " ".join(ALPHABET)], trainer)
+    left = AddedToken("<Left>", lstrip=True, normalized=True)
+    return fast(
+        backend,
+        turns("<|ROLE|>", "<|end|>", "<|begin|>"),
+        [left, AddedToken("word-token", single_word=True, rstrip=True)],
+        unk_token="<unk>",
+        bos_token="<|begin|>",
+        eos_token="<|end|>",
+        extra_special_tokens=names[3:],
     )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="<|begin|>", eos_token="<|end|>"
-    )
-    tokenizer.add_special_tokens({"extra_special_tokens": names[3:]})
-    tokenizer.add_tokens(
-        [
-            AddedToken("<Left>", lstrip=True, normalized=True),
-            AddedToken("word-token", single_word=True, rstrip=True),
-        ]
-    )
-    tokenizer.chat_template = turns("<|ROLE|>", "<|end|>", "<|begin|>")
-    return tokenizer
 
 
-@fixture("lower-bytes", lossless=False)
-def _lower() -> Any:
+def lower_bytes() -> Any:
     """Added tokens matched after lower-casing, one eating white space, one only as a word."""
     backend = byte_level()
     backend.normalizer = normalizers.Lowercase()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<|S|>", eos_token="<|E|>"
+    strip = AddedToken("<Strip>", normalized=True, lstrip=True, rstrip=True)
+    solo = AddedToken("Solo", normalized=True, single_word=True)
+    return fast(
+        backend,
+        turns("<|S|>ROLE\n", "<|E|>\n"),
+        [AddedToken("<Think>", normalized=True), strip, solo],
+        bos_token="<|S|>",
+        eos_token="<|E|>",
     )
-    tokenizer.add_tokens(
-        [
-            AddedToken("<Think>", normalized=True),
-            AddedToken("<Strip>", normalized=True, lstrip=True, rstrip=True),
-            AddedToken("Solo", normalized=True, single_word=True),
-        ]
-    )
-    tokenizer.chat_template = turns("<|S|>ROLE\n", "<|E|>\n")
-    return tokenizer
 
 
+BUILDERS = {
+    "llama3": llama3,
+    "qwen3": qwen3,
+    "gpt2": gpt2,
+    "gpt2-prefix-space": gpt2_prefix,
+    "gpt-neox": gpt_neox,
+    "tiny-reader": tiny_reader,
+    "llama2": llama2,
+    "llama2-legacy": llama2_legacy,
+    "phi3": phi3,
+    "gemma": gemma,
+    "unigram": unigram,
+    "unigram-nfkc": unigram_nfkc,
+    "bert": bert,
+    "words": words,
+    "lower-bytes": lower_bytes,
+}
 NAMES = tuple(BUILDERS)
+LOSSLESS = set(NAMES) - {"qwen3", "unigram-nfkc", "bert", "words", "lower-bytes"}
+"""Where decoding gives the text back, character by character."""
+
+
+@functools.cache
+def build(name: str) -> Any:
+    """The tokenizer of this name, made once."""
+    return BUILDERS[name]()

@@ -23,7 +23,6 @@ from rag_windows.cli.options import (
 )
 from rag_windows.cli.render import console, plain_table, progress, show, show_notes, write_json
 from rag_windows.errors import InputError, MissingExtraError, missing
-from rag_windows.prompt.conversation import search_text
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
@@ -106,6 +105,7 @@ def _examples(
 ) -> tuple[list[Example], list[str]]:
     """The examples, with retrieved passages where they bring none, and what to tell of them."""
     from rag_windows.calibration import Example, read_examples
+    from rag_windows.prompt.conversation import search_text
 
     if path is not None:
         examples = read_examples(path)

@@ -49,8 +49,7 @@ from rag_windows.passage import Passage, passage_of
 from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.answer_form import available as schemas_available
 from rag_windows.prompt.answer_form import check_schema
-from rag_windows.prompt.conversation import Conversation
-from rag_windows.prompt.template import BaseLayout, ChatTemplate
+from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversation
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from rag_windows.prompt.visible_text import one_line

@@ -10,8 +10,13 @@ from typing import Any
 
 from rag_windows.errors import LimitError, PromptError
 from rag_windows.passage import Note, Passage, WindowTokens
-from rag_windows.prompt.conversation import Conversation, strings, tool_names
-from rag_windows.prompt.template import BaseLayout, ChatTemplate
+from rag_windows.prompt.conversation import (
+    BaseLayout,
+    ChatTemplate,
+    Conversation,
+    strings,
+    tool_names,
+)
 from rag_windows.prompt.tokenizing import At, Boundary
 
 HeaderFunction = Callable[[Passage, int], str]

@@ -1,12 +1,19 @@
-"""What a caller gives: messages, calls of tools, definitions of tools; and what may stand where."""
+"""Conversations: what a caller gives, and how a chat template, or plain text, writes them."""
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
+from jinja2.exceptions import TemplateError
 from pydantic import (
     AliasPath,
     BaseModel,
@@ -21,6 +28,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from rag_windows.errors import PromptError
+from rag_windows.prompt.tokenizing import Piece
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 """Of a tool or a call: it stands in templates as it is."""
@@ -232,3 +240,263 @@ def search_text(messages: Sequence[Mapping[str, Any]], question: str) -> str:
     """
     before = [str(message["content"]) for message in messages[-6:]]
     return "\n".join([*[question] * 4, *before, *before[-2:]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """An untrusted text of a message, by its index and role; a template may leave out some."""
+
+    text: str
+    message: int
+    role: str
+    optional: bool = False
+
+
+class _Filling:
+    """The messages of one conversation with a placeholder for each untrusted text.
+
+    Attributes:
+        roles: of the messages.
+        slot: the placeholder of the passages; None without passages.
+        said: placeholder -> text: contents, and strings of tool calls; empty ones have none.
+        marks: matches any placeholder, as a group.
+    """
+
+    def __init__(
+        self, conversation: Conversation, *, system: str | None, folded: str, slot: bool
+    ) -> None:
+        turns = list(conversation.turns)
+        if system is not None:
+            turns.insert(0, Message(role="system", content=system))
+        self.roles = [turn.role for turn in turns]
+        self.said: dict[str, _Said] = {}
+        # Characters in which the placeholders of one conversation differ from all others'.
+        self._nonce = "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(16))
+        self.marks = re.compile(rf"({self._nonce}\d{{6}})")
+        self.slot = self._mark(0) if slot else None
+        first_user = self.roles.index("user") if "user" in self.roles else None
+        messages = []
+        for number, turn in enumerate(turns):
+            before = ""
+            if number == first_user:
+                before = self._put(_Said(folded, number, turn.role)) + (self.slot or "")
+            own = self._put(_Said(turn.content, number, turn.role, optional=bool(turn.calls)))
+            calls = [self._call(call, number) for call in turn.calls] or None
+            identity = {"tool_call_id": turn.call_id, "name": turn.name, "tool_calls": calls}
+            known = {key: value for key, value in identity.items() if value is not None}
+            messages.append({"role": turn.role, "content": before + own, **known})
+        self._messages = json.dumps(messages, ensure_ascii=False)
+
+    def messages(self, real: Collection[str] = ()) -> list[dict[str, Any]]:
+        """A copy of the messages, with the true texts in place of some placeholders."""
+
+        def text(match: re.Match[str]) -> str:
+            return json.dumps(self.said[match[0]].text)[1:-1] if match[0] in real else match[0]
+
+        filled: list[dict[str, Any]] = json.loads(self.marks.sub(text, self._messages))
+        return filled
+
+    def _mark(self, index: int) -> str:
+        """A placeholder: private-use characters and digits survive trimming."""
+        return f"{self._nonce}{index:06}"
+
+    def _put(self, said: _Said) -> str:
+        """The placeholder of a text, or nothing for none."""
+        if not said.text:
+            return ""
+        mark = self._mark(len(self.said) + 1)
+        self.said[mark] = said
+        return mark
+
+    def _call(self, call: ToolCall, message: int) -> dict[str, Any]:
+        def put(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._put(_Said(value, message, "assistant"))
+            if isinstance(value, dict):
+                return {put(key): put(entry) for key, entry in value.items()}
+            return [put(entry) for entry in value] if isinstance(value, list) else value
+
+        identity = {} if call.id is None else {"id": call.id}
+        function = {"name": put(call.name), "arguments": put(call.arguments)}
+        return {**identity, "type": "function", "function": function}
+
+
+class BaseLayout:
+    """Questions and answers as plain text.
+
+    Attributes:
+        leading: ids that the tokenizer puts before a text by itself.
+    """
+
+    begins_in_text = False
+    """Without an instruction the first window begins the text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        bare = tokenizer.encode("a", add_special_tokens=False)
+        full = tokenizer.encode("a")
+        starts = range(len(full) - len(bare) + 1)
+        found = next((i for i in starts if full[i : i + len(bare)] == bare), 0)
+        self.leading: tuple[int, ...] = tuple(full[:found])
+
+    def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
+        """What stands before the passages, and after them; all of it after, without passages."""
+        if conversation.tools or any(t.calls or t.role == "tool" for t in conversation.turns):
+            raise PromptError(
+                "This model has no chat template, so it can't be shown tools or their answers. Use "
+                "a model with one, or set tokenizer.chat_template."
+            )
+        forms = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer: {}\n\n"}
+        system = [Piece(f"{conversation.system}\n\n")] if conversation.system else []
+        turns = [Piece(forms[turn.role].format(turn.content)) for turn in conversation.turns]
+        if conversation.plain:
+            turns[-1:] = [Piece(conversation.turns[-1].content)]
+        elif conversation.continued:
+            begun = conversation.turns[-1].content
+            turns[-1:] = [Piece(f"Answer: {begun}" if begun else "Answer:")]
+        else:
+            turns.append(Piece("Answer:"))
+        if conversation.opening:
+            turns.append(Piece(conversation.opening, trusted=True))
+        return (system, turns) if slot else ([], system + turns)
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, with further variables such as ``enable_thinking``.
+
+    The template sees a placeholder in place of each message, of each string in a tool call and of
+    the passages, so no text can steer it, and what it writes itself is known. A second rendering
+    with the true texts tells what it makes of them: trimmed, upper- or lower-cased, written as a
+    JSON string (tool calls and their results), or an assistant's earlier reasoning left out, is
+    followed; any other change of a text, or of the template's own because of one, is refused. What
+    an assistant says beside its tool calls may be left out. A system message that the template
+    refuses or leaves out is put before the passages in the first user message; later ones are not.
+    What the assistant said last is left open, as ``continue_final_message`` has it.
+    """
+
+    leading: tuple[int, ...] = ()
+    begins_in_text = True
+    """A template writes its own beginning, and windows continue it."""
+
+    def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
+        taken = inspect.signature(tokenizer.apply_chat_template).parameters
+        reserved = sorted(taken.keys() & kwargs.keys() - {"chat_template"})
+        if reserved:
+            raise PromptError(
+                f"template_kwargs can't hold {reserved}: the prompt sets them itself. It is for "
+                "variables of the chat template, such as enable_thinking."
+            )
+        self._tokenizer = tokenizer
+        self._kwargs = dict(kwargs)
+
+    def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
+        """What stands before the passages, and after them; all of it after, without passages."""
+        if slot and not conversation.asked:
+            raise PromptError(
+                "Passages stand at the start of the first user message, and this conversation has "
+                'none. Append the question as {"role": "user", "content": "..."}, or leave the '
+                "passages out."
+            )
+        system = conversation.system
+        try:
+            return self._cut(conversation, slot, system=system or None)
+        except _RefusedError as refusal:
+            if not system or not conversation.asked:
+                raise
+            with suppress(_RefusedError):
+                return self._cut(conversation, slot, folded=f"{system}\n\n")
+            raise refusal from None
+
+    def _cut(
+        self, conversation: Conversation, slot: bool, system: str | None = None, folded: str = ""
+    ) -> tuple[list[Piece], list[Piece]]:
+        filling = _Filling(conversation, system=system, folded=folded, slot=slot)
+        texts = {mark: said.text for mark, said in filling.said.items()}
+        skeleton = self._render(conversation, filling)
+        full = self._render(conversation, filling, texts)
+        written = filling.marks.split(skeleton)
+        for mark, said in filling.said.items():
+            if mark not in written and not said.optional:
+                kind = _RefusedError if said.role == "system" else PromptError
+                raise kind(
+                    f"The chat template leaves out message {said.message} (role {said.role!r}). "
+                    "Shorten the conversation to what the template shows, or use another template."
+                )
+        if hidden := [name for name in tool_names(conversation.tools) if name not in skeleton]:
+            raise PromptError(
+                f"The chat template does not show the tools {hidden} to the model. Leave the tools "
+                "out, or use a model whose template supports them."
+            )
+        if filling.slot is not None and (slots := written.count(filling.slot)) != 1:
+            raise PromptError(
+                f"The chat template writes the first user message {slots} times; passages can "
+                "stand in one place only. Use another template."
+            )
+        if full != "".join(texts.get(part, part) for part in written):
+            for mark, said in filling.said.items():
+                rendered = self._render(conversation, filling, {mark})
+                texts[mark] = _as_written(said, skeleton, mark, rendered)
+            if full != "".join(texts.get(part, part) for part in written):
+                raise _altered("the messages")
+        pieces = [
+            Piece(texts.get(part, part), trusted=part not in texts) for part in written if part
+        ]
+        if conversation.opening:
+            pieces.append(Piece(conversation.opening, trusted=True))
+        if filling.slot is None:
+            return [], pieces
+        at = next(i for i, piece in enumerate(pieces) if piece.text == filling.slot)
+        return pieces[:at], pieces[at + 1 :]
+
+    def _render(
+        self, conversation: Conversation, filling: _Filling, real: Collection[str] = ()
+    ) -> str:
+        variables = dict(self._kwargs)
+        if conversation.tools:
+            variables["tools"] = deepcopy(list(conversation.tools))
+        ending = "continue_final_message" if conversation.continued else "add_generation_prompt"
+        variables[ending] = True
+        messages = filling.messages(real)
+        try:
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, **variables)
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            # transformers shows the whole prompt where a template leaves the last message out.
+            told = str(error).partition("Final message to continue:")[0].rstrip(". ")
+            raise _RefusedError(
+                f"The chat template refuses this conversation (roles: {', '.join(filling.roles)}): "
+                f"{told}. Bring the messages into the form it asks for; most want user and "
+                "assistant in turn, beginning with the user."
+            ) from error
+        return str(rendered)
+
+
+def _as_written(said: _Said, skeleton: str, mark: str, rendered: str) -> str:
+    """What the template makes of one text, the others being placeholders."""
+    if rendered == skeleton.replace(mark, said.text):
+        return said.text
+    before, _, after = skeleton.partition(mark)
+    kept = rendered[len(before) : len(rendered) - len(after)]
+    text, shown = said.text.strip(), kept.strip()
+    if (
+        mark not in after
+        and len(rendered) >= len(before) + len(after)
+        and before + kept + after == rendered
+        and (
+            shown.casefold() == text.casefold()
+            or (said.role == "assistant" and text.endswith(shown))
+            or kept == json.dumps(said.text, ensure_ascii=False)[1:-1]
+        )
+    ):
+        return kept
+    raise _altered(f"message {said.message} (role {said.role!r})")
+
+
+class _RefusedError(PromptError):
+    """The template raised, or left the system message out: worth a try without that message."""
+
+
+def _altered(what: str) -> PromptError:
+    return PromptError(
+        f"The chat template changes {what}, or its own text because of it, in a way that can't be "
+        "followed safely. Use a template that writes messages as they are, or take the markup that "
+        "it looks for out of the message."
+    )

@@ -15,7 +15,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from rag_windows import Passage, PromptError
 from rag_windows.prompt.builder import Prompt
 from rag_windows.prompt.tokenizing import Boundary, Piece
-from tests.fixtures_tokenizers import ALPHABET, NAMES, SENTENCES, build
+from tests.fixtures_tokenizers import ALPHABET, LOSSLESS, NAMES, SENTENCES, build
 
 TEXTS = 10_000
 AT_ONCE = 10  # drawing several texts for an example saves most of Hypothesis' own time
@@ -27,10 +27,10 @@ HOSTILE: Any = {
     "suppress_health_check": [HealthCheck.too_slow],
 }
 
-BOUNDARIES = {name: Boundary(build(name).tokenizer) for name in NAMES}
-PROMPTS = {name: Prompt(build(name).tokenizer, header="number+title") for name in NAMES}
+BOUNDARIES = {name: Boundary(build(name)) for name in NAMES}
+PROMPTS = {name: Prompt(build(name), header="number+title") for name in NAMES}
 BYTE_COMPLETE = {name for name in NAMES if name not in ("bert", "words")}
-CHAT = [name for name in NAMES if build(name).tokenizer.chat_template]
+CHAT = [name for name in NAMES if build(name).chat_template]
 BENIGN = "the harbour"
 
 
@@ -43,10 +43,10 @@ def forbidden(tokenizer: Any) -> set[int]:
     return ids
 
 
-FORBIDDEN = {name: forbidden(build(name).tokenizer) for name in NAMES}
+FORBIDDEN = {name: forbidden(build(name)) for name in NAMES}
 # Vocabularies without bytes lack some characters and words.
 BAD = {
-    name: FORBIDDEN[name] - {None if name in BYTE_COMPLETE else build(name).tokenizer.unk_token_id}
+    name: FORBIDDEN[name] - {None if name in BYTE_COMPLETE else build(name).unk_token_id}
     for name in NAMES
 }
 
@@ -59,7 +59,7 @@ def control_spellings(tokenizer: Any) -> list[str]:
 
 def hostile_texts(name: str) -> st.SearchStrategy[str]:
     """Words, any characters, and control tokens: whole, cut, nested, in other spellings."""
-    spelled = st.sampled_from(control_spellings(build(name).tokenizer))
+    spelled = st.sampled_from(control_spellings(build(name)))
     places = st.integers(0, 30)
     cut = st.builds(lambda s, n: s[: n % (len(s) + 1)], spelled, places)
     rest = st.builds(lambda s, n: s[n % (len(s) + 1) :], spelled, places)
@@ -81,7 +81,7 @@ TEXTS_OF = {name: hostile_texts(name) for name in NAMES}
 
 def shown(name: str, ids: Any) -> str:
     """Decoded text, byte tokens joined to characters; ▁, as SentencePiece writes spaces, is one."""
-    shown = build(name).tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    shown = build(name).decode(ids, clean_up_tokenization_spaces=False)
     return str(shown).replace("▁", " ")
 
 
@@ -91,15 +91,14 @@ def squeezed(text: str) -> str:
 
 def check(name: str, text: str) -> None:
     """No control token in the ids, the whole text in them, and the ordinary ids where possible."""
-    fixture, boundary = build(name), BOUNDARIES[name]
-    tokenizer = fixture.tokenizer
+    tokenizer, boundary, lossless = build(name), BOUNDARIES[name], name in LOSSLESS
     anchor = boundary.encode("x")
     for at in ("start", "text"):
         ids = boundary.encode(text, at)
         assert not BAD[name].intersection(ids)
-        if fixture.lossless and at == "text":
+        if lossless and at == "text":
             assert shown(name, anchor + ids).lstrip(" ") == f"x{text}".replace("▁", " ")
-        elif fixture.lossless:
+        elif lossless:
             # A tokenizer with a dummy prefix takes the text's own first space for it.
             assert shown(name, ids).lstrip(" ") == text.replace("▁", " ").lstrip(" ")
         elif name == "words":
@@ -125,7 +124,7 @@ def test_hostile_texts(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_control_token_whole_nested_doubled_and_cut(name: str) -> None:
-    for content in control_spellings(build(name).tokenizer):
+    for content in control_spellings(build(name)):
         half = len(content) // 2
         for text in (
             *(content, f" {content} ", f"the{content}sea", content * 3),
@@ -161,7 +160,7 @@ def check_prompt(name: str, text: str, other: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_control_token_cut_at_every_border_of_a_prompt(name: str) -> None:
-    for content in control_spellings(build(name).tokenizer)[:8]:
+    for content in control_spellings(build(name))[:8]:
         for cut in sorted({1, len(content) // 2, len(content) - 1, len(content)} - {0}):
             check_prompt(name, content[:cut], content[cut:] or BENIGN)
             check_prompt(name, content[cut:] or BENIGN, content[:cut])
@@ -178,7 +177,7 @@ def test_hostile_texts_in_every_place_of_a_prompt(name: str, data: st.DataObject
 @pytest.mark.parametrize("name", CHAT)
 def test_a_message_cannot_finish_a_token_that_the_template_began(name: str) -> None:
     """The template's last characters before a message and its first ones after it are text here."""
-    tokenizer = build(name).tokenizer
+    tokenizer = build(name)
     for content in control_spellings(tokenizer)[:4]:
         for cut in {1, 2, len(content) // 2, len(content) - 1}:
             template = content[:cut] + "{{ messages[-1].content }}" + content[cut:]
@@ -193,14 +192,14 @@ def test_a_message_cannot_finish_a_token_that_the_template_began(name: str) -> N
 
 def added(*tokens: str | AddedToken, **special: str) -> PreTrainedTokenizerFast:
     """A byte tokenizer with further tokens."""
-    backend = build("gpt2").tokenizer.backend_tokenizer
+    backend = build("gpt2").backend_tokenizer
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.add_tokens(list(tokens))
     return tokenizer
 
 
 def test_runs_of_spaces_in_the_added_tokens_are_ordinary_text() -> None:
-    tokenizer = build("gpt-neox").tokenizer
+    tokenizer = build("gpt-neox")
     text = "the        sea wall <|sep|>   end"
     ids = BOUNDARIES["gpt-neox"].encode(text)
     assert tokenizer.convert_tokens_to_ids(" " * 8) in ids
@@ -216,7 +215,7 @@ def test_the_name_of_a_byte_is_not_the_byte(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["unigram", "unigram-nfkc", "bert", "words"])
 def test_the_unknown_token_comes_from_unknown_characters_only(name: str) -> None:
-    tokenizer, boundary = build(name).tokenizer, BOUNDARIES[name]
+    tokenizer, boundary = build(name), BOUNDARIES[name]
     unknown = tokenizer.unk_token
     known = boundary.encode(f"the {unknown[0]} sea {unknown[-1]}")
     assert tokenizer.unk_token_id not in known
@@ -245,13 +244,6 @@ def test_ordinary_text_that_is_a_control_token_is_named_and_can_be_allowed() -> 
         Boundary(tokenizer, text_tokens=["?"])
 
 
-def test_tokens_that_are_added_later_are_not_seen() -> None:
-    tokenizer = added()
-    boundary = Boundary(tokenizer)
-    tokenizer.add_tokens(["<late>"])
-    assert tokenizer.convert_tokens_to_ids("<late>") not in boundary.encode("the <late>")
-
-
 def test_an_unknown_token_with_another_meaning_is_a_control_token() -> None:
     # Of "qwen3", it is padding and the end of documents too.
     assert "<|endoftext|>" in BOUNDARIES["qwen3"].controls
@@ -274,7 +266,7 @@ def test_what_no_tokenizer_can_read_is_refused() -> None:
 
 
 def test_templates_tokens_stand_and_texts_do_not() -> None:
-    tokenizer, boundary = build("llama3").tokenizer, BOUNDARIES["llama3"]
+    tokenizer, boundary = build("llama3"), BOUNDARIES["llama3"]
     end = tokenizer.eos_token_id
     pieces = [Piece("<|eot_id|>a ", trusted=True), Piece("b<|eot_id|>"), Piece("c<|eot_id|>", True)]
     ids = boundary.encode_pieces(pieces)
@@ -293,7 +285,7 @@ def test_text_cannot_shift_a_control_token_by_overlapping_it() -> None:
 
 
 def test_a_templates_token_eats_white_space_beside_hostile_text_too() -> None:
-    tokenizer = build("lower-bytes").tokenizer  # <Strip> eats white space on both sides
+    tokenizer = build("lower-bytes")  # <Strip> eats white space on both sides
     boundary = BOUNDARIES["lower-bytes"]
     ids = boundary.encode_pieces([Piece("a  <Strip> \n b", trusted=True), Piece(" <|E|>")])
     control = tokenizer.convert_tokens_to_ids("<Strip>")
@@ -304,11 +296,11 @@ def test_a_templates_token_eats_white_space_beside_hostile_text_too() -> None:
 def test_the_dummy_prefix_behind_a_control_token_is_the_tokenizers_own(name: str, at: Any) -> None:
     boundary = BOUNDARIES[name]
     ids = boundary.encode_pieces([Piece("<s>the ", trusted=True), Piece("</s>")])
-    assert ids == [build(name).tokenizer.bos_token_id, *boundary.encode("the </s>", at)]
+    assert ids == [build(name).bos_token_id, *boundary.encode("the </s>", at)]
     assert boundary.encode("the </s>", "text") != boundary.encode("the </s>", "start")
 
 
 def test_text_merges_with_the_templates_text_as_in_one_string() -> None:
     pieces = [Piece("<s>[INST] ", trusted=True), Piece("the harbour"), Piece(" [/INST]", True)]
-    whole = build("llama2").tokenizer("<s>[INST] the harbour [/INST]", add_special_tokens=False)
+    whole = build("llama2")("<s>[INST] the harbour [/INST]", add_special_tokens=False)
     assert BOUNDARIES["llama2"].encode_pieces(pieces) == whole["input_ids"]

@@ -10,10 +10,10 @@ import pytest
 
 from rag_windows import LimitError, Passage, PromptError
 from rag_windows.prompt.builder import Prompt
-from tests.fixtures_tokenizers import NAMES, build
+from tests.fixtures_tokenizers import LOSSLESS, NAMES, build
 from tests.rag_windows import small
 
-CHAT = [name for name in NAMES if build(name).tokenizer.chat_template]
+CHAT = [name for name in NAMES if build(name).chat_template]
 LONG = "\n\n".join(
     f"Paragraph {i} of the long text. It says little. And it ends here, as promised! Does it?"
     for i in range(40)
@@ -32,14 +32,14 @@ LONG = "\n\n".join(
     ],
 )
 def test_header(header: Any, titled: str, untitled: str) -> None:
-    tokenizer = build("llama3").tokenizer
+    tokenizer = build("llama3")
     passages = [Passage("A wall.", id="a", title="Walls"), Passage("A ship.", id="b")]
     parts = Prompt(tokenizer, header=header).build("Who?", passages)
     assert [tokenizer.decode(window.ids) for window in parts.windows] == [titled, untitled]
 
 
 def test_wrong_headers_are_refused() -> None:
-    tokenizer = build("llama3").tokenizer
+    tokenizer = build("llama3")
     with pytest.raises(PromptError, match="number\\+title"):
         Prompt(tokenizer, header="titles")
     with pytest.raises(PromptError, match="header of passage 0 must be a string, not NoneType"):
@@ -54,7 +54,7 @@ def test_blank_and_repeated_passages_make_no_window_and_are_noted() -> None:
         Passage("A wall."),
         Passage(""),
     ]
-    prompt = Prompt(build("llama3").tokenizer, header="number")
+    prompt = Prompt(build("llama3"), header="number")
     parts = prompt.build("Who?", passages)
     assert [window.passage for window in parts.windows] == [0, 3]
     assert [(note.kind, note.passage, note.of) for note in parts.notes] == [
@@ -70,7 +70,7 @@ def test_blank_and_repeated_passages_make_no_window_and_are_noted() -> None:
 
 
 def test_a_window_is_the_same_wherever_its_passage_stands() -> None:
-    prompt = Prompt(build("llama2").tokenizer)
+    prompt = Prompt(build("llama2"))
     one, two = Passage("A wall.", title="Walls"), Passage("A ship.")
     forth, back = prompt.build("Who?", [one, two]), prompt.build("Else?", [two, one])
     assert [w.ids for w in forth.windows] == [w.ids for w in reversed(back.windows)]
@@ -80,7 +80,7 @@ def test_a_window_is_the_same_wherever_its_passage_stands() -> None:
 @pytest.mark.parametrize("name", ["llama3", "llama2", "gemma", "unigram", "bert"])
 @pytest.mark.parametrize("limit", [40, 129])
 def test_a_long_passage_becomes_windows_that_cover_it(name: str, limit: int) -> None:
-    tokenizer = build(name).tokenizer
+    tokenizer = build(name)
     passages = [Passage("Short."), Passage(LONG, title="Walls")]
     prompt = Prompt(tokenizer)
     parts = prompt.build("Who?", passages, max_window_tokens=limit)
@@ -124,7 +124,7 @@ def test_parts_cover_any_text_and_fit(seed: int) -> None:
 
 
 def test_work_grows_with_the_text_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt = Prompt(build("llama3").tokenizer)
+    prompt = Prompt(build("llama3"))
     work = {}
     for size in (20_000, 160_000):
         read = 0
@@ -145,7 +145,7 @@ def test_work_grows_with_the_text_and_not_with_its_square(monkeypatch: pytest.Mo
 
 
 def test_limits_that_nothing_fits_into_are_refused_by_name() -> None:
-    prompt = Prompt(build("llama3").tokenizer)
+    prompt = Prompt(build("llama3"))
     passages = [Passage("A wall."), Passage(LONG, id="p7", title="Long title " * 30)]
     with pytest.raises(LimitError, match=r"Passage 1 \(id 'p7'\) has \d+ tokens .*=64"):
         prompt.build("Who?", passages, max_window_tokens=64)
@@ -156,7 +156,7 @@ def test_limits_that_nothing_fits_into_are_refused_by_name() -> None:
 
 
 def test_base_model_layout() -> None:
-    tokenizer = build("gpt2").tokenizer
+    tokenizer = build("gpt2")
     parts = Prompt(tokenizer).build("Who?", [Passage("A wall.")], prefix="Be short.")
     assert tokenizer.decode(parts.prefix_ids) == "Be short.\n\n"
     assert tokenizer.decode(parts.windows[0].ids) == "A wall.\n\n"
@@ -172,7 +172,7 @@ def test_base_model_layout() -> None:
 
 
 def test_a_base_model_gets_its_own_beginning_once() -> None:
-    tokenizer = build("bert").tokenizer  # puts [CLS] before a text and [SEP] behind it
+    tokenizer = build("bert")  # puts [CLS] before a text and [SEP] behind it
     parts = Prompt(tokenizer).build("who?", [Passage("a wall.")], prefix="be short.")
     assert tokenizer.decode(parts.prefix_ids) == "[CLS] be short."
     ids = [*parts.prefix_ids, *(i for w in parts.windows for i in w.ids), *parts.query_ids]
@@ -184,8 +184,8 @@ def test_a_base_model_gets_its_own_beginning_once() -> None:
 def test_windows_get_a_dummy_prefix_only_where_they_begin_the_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build(name).tokenizer, "chat_template", None)
-    prompt = Prompt(build(name).tokenizer, header="none")
+    monkeypatch.setattr(build(name), "chat_template", None)
+    prompt = Prompt(build(name), header="none")
     begins = prompt.build("Who?", [Passage("walls")])
     continues = prompt.build("Who?", [Passage("walls")], prefix="Be short.")
     assert list(begins.windows[0].ids) == prompt.encode_text("walls\n\n")
@@ -196,7 +196,7 @@ def test_windows_get_a_dummy_prefix_only_where_they_begin_the_text(
 
 def test_one_prompt_serves_many_threads() -> None:
     """Also while the tokenizer itself is used with truncation by someone else."""
-    tokenizer = build("llama3").tokenizer
+    tokenizer = build("llama3")
     jobs = [
         (f"Who {i}? <|eot_id|>", [Passage(f"{LONG[: 50 * i + 9]} </think>")]) for i in range(16)
     ]
@@ -244,7 +244,7 @@ def conversations(question: str, *, system: bool) -> list[list[dict[str, str]]]:
 )
 @pytest.mark.parametrize("name", CHAT)
 def test_without_passages_ids_are_those_of_apply_chat_template(name: str, question: str) -> None:
-    tokenizer = build(name).tokenizer
+    tokenizer = build(name)
     for messages in conversations(question, system=name != "gemma"):
         expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         parts = Prompt(tokenizer).build(messages, [])
@@ -252,11 +252,11 @@ def test_without_passages_ids_are_those_of_apply_chat_template(name: str, questi
         assert list(parts.query_ids) == expected
 
 
-@pytest.mark.parametrize("name", [n for n in CHAT if build(n).lossless])
+@pytest.mark.parametrize("name", [n for n in CHAT if n in LOSSLESS])
 def test_with_passages_the_text_is_the_template_with_passages_before_the_question(
     name: str,
 ) -> None:
-    tokenizer = build(name).tokenizer
+    tokenizer = build(name)
     passages = [Passage("The wall is white.", title="Walls"), Passage("Ships came in spring.")]
     windows = "Walls\nThe wall is white.\n\nShips came in spring.\n\n"
 
@@ -279,14 +279,14 @@ def test_with_passages_the_text_is_the_template_with_passages_before_the_questio
 
 
 def test_a_refused_system_message_goes_before_the_passages_of_the_first_user_message() -> None:
-    tokenizer = build("gemma").tokenizer
+    tokenizer = build("gemma")
     parts = Prompt(tokenizer).build("Who?", [Passage("A wall.")], prefix="Be short.")
     assert tokenizer.decode(parts.prefix_ids) == "<s><start_of_turn>user\nBe short.\n\n"
     assert tokenizer.decode(parts.query_ids) == "Who?<end_of_turn>\n<start_of_turn>model\n"
 
 
 def test_prefix_comes_before_a_leading_system_message() -> None:
-    tokenizer = build("qwen3").tokenizer
+    tokenizer = build("qwen3")
     messages = [{"role": "system", "content": "Second."}, {"role": "user", "content": "Who?"}]
     parts = Prompt(tokenizer).build(messages, [Passage("A wall.")], prefix="First.")
     expected = "<|im_start|>system\nFirst.\n\nSecond.<|im_end|>\n<|im_start|>user\n"
@@ -294,7 +294,7 @@ def test_prefix_comes_before_a_leading_system_message() -> None:
 
 
 def test_template_variables_reach_the_template() -> None:
-    tokenizer = build("qwen3").tokenizer
+    tokenizer = build("qwen3")
     parts = Prompt(tokenizer, template_kwargs={"enable_thinking": False}).build("Who?", [])
     assert tokenizer.decode(parts.query_ids).endswith("assistant\n<think>\n\n</think>\n\n")
     assert tokenizer.convert_tokens_to_ids("</think>") in parts.query_ids
@@ -304,7 +304,7 @@ def test_template_variables_reach_the_template() -> None:
 
 
 def test_earlier_reasoning_is_left_out_as_the_template_does_it() -> None:
-    tokenizer = build("qwen3").tokenizer
+    tokenizer = build("qwen3")
     messages = [
         {"role": "user", "content": "Which town?"},
         {"role": "assistant", "content": "<think>\nhm\n</think>\n\nA quiet one."},
@@ -316,7 +316,7 @@ def test_earlier_reasoning_is_left_out_as_the_template_does_it() -> None:
 
 
 def with_template(template: str) -> Prompt:
-    return Prompt(build("qwen3").tokenizer, template_kwargs={"chat_template": template})
+    return Prompt(build("qwen3"), template_kwargs={"chat_template": template})
 
 
 EACH = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
@@ -342,7 +342,7 @@ EACH = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}
     ids=["upper case", "twice", "no system message"],
 )
 def test_what_a_template_does_to_texts_is_followed(template: str, prefix: str, query: str) -> None:
-    tokenizer = build("qwen3").tokenizer
+    tokenizer = build("qwen3")
     parts = with_template(template).build(" who? ", [Passage("a wall")], prefix="Be short.")
     assert prefix in tokenizer.decode(parts.prefix_ids)
     assert query in tokenizer.decode(parts.query_ids)
@@ -389,7 +389,7 @@ def test_a_template_that_cannot_be_followed_is_refused(template: str, match: str
     ],
 )
 def test_conversations_that_make_no_sense_are_refused(query: Any, match: str) -> None:
-    prompt = Prompt(build("llama2").tokenizer)
+    prompt = Prompt(build("llama2"))
     with pytest.raises(PromptError, match=match):
         prompt.build(query, [])
     with pytest.raises(PromptError, match="prefix must be a string"):

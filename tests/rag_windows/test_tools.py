@@ -102,7 +102,7 @@ def test_what_makes_no_sense_is_refused(messages: Any, tools: Any, match: str) -
 
 
 def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_template() -> None:
-    reader = build("words").tokenizer
+    reader = build("words")
     with pytest.raises(PromptError, match=r"does not show the tools \['search'\]"):
         Prompt(reader).build(integration.Conversation.of("Who?", tools=[SEARCH]), [])
     with pytest.raises(PromptError, match="leaves out message 1"):
@@ -112,7 +112,7 @@ def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_templat
     shipped = WindowedLM.from_pretrained("tiny-reader")
     with pytest.raises(NotImplementedError, match="pass the documents without tools"):
         integration.ToolFormat.of(shipped.tokenizer, shipped.template_kwargs)
-    bare = build("bert").tokenizer
+    bare = build("bert")
     with pytest.raises(ToolsUnsupportedError, match="has no chat template"):
         integration.ToolFormat.of(bare, {})
     with pytest.raises(PromptError, match="no chat template"):

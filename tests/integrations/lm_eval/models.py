@@ -19,7 +19,7 @@ POSITIONS = 512
 @functools.cache
 def weights(name: str) -> LlamaForCausalLM:
     """Two layers, fp32, large enough that attention is uneven."""
-    tokenizer = build(name).tokenizer
+    tokenizer = build(name)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer) + 8,
@@ -38,12 +38,12 @@ def weights(name: str) -> LlamaForCausalLM:
 
 
 def ours(name: str, **arguments: Any) -> RagWindowsLM:
-    return RagWindowsLM(weights(name), tokenizer=build(name).tokenizer, **arguments)
+    return RagWindowsLM(weights(name), tokenizer=build(name), **arguments)
 
 
 @functools.cache
 def theirs(name: str) -> HFLM:
-    return HFLM(pretrained=weights(name), tokenizer=build(name).tokenizer)
+    return HFLM(pretrained=weights(name), tokenizer=build(name))
 
 
 def scored(lm: Any, *pairs: tuple[str, str], doc: Any = None) -> list[tuple[float, bool]]:

@@ -148,7 +148,7 @@ TEXT = "Words  of a kind.\n\nQuestion: what?\nAnswer: water\n\n\n Say more: the 
 
 @cache
 def encoder(name: str) -> PromptEncoder:
-    tokenizer = build(name).tokenizer
+    tokenizer = build(name)
     return PromptEncoder(tokenizer, tokenizer.bos_token_id or tokenizer.eos_token_id, None)
 
 
@@ -167,7 +167,7 @@ def test_wherever_it_is_cut(name: str, ends: list[int]) -> None:
 def test_a_token_over_an_end_goes_to_the_later_part() -> None:
     made = encoder("gpt2")
     for end in range(1, len(TEXT)):
-        before = build("gpt2").tokenizer.decode(made.cut((Piece(TEXT),), (end,)).prefix)
+        before = build("gpt2").decode(made.cut((Piece(TEXT),), (end,)).prefix)
         assert TEXT.startswith(before)
         assert len(before) <= end
         if TEXT[end - 1 : end + 1] in ("\nQ", "\nA", "\nS"):
@@ -176,7 +176,7 @@ def test_a_token_over_an_end_goes_to_the_later_part() -> None:
 
 def test_line_breaks_before_a_letter_close_the_earlier_part() -> None:
     """GPT-2 writes them as two tokens there, and as one token at the end of a text."""
-    tokenizer = build("gpt2").tokenizer
+    tokenizer = build("gpt2")
     first, second = "lunk: Daxa\n\n", "blog:"
     cut = encoder("gpt2").cut((Piece(first + second),), (0, len(first)))
     assert tokenizer.decode(cut.windows[0]) == first
@@ -184,8 +184,8 @@ def test_line_breaks_before_a_letter_close_the_earlier_part() -> None:
 
 
 def test_the_beginning_is_not_written_twice() -> None:
-    bos, made = build("gemma").tokenizer.bos_token_id, encoder("gemma")
-    written = build("gemma").tokenizer.bos_token
+    bos, made = build("gemma").bos_token_id, encoder("gemma")
+    written = build("gemma").bos_token
     assert made.ids([Piece("Say")]).count(bos) == 1
     assert made.ids([Piece(written, trusted=True), Piece("Say")]).count(bos) == 1
     # Spelled by a text, it is no beginning, so the true one is not left out.
