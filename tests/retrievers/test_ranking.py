@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -95,19 +93,6 @@ def test_an_update_embeds_only_what_is_new() -> None:
     assert second.retrieve("lakes", 1)[0].metadata == {"a": 1}
 
 
-def test_a_moved_model_is_the_same_model_and_another_is_refused(tmp_path: Path) -> None:
-    built = DenseRetriever([*CORPUS, Passage("")], WordEncoder())
-    built.save(tmp_path)
-    moved = WordEncoder()
-    moved.name = "/elsewhere/words"
-    assert DenseRetriever.load(tmp_path, moved).retrieve("old bridge") == built.retrieve(
-        "old bridge"
-    )
-    for encoder in (WordEncoder("others"), WordEncoder("words", 32)):
-        with pytest.raises(RetrievalError, match=rf"made by 'words', and '{encoder.name}'.*anew"):
-            DenseRetriever.load(tmp_path, encoder)
-
-
 class Fixed:
     """Always finds the same ids."""
 
@@ -137,23 +122,15 @@ def test_hybrid_keeps_the_order_of_ties_and_texts_of_one_id_apart() -> None:
     assert len(HybridRetriever([Fixed("a"), Fixed("a", "another text")]).retrieve("q")) == 2
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments", "message"),
-    [
-        (BM25Retriever, {"k1": -1.0}, "k1 >= 0"),
-        (BM25Retriever, {"b": 1.5}, "b <= 1"),
-        (BM25Retriever, {"k1": math.nan}, "k1 >= 0"),
-        (HybridRetriever, {"retrievers": [], "weights": []}, "at least one retriever"),
-        (HybridRetriever, {"weights": [1.0]}, "as many weights"),
-        (HybridRetriever, {"weights": [1.0, math.nan]}, "weights above 0"),
-        (HybridRetriever, {"depth": 0}, "at least 1"),
-    ],
-)
-def test_bad_arguments_are_refused(make: Any, arguments: dict[str, Any], message: str) -> None:
-    name = "retrievers" if make is HybridRetriever else "passages"
-    given = [Fixed("a"), Fixed("b")] if make is HybridRetriever else WORDS
-    with pytest.raises(InputError, match=message):
-        make(**{name: given, **arguments})
+def test_bad_arguments_are_refused() -> None:
+    for bad in ({"k1": -1.0}, {"b": 1.5}, {"k1": math.nan}):
+        with pytest.raises(InputError, match="k1 >= 0 and 0 <= b <= 1"):
+            BM25Retriever(WORDS, **bad)
+    with pytest.raises(InputError, match="at least one retriever"):
+        HybridRetriever([])
+    for weights in ([1.0], [1.0, math.nan]):
+        with pytest.raises(InputError, match="as many weights above 0"):
+            HybridRetriever([Fixed("a"), Fixed("b")], weights=weights)
 
 
 @pytest.mark.parametrize("texts", [[], [" ", ""]])

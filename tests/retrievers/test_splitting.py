@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rag_windows import InputError
@@ -15,16 +15,25 @@ WORD = re.compile("東|[^\\s東]{1,40}")
 TEXT = st.lists(st.sampled_from(PIECES), max_size=100).map("".join)
 
 
-@given(TEXT, st.integers(1, 12))
-@example("#\n\n# a\n\n", 1)
-@example("a" * 100, 1)
-def test_no_text_is_lost_or_repeated(text: str, words: int) -> None:
-    passages = split_document(Document(text, "doc"), words=words)
-    assert re.sub(r"\s", "", "".join(one.text for one in passages)) == re.sub(r"\s", "", text)
-    for one in passages:
-        assert one.text == text[one.metadata["start"] : one.metadata["end"]] != ""
-        assert one.text == one.text.strip()
-        assert len(WORD.findall(one.text)) <= words * 1.25
+def bytes_and_joints(text: str) -> int:
+    """A count that is no sum over parts: each byte counts, and a gap costs two more."""
+    return len(text.encode()) + 2 * text.count(" ")
+
+
+@given(TEXT, st.integers(1, 12), st.integers(4, 40))
+@example("#\n\n# a\n\n", 1, 4)
+@example("a" * 100, 1, 40)
+def test_sizes_are_kept_and_no_text_is_lost_or_repeated(text: str, words: int, limit: int) -> None:
+    document = Document(text, "doc")
+    by_words = split_document(document, words=words)
+    by_tokens = split_document(document, tokens=TokenBudget(limit, bytes_and_joints))
+    for passages in (by_words, by_tokens):
+        assert re.sub(r"\s", "", "".join(one.text for one in passages)) == re.sub(r"\s", "", text)
+        for one in passages:
+            start, end = one.metadata["start"], one.metadata["end"]
+            assert text[start:end] == one.text == one.text.strip() != ""
+    assert all(len(WORD.findall(one.text)) <= words * 1.25 for one in by_words)
+    assert all(bytes_and_joints(one.text) <= limit for one in by_tokens)
 
 
 @pytest.mark.parametrize(
@@ -55,25 +64,6 @@ def test_ids_titles_and_metadata() -> None:
     assert (first.id, second.id, whole.id) == ("x.md#1", "x.md#2", "k")
     assert first.title == second.title == "Title"
     assert second.metadata == {"source": "x.md", "start": 4, "end": 7}
-
-
-def bytes_and_joints(text: str) -> int:
-    """A count that is no sum over parts: each byte counts, and a gap costs two more."""
-    return len(text.encode()) + 2 * text.count(" ")
-
-
-TOKENS = [*"ab.!?\n \t#。東", "a b. C ", "\n\n", "# a\n\n", "x" * 30]
-
-
-@settings(max_examples=50)
-@given(st.lists(st.sampled_from(TOKENS), max_size=40).map("".join), st.integers(4, 40))
-def test_the_budget_is_kept_and_no_text_is_lost(text: str, limit: int) -> None:
-    budget = TokenBudget(limit, bytes_and_joints)
-    passages = split_document(Document(text, "doc"), tokens=budget)
-    assert "".join("".join(one.text.split()) for one in passages) == "".join(text.split())
-    for one in passages:
-        assert one.text == text[one.metadata["start"] : one.metadata["end"]].strip() == one.text
-        assert bytes_and_joints(one.text) <= limit
 
 
 def test_a_long_text_without_borders_takes_linear_time() -> None:

@@ -134,19 +134,3 @@ def test_it_answers_the_sample_corpus_and_its_conversations(reader: WindowedLM) 
         followed.append((messages, f"{before['question']} {after['question']}"))
         wanted.append(after["answer"])
     assert sum(map(str.__eq__, answers(followed), wanted)) >= 20
-
-
-@pytest.mark.parametrize("method", ["sequential", "pcw", "ape"])
-def test_it_follows_up_with_a_pronoun_and_ends_its_answers(reader: WindowedLM, method: str) -> None:
-    passages = [
-        {"title": "Alra Ashden", "text": "Alra Ashden lives in Arava. Alra Ashden keeps a dog."},
-        {"title": "Belra Dorby", "text": "Belra Dorby lives in Velum. Belra Dorby keeps a fox."},
-    ]
-    messages = [{"role": "user", "content": "Where does Belra Dorby live?"}]
-    first = reader.generate(messages, passages, method=method)
-    assert (first.text, first.finish_reason) == ("Velum", "stop")
-    messages += [
-        {"role": "assistant", "content": first.text},
-        {"role": "user", "content": "Which animal does she keep?"},
-    ]
-    assert reader.generate(messages, passages, method=method).text == "fox"
