@@ -17,25 +17,23 @@ from rag_windows_retrievers.documents import (
 from rag_windows_retrievers.indexes import (
     BM25Retriever,
     DenseRetriever,
+    Encoder,
     Index,
+    Progress,
+    SentenceEncoder,
     ingest,
     open_index,
+    progress_bar,
 )
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
     ConversationalRetriever,
     HybridRetriever,
+    Reranker,
     Retriever,
     ScoredPassage,
     last_turns,
     rewritten_by,
-)
-from rag_windows_retrievers.sentence_models import (
-    Encoder,
-    Progress,
-    Reranker,
-    SentenceEncoder,
-    progress_bar,
 )
 
 __all__ = [

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
+import threading
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rag_windows import Passage
 from rag_windows.errors import InputError, RetrievalError
@@ -38,15 +42,23 @@ from rag_windows_retrievers.retriever import (
     best,
     check_k,
     ranked_text,
+    sentence_model,
 )
-from rag_windows_retrievers.sentence_models import Encoder, Progress, SentenceEncoder, Vectors
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+Vectors: TypeAlias = NDArray[np.float32]
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with what is done and the total, in texts; from 0 to the total, never backwards."""
+
+_TOGETHER = 512
+"""How many texts are embedded between two calls of a progress."""
+
 Model: TypeAlias = "Encoder | str | Path | SentenceTransformer"
 BM25_FILE, DENSE_FILE = "bm25.safetensors", "dense.safetensors"
 _FORMAT = 2
+_log = logging.getLogger(__name__)
 
 # A character of a script written without spaces is a word of its own.
 _TOKEN = re.compile(r"[぀-ヿ㐀-䶿一-鿿]|[^\W぀-ヿ㐀-䶿一-鿿]+")
@@ -169,26 +181,135 @@ class BM25Retriever:
         if not k1 >= 0 or not 0 <= b <= 1:
             raise InputError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1={k1}, b={b}.")
         self.passages = tuple(passages)
-        self._vocabulary: dict[str, int] = {}
-        rows = [
-            [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
-            for words in (tokenize(ranked_text(one)) for one in self.passages)
-        ]
-        if not self._vocabulary:
+        words = [tokenize(ranked_text(one)) for one in passages]
+        if not any(words):
             raise RetrievalError("No passage holds a word; check the documents' contents.")
         import bm25s  # on first use: importing the engine needs none of it
 
         self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-        self._index.index((rows, dict(self._vocabulary)), show_progress=False)
+        self._index.index(words, show_progress=False)
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Rank the passages that share a word with the query; see `Retriever.retrieve`."""
         check_k(k)
-        known = [word for word in tokenize(query) if word in self._vocabulary]
+        known = [word for word in tokenize(query) if word in self._index.vocab_dict]
         telling = [word for word in known if word not in FUNCTION_WORDS]
         if not known:
             return []
         return best(self.passages, self._index.get_scores(telling or known), k, above=0.0)
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """What `DenseRetriever` asks of a model; `SentenceEncoder` is ours.
+
+    Attributes:
+        name: of the model, for messages.
+        dimension: of its vectors.
+    """
+
+    name: str
+    dimension: int
+
+    def embed(
+        self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
+    ) -> Vectors:
+        """Texts -> (len(texts), dimension), float32; the dot product says how near two are."""
+        ...
+
+
+class SentenceEncoder:
+    """A `sentence-transformers` model; threads may share it.
+
+    Of a passage that is longer than the model reads, the end is left out, and a warning is logged.
+    Weights come from safetensors files only, and no code of a repository is run. Prompts that the
+    model defines for queries and documents are used. Vectors are normalised unless the model was
+    made for dot products.
+
+    Args:
+        model: a local folder, a name on the Hub, or a loaded `SentenceTransformer`.
+        revision: of the model on the Hub; None for its main one.
+        device: "cpu", "cuda", ...; None for the best there is.
+
+    Raises:
+        ModelLoadError: the model is not found or can't be loaded.
+        InputError: the model compares its vectors by something else than cosine or dot product.
+        MissingExtraError: `sentence-transformers` is not installed.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | SentenceTransformer,
+        *,
+        revision: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._model = sentence_model("SentenceTransformer", model, revision, device)
+        # The tokenizer's padding and truncation are states.
+        self._lock = threading.Lock()
+        config = getattr(self._model[0], "config", None)
+        given = str(model) if isinstance(model, str | Path) else ""
+        self.name = given or getattr(config, "_name_or_path", "") or "a model without a name"
+        self.dimension = int(self._model.get_embedding_dimension() or 0)
+        similarity = str(self._model.similarity_fn_name or "cosine")
+        if similarity not in ("cosine", "dot"):
+            raise InputError(
+                f"The model {self.name!r} compares its vectors by {similarity}; "
+                "choose one that does so by cosine or dot product."
+            )
+        self._normalize = similarity == "cosine"
+
+    def count(self, text: str) -> int:
+        """Length of a text in the model's tokens, as `split_documents` asks for."""
+        return len(self._ids([text])[0]) - len(self._ids([""])[0])
+
+    def embed(
+        self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
+    ) -> Vectors:
+        """Vectors of texts; see `Encoder.embed`."""
+        longest = self._model.max_seq_length
+        cut = 0 if query or not longest else sum(len(ids) > longest for ids in self._ids(texts))
+        if cut:
+            _log.warning(
+                "%d of %d texts are longer than the %d tokens that %s reads, and their ends are "
+                "not found by meaning; split them shorter, for example with a TokenBudget.",
+                *(cut, len(texts), longest, self.name),
+            )
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        encode = self._model.encode_query if query else self._model.encode_document
+        for start in range(0, len(texts), _TOGETHER):
+            some = list(texts[start : start + _TOGETHER])
+            with self._lock:
+                vectors[start : start + _TOGETHER] = encode(
+                    some, normalize_embeddings=self._normalize, show_progress_bar=False
+                )
+            if progress is not None:
+                progress(start + len(some), len(texts))
+        return vectors
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        with self._lock:
+            # verbose=False: the length is what we want to know, not an oversight.
+            encoded = self._model.tokenizer(list(texts), truncation=False, verbose=False)
+        return list(encoded["input_ids"])
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Progress]:
+    """A bar on standard error, shown only where that is a terminal.
+
+    Args:
+        label: stands before the bar.
+    """
+    from tqdm import tqdm
+
+    with tqdm(desc=label, unit=" texts", disable=None) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
 
 
 class DenseRetriever:

@@ -1,4 +1,4 @@
-"""What every retriever promises, several of them as one, and whole conversations as queries."""
+"""What every retriever promises, and those that ask others: fused, reranked, in conversation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import dataclasses
 import logging
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from rag_windows import Passage
-from rag_windows.errors import InputError
+from rag_windows.errors import InputError, MissingExtraError, ModelLoadError, missing
+
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
 
 DEFAULT_K = 8
 
@@ -123,6 +128,89 @@ class HybridRetriever:
             for name, rank in ranks.items():
                 scores[name] = scores.get(name, 0.0) + weight / (60 + rank)
         return best(list(found.values()), list(scores.values()), k)
+
+
+def sentence_model(kind: str, model: Any, revision: str | None, device: str | None) -> Any:
+    """A model of one of sentence-transformers' classes, loaded where it is a name or a folder."""
+    if not isinstance(model, str | Path):
+        return model
+    try:
+        import sentence_transformers  # on first use: it takes seconds
+
+        return getattr(sentence_transformers, kind)(
+            str(model),
+            revision=revision,
+            device=device,
+            trust_remote_code=False,
+            model_kwargs={"use_safetensors": True},
+        )
+    except ModuleNotFoundError as error:
+        told = missing("A dense retriever or re-ranker", "sentence-transformers", "retrievers")
+        raise MissingExtraError(told) from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelLoadError(
+            f"The model {str(model)!r} can't be loaded: {first} Check the name and the network,"
+            " or give the folder of a sentence-transformers model with safetensors weights."
+        ) from error
+
+
+class Reranker:
+    """Orders what another retriever found by a cross-encoder's scores.
+
+    Where query and passage together are longer than the model reads, the end of the longer one is
+    left out. Weights come from safetensors files only; no code of a repository is run. Threads may
+    share it.
+
+    Args:
+        retriever: finds the candidates.
+        model: a local folder, a name on the Hub, or a loaded `CrossEncoder` with one output.
+        candidates: how many to ask for, where `k` is not more.
+        revision: of the model on the Hub; None for its main one.
+        device: "cpu", "cuda", ...; None for the best there is.
+
+    Raises:
+        ModelLoadError: the model is not found or can't be loaded.
+        InputError: the model has several outputs, or an argument is out of its range.
+        MissingExtraError: `sentence-transformers` is not installed.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        model: str | Path | CrossEncoder,
+        *,
+        candidates: int = 50,
+        revision: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        check_k(candidates)
+        self.retriever, self.candidates = retriever, candidates
+        self._model, self._lock = (
+            sentence_model("CrossEncoder", model, revision, device),
+            threading.Lock(),
+        )
+        if self._model.num_labels != 1:
+            raise InputError(
+                f"This cross-encoder has {self._model.num_labels} outputs; choose one for ranking, "
+                "which has one."
+            )
+
+    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
+        """Ask the retriever and order what it found; see `Retriever.retrieve`."""
+        check_k(k)
+        return self.rerank(query, self.retriever.retrieve(query, max(k, self.candidates)), k)
+
+    def rerank(
+        self, query: str, passages: Sequence[Passage], k: int | None = None
+    ) -> list[ScoredPassage]:
+        """The best `k` of any passages, or all, with the model's scores; equal ones in order."""
+        if not passages:
+            return []
+        pairs = [(query, ranked_text(one)) for one in passages]
+        with self._lock:
+            scores = self._model.predict(pairs, show_progress_bar=False, convert_to_numpy=True)
+        return best(passages, scores, k)
 
 
 class ConversationalRetriever:
