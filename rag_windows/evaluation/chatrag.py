@@ -156,7 +156,6 @@ class ChatRagTask:
     prefix: str | None
     settings: Mapping[str, Any]
 
-    pool = None
     max_new_tokens = MAX_NEW_TOKENS
 
     @property

@@ -196,12 +196,11 @@ def lock_folder(path: Path) -> FileLock:
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-    except Timeout as error:
+    except (OSError, Timeout) as error:
         raise InputError(
-            f"Another process is writing {path}. Wait for it, or name another folder with --out."
+            f"{path} can't be made or locked ({_reason(error)}); wait for the process that writes "
+            "it, or name another folder with --out."
         ) from error
-    except OSError as error:
-        raise DataError(f"{path} can't be made or locked: {error.strerror}.") from error
     return lock
 
 

@@ -101,7 +101,6 @@ class IclTask:
     template: Template
     settings: Mapping[str, Any]
 
-    pool: None = None
     prefix: None = None
     max_new_tokens: int = 1
     metrics: tuple[str, ...] = ("accuracy",)
@@ -167,7 +166,6 @@ class IclTask:
                 group=key,
                 kinds=(one.label,),
                 passages=(),
-                choices=self.labels,
             )
             for key, one in self.texts.items()
         )

@@ -144,7 +144,6 @@ class LongTask:
     settings: Mapping[str, Any]
     prefix: str | None
 
-    pool: None = None
     max_new_tokens: int = 32
     metrics: tuple[str, ...] = ("contained", "needle_most_read")
 

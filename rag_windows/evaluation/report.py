@@ -26,7 +26,7 @@ from rag_windows import __version__
 from rag_windows.evaluation.files import write_whole
 from rag_windows.evaluation.run import REPORTS, RunFolder
 from rag_windows.evaluation.summary import Estimate, Summary
-from rag_windows.evaluation.task import ReadPassage, Record, Task, digest_of
+from rag_windows.evaluation.task import ReadPassage, Task, digest_of
 from rag_windows.prompt.visible_text import one_line, visible
 
 # Text, figures and tables.
@@ -38,7 +38,7 @@ _MARKS = re.compile(
     r"[\\`*\[\]|~$!#]|(?<![^\W_])_|_(?![^\W_])|^[-+=]|(?<=^\d)[.)](?=\s|$)|:(?=//)|(?<=www)\.",
     re.I,
 )
-_WORDS = {"f1": "F1", "bleu": "BLEU", "chatrag": "ChatRAG", "mrr": "MRR"}
+_WORDS = {"f1": "F1", "bleu": "BLEU", "chatrag": "ChatRAG"}
 
 
 def escaped(text: str) -> str:
@@ -80,11 +80,7 @@ def figure(estimate: Estimate) -> str:
 
 def chance(value: float | None) -> str:
     """A p-value, as "p = 0.41" has it."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value < 0.001:
-        return "< 0.001"
-    return number(value, 3 if value < 0.1 else 2)
+    return "< 0.001" if value is not None and value < 0.001 else number(value, 3)
 
 
 def share(value: float | None) -> str:
@@ -215,12 +211,6 @@ def terminal(summary: Summary) -> str:
     """The quality of a run, as Markdown that is also plain text."""
     shown = [one for one in tables(summary) if one.kind in ("quality", "base") and not one.folded]
     return rendered("terminal.md", summary=summary, tables=shown).strip()
-
-
-def deepest(summary: Summary) -> list[Summary]:
-    """Each method's arm with the most passages."""
-    most = max(arm["top_k"] or 0 for arm in summary["arms"])
-    return [arm for arm in summary["arms"] if (arm["top_k"] or 0) == most]
 
 
 def verdict(arm: Summary) -> tuple[str, str]:
@@ -407,9 +397,12 @@ def _question(run: ReportedRun, values: pd.DataFrame, place: int) -> dict[str, A
     """One question with its answers, and the passages that arms read, in the ranking's order."""
     example = run.task.examples[place]
     found = {arm: run.folder.records[arm].get(example.key) for arm in values}
-    deep = [record for arm in deepest(run.summary) if (record := found[arm["name"]])]
+    arms = run.folder.manifest.arms
+    most = max(arm.top_k or 0 for arm in arms)
+    deepest = [found[arm.name] for arm in arms if (arm.top_k or 0) == most]
+    deep = [record for record in deepest if record is not None]
     order: dict[tuple[str, str | None], dict[str, ReadPassage]] = {}
-    for record in sorted(deep, key=_depth):
+    for record in deep:
         for read in record.passages:
             order.setdefault((read.text, read.id), {})[record.arm] = read
     passages: list[dict[str, Any]] = [
@@ -429,7 +422,3 @@ def _question(run: ReportedRun, values: pd.DataFrame, place: int) -> dict[str, A
         "widest": max((one["mass"] for one in passages), default=0.0) or 1.0,
         "missed": sorted(example.evidence - {key for _, key in order}) if order else [],
     }
-
-
-def _depth(record: Record) -> int:
-    return -len(record.passages)

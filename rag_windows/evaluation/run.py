@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import quote
 
 import pandas as pd
 from pydantic import BaseModel
@@ -19,7 +18,6 @@ from rag_windows import Passage, WindowedLM
 from rag_windows.cache.fingerprint import tokenizer_fingerprint
 from rag_windows.calibration import ModelFingerprint
 from rag_windows.errors import (
-    DataError,
     InputError,
     LimitError,
     MissingExtraError,
@@ -35,16 +33,7 @@ from rag_windows.evaluation.files import (
     write_whole,
 )
 from rag_windows.evaluation.inscit import InscitTask
-from rag_windows.evaluation.task import (
-    STRICT,
-    Example,
-    Line,
-    ReadPassage,
-    Record,
-    Task,
-    digest_of,
-    line_of,
-)
+from rag_windows.evaluation.task import Example, Line, ReadPassage, Record, Task, digest_of, line_of
 from rag_windows.methods import Method, describe
 from rag_windows.methods.registry import plain
 from rag_windows.request import in_order
@@ -94,14 +83,12 @@ def base_of(compared: Sequence[Arm], place: int) -> int:
     return next(alike, 0)
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, extra="forbid"):
     """What a run is: a file of its folder.
 
     ``settings`` are all that the answers depend on; ``made_with`` are versions and machines, an
     entry for each change of them; ``keys`` are those of all examples in order.
     """
-
-    model_config = STRICT
 
     format: Literal["rag-windows evaluation run"] = "rag-windows evaluation run"
     version: Literal[1] = 1
@@ -146,11 +133,6 @@ class Manifest(BaseModel):
         # Through JSON, so that it equals what will be read back.
         made = {"settings": settings, "made_with": [surroundings()], "keys": keys}
         return cls.model_validate_json(json.dumps(made))
-
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        return str(self.settings["task"]["name"])
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -209,7 +191,7 @@ class RunFolder:
         with lock_folder(folder):
             known = (folder / MANIFEST).is_file()
             if not known and (folder / RECORDS).exists():
-                raise DataError(f"{folder} holds {RECORDS} but no {MANIFEST}; name another --out.")
+                raise InputError(f"{folder} holds {RECORDS} but no {MANIFEST}; name another --out.")
             if known and fresh:
                 _remove_run(folder)
             elif known:
@@ -228,10 +210,6 @@ class RunFolder:
             made._lines.repair()
             made._passages.repair()
             yield made
-
-    def predictions(self, arm: str, suffix: str = ".json") -> Path:
-        """Where an arm's answers stand in the dataset's own format."""
-        return self.path / PREDICTIONS / f"{quote(arm, safe='@+=')}{suffix}"
 
     def add(self, answers: Sequence[Answered]) -> None:
         """Keep answers, with the passages that they name; they are safe afterwards."""
@@ -276,11 +254,10 @@ class Search:
     embedder: Encoder | str | None = None
 
     def __post_init__(self) -> None:
-        option = f"--retriever {self.kind}"
         if (self.embedder is None) == (self.kind in ("dense", "hybrid")):
             raise InputError(
-                f"{option} {'needs' if self.embedder is None else 'has no'} --embedder: the name "
-                "or folder of a sentence-transformers model, for dense and hybrid."
+                f"--retriever {self.kind}: dense and hybrid need --embedder, the name or folder of "
+                "a sentence-transformers model; the others have none."
             )
 
     @property
@@ -298,11 +275,11 @@ class Search:
 
         Vectors are kept in the folder ``index``, so that a run that goes on embeds nothing again.
         """
-        depth = self.depth
+        depth, inscit = self.depth, cast(InscitTask, task)
         if self.kind == "given":
             return lambda example: (example.passages or ())[:depth]
         if self.kind == "gold":
-            return lambda example: cast(InscitTask, task).gold(example)[:depth]
+            return lambda example: inscit.gold(example)[:depth]
         from rag_windows_retrievers import (
             BM25Retriever,
             ConversationalRetriever,
@@ -312,13 +289,12 @@ class Search:
         )
 
         found: list[Retriever] = []
-        pool = task.pool or ()
         if self.kind != "dense":
-            found.append(BM25Retriever(pool))
+            found.append(BM25Retriever(inscit.pool))
         if self.embedder is not None and any(index.glob("*.safetensors")):
             found.append(DenseRetriever.load(index, self.embedder))
         elif self.embedder is not None:
-            made = DenseRetriever(pool, self.embedder)
+            made = DenseRetriever(inscit.pool, self.embedder)
             made.save(index)
             found.append(made)
         most = depth or 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,9 @@ MOST_LOST = 0.01
 _ELEMENTS = 10_000_000
 """Of the arrays that are resampled at once."""
 
-_TOKENS = ["prompt_tokens", "cached_tokens", "completion_tokens"]
-SUMMED = ["windows_encoded", "windows_reused", *_TOKENS]
-TIMES, TOLD = ["encode_s", "ttft_s", "total_s"], ["left_out", "finish_reason", "error"]
-"""Fields of a record."""
+TOKENS = ["prompt_tokens", "cached_tokens", "completion_tokens"]
+WINDOWS, TIMES = ["windows_encoded", "windows_reused"], ["encode_s", "ttft_s", "total_s"]
+"""Fields of a record that are summed, and those whose medians are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,7 @@ class Estimate:
 
 def as_json(summary: Summary) -> Summary:
     """A summary as plain JSON values."""
-    found: Summary = to_jsonable_python(summary, inf_nan_mode="null")
-    return found
+    return dict(to_jsonable_python(summary, inf_nan_mode="null"))
 
 
 def summarise(task: Task, folder: RunFolder) -> Summary:
@@ -130,7 +128,11 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
 
 
 def _results(
-    scores: Sequence[Score], arms: Sequence[Arm], groups: Sequence[str], mask: Mask, tested: bool
+    scores: Sequence[Score],
+    arms: Sequence[Arm],
+    groups: Sequence[str],
+    mask: Mask,
+    tested: bool,
 ) -> list[Summary]:
     """One metric of each arm on some of the examples."""
     rows = np.where(mask[:, None, None], np.stack([one.rows for one in scores], axis=1), 0.0)
@@ -293,13 +295,14 @@ def _work(records: Sequence[Record]) -> Summary:
 
     Unfinished answers reached their limit. Cold ones found no window in the cache, warm ones all.
     """
-    found = pd.DataFrame([asdict(one) for one in records], columns=[*SUMMED, *TIMES, *TOLD])
+    names = [field.name for field in fields(Record)]
+    found = pd.DataFrame([asdict(one) for one in records], columns=names)
     answered = found[found["error"].isna()]
     first, left_out = answered["ttft_s"], found["left_out"]
     encoded, reused = answered["windows_encoded"], answered["windows_reused"]
     return {
         "counters": {
-            **found[SUMMED].sum().astype(int).to_dict(),
+            **found[[*WINDOWS, *TOKENS]].sum().astype(int).to_dict(),
             "left_out_passages": int(left_out.sum()),
             "left_out_questions": int((left_out > 0).sum()),
             "errors": len(found) - len(answered),

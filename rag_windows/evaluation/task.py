@@ -125,7 +125,6 @@ class Example:
     group: str
     kinds: tuple[str, ...] = ()
     passages: tuple[Passage, ...] | None = None
-    choices: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -191,10 +190,6 @@ class Task(Protocol):
     @property
     def examples(self) -> Sequence[Example]:
         """In the order of the file, with different keys."""
-
-    @property
-    def pool(self) -> Sequence[Passage] | None:
-        """What a retriever searches; None where every example brings its passages."""
 
     @property
     def settings(self) -> Mapping[str, Any]:

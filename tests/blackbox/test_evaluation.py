@@ -116,7 +116,6 @@ def test_a_run_leaves_all_that_follows_from_its_answers(
     for arm in ARMS:
         assert arm in result.stdout
         file = Path("out") / "predictions" / f"{arm}.json"
-        assert str(file) in result.stdout
         scored = run("eval", "score", "inscit", "--data", data, "--predictions", file, "--json")
         figures = json.loads(scored.stdout)
         assert set(figures) == {"evidence_f1", "bleu", "response_f1", "chatrag_f1", "n"}
@@ -303,7 +302,7 @@ def test_questions_without_an_answer_are_told_and_asked_again(
     ("options", "message"),
     [
         (("--methods", "ape,nope"), "Unknown method 'nope'"),
-        (("--methods", "ape,,pcw"), "empty name"),
+        (("--methods", "ape,,pcw"), "Unknown method ''"),
         (("--methods", "ape,ape"), "ape@2 stands twice"),
         (("--top-k", "0"), "--top-k"),
         (("--retriever", "dense"), "--embedder"),
@@ -510,7 +509,8 @@ def test_demonstrations_are_counted_by_shots(
     assert first["answer"] == max(first["scores"], key=first["scores"].get)
     assert [one["id"] for one in first["passages"]] == ["window 1", "window 2"]
     assert (first["windows_encoded"], kept["ape@16", "22"]["windows_encoded"]) == (2, 0)
-    assert "chance 50.0" in result.stdout
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "<dt>accuracy of chance</dt><dd><bdi>50.0 percent" in page
     more = run("eval", "icl", *options, "--shots", "30")
     assert "30 demonstrations are asked for" in one_line(more.stderr)
 

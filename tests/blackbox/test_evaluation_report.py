@@ -221,7 +221,7 @@ def test_without_matplotlib_the_extra_is_named(
 @pytest.mark.parametrize(
     ("p", "holm", "points", "tone", "end"),
     [
-        (0.41, 0.41, -0.4, "same", "no difference shown (p 0.41, corrected 0.41)."),
+        (0.41, 0.41, -0.4, "same", "no difference shown (p 0.410, corrected 0.410)."),
         (0.003, 0.006, -2.0, "worse", "a loss of 2.0 points is shown (p 0.003, corrected 0.006)."),
         (0.0001, 0.0001, 3.0, "better", "a gain of 3.0 points is shown (p < 0.001, corrected"),
         (0.03, 0.09, -2.0, "same", "no difference shown (p 0.030, corrected 0.090)."),

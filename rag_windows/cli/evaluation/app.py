@@ -17,9 +17,7 @@ from rag_windows.cli.options import ModelOptions, count, flag, option, spreading
 from rag_windows.cli.render import Group
 from rag_windows.prompt.visible_text import one_line
 
-evaluation = typer.Typer(
-    help="Compare methods on datasets: quality with intervals, and a report.", cls=Group
-)
+evaluation = typer.Typer(help="Compare methods on datasets, with a report.", cls=Group)
 score = typer.Typer(help="Score a finished file of predictions alone.", cls=Group)
 
 
@@ -97,9 +95,7 @@ _NO_OPTIONS = ("method", "rag_temperature", "rag_scale", "cache_dir", "no_cache"
 def inscit(
     *,
     data: Data,
-    corpus: Annotated[
-        str | None, option("FILE", "JSONL with id, title, text. Default: the data's evidence.")
-    ] = None,
+    corpus: Annotated[str | None, option("FILE", "JSONL or TSV. Default: the evidence.")] = None,
     retriever: Retriever = "bm25",
     embedder: Annotated[str | None, option("MODEL", "For dense and hybrid.")] = None,
     top_k: TopK = "20",
@@ -134,9 +130,7 @@ def icl(
     demos: Annotated[str | None, option("FILE", "What is shown, if the task's lacks it.")] = None,
     shots: Shots = "32",
     windows: Annotated[int | None, count("Default: one for every eight, up to eight.")] = None,
-    calibrate_with: Annotated[
-        list[str] | None, option("TEXT", "Such as N/A: its label probabilities divide the others.")
-    ] = None,
+    calibrate_with: Annotated[list[str] | None, option("TEXT", "Such as N/A; repeated.")] = None,
     template: Annotated[str | None, option("FORM", 'Default: "{text}: {label}".')] = None,
     label: Annotated[list[str] | None, option("LABEL", "To choose from, repeated.")] = None,
     asking: Asking,

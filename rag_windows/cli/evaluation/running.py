@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 import typer
 from pydantic import BaseModel
@@ -32,9 +33,6 @@ from rag_windows.methods.registry import names_in
 
 if TYPE_CHECKING:
     from rag_windows.cli.evaluation.app import Asking
-
-RUNS = Path("runs")
-"""Where runs go if nobody says."""
 
 
 class Source(BaseModel):
@@ -67,8 +65,6 @@ class Source(BaseModel):
 def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ...]:
     """Each method at each depth, with the profile's numbers for those of its name without any."""
     names = names_in(asking.methods)
-    if "" in names:
-        raise InputError(f"--methods {asking.methods!r} has an empty name; write sequential,ape.")
     chosen = [(name, resolve(name)) for name in names]
     if asking.profile is not None:
         found = Profile.load(asking.profile).method
@@ -128,10 +124,8 @@ def evaluate(
     if asking.json:
         render.write_json({**as_json(summary), "files": files})
     else:
-        _show(one)
-        render.show(f"Scores: {files['scores']}", "dim")
-        render.show(f"Predictions: {', '.join(files['predictions'].values())}", "dim")
-        render.show(f"Report: {', '.join(files['report'])}", "dim")
+        render.show(f"{report.terminal(summary)}\n")
+        render.show(f"Scores, predictions and report: {path}", "dim")
     if failed:
         first = failed[0]
         tell(
@@ -152,8 +146,8 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_a
         keys = tuple(one.key for one in task.examples)
         if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
             raise DataError(
-                f"{source.data} holds other data than the run of {manifest.task} read; name the "
-                "data file of that run with --data."
+                f"{source.data} holds other data than the run in {path} read; name the data file "
+                "of that run with --data."
             )
         with progress("Scoring"):
             summary = summarise(task, folder)
@@ -162,34 +156,26 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_a
         paths = [str(one) for one in report.write_report(reported, out)]
     if json_alone:
         nothing: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
-        told = [
-            {**as_json(one.summary), "files": {"folder": str(one.folder.path), **nothing}}
-            for one in reported
-        ]
+        files = [{"folder": str(path), **nothing} for path in folders]
+        pairs = zip(reported, files, strict=True)
+        told = [{**as_json(one.summary), "files": own} for one, own in pairs]
         render.write_json({"runs": told, "report": paths})
         return
     for one in reported:
-        _show(one)
+        render.show(f"{report.terminal(one.summary)}\n")
     render.show(f"Report: {', '.join(paths)}", "dim")
 
 
-def _show(run: report.ReportedRun) -> None:
-    """The summary, and of a classification what readers score that see no text."""
-    render.show(f"{report.terminal(run.summary)}\n")
-    if blind := run.task.settings.get("baselines"):
-        told = ", ".join(f"{name} {value:.1f}" for name, value in blind.items())
-        render.show(f"Accuracy without reading, in percent: {told}.\n")
-
-
 def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
-    """Write an arm's answers: INSCIT's own format; else a line each, empty where there is none."""
+    """Write an arm's answers: INSCIT's own format, else a line each."""
+    path = folder.path / runs.PREDICTIONS / quote(arm, safe="@+=")
     records = folder.records[arm]
     if isinstance(task, inscit.InscitTask):
-        path = folder.predictions(arm)
+        path = path.with_name(f"{path.name}.json")
         inscit.write_predictions(path, task.examples, records, task.evidence)
-        return path
-    path = folder.predictions(arm, ".txt")
-    chatrag.write_answers(path, [records[one.key].answer for one in task.examples])
+    else:
+        path = path.with_name(f"{path.name}.txt")
+        chatrag.write_answers(path, [records[one.key].answer for one in task.examples])
     return path
 
 
@@ -197,8 +183,9 @@ def _default_folder(manifest: runs.Manifest, model: str) -> Path:
     """Named by task and model, and by all settings: the same command finds it again."""
     text = json.dumps(manifest.settings, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{manifest.task}-{Path(model).name}").strip("-.")
-    return RUNS / f"{words[:80]}-{digest}"
+    named = f"{manifest.settings['task']['name']}-{Path(model).name}"
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", named).strip("-.")
+    return Path("runs") / f"{words[:80]}-{digest}"
 
 
 @contextmanager

@@ -20,7 +20,7 @@ class Invented:
 
     examples: Sequence[task.Example]
     name: str = "invented"
-    pool: Sequence[Passage] | None = None
+    pool: Sequence[Passage] = ()
     settings: Mapping[str, Any] = field(default_factory=lambda: {"seed": 1})
     prefix: str | None = "Answer."
     max_new_tokens: int = 4

@@ -57,7 +57,7 @@ def test_vectors_are_kept_and_embedded_once(tmp_path: Path, kind: Any) -> None:
 
 
 def test_an_embedder_goes_with_dense_search() -> None:
-    with pytest.raises(InputError, match="dense needs --embedder"):
+    with pytest.raises(InputError, match="dense: dense and hybrid need --embedder"):
         run.Search("dense")
-    with pytest.raises(InputError, match="bm25 has no --embedder"):
+    with pytest.raises(InputError, match="bm25: dense and hybrid need"):
         run.Search("bm25", embedder="x")

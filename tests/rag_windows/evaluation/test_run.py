@@ -260,7 +260,10 @@ def test_damage_is_named(filled: Path, name: str, old: str, new: str, told: str)
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with folder_at(tmp_path):
-        with pytest.raises(InputError, match="Another process is writing"), folder_at(tmp_path):
+        with (
+            pytest.raises(InputError, match="wait for the process that writes"),
+            folder_at(tmp_path),
+        ):
             pass
         assert run.RunFolder.open(tmp_path).records["ape"] == {}
     with folder_at(tmp_path):
@@ -289,7 +292,7 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"manifest\.json: it can't be read"):
         run.RunFolder.open(tmp_path)
     (tmp_path / "records.jsonl").write_text("mine")
-    with pytest.raises(DataError, match="but no manifest"), folder_at(tmp_path, fresh=True):
+    with pytest.raises(InputError, match="but no manifest"), folder_at(tmp_path, fresh=True):
         pass
     assert (tmp_path / "records.jsonl").read_text() == "mine"
 
@@ -300,10 +303,7 @@ def test_fresh_removes_what_is_ours_and_nothing_else(filled: Path) -> None:
         (filled.parent / name).write_text("x")
     with folder_at(filled.parent, fresh=True) as folder:
         assert (folder.records["ape"], folder.texts) == ({}, {})
-        paths = [folder.predictions(name) for name in ("../../x", "a/b", "..", "a_b", "ape@20")]
     assert {one.name for one in filled.parent.iterdir()} == {".lock", "manifest.json", "notes.txt"}
-    assert len(set(paths)) == 5
-    assert {path.parent for path in paths} == {filled.parent / "predictions"}
 
 
 # Settings.
