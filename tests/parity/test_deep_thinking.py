@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
-from rag_windows import PCW, DeepThinking, Sequential, StructuredPrompting
+from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompting
 from rag_windows.kv import PackedWindows
 from rag_windows.prefill import EncodedContext
 
-from . import deep_thinking, dense, engine, tolerances, zoo
-from .cases import Case, case
+from . import deep_thinking, engine, tolerances, zoo
+from .cases import Case, case, expected
 from .deep_thinking import Update
 
 NAMES = ("llama", "qwen3", "gpt2", "gemma3")
@@ -40,14 +41,13 @@ LAYOUTS = {
 FEW = case(5, (9, 11), 4)
 
 
-def method(rule: Update) -> DeepThinking:
-    positions = "continue" if rule.continued else "reuse"
+def method(rule: Update, reader: Method | None = None) -> DeepThinking:
     return DeepThinking(
         steps=rule.steps,
         eta=rule.eta,
         momentum=rule.momentum,
-        positions=positions,  # type: ignore[arg-type]  # one of the two literals
-        reader=PCW(),
+        positions="continue" if rule.continued else "reuse",
+        reader=reader or PCW(),
     )
 
 
@@ -64,17 +64,29 @@ def windows_of(context: EncodedContext, one: Case) -> list[deep_thinking.Layers]
 
 
 def check(name: str, one: Case, rule: Update) -> None:
-    context = engine.shared(name).encode_ids(one.prefix, one.windows, method=method(rule))
+    check_windows(name, one, rule, method(rule), [len(one.prefix)] * len(one.windows))
+
+
+def check_windows(
+    name: str, one: Case, rule: Update, by: DeepThinking, starts: Sequence[int]
+) -> None:
+    """The windows are the reference's, each at its position."""
+    found = windows_of(engine.encoded(name, one, by), one)
+    for window, start, layers in zip(one.windows, starts, found, strict=True):
+        model, entry = zoo.shared(name), zoo.BY_NAME[name]
+        compare(layers, deep_thinking.refined(model, entry, one.prefix, window, rule, start))
+
+
+def compare(layers: deep_thinking.Layers, right: deep_thinking.Layers) -> None:
+    for pair, right_pair in zip(layers, right, strict=True):
+        for tensor, wanted in zip(pair, right_pair, strict=True):
+            assert tensor.dtype == torch.float32
+            tolerances.agree(tensor, wanted)
+
+
+def reference(name: str, one: Case, windows: Sequence[Sequence[int]], rule: Update) -> Tensor:
     model, entry = zoo.shared(name), zoo.BY_NAME[name]
-    for window, layers in zip(one.windows, windows_of(context, one), strict=True):
-        compare(layers, deep_thinking.refined(model, entry, one.prefix, window, rule))
-
-
-def compare(layers: deep_thinking.Layers, expected: deep_thinking.Layers) -> None:
-    for (key, value), (true_key, true_value) in zip(layers, expected, strict=True):
-        assert key.dtype == value.dtype == torch.float32
-        tolerances.agree(key, true_key)
-        tolerances.agree(value, true_value)
+    return deep_thinking.logits(model, entry, one.prefix, windows, one.query, rule)
 
 
 @pytest.mark.parametrize("ruled", UPDATES)
@@ -102,43 +114,29 @@ def test_keys_and_values_of_other_attentions(name: str, continued: bool) -> None
 def test_windows_that_end_together(name: str, continued: bool) -> None:
     """Each row of a batch then starts at a position of its own."""
     one, rule = LAYOUTS["prefix"], Update(2, 0.2, 0.5, continued)
-    reader = replace(method(rule), reader=StructuredPrompting())
-    context = engine.shared(name).encode_ids(one.prefix, one.windows, method=reader)
     end = len(one.prefix) + max(len(window) for window in one.windows)
-    for window, layers in zip(one.windows, windows_of(context, one), strict=True):
-        expected = deep_thinking.refined(
-            zoo.shared(name), zoo.BY_NAME[name], one.prefix, window, rule, end - len(window)
-        )
-        compare(layers, expected)
+    starts = [end - len(window) for window in one.windows]
+    check_windows(name, one, rule, method(rule, StructuredPrompting()), starts)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_of_a_query(name: str) -> None:
-    one, rule = FEW, UPDATES["continue, momentum 0.9"]
-    lm = engine.shared(name)
-    rows = lm.logits(lm.encode_ids(one.prefix, one.windows, method=method(rule)), one.query)
-    expected = deep_thinking.logits(
-        zoo.shared(name), zoo.BY_NAME[name], one.prefix, one.windows, one.query, rule
-    )
-    tolerances.agree(rows, expected)
-    plain = lm.logits(lm.encode_ids(one.prefix, one.windows, method=PCW()), one.query)
-    assert tolerances.gap(rows, plain) > 100 * tolerances.MATTERS
+    rule = UPDATES["continue, momentum 0.9"]
+    rows = engine.logits(name, FEW, method(rule))
+    tolerances.agree(rows, reference(name, FEW, FEW.windows, rule))
+    assert tolerances.gap(rows, engine.logits(name, FEW, PCW())) > 100 * tolerances.MATTERS
 
 
-def test_the_reference_without_steps_is_the_dense_one() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_without_steps_is_the_dense_one(name: str) -> None:
     """Two references written apart agree, so neither is wrong alone."""
-    one = FEW
-    for name in NAMES:
-        model, entry = zoo.shared(name), zoo.BY_NAME[name]
-        none = Update(0, 0.1, 0.0, True)
-        rows = deep_thinking.logits(model, entry, one.prefix, one.windows, one.query, none)
-        expected = dense.logits(model, entry.sliding, one.prefix, one.windows, one.query)
-        tolerances.agree(rows, expected)
+    rows = reference(name, FEW, FEW.windows, Update(0, 0.1, 0.0, True))
+    tolerances.agree(rows, expected(name, FEW))
 
 
 def test_each_number_matters() -> None:
     """A pass, its step, its momentum and its positions all show in the keys."""
-    one, lm = LAYOUTS["prefix"], engine.shared("llama")
+    one = LAYOUTS["prefix"]
     rules = [
         Update(2, 0.1, 0.0, True),
         Update(3, 0.1, 0.0, True),
@@ -147,11 +145,9 @@ def test_each_number_matters() -> None:
         Update(2, 0.1, 0.0, False),
     ]
     first, *others = [
-        windows_of(lm.encode_ids(one.prefix, one.windows, method=method(rule)), one)
-        for rule in rules
+        windows_of(engine.encoded("llama", one, method(rule)), one)[0][1][0] for rule in rules
     ]
-    for other in others:
-        assert tolerances.gap(other[0][1][0], first[0][1][0]) > tolerances.MATTERS
+    assert all(tolerances.gap(other, first) > tolerances.MATTERS for other in others)
 
 
 def test_a_whole_step_takes_the_pass_itself() -> None:
@@ -162,24 +158,16 @@ def test_a_whole_step_takes_the_pass_itself() -> None:
 def test_read_one_after_the_other_the_passages_are_one_refined_window(continued: bool) -> None:
     one, rule = LAYOUTS["prefix"], Update(2, 0.2, 0.5, continued)
     flat = [token for window in one.windows for token in window]
-    positions = "continue" if continued else "reuse"
-    lm = engine.shared("qwen3")
-    refined = DeepThinking(2, 0.2, 0.5, positions, reader=Sequential())  # type: ignore[arg-type]  # as above
-    rows = lm.logits(lm.encode_ids(one.prefix, one.windows, method=refined), one.query)
-    expected = deep_thinking.logits(
-        zoo.shared("qwen3"), zoo.BY_NAME["qwen3"], one.prefix, [flat], one.query, rule
-    )
-    tolerances.agree(rows, expected)
+    rows = engine.logits("qwen3", one, method(rule, Sequential()))
+    tolerances.agree(rows, reference("qwen3", one, [flat], rule))
 
 
 def test_a_window_is_refined_alone_whatever_stands_beside_it() -> None:
-    one, rule = LAYOUTS["prefix"], UPDATES["continue, momentum 0.9"]
-    lm = engine.shared("llama")
-    together = windows_of(lm.encode_ids(one.prefix, one.windows, method=method(rule)), one)
+    one, by = LAYOUTS["prefix"], method(UPDATES["continue, momentum 0.9"])
+    together = windows_of(engine.encoded("llama", one, by), one)
     for index, window in enumerate(one.windows):
         single = Case(one.prefix, [window], one.query)
-        context = lm.encode_ids(one.prefix, [window], method=method(rule))
-        compare(together[index], windows_of(context, single)[0])
+        compare(together[index], windows_of(engine.encoded("llama", single, by), single)[0])
 
 
 def test_bf16_moves_by_steps_that_bf16_alone_would_round_away() -> None:

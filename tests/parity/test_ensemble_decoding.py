@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import GenerationError, ParallelEnsemble
+from rag_windows import PCW, GenerationError, ParallelEnsemble
 from rag_windows.steps import ensemble as passes
 
-from . import dense, engine, test_ensemble, tolerances, zoo
-from .cases import CASES, case
+from . import engine, test_ensemble, tolerances, zoo
+from .cases import CASES, Case, case, plain
 from .test_ensemble import RULES, combined, encoded
 from .test_options import OPTIONS
 
@@ -33,8 +33,8 @@ def test_one_window_is_the_plain_model(option: str) -> None:
     got = lm.generate_ids(context, one.query, max_new_tokens=8, seed=seed, **options)
     tokens = torch.tensor([one.flat])
     torch.manual_seed(SEED)
-    plain = model.generate(tokens, max_new_tokens=8, **{"do_sample": False, **options})
-    assert got == plain[0, tokens.shape[1] :].tolist()
+    alone = model.generate(tokens, max_new_tokens=8, **{"do_sample": False, **options})
+    assert got == alone[0, tokens.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3_text-sliding"])
@@ -91,10 +91,7 @@ def test_several_queries_at_once() -> None:
     for row, query in enumerate(queries):
         alone = lm.logits(context, query)
         tolerances.agree(together[row, : len(query)], alone)
-    last, alone = (
-        lm.engine.decoder.forward(context, padded[:1], last=2),
-        lm.logits(context, one.query),
-    )
+    last, alone = lm.engine.decoder.forward(context, padded[:1], last=2), together[0, :6]
     assert last.shape[1] == 2
     assert tolerances.gap(last[0], alone[-2:]) <= tolerances.fp32(alone)
 
@@ -133,7 +130,7 @@ def test_threads_equal_serial() -> None:
     def answer(number: int) -> tuple[torch.Tensor, list[int]]:
         torch.set_num_threads(1)
         one = case(number % 3 * 2, tuple(1 + (number * 7 + 5 * i) % 19 for i in range(4)), 4)
-        method = RULES[names[number]].method if number % 4 < 3 else engine.method(dense.Rule())
+        method = RULES[names[number]].method if number % 4 < 3 else PCW()
         scores = test_ensemble.SCORES
         context = lm.encode_ids(one.prefix, one.windows, method=method, scores=scores)
         return (
@@ -150,10 +147,9 @@ def test_threads_equal_serial() -> None:
 
 
 def test_no_windows_is_the_plain_model() -> None:
-    lm, one = engine.shared("llama"), case(9, (), 6)
-    context = lm.encode_ids(one.prefix, [], method=ParallelEnsemble(weights="retrieval"))
-    plain = dense.plain_logits(zoo.shared("llama"), one.flat, len(one.query))
-    tolerances.agree(lm.logits(context, one.query), plain)
+    one = case(9, (), 6)
+    rows = engine.logits("llama", one, ParallelEnsemble(weights="retrieval"))
+    tolerances.agree(rows, plain("llama", one))
 
 
 def test_hidden_states_are_refused() -> None:
@@ -168,12 +164,8 @@ def test_hidden_states_are_refused() -> None:
 )
 def test_other_architectures(name: str) -> None:
     """Equal windows answer alike, so that their ensemble answers as one of them does."""
-    lm, one = engine.shared(name), case(4, (14,), 5)
-    alone = lm.encode_ids(one.prefix, one.windows, method=engine.method(dense.Rule()))
+    one, forced = case(4, (14,), 5), zoo.ids(3, 11)
+    twice = Case(one.prefix, one.windows * 2, one.query)
+    logs = engine.steps(name, one, PCW(), forced).log_softmax(-1)
     method = ParallelEnsemble(weights="entropy", beta=0)
-    both = lm.encode_ids(one.prefix, one.windows * 2, method=method)
-    tokens, steps = engine.decode(lm, alone, one.query, 3)
-    again, combined_steps = engine.decode(lm, both, one.query, 3)
-    assert again == tokens
-    logs = steps.log_softmax(-1)
-    tolerances.agree(combined_steps, logs)
+    tolerances.agree(engine.steps(name, twice, method, forced), logs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -76,46 +77,39 @@ def same(before: Snapshot, after: Snapshot) -> None:
     assert all(torch.equal(after.state[name], value) for name, value in before.state.items())
 
 
-def use(lm: WindowedLM) -> list[int]:
+def use(lm: WindowedLM, **options: Any) -> list[int]:
     one = CASES["ragged"]
     context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
     lm.logits(context, one.query)
-    return lm.generate_ids(context, one.query, max_new_tokens=4)
+    return lm.generate_ids(context, one.query, max_new_tokens=4, **options)
+
+
+def explode(model: PreTrainedModel) -> None:
+    """Make the last layer fail once."""
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    last = max(layers, key=lambda m: sum(p.numel() for p in m.parameters()))[-1]
+
+    def fail(*_: object) -> None:
+        handle.remove()
+        raise BoomError
+
+    handle = last.register_forward_pre_hook(fail)
 
 
 def fail_in_processor(lm: WindowedLM) -> None:
-    one = CASES["ragged"]
-    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
-    lm.generate_ids(
-        context, one.query, max_new_tokens=4, logits_processor=LogitsProcessorList([Bomb()])
-    )
-
-
-def _explode(*_: object) -> None:
-    raise BoomError
-
-
-def last_layer(model: PreTrainedModel) -> torch.nn.Module:
-    layers = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-    return max(layers, key=lambda m: sum(p.numel() for p in m.parameters()))[-1]
+    use(lm, logits_processor=LogitsProcessorList([Bomb()]))
 
 
 def fail_while_encoding(lm: WindowedLM) -> None:
-    handle = last_layer(lm.model).register_forward_pre_hook(_explode)
-    try:
-        use(lm)
-    finally:
-        handle.remove()
+    explode(lm.model)
+    use(lm)
 
 
 def fail_while_reading(lm: WindowedLM) -> None:
     one = CASES["ragged"]
-    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
-    handle = last_layer(lm.model).register_forward_pre_hook(_explode)
-    try:
-        lm.logits(context, one.query)
-    finally:
-        handle.remove()
+    context = lm.encode_ids(one.prefix, one.windows)
+    explode(lm.model)
+    lm.logits(context, one.query)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,8 +138,8 @@ def test_after_an_exception(name: str, fail: Callable[[WindowedLM], None]) -> No
 
 def test_plain_use_inside_a_generation() -> None:
     """A logits processor that calls the plain model gets the plain model."""
-    model, one = zoo.build(zoo.BY_NAME["llama"]), CASES["ragged"]
-    tokens = torch.tensor([one.flat])
+    model = zoo.build(zoo.BY_NAME["llama"])
+    tokens = torch.tensor([CASES["ragged"].flat])
     with torch.no_grad():
         before = model(tokens).logits
     seen: list[Tensor] = []
@@ -155,10 +149,6 @@ def test_plain_use_inside_a_generation() -> None:
             seen.append(model(tokens).logits)
             return scores
 
-    lm = engine.wrap(model)
-    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
-    lm.generate_ids(
-        context, one.query, max_new_tokens=2, logits_processor=LogitsProcessorList([Asks()])
-    )
-    assert len(seen) == 2
+    use(engine.wrap(model), logits_processor=LogitsProcessorList([Asks()]))
+    assert len(seen) == 4
     assert all(tolerances.gap(rows, before) == 0.0 for rows in seen)
