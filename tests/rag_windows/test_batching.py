@@ -38,11 +38,7 @@ PASSAGES = tuple(f"Passage {i}: " + "abcdefgh"[i] * (5 + 4 * (i % 3)) for i in r
 
 
 METHODS = ("pcw", "ape", "structured-prompting", "mateicl", "sequential")
-
-
 NAMES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding", "gpt_oss", "gemma2", "mistral-sliding")
-
-
 ASK: dict[str, Any] = {"query": "Why?", "passages": PASSAGES[:3], "max_new_tokens": 12}
 WAIT = 60
 
@@ -326,24 +322,6 @@ def test_cancelling() -> None:
         assert scheduler.submit(ASK).result(WAIT).text == lm.generate(**ASK).text
 
 
-def test_a_pass_that_fails_ends_its_rows_and_the_next_question_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lm = small.lm()
-    with lm.scheduler() as scheduler:
-        first, gate = gated(scheduler)
-        with monkeypatch.context() as patch:
-
-            def fails(*_: Any, **__: Any) -> None:
-                raise MemoryError("no room")
-
-            patch.setattr("rag_windows.batching.rows.RowCaches.buffers", fails)
-            gate.open.set()
-            with pytest.raises(MemoryError):
-                first.result(WAIT)
-        assert scheduler.submit(ASK).result(WAIT).token_ids == lm.generate(**ASK).token_ids
-
-
 def test_the_worker_ends_when_nobody_asks() -> None:
     scheduler = small.lm().scheduler()
     scheduler.submit(ASK).result(WAIT)
@@ -457,41 +435,17 @@ def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
 def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
     lm = own_lm()
     scheduler = lm.shared_scheduler()
-    lock, running, most = threading.Lock(), 0, 0
-    full = threading.Event()
-
-    class Counted(LogitsProcessor):
-        def __init__(self) -> None:
-            self.began = False
-
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            nonlocal running, most
-            if not self.began:
-                self.began = True
-                with lock:
-                    running += 1
-                    most = max(most, running)
-                    if running == APART:
-                        full.set()
-                assert full.wait(WAIT)
-            return scores
-
-    def left(_: Any) -> None:
-        nonlocal running
-        with lock:
-            running -= 1
-
-    asked = []
-    for _ in range(3 * APART):
-        request = {**ASK, "fallback": "sequential", "logits_processor": [Counted()]}
-        asked.append(scheduler.submit(request))
-        asked[-1].add_done_callback(left)
-    last = scheduler.submit({**ASK, "fallback": "sequential"})
+    gates = [Gate() for _ in range(APART + 1)]
+    alone = {**ASK, "fallback": "sequential"}
+    asked = [scheduler.submit({**alone, "logits_processor": [gate]}) for gate in gates]
+    for gate in gates[:APART]:
+        assert gate.reached.wait(WAIT)
+    assert not gates[APART].reached.wait(0.1), "one more than are answered at a time"
+    last = scheduler.submit(alone)
     assert last.cancel(), "one that waits can be cancelled at once"
-    for one in asked:
-        assert one.result(WAIT).text
-    # The callback runs a moment after the answer, when the next may have begun already.
-    assert APART <= most <= 2 * APART
+    for gate in gates:
+        gate.open.set()
+    assert {one.result(WAIT).text for one in asked} == {lm.generate(**alone).text}
 
 
 def test_a_callback_may_ask_too() -> None:

@@ -263,7 +263,7 @@ def logs(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows).log()[None, :, None]
 
 
-SURE, HALF, FLAT = [0.97, 0.01, 0.01, 0.01], [0.5, 0.5, 0.0, 0.0], [0.25] * 4
+HALF = [0.5, 0.5, 0.0, 0.0]
 RETRIEVAL = ParallelEnsemble(weights="retrieval")
 
 
@@ -289,37 +289,15 @@ def test_a_score_that_is_none_is_refused_by_name(score: Any) -> None:
     ParallelEnsemble().check([0.5, score], ["", ""])
 
 
-@pytest.mark.parametrize(
-    ("pooling", "rows", "expected"),
-    [
-        ("inverse", (HALF, FLAT), [2 / 3, 1 / 3]),
-        ("inverse", ([1.0, 0.0, 0.0, 0.0], FLAT), [0.9993, 0.0007]),
-        ("minimum", (FLAT, SURE, HALF), [0, 1, 0]),
-        ("minimum", (FLAT, FLAT), [1, 0]),
-    ],
-)
-def test_entropies_become_weights(pooling: Any, rows: Any, expected: list[float]) -> None:
-    method = ParallelEnsemble(weights="entropy", pooling=pooling)
-    found = method.weigh(logs(*rows), None).flatten().tolist()
-    assert found == pytest.approx(expected, abs=1e-4)
-
-
-def test_the_prior_is_taken_away_inside_the_nucleus_only() -> None:
-    window, prior = logs([0.6, 0.3, 0.0999, 0.0001]), logs([0.9, 0.05, 0.05, 0.0])[:, 0]
-    one = torch.ones(1, 1, 1)
-
-    def combined(nucleus: float) -> list[float]:
-        method = ParallelEnsemble(beta=1.0, nucleus=nucleus)
-        return method.combine(window, one, prior).exp().flatten().tolist()
-
-    raw = [0.6**2 / 0.9, 0.3**2 / 0.05, 0.0999, 0.0001]
-    assert combined(0.92) == pytest.approx([value / sum(raw) for value in raw])
-    assert combined(1.0)[3] == pytest.approx(1.0)
+def test_what_no_window_can_say_stays_finite() -> None:
     whole = ParallelEnsemble(beta=0.5, nucleus=1)
-    impossible = logs([1.0, 0.0, 0.0, 0.0], HALF), logs([0.0, 0.0, 0.0, 1.0])[:, 0]
-    found = whole.combine(impossible[0], torch.full((1, 2, 1), 0.5), impossible[1])
+    windows, prior = logs([1.0, 0.0, 0.0, 0.0], HALF), logs([0.0, 0.0, 0.0, 1.0])[:, 0]
+    found = whole.combine(windows, torch.full((1, 2, 1), 0.5), prior)
     assert torch.isfinite(found).all()
     assert found.exp().sum().item() == pytest.approx(1)
+    sure = logs([1.0, 0.0, 0.0, 0.0], [0.25] * 4)
+    weights = ParallelEnsemble(weights="entropy").weigh(sure, None).flatten()
+    assert weights.tolist() == pytest.approx([0.9993, 0.0007], abs=1e-4)
     assert not ParallelEnsemble().prior
     assert ParallelEnsemble(weights="entropy").correction == 0.25
     assert not ParallelEnsemble(weights="entropy", beta=0).prior

@@ -178,11 +178,3 @@ def test_reference_in_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> Non
     monkeypatch.setattr(backends, "SCORE_BYTES", chunk)
     for part, full in zip(backends.reference(request), whole, strict=True):
         torch.testing.assert_close(part, full, atol=1e-6, rtol=1e-6)
-
-
-def test_reference_keeps_float64() -> None:
-    query, key, value = tensors((1, 4, 2, 3, 20, 16), torch.float64, "cpu")
-    request = Request(query, key, value, 0.3, temperature=0.7, softcap=2.0)
-    for got, expected in zip(backends.reference(request), exact(request), strict=True):
-        assert got.dtype == torch.float64
-        torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)

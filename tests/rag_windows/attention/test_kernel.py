@@ -8,7 +8,6 @@ import mmap
 import shlex
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -274,31 +273,6 @@ def test_items_are_asked_again_and_keep_what_they_point_at() -> None:
     torch.testing.assert_close(first[1].double(), expected, atol=1e-5, rtol=0)
     assert torch.equal(first[0], again[0])
     assert len(others) == 4
-
-
-@EACH
-def test_many_callers_at_once(kind: Kind) -> None:
-    """Each of them with threads of its own."""
-    dtype, dim, _ = kind
-    query = draw(dtype, 30, 4, dim)
-    shared = native.Items([item([pair(kind, 2, 900)], range(30))])
-    own = [native.Items([item([pair(kind, 2, 400 + n, seed=n)], [n])]) for n in range(8)]
-    gate = threading.Barrier(8)
-
-    def work(number: int) -> list[Tensor]:
-        # A thread takes the number of the process with its first question about it.
-        torch.get_num_threads()
-        torch.set_num_threads(1 + number % 3)
-        gate.wait(timeout=30)
-        both = shared, own[number]
-        return [part for _ in range(20) for one in both for part in native.call(one, query)]
-
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(work, range(8)))
-    for number, parts in enumerate(together):
-        torch.set_num_threads(1 + number % 3)
-        alone = [part for one in (shared, own[number]) for part in native.call(one, query)]
-        assert all(torch.equal(part, alone[i % 4]) for i, part in enumerate(parts))
 
 
 @EACH
