@@ -112,12 +112,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "gemma3_text-sliding",
         "gemma3_text",
-        {
-            **GQA,
-            **SLIDING,
-            "head_dim": 16,
-            "query_pre_attn_scalar": 16,
-        },
+        {**GQA, **SLIDING, "head_dim": 16, "query_pre_attn_scalar": 16},
         MIXED_REACH,
         mask_by_type=True,
     ),
@@ -161,15 +156,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("stablelm", "stablelm", {**GQA, "use_qkv_bias": True, "qk_layernorm": True}),
     Entry("cohere", "cohere", {**GQA, "logit_scale": 1.0, "use_qk_norm": True}),
     Entry(
-        "cohere2",
-        "cohere2",
-        {
-            **GQA,
-            **SLIDING,
-            "logit_scale": 1.0,
-        },
-        MIXED_REACH,
-        mask_by_type=True,
+        "cohere2", "cohere2", {**GQA, **SLIDING, "logit_scale": 1.0}, MIXED_REACH, mask_by_type=True
     ),
     Entry("gpt_neox", "gpt_neox", COMMON),
     Entry("gpt2", "gpt2", GPT2),

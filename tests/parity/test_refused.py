@@ -47,7 +47,6 @@ MLA: Mapping[str, Any] = {
     "first_k_dense_replace": 1,
 }
 ENCODER_DECODER: Mapping[str, Any] = {
-    "vocab_size": VOCAB,
     "d_model": HIDDEN,
     "encoder_layers": 1,
     "decoder_layers": 1,
@@ -56,7 +55,7 @@ ENCODER_DECODER: Mapping[str, Any] = {
     "encoder_ffn_dim": INTERMEDIATE,
     "decoder_ffn_dim": INTERMEDIATE,
 }
-MAMBA: Mapping[str, Any] = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2}
+MAMBA: Mapping[str, Any] = {"hidden_size": HIDDEN, "num_hidden_layers": 2}
 LINEAR: Mapping[str, Any] = {"layer_types": ["linear_attention", "full_attention"]}
 
 
@@ -86,22 +85,14 @@ JETMOE: Mapping[str, Any] = {
     "kv_channels": 16,
     "num_local_experts": 4,
 }
-GPTJ: Mapping[str, Any] = {
-    "vocab_size": VOCAB,
-    "n_embd": HIDDEN,
-    "n_layer": 1,
-    "n_head": HEADS,
-    "rotary_dim": 8,
-}
+GPTJ: Mapping[str, Any] = {"n_embd": HIDDEN, "n_layer": 1, "n_head": HEADS, "rotary_dim": 8}
 GPT_NEO: Mapping[str, Any] = {
-    "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
     "num_layers": 2,
     "num_heads": HEADS,
     "attention_types": [[["global", "local"], 1]],
 }
 T5: Mapping[str, Any] = {
-    "vocab_size": VOCAB,
     "d_model": HIDDEN,
     "d_ff": INTERMEDIATE,
     "d_kv": 16,
@@ -114,26 +105,15 @@ LLAMA4: Mapping[str, Any] = {
     "num_local_experts": 2,
     "head_dim": 16,
 }
-JAMBA: Mapping[str, Any] = {
-    **GQA,
-    "num_experts": 2,
-    "attn_layer_period": 2,
-    "attn_layer_offset": 1,
-}
-BLOOM: Mapping[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "n_layer": 1,
-    "n_head": HEADS,
-}
-MPT: Mapping[str, Any] = {"vocab_size": VOCAB, "d_model": HIDDEN, "n_layers": 1, "n_heads": HEADS}
+JAMBA: Mapping[str, Any] = {**GQA, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+BLOOM: Mapping[str, Any] = {"hidden_size": HIDDEN, "n_layer": 1, "n_head": HEADS}
+MPT: Mapping[str, Any] = {"d_model": HIDDEN, "n_layers": 1, "n_heads": HEADS}
 
 REFUSED: tuple[Refused, ...] = (
     Refused(
         "moshi",
         "its config names a sliding window that its attention does not keep",
         {
-            "vocab_size": VOCAB,
             "hidden_size": HIDDEN,
             "num_hidden_layers": 2,
             "num_attention_heads": HEADS,
@@ -173,7 +153,7 @@ REFUSED: tuple[Refused, ...] = (
 
 def build(entry: Refused) -> PreTrainedModel:
     """A new model of `entry`, fp32, in eval mode."""
-    config = CONFIG_MAPPING[entry.model_type](**entry.options)
+    config = CONFIG_MAPPING[entry.model_type](**{"vocab_size": VOCAB, **entry.options})
     loader = AutoModelForSeq2SeqLM if entry.encoder_decoder else AutoModelForCausalLM
     return loader.from_config(config).eval()
 
