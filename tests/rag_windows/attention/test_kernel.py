@@ -208,28 +208,21 @@ def test_any_items(
 
 # A remainder of a block of rows, and both sides of what is served as many, and of a tile.
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 7, 17, 65, 129, 300])
-def test_rows(kind: Kind, rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 3, 17, 65, 129, 300])
+def test_rows_of_a_question_and_of_texts_that_see_themselves(kind: Kind, rows: int) -> None:
+    """In one part, and cut; a text stands beside others."""
     dtype, dim, _ = kind
     parts = [pair(kind, 1, 300), pair(kind, 1, 33, seed=5)]
     compare([item(parts, range(rows), dim**-0.5, temperature=0.7)], draw(dtype, rows, 1, dim))
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("length", [1, 16, 33, 257, 520])
-def test_a_text_that_sees_itself(kind: Kind, length: int) -> None:
-    """In one part, and cut; beside a text that does not see it."""
-    dtype, dim, _ = kind
-    query = draw(dtype, length + 7, 3, dim)
-    key, value = pair(kind, 1, length)
-    cut = max(1, length // 3)
-    parts = [(key[:, :cut], value[:, :cut]), (key[:, cut:], value[:, cut:])]
+    key, value = pair(kind, 1, rows)
+    cut = max(1, rows // 3)
+    halves = [(key[:, :cut], value[:, :cut]), (key[:, cut:], value[:, cut:])]
     items = [
-        item([(key, value)], range(7, 7 + length), dim**-0.5, causal=True),
+        item([(key, value)], range(7, 7 + rows), dim**-0.5, causal=True),
         item([pair(kind, 1, 7, seed=1)], range(7), dim**-0.5, 5.0, causal=True),
-        item(parts[: length // cut], range(length), dim**-0.5, causal=True),
+        item(halves[: rows // cut], range(rows), dim**-0.5, causal=True),
     ]
-    compare(items, query)
+    compare(items, draw(dtype, rows + 7, 3, dim))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -509,33 +502,25 @@ def named(folder: Path, code: str, *arguments: str) -> str:
     return shlex.join([sys.executable, "-S", str(script), *arguments])
 
 
-@pytest.mark.parametrize("how", COMPILERS)
-def test_a_compiler_that_fails(
+@pytest.mark.parametrize(
+    "how", [*COMPILERS, "/no/such/compiler", "cc 'unclosed", "no compiler", "no OpenMP"]
+)
+def test_without_a_compiler_that_works(
     how: str,
     anew: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    code, said = COMPILERS[how]
-    monkeypatch.setattr(native, "_openmp", lambda: "libgomp.so")
+    code, said = COMPILERS.get(how, ("", how if how == "no OpenMP" else "left out"))
+    monkeypatch.setattr(native, "_openmp", lambda: None if how == "no OpenMP" else "libgomp.so")
     monkeypatch.setattr(native, "_SECONDS", 0.5 if how == "hangs" else 60)
-    monkeypatch.setenv("CC", named(tmp_path, code))
+    if how == "no compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    elif how != "no OpenMP":
+        monkeypatch.setenv("CC", named(tmp_path, code) if how in COMPILERS else how)
     left_out(caplog, said)
     assert list(anew.iterdir()) == []
-
-
-@pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize("what", ["/no/such/compiler", "cc 'unclosed", "no compiler", "no OpenMP"])
-def test_what_is_not_there(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(native, "_openmp", lambda: None if what == "no OpenMP" else "libgomp.so")
-    if what == "no compiler":
-        monkeypatch.setenv("PATH", str(tmp_path))
-    elif what != "no OpenMP":
-        monkeypatch.setenv("CC", what)
-    left_out(caplog, what if what.startswith("no ") and "OpenMP" in what else "left out")
 
 
 @pytest.mark.parametrize(("known", "expected"), [("libgomp", "torch"), ("libm", None)])
