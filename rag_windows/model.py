@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import loading
-from rag_windows.batching.questions import answer_all, check_rows, checked
+from rag_windows.batching.questions import answer_all, checked
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
@@ -38,7 +38,7 @@ from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
 from rag_windows.results import Chunk, Generation
-from rag_windows.sampling import check_counts
+from rag_windows.sampling import check_counts, whole_number
 
 
 class WindowedLM:
@@ -302,7 +302,7 @@ class WindowedLM:
             InputError, PromptError, LimitError: in any of them, before any work.
             GenerationError: as in `generate`; then no answer is returned.
         """
-        check_rows(max_rows)
+        whole_number("max_rows", max_rows)
         questions = [checked(self.engine, BatchRequest.of(request)) for request in requests]
         return answer_all(self.engine, questions, max_rows)
 

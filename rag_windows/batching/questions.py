@@ -25,7 +25,7 @@ from rag_windows.prefill import EncodedContext, Prefill
 from rag_windows.prompt.detokenize import Pieces
 from rag_windows.request import BatchRequest, Request
 from rag_windows.results import Generation, Timings
-from rag_windows.sampling import FirstToken, whole_number
+from rag_windows.sampling import FirstToken
 
 OnText = Callable[[str], None]
 """Told each piece of the text as it settles."""
@@ -291,7 +291,6 @@ class Batch:
 
 def answer_all(engine: Engine, questions: Sequence[Question], max_rows: int) -> list[Generation]:
     """Answers in the order given; what ends a question first is raised."""
-    check_rows(max_rows)
     answers: dict[Question, Generation] = {}
     waiting = deque(question for question in questions if not question.alone)
     batch = Batch(engine, max_rows)
@@ -306,11 +305,6 @@ def answer_all(engine: Engine, questions: Sequence[Question], max_rows: int) -> 
     finally:
         batch.close()
     return [answers[one] if one in answers else one.answered_alone() for one in questions]
-
-
-def check_rows(max_rows: int) -> None:
-    """Refuse a batch without rows."""
-    whole_number("max_rows", max_rows)
 
 
 def _tokens(question: Question) -> int:

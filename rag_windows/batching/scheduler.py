@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from rag_windows.batching.questions import Batch, OnText, Question, check_rows, checked
+from rag_windows.batching.questions import Batch, OnText, Question, checked
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError, stop_iteration_told
 from rag_windows.request import BatchRequest
 from rag_windows.results import Generation
+from rag_windows.sampling import whole_number
 from rag_windows.threads import Lock, Worker, in_children
 
 Lone = Callable[[], bool]
@@ -36,7 +37,7 @@ class Scheduler:
     """
 
     def __init__(self, engine: Engine, *, max_rows: int = 32) -> None:
-        check_rows(max_rows)
+        whole_number("max_rows", max_rows)
         self._engine = engine
         self._max_rows = max_rows
         self._closed = False

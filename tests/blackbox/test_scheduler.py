@@ -258,19 +258,6 @@ def test_nobody_waits_for_a_stopped_process_but_who_wants_the_same(
         assert {future.result(WAIT).finish_reason for future in stuck} == {"cancelled"}
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes can't be stopped here")
-def test_a_deadline_counts_while_another_process_encodes(
-    stalled: tuple[WindowedLM, list[str]],
-) -> None:
-    chat_models = pytest.importorskip("langchain_rag_windows")
-    lm, passages = stalled
-    chat = chat_models.ChatRagWindows(lm=lm, timeout=0.5)
-    begun = time.monotonic()
-    with pytest.raises(Exception, match=r"0\.5 seconds"):
-        chat.invoke("Who?", documents=passages)
-    assert time.monotonic() - begun < WAIT
-
-
 UNFINISHED = """
 import threading
 from tests.rag_windows import small

@@ -32,6 +32,7 @@ from rag_windows.batching.scheduler import APART, Scheduler
 from rag_windows.prefill import Encoder
 from rag_windows.results import Generation
 from tests.parity import tolerances, zoo
+from tests.parity.engine import Recorder
 from tests.rag_windows import small
 
 PASSAGES = tuple(f"Passage {i}: " + "abcdefgh"[i] * (5 + 4 * (i % 3)) for i in range(8))
@@ -69,17 +70,6 @@ def mixed(count: int = 7, tokens: int = 8) -> list[dict[str, Any]]:
     return made
 
 
-class Recorder(LogitsProcessor):
-    """Keeps the logits of each token."""
-
-    def __init__(self) -> None:
-        self.seen: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.seen.append(scores[0].clone())
-        return scores
-
-
 def alone(model: WindowedLM, requests: Sequence[Mapping[str, Any]]) -> list[Generation]:
     """What `generate` answers to each."""
     return [model.generate(**request) for request in requests]
@@ -106,20 +96,13 @@ def assert_same(batched: Sequence[Generation], single: Sequence[Generation]) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_and_logits_are_those_of_generate(name: str) -> None:
     model = lm_of(name)
-    single, batched = mixed(), mixed()
-    theirs = [Recorder() for _ in single]
-    ours = [Recorder() for _ in single]
-    for request, recorder in zip(single, theirs, strict=True):
-        request["logits_processor"] = [recorder]
-    for request, recorder in zip(batched, ours, strict=True):
-        request["logits_processor"] = [recorder]
+    single, batched = ([{**one, "logits_processor": [Recorder()]} for one in mixed()] for _ in "12")
     expected = alone(model, single)
     # Four at a time: the others join while some are in the middle of their answers.
     assert_same(model.generate_batch(batched, max_rows=4), expected)
-    for mine, other in zip(ours, theirs, strict=True):
-        reference = torch.stack(other.seen)
-        gap = tolerances.gap(torch.stack(mine.seen), reference)
-        assert gap <= tolerances.fp32(reference)
+    for mine, other in zip(batched, single, strict=True):
+        ours, theirs = (torch.stack(one["logits_processor"][0].steps) for one in (mine, other))
+        tolerances.agree(ours, theirs)
 
 
 @pytest.mark.parametrize(

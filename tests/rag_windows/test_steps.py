@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 from rag_windows import (
     APE,
@@ -19,7 +17,6 @@ from rag_windows import (
     InputError,
     LimitError,
     Linked,
-    MateICL,
     Method,
     ParallelEnsemble,
     Passage,
@@ -38,7 +35,6 @@ WINDOWS = [zoo.ids(length, length) for length in (6, 7, 12)]
 LENGTHS = (3, 19, 17, 18, 4, 20)
 STRONG = DeepThinking(2, 0.3, 0.5)
 ENTROPY = ParallelEnsemble(weights="entropy")
-READERS: tuple[Method, ...] = (PCW(), APE(0.7, 0.8), StructuredPrompting(), MateICL(), ENTROPY)
 PASSAGES = [
     Passage("The tower is old.", id="tower", score=0.2),
     Passage("The river is wide and deep, and cold in spring.", title="River", score=0.9),
@@ -85,12 +81,6 @@ def test_a_cached_window_is_found_at_its_position_only() -> None:
     warm = WindowedLM(small.model(), small.tokenizer(), method=method, cache=PassageCache("1MB"))
     with pytest.raises(InputError, match=r"'structured-prompting'.*such as 'ape'"):
         warm.warm([Passage("One.")])
-
-
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: str(reader.name))
-def test_no_steps_are_plain_windows_bit_for_bit(reader: Method) -> None:
-    lm = llama()
-    assert torch.equal(logits(lm, DeepThinking(0, reader=reader)), logits(lm, reader))
 
 
 def test_a_cache_keeps_refined_and_plain_windows_apart() -> None:
@@ -239,21 +229,6 @@ def test_a_stream_of_an_ensemble_is_exactly_the_generation(options: dict[str, An
         assert min(masses) > 0
         total = sum(masses) + one.prefix_mass + one.query_mass  # type: ignore[operator]  # they are there with citations
         assert total == pytest.approx(1, abs=1e-5)
-
-
-def test_stop_strings_and_a_closed_stream_end_an_ensemble() -> None:
-    processors = LogitsProcessorList([Written()])
-    whole = ask(method=ENTROPY, stop="aaa", logits_processor=processors)
-    assert (whole.text, whole.finish_reason, len(whole.token_ids)) == ("", "stop", 3)
-    go_on = threading.Event()
-    steps = Written(lambda count: go_on.wait(20) if count == 3 else None)
-    options: dict[str, Any] = {"logits_processor": LogitsProcessorList([steps])}
-    stream = small.lm().stream("What?", PASSAGES, method=ENTROPY, max_new_tokens=500, **options)
-    assert isinstance(stream, Generator)
-    next(stream)
-    go_on.set()
-    stream.close()
-    assert steps.count < 100
 
 
 def test_citations_of_an_ensemble_are_weights_times_the_rows_attention() -> None:

@@ -1,6 +1,6 @@
 /* Attention of some rows over many keys, with its log-sum-exp, on a CPU.
 
-   Made for ELEMENT, DIM (head dim) and VALUE_DIM, multiples of 16, by `building.py`. A task is a
+   Made for ELEMENT, DIM (head dim) and VALUE_DIM, multiples of 16, by `kernel.py`. A task is a
    tile of one item's rows, one kv head, and one share of the item's chunks, so that keys and values
    come from memory once for all rows of a tile. Shares are merged by log-sum-exp behind a barrier. */
 
@@ -12,7 +12,7 @@
 /* From this many rows on, laying keys out in pairs is paid back. */
 #define PAIRS_FROM 12
 
-/* Columns of `items` and `segments`, as `items.py` writes them; strides count elements. */
+/* Columns of `items` and `segments`, as `kernel.py` writes them; strides count elements. */
 enum { SEGMENT, SEGMENTS, CHUNKS, FIRST, TOKENS, CAUSAL, ITEM_FIELDS };
 enum { KEY, VALUE, KEYS, KEY_HEAD, KEY_TOKEN, VALUE_HEAD, VALUE_TOKEN, SEGMENT_FIELDS };
 

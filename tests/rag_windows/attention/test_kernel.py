@@ -236,26 +236,6 @@ def test_nothing_behind_the_last_number_is_read(kind: Kind, rows: int) -> None:
         compare([item([(key, value)], range(rows), dim**-0.5)], query)
 
 
-@EACH
-def test_groups_and_a_query_that_is_a_view(kind: Kind) -> None:
-    """As the model's: heads before tokens, in a tensor that holds more."""
-    dtype, dim, _ = kind
-    whole = torch.full((6, 9, 3 * dim), torch.nan, dtype=dtype)
-    whole[:, 2:5, dim : 2 * dim] = draw(dtype, 6, 3, dim)
-    query = whole[:, 2:5, dim : 2 * dim].transpose(0, 1)
-    key, value = draw(dtype, 3, 2, 100, dim), draw(dtype, 3, 2, 100, dim, seed=1)
-    first, end = torch.tensor([0, 7, 99]), torch.tensor([100, 60, 100])
-    order = torch.tensor([2, 0, 1])
-    asked = native.Item([(key, value)], order, 0.3, None, 0.8, between=(first, end))
-    one_by_one = [
-        item([(key[g, :, a:b], value[g, :, a:b])], [token], temperature=0.8)
-        for g, (a, b, token) in enumerate(zip(first, end, order.tolist(), strict=True))
-    ]
-    compare(one_by_one, query)
-    for mine, wanted in zip(call([asked], query), call(one_by_one, query), strict=True):
-        assert torch.equal(mine, wanted)
-
-
 def test_items_are_asked_again_and_keep_what_they_point_at() -> None:
     query = draw(torch.float32, 1, 2, 16)
     items = native.Items([item([pair(SMALL[0], 2, 5000)])])
@@ -266,24 +246,6 @@ def test_items_are_asked_again_and_keep_what_they_point_at() -> None:
     torch.testing.assert_close(first[1].double(), expected, atol=1e-5, rtol=0)
     assert torch.equal(first[0], again[0])
     assert len(others) == 4
-
-
-@EACH
-@ROWS
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_large_logits(kind: Kind, rows: int, sign: float) -> None:
-    """About 10,000 and above, of one sign or of both; capped, nearly all of them at the cap."""
-    dtype, dim, _ = kind
-    key, value = pair(kind, 2, 600)
-    query = draw(dtype, rows, 4, dim)
-    for keys, asking in ((key, query), (sign * key.abs(), query.abs())):
-        one = item([(keys, value)], range(rows), 2000.0)
-        output, lse = call([one], asking)
-        _, expected = exact([one], asking)
-        assert bool((expected.abs() > 10000).any())
-        assert bool(torch.isfinite(output).all())
-        torch.testing.assert_close(lse.double(), expected, rtol=2e-6, atol=1e-2)
-    compare([item([(key, value)], range(rows), sign * 2000.0, 5.0, 0.5)], query)
 
 
 @EACH
