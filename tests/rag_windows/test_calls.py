@@ -1,11 +1,9 @@
-"""Calls beside an event loop: they stop when nobody waits for them."""
+"""Calls of adapters; tests/integrations/test_calls.py leaves and crowds them in both frameworks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -85,63 +83,3 @@ def test_a_result_or_an_error_comes_to_who_waits(rows: int) -> None:
         asyncio.run(calls.answer_async(fail, text))
     with pytest.raises(LookupError, match="lost"):
         asyncio.run(anext(calls.stream_async(fail, texts)))
-
-
-@pytest.mark.parametrize("rows", WAYS)
-def test_pieces_come_in_order_and_then_the_error(rows: int) -> None:
-    got: list[str] = []
-
-    def read(_: integration.Call, chunk: Chunk) -> Iterator[str]:
-        if chunk.generation is not None:
-            raise LookupError("lost")
-        yield chunk.text
-
-    async def listen() -> None:
-        pieces = integration.Calls(rows).stream_async(lambda: call(max_new_tokens=4), read)
-        async for piece in pieces:
-            got.append(piece)
-
-    with pytest.raises(LookupError, match="lost"):
-        asyncio.run(listen())
-    whole = small.lm().generate("What?", ["a", "b c"], max_new_tokens=4).text
-    assert got
-    assert whole.startswith("".join(got))
-
-
-@pytest.mark.parametrize("rows", WAYS)
-@pytest.mark.parametrize("left", ["cancelled", "closed", "collected"])
-def test_leaving_a_call_ends_the_work(rows: int, left: str) -> None:
-    calls, begun = integration.Calls(rows), threading.Event()
-    steps: list[float] = []
-
-    def slow(*_: Any) -> bool:
-        begun.set()
-        time.sleep(0.01)
-        steps.append(time.monotonic())
-        return False
-
-    def prepare() -> integration.Call:
-        return call(**LONG, stopping_criteria=[slow])
-
-    async def leave() -> None:
-        if left == "cancelled":
-            task = asyncio.create_task(calls.answer_async(prepare, text))
-            await asyncio.to_thread(begun.wait)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            return
-        pieces = calls.stream_async(prepare, texts)
-        await anext(pieces)
-        if left == "closed":
-            await pieces.aclose()
-        else:
-            del pieces
-            gc.collect()
-
-    asyncio.run(leave())
-    time.sleep(0.1)
-    made = len(steps)
-    time.sleep(0.1)
-    assert made == len(steps) < LONG["max_new_tokens"]
-    assert calls.lone()
