@@ -35,7 +35,7 @@ from rag_windows.errors import (
     without_stop_iteration,
 )
 from rag_windows.generate import Decoder
-from rag_windows.guard import FallbackPlan, guard_of
+from rag_windows.guard import few_short_passages, guard_of, multi_hop
 from rag_windows.loading import autocast_here
 from rag_windows.methods import PCW, Method, Sequential, linked, resolve
 from rag_windows.passage import Passage
@@ -279,12 +279,12 @@ class Engine:
         guard = guard_of(asked.fallback)
         if guard is None or not request.parts.windows or not method.windowed:
             return request
-        plan: FallbackPlan[Request]
+        ordinary: Request | LimitError
         try:
-            plan = FallbackPlan(guard, read_by(Sequential()))
+            ordinary = read_by(Sequential())
         except LimitError as error:
-            plan = FallbackPlan(guard, None, str(error))
-        return replace(request, fallback=plan)
+            ordinary = error
+        return replace(request, guard=guard, ordinary=ordinary)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """For transformers' generate; new each time: a form notes where its answer stands."""
@@ -481,19 +481,28 @@ class Engine:
 
         The signals are asked from the cheapest on, and the first that speaks decides.
         """
-        plan = request.fallback
-        if plan is None:
+        guard, ordinary = request.guard, request.ordinary
+        if guard is None:
             return request, self.encode(request, cancelled), None
-        found = plan.few_short_passages(request.parts.windows)
-        if found is None or plan.ordinary is None:
+        found = few_short_passages(guard, request.parts.windows)
+        if found is None or not isinstance(ordinary, Request):
             context = self.encode(request, cancelled)
             if found is None:
+                stopping = [*(request.options.get("stopping_criteria") or [])]
+                stopping += [] if cancelled is None else [Cancelled(cancelled)]
                 query_ids = request.parts.query_ids
-                found = plan.multi_hop(self.decoder, context, query_ids, request.options, cancelled)
-            if found is None or plan.ordinary is None:
-                return request, context, found
+                found = multi_hop(guard, self.decoder, context, query_ids, stopping)
+            if found is None or (cancelled is not None and cancelled.is_set()):
+                return request, context, None
+            if not isinstance(ordinary, Request):
+                message = (
+                    f"{found.message}; but they were read in windows, because one after the other "
+                    f"they don't fit: {ordinary}."
+                )
+                return request, context, replace(found, taken=False, message=message)
             del context  # the windows' keys make room for those of the whole prompt
-        return plan.ordinary, self.encode(plan.ordinary, cancelled), found
+        message = f"{found.message}; so they were read one after the other."
+        return ordinary, self.encode(ordinary, cancelled), replace(found, message=message)
 
     def criteria(
         self,

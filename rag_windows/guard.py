@@ -6,20 +6,19 @@ and its query; the engine asks it, and answers in whichever way it chose.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Literal
+
+from transformers import StoppingCriteria
 
 from rag_windows.errors import InputError
 from rag_windows.generate import Decoder
 from rag_windows.kv import PackedWindows
 from rag_windows.passage import WindowTokens
 from rag_windows.prefill import EncodedContext
-from rag_windows.results import Fallback, Signal
-from rag_windows.sampling import Cancelled, whole_number
-
-OrdinaryT = TypeVar("OrdinaryT")
+from rag_windows.results import Fallback
+from rag_windows.sampling import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,71 +73,46 @@ def guard_of(option: FallbackOption) -> Guard | None:
     raise InputError(f"fallback must be None, 'sequential' or a Guard, got {option!r}.")
 
 
-@dataclass(frozen=True, slots=True)
-class FallbackPlan(Generic[OrdinaryT]):
-    """What a request carries for its guard: the other way to answer.
+def few_short_passages(guard: Guard, windows: Sequence[WindowTokens]) -> Fallback | None:
+    """The signal "few short passages"; costs nothing."""
+    passages = len({window.passage for window in windows})
+    tokens = sum(len(window.ids) for window in windows)
+    if passages > guard.passages or tokens > guard.tokens:
+        return None
+    reason = (
+        f"{passages} passages of {tokens} tokens together are at most {guard.passages} of "
+        f"{guard.tokens} tokens"
+    )
+    return Fallback("few short passages", float(tokens), float(guard.tokens), True, reason)
 
-    Attributes:
-        ordinary: the request with passages read one after the other; None if they don't fit.
-        obstacle: why they don't; empty if they do.
+
+def multi_hop(
+    guard: Guard,
+    decoder: Decoder,
+    context: EncodedContext,
+    query_ids: Sequence[int],
+    stopping: Sequence[StoppingCriteria],
+) -> Fallback | None:
+    """The signal "multi-hop", from the attention of at most ``guard.rows`` greedy answer tokens.
+
+    Where windows answer each for itself there is no attention to measure, and the guard stays
+    silent. The tokens are thrown away.
     """
-
-    guard: Guard
-    ordinary: OrdinaryT | None
-    obstacle: str = ""
-
-    def few_short_passages(self, windows: Sequence[WindowTokens]) -> Fallback | None:
-        """The signal "few short passages"; costs nothing."""
-        passages = len({window.passage for window in windows})
-        tokens = sum(len(window.ids) for window in windows)
-        most = self.guard
-        if passages > most.passages or tokens > most.tokens:
-            return None
-        return self._fallback(
-            "few short passages",
-            tokens,
-            most.tokens,
-            f"{passages} passages of {tokens} tokens together are at most {most.passages} of "
-            f"{most.tokens} tokens",
-        )
-
-    def multi_hop(
-        self,
-        decoder: Decoder,
-        context: EncodedContext,
-        query_ids: Sequence[int],
-        options: Mapping[str, Any],
-        cancelled: threading.Event | None = None,
-    ) -> Fallback | None:
-        """The signal "multi-hop", from the attention of at most ``guard.rows`` answer tokens.
-
-        Where windows answer each for itself there is no attention to measure, and the guard stays
-        silent.
-        """
-        threshold = self.guard.spread
-        if threshold is None or not isinstance(context.windows, PackedWindows):
-            return None
-        weights = attention_of_answer(
-            decoder, context, query_ids, options, self.guard.rows, cancelled
-        )
-        if not weights or (cancelled is not None and cancelled.is_set()):
-            return None
-        spread = attention_spread(weights)
-        if spread <= threshold:
-            return None
-        reason = f"attention is spread over passages by {spread:.2f}, above {threshold:.2f}"
-        return self._fallback("multi-hop", spread, threshold, reason)
-
-    def _fallback(self, signal: Signal, measured: float, threshold: float, reason: str) -> Fallback:
-        taken = self.ordinary is not None
-        done = (
-            "so they were read one after the other"
-            if taken
-            else "but they were read in windows, because one after the other they don't fit: "
-            f"{self.obstacle}"
-        )
-        message = f"{reason}; {done}."
-        return Fallback(signal, float(measured), float(threshold), taken, message)
+    if guard.spread is None or not isinstance(context.windows, PackedWindows):
+        return None
+    options = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
+    decoded = decoder.generate(
+        context,
+        query_ids,
+        options={**options, "max_new_tokens": guard.rows},
+        record_weights=True,
+        stopping=lambda _: stopping,
+    )
+    spread = attention_spread((decoded.weights(0) or [])[:-2])
+    if spread <= guard.spread:
+        return None
+    reason = f"attention is spread over passages by {spread:.2f}, above {guard.spread:.2f}"
+    return Fallback("multi-hop", spread, float(guard.spread), True, reason)
 
 
 def attention_spread(weights: Sequence[float]) -> float:
@@ -155,32 +129,3 @@ def attention_spread(weights: Sequence[float]) -> float:
     if whole <= 0:
         return 0.0
     return max(0.0, 1.0 - sum((weight / whole) ** 2 for weight in weights))
-
-
-def attention_of_answer(
-    decoder: Decoder,
-    context: EncodedContext,
-    query_ids: Sequence[int],
-    options: Mapping[str, Any],
-    rows: int,
-    cancelled: threading.Event | None = None,
-) -> list[float]:
-    """Each citation group's attention, averaged over the first ``rows`` greedy answer tokens.
-
-    The tokens are thrown away; only options that stop an answer count. Empty if none was written.
-    """
-    stopping = [] if cancelled is None else [Cancelled(cancelled)]
-    decoded = decoder.generate(
-        context,
-        query_ids,
-        options={
-            "do_sample": False,
-            "num_beams": 1,
-            "num_return_sequences": 1,
-            "max_new_tokens": rows,
-            "stopping_criteria": options.get("stopping_criteria"),
-        },
-        record_weights=True,
-        stopping=lambda _: list(stopping),
-    )
-    return (decoded.weights(0) or [])[:-2]

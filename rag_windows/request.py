@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 from rag_windows.errors import InputError, LimitError
-from rag_windows.guard import FallbackOption, FallbackPlan
+from rag_windows.guard import FallbackOption, Guard
 from rag_windows.methods import Method
 from rag_windows.methods.base import window_starts
 from rag_windows.methods.linked import Choose, LinkTokens
@@ -98,6 +98,7 @@ class Request:
     Attributes:
         options: for transformers' generate.
         started: ``time.perf_counter()`` at the call.
+        ordinary: with a guard, the request with passages read one after the other, or why not.
     """
 
     parts: PromptParts
@@ -111,7 +112,8 @@ class Request:
     on_encoded: OnEncoded | None
     started: float
     logprobs: LogprobRecorder | None = None
-    fallback: FallbackPlan[Request] | None = None
+    guard: Guard | None = None
+    ordinary: Request | LimitError | None = None
 
     @property
     def sources(self) -> list[Source]:

@@ -112,7 +112,7 @@ def checked(engine: Engine, asked: BatchRequest, on_text: OnText | None = None) 
     last = len(parts.prefix_ids) + len(parts.query_ids) + request.max_new_tokens
     alone = (
         reader is not engine
-        or request.fallback is not None
+        or request.guard is not None
         or method.combination is not None
         or method.selection is not None
         or not served(engine.decoder, request.options)
