@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import typer
@@ -26,17 +26,6 @@ NONE = "-"
 """Where a figure was not taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What is read: tokens of all windows, and of each."""
-
-    context: int
-    window: int
-
-    def __str__(self) -> str:
-        return f"{self.context:,} tokens, windows of {self.window}"
-
-
 def _option(text: str, metavar: str = "N", least: int | None = None) -> OptionInfo:
     made: OptionInfo = typer.Option(help=text, metavar=metavar, min=least)
     return made
@@ -47,29 +36,18 @@ class Plan:
     """What is run: the options of `rag-windows bench`."""
 
     shape: Annotated[
-        str | None,
-        _option(
-            "llama-0.25b, qwen-0.5b, llama-3.1-8b (random weights); tiny tries the command. "
-            "Default: llama-0.25b.",
-            "NAME",
-        ),
+        Literal["llama-0.25b", "qwen-0.5b", "llama-3.1-8b", "tiny"] | None,
+        typer.Option(help="Of random weights; tiny tries the command. Default: llama-0.25b."),
     ] = None
     model: Annotated[
         str | None,
         _option("Time this model instead: a local folder or a name on the Hub.", "MODEL"),
     ] = None
-    context: Annotated[
-        list[int] | None, _option("Tokens of all passages; repeatable. Default: 8192.", least=2)
-    ] = None
-    window: Annotated[
-        list[int] | None, _option("Tokens of a passage; repeatable. Default: 256.", least=2)
-    ] = None
-    new_tokens: Annotated[
-        list[int] | None, _option("Answers so long; repeatable. Default: 64.", least=2)
-    ] = None
+    context: Annotated[int, _option("Tokens of all passages.", least=2)] = 8192
+    window: Annotated[int, _option("Tokens of a passage.", least=2)] = 256
+    new_tokens: Annotated[int, _option("Length of an answer.", least=2)] = 64
     questions: Annotated[
-        list[int] | None,
-        _option("So many at once, sharing passages of the first --context; repeatable.", least=2),
+        int | None, _option("So many at once, too, which share half of their passages.", least=2)
     ] = None
     against: Annotated[
         list[str] | None,
@@ -88,25 +66,13 @@ class Plan:
     ] = "bfloat16"
     method: Annotated[str, typer.Option(metavar="NAME")] = "ape"
 
-    @property
-    def places(self) -> Iterator[Place]:
-        """What is read, in the order in which it is run."""
-        for context in self.context or [8192]:
-            for window in self.window or [256]:
-                yield Place(context, window)
-
-    @property
-    def tokens(self) -> list[int]:
-        """Numbers of new tokens to whose end time is taken."""
-        return self.new_tokens or [64]
-
 
 @dataclass(frozen=True, slots=True)
-class Cell(Place):
-    """One way over one context.
+class Cell:
+    """One way.
 
     `prefill_s` is until the query could be read, or to the first token where that is one step;
-    `tokens_per_s` counts behind the first; `end_s` is to so many tokens, by their number. The floor
+    `tokens_per_s` counts behind the first; `end_s` is to the last. The floor
     of a further token is reading weights, keys and values once. `peak_bytes` are beside the
     weights, `kv_bytes` those of the prompt's keys and values.
     """
@@ -114,9 +80,8 @@ class Cell(Place):
     way: str
     prefill_s: list[float]
     first_s: list[float]
-    tokens: int
     tokens_per_s: list[float]
-    end_s: dict[str, list[float]]
+    end_s: list[float]
     decode_floor_s: float
     peak_bytes: int | None
     kv_bytes: int
@@ -128,18 +93,8 @@ class Concurrency:
     """Questions over half shared passages, one by one or together: seconds for all of them."""
 
     questions: int
-    context: int
     way: str
     seconds: list[float]
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What is measured over one place, or of one number of questions."""
-
-    cells: list[Cell] = field(default_factory=list)
-    crowds: list[Concurrency] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +119,11 @@ class Result:
     machine: Machine
     floor: dict[str, float]
     method: dict[str, Any]
-    parts: list[Part]
+    context: int
+    window: int
+    tokens: int
+    cells: list[Cell]
+    crowds: list[Concurrency]
     command: str
 
 
@@ -215,31 +174,30 @@ def markdown(result: Result) -> str:
         "weights and the keys and values of the prompt once, at that rate. Ratios are to "
         f'"transformers", those and shares rounded down; "{NONE}" was not measured.',
     ]
-    for part in result.parts:
-        if part.cells:
-            lines += ["", f"### {part.cells[0]}", "", *_ways(part.cells), *_memory(part.cells)]
-    return "\n".join(lines + _crowds([crowd for part in result.parts for crowd in part.crowds]))
+    lines += ["", f"### {result.context:,} tokens, windows of {result.window}", ""]
+    return "\n".join([*lines, *_ways(result), *_memory(result.cells), *_crowds(result)])
 
 
-def _ways(cells: Sequence[Cell]) -> list[str]:
+def _ways(result: Result) -> list[str]:
+    cells = result.cells
     base = next((cell for cell in cells if cell.way == SEQUENTIAL), None)
     head = ["way", "prefill", "first token", "sooner", "tokens/s", "faster", "of the floor"]
-    for tokens in cells[0].end_s:
-        head += [f"end of {tokens} tokens", "sooner"]
+    head += [f"end of {result.tokens} tokens", "sooner"]
     rows = []
     for cell in cells:
-        row = [
-            cell.way,
-            spread(cell.prefill_s, "s"),
-            spread(cell.first_s, "s"),
-            times(base.first_s if base else [], cell.first_s),
-            spread(cell.tokens_per_s, "/s"),
-            times(cell.tokens_per_s, base.tokens_per_s if base else []),
-            percent(cell.decode_floor_s * statistics.median(cell.tokens_per_s)),
-        ]
-        for tokens, own in cell.end_s.items():
-            row += [spread(own, "s"), times(base.end_s[tokens] if base else [], own)]
-        rows.append(row)
+        rows.append(
+            [
+                cell.way,
+                spread(cell.prefill_s, "s"),
+                spread(cell.first_s, "s"),
+                times(base.first_s if base else [], cell.first_s),
+                spread(cell.tokens_per_s, "/s"),
+                times(cell.tokens_per_s, base.tokens_per_s if base else []),
+                percent(cell.decode_floor_s * statistics.median(cell.tokens_per_s)),
+                spread(cell.end_s, "s"),
+                times(base.end_s if base else [], cell.end_s),
+            ]
+        )
     return [*table(head, rows), "", f"{len(cells[0].first_s)} round(s).", ""]
 
 
@@ -261,25 +219,17 @@ def _memory(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _crowds(found: Sequence[Concurrency]) -> list[str]:
-    if not found:
+def _crowds(result: Result) -> list[str]:
+    if not result.crowds:
         return []
-    alone = {one.questions: one.seconds for one in found if one.way == ALONE}
-    rows = [
-        [
-            f"{one.questions}",
-            f"{one.context:,}",
-            one.way,
-            spread(one.seconds, "s"),
-            f"{number(one.questions * one.tokens / statistics.median(one.seconds))} /s",
-            times(alone[one.questions], one.seconds),
-        ]
-        for one in found
-    ]
-    head = ["questions", "tokens of each", "way", "seconds for all", "tokens", "throughput"]
+    alone = next(one.seconds for one in result.crowds if one.way == ALONE)
+    rows = []
+    for one in result.crowds:
+        rate = one.questions * result.tokens / statistics.median(one.seconds)
+        shown = spread(one.seconds, "s"), f"{number(rate)} /s", times(alone, one.seconds)
+        rows.append([f"{one.questions}", one.way, *shown])
     return [
-        "### Many questions that share half of their passages",
+        "### Many questions that share half of their passages, windows in memory",
         "",
-        f"{found[0].tokens} new tokens for each; their windows are in memory.",
-        *("", *table(head, rows), ""),
+        *table(["questions", "way", "seconds for all", "tokens", "throughput"], rows),
     ]

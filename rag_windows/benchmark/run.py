@@ -39,8 +39,6 @@ from rag_windows.benchmark.result import (
     Cell,
     Concurrency,
     Machine,
-    Part,
-    Place,
     Plan,
     Result,
 )
@@ -86,31 +84,26 @@ def check(plan: Plan) -> None:
         resolve(method)
     if unknown := [way for way in plan.way or () if way not in WAYS]:
         raise InputError(f"--way {unknown[0]!r} is unknown; choose among {list(WAYS)}.")
-    for place in plan.places:
-        if place.context < place.window or place.context % place.window:
-            raise InputError(
-                f"A context of {place.context} tokens can't be cut into windows of "
-                f"{place.window}; take multiples."
-            )
+    if plan.context % plan.window:
+        raise InputError(
+            f"A context of {plan.context} tokens can't be cut into windows of {plan.window}; "
+            "take multiples."
+        )
     positions = getattr(config, "max_position_embeddings", None)
-    longest = max(place.context for place in plan.places)
-    whole = longest + PREFIX_TOKENS + QUERY_TOKENS + max(plan.tokens)
+    whole = plan.context + PREFIX_TOKENS + QUERY_TOKENS + plan.new_tokens
     if plan.model is not None and positions is not None and whole > positions:
         raise InputError(
             f"{plan.model} has {positions} positions, and transformers' one prompt over "
-            f"{longest} tokens takes {whole}; take a shorter --context."
+            f"{plan.context} tokens takes {whole}; take a shorter --context."
         )
 
 
 def config_of(plan: Plan) -> PreTrainedConfig:
-    """The configuration of what is timed; an `InputError` for an unknown shape."""
+    """The configuration of what is timed."""
     if plan.model is not None:
         return load_config(plan.model).get_text_config(decoder=True)
-    shape = plan.shape or DEFAULT
-    if shape not in SHAPES:
-        raise InputError(f"{shape!r} is no shape of the benchmark; choose among {sorted(SHAPES)}.")
     special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
-    family, sizes, more = SHAPES[shape]
+    family, sizes, more = SHAPES[plan.shape or DEFAULT]
     named = dict(zip(SIZES, sizes, strict=True))
     return AutoConfig.for_model(
         family, max_position_embeddings=_POSITIONS, **named, **special, **more
@@ -156,7 +149,7 @@ class Load:
         return [*self.prefix, *(token for ids in self.windows for token in ids), *self.query]
 
 
-def load(vocabulary: int, place: Place, seed: int = 0) -> Load:
+def load(vocabulary: int, context: int, window: int, seed: int = 0) -> Load:
     """Random tokens, without the first ones, which may be control tokens."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -164,22 +157,18 @@ def load(vocabulary: int, place: Place, seed: int = 0) -> Load:
         first = min(300, vocabulary // 2)
         return tuple(torch.randint(first, vocabulary, (count,), generator=generator).tolist())
 
-    windows = tuple(ids(place.window) for _ in range(place.context // place.window))
+    windows = tuple(ids(window) for _ in range(context // window))
     return Load(ids(PREFIX_TOKENS), windows, ids(QUERY_TOKENS))
 
 
-SHORT = Place(32, 16)
-"""What warms everything up that is loaded and started on the first use."""
-
-
-def sharing(vocabulary: int, questions: int, place: Place) -> list[Load]:
+def sharing(vocabulary: int, questions: int, context: int, window: int) -> list[Load]:
     """Prompts of which any two share half of their windows, in different orders."""
-    base = load(vocabulary, place)
+    base = load(vocabulary, context, window)
     common = base.windows[: len(base.windows) // 2]
     generator = torch.Generator().manual_seed(0)
     made = []
     for number in range(questions):
-        own = load(vocabulary, place, seed=1 + number)
+        own = load(vocabulary, context, window, seed=1 + number)
         windows = [*common, *own.windows[len(common) :]]
         order = torch.randperm(len(windows), generator=generator).tolist()
         made.append(Load(base.prefix, tuple(windows[i] for i in order), own.query))
@@ -294,10 +283,6 @@ def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
     """Make the model, measure the machine, and time everything that is planned."""
     lm = WindowedLM(build(plan), method=plan.method)
     rate = measure_rate(lm.model.device)
-    parts = [_alone(plan, place, lm, rate, tell) for place in plan.places]
-    for questions in plan.questions or ():
-        parts.append(measure_concurrency(plan, questions, lm))
-        tell(f"{questions} questions: done")
     return Result(
         format=3,
         shape=plan.model or plan.shape or DEFAULT,
@@ -305,7 +290,11 @@ def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
         machine=machine(plan),
         floor={"memory_bytes_per_s": rate},
         method=describe(resolve(plan.method)),
-        parts=parts,
+        context=plan.context,
+        window=plan.window,
+        tokens=plan.new_tokens,
+        cells=measure_ways(plan, lm, rate, tell),
+        crowds=measure_concurrency(plan, lm) if plan.questions else [],
         command=command,
     )
 
@@ -343,10 +332,10 @@ def _weight_bytes(model: PreTrainedModel) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def _alone(plan: Plan, place: Place, lm: WindowedLM, rate: float, tell: Tell) -> Part:
-    """One question at a time over one context."""
-    vocabulary, tokens = int(lm.model.config.vocab_size), max(plan.tokens)
-    asked, short = load(vocabulary, place), load(vocabulary, SHORT)
+def measure_ways(plan: Plan, lm: WindowedLM, rate: float, tell: Tell) -> list[Cell]:
+    """One question at a time; a short one before, for all that is loaded on the first use."""
+    vocabulary = int(lm.model.config.vocab_size)
+    asked, short = load(vocabulary, plan.context, plan.window), load(vocabulary, 32, 16)
     with all_ways(lm, plan) as ways:
         timings: dict[str, list[Clock]] = {name: [] for name in ways}
         for name, way in ways.items():
@@ -354,24 +343,21 @@ def _alone(plan: Plan, place: Place, lm: WindowedLM, rate: float, tell: Tell) ->
             if name not in (SEQUENTIAL, COLD):
                 way(asked, 1)
         for number, name in in_turn(ways, plan.rounds):
-            timings[name].append(ways[name](asked, tokens))
-            tell(f"{place}: {name}, round {number + 1} of {plan.rounds}")
+            timings[name].append(ways[name](asked, plan.new_tokens))
+            tell(f"{name}, round {number + 1} of {plan.rounds}")
         peaks = {
-            name: _peak(plan, place, name, partial(way, asked, 2), tell)
+            name: _peak(plan, name, partial(way, asked, 2), tell)
             for name, way in ways.items()
             if plan.memory and name in (SEQUENTIAL, COLD)
         }
     prompt = len(asked.prompt)
-    cells = [
+    return [
         Cell(
-            place.context,
-            place.window,
             way=name,
             prefill_s=[one.prefill_s for one in own],
             first_s=[one.stamps[0] for one in own],
-            tokens=tokens,
             tokens_per_s=[one.tokens_per_s for one in own],
-            end_s={str(count): [one.stamps[count - 1] for one in own] for count in plan.tokens},
+            end_s=[one.stamps[-1] for one in own],
             decode_floor_s=step_bytes(lm.model, prompt) / rate,
             peak_bytes=peaks.get(name),
             kv_bytes=prompt * token_bytes(lm.model),
@@ -379,14 +365,13 @@ def _alone(plan: Plan, place: Place, lm: WindowedLM, rate: float, tell: Tell) ->
         )
         for name, own in timings.items()
     ]
-    return Part(cells)
 
 
-def measure_concurrency(plan: Plan, questions: int, lm: WindowedLM) -> Part:
+def measure_concurrency(plan: Plan, lm: WindowedLM) -> list[Concurrency]:
     """Answer questions one by one and together, in turn; their windows are in memory before."""
-    place, tokens = next(plan.places), min(plan.tokens)
-    asked = sharing(int(lm.model.config.vocab_size), questions, place)
-    options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+    questions = plan.questions or 0
+    asked = sharing(int(lm.model.config.vocab_size), questions, plan.context, plan.window)
+    options = {"max_new_tokens": plan.new_tokens, "min_new_tokens": plan.new_tokens}
 
     def alone(warm: WindowedLM) -> list[list[int]]:
         return [
@@ -425,33 +410,31 @@ def measure_concurrency(plan: Plan, questions: int, lm: WindowedLM) -> Part:
             "Questions answered together got other tokens than one by one; please report this "
             "with the command that you ran."
         )
-    crowds = [
-        Concurrency(questions, place.context, name, own, tokens) for name, own in took.items()
-    ]
-    return Part(crowds=crowds)
+    return [Concurrency(questions, name, own) for name, own in took.items()]
 
 
-def _peak(plan: Plan, place: Place, way: str, work: Callable[[], object], tell: Tell) -> int | None:
+def _peak(plan: Plan, way: str, work: Callable[[], object], tell: Tell) -> int | None:
     """Bytes at the peak of one way; None where it could not be measured."""
     if plan.device != "cpu":
         return peak_bytes(work, plan.device)
     try:
         # A process of its own: memory that other ways freed would hide a part of it.
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            return pool.submit(peak_apart, plan, place, way, torch.get_num_threads()).result()
+            return pool.submit(peak_apart, plan, way, torch.get_num_threads()).result()
     except (OSError, RuntimeError, MemoryError) as error:
         tell(f"Peak memory of {way} was not measured: {error}")
         return None
 
 
-def peak_apart(plan: Plan, place: Place, name: str, threads: int) -> int | None:
+def peak_apart(plan: Plan, name: str, threads: int) -> int | None:
     """Make the model and answer once; for a process that does nothing else."""
     torch.set_num_threads(threads)
     model = build(plan)
     way = plain(model) if name == SEQUENTIAL else windowed(WindowedLM(model, method=plan.method))
     vocabulary = int(model.config.vocab_size)
-    way(load(vocabulary, SHORT), 2)
-    return peak_bytes(partial(way, load(vocabulary, place), 2), "cpu")
+    way(load(vocabulary, 32, 16), 2)
+    asked = load(vocabulary, plan.context, plan.window)
+    return peak_bytes(partial(way, asked, 2), "cpu")
 
 
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:

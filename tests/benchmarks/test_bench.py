@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -11,23 +12,23 @@ from pydantic import TypeAdapter
 from rag_windows.benchmark import result as results
 from rag_windows.benchmark import run as running
 
-PLACE = results.Place(64, 8)
-
 
 def test_questions_share_half_of_their_windows() -> None:
-    asked = running.sharing(500, 4, PLACE)
+    asked = running.sharing(500, 4, 64, 8)
     for one in asked:
         for other in asked:
             common = set(one.windows) & set(other.windows)
             assert len(common) == (8 if one is other else 4)
     assert len({one.windows for one in asked}) == 4
-    assert running.load(500, PLACE) == running.load(500, PLACE)
+    assert running.load(500, 64, 8) == running.load(500, 64, 8)
 
 
-def test_the_shapes_have_the_sizes_of_their_names() -> None:
-    for name, size in {"llama-0.25b": 0.25e9, "qwen-0.5b": 0.5e9, "llama-3.1-8b": 8e9}.items():
-        model = running.build(results.Plan(shape=name, device="meta"))
-        assert sum(p.numel() for p in model.parameters()) == pytest.approx(size, rel=0.08)
+@pytest.mark.parametrize(
+    ("shape", "size"), [("llama-0.25b", 0.25e9), ("qwen-0.5b", 0.5e9), ("llama-3.1-8b", 8e9)]
+)
+def test_the_shapes_have_the_sizes_of_their_names(shape: Any, size: float) -> None:
+    model = running.build(results.Plan(shape=shape, device="meta"))
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(size, rel=0.08)
 
 
 def test_the_floor_is_what_a_step_reads() -> None:
@@ -44,31 +45,27 @@ def test_every_way_is_timed_in_every_round(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(running, "peak_apart", killed)
     monkeypatch.setattr(running, "ProcessPoolExecutor", InThisProcess)
-    plan = results.Plan(
-        shape="tiny",
-        dtype="float32",
-        context=[64],
-        window=[32],
-        new_tokens=[2, 4],
-        rounds=2,
-        against=["pcw"],
-        questions=[3],
-    )
+    sizes: dict[str, Any] = {
+        "context": 64,
+        "window": 32,
+        "new_tokens": 4,
+        "rounds": 2,
+        "questions": 3,
+    }
+    plan = results.Plan("tiny", dtype="float32", against=["pcw"], **sizes)
     told: list[str] = []
     found = running.run(plan, "rag-windows bench --shape tiny", told.append)
-    cells, ((alone, together),) = found.parts[0].cells, [found.parts[1].crowds]
-    assert [cell.way for cell in cells] == [*results.WAYS, "windows, from memory, pcw"]
-    for cell in cells:
-        assert set(cell.end_s) == {"2", "4"}
-        taken = (cell.prefill_s, cell.first_s, cell.tokens_per_s, *cell.end_s.values())
+    assert [cell.way for cell in found.cells] == [*results.WAYS, "windows, from memory, pcw"]
+    for cell in found.cells:
+        taken = (cell.prefill_s, cell.first_s, cell.tokens_per_s, cell.end_s)
         assert all(len(one) == 2 and min(one) > 0 for one in taken)
         assert 0 < cell.decode_floor_s < 1
-    assert len(alone.seconds) == len(together.seconds) == 2
+        # A process that fails leaves no peak.
+        assert cell.peak_bytes is None
+    assert "Peak memory of windows, cold was not measured: it was killed" in told
+    assert [len(crowd.seconds) for crowd in found.crowds] == [2, 2]
     adapter = TypeAdapter(results.Result)
     assert adapter.validate_json(adapter.dump_json(found), strict=True) == found
-    # A process that fails leaves no peak.
-    assert [cell.peak_bytes for cell in cells] == [None] * 5
-    assert "Peak memory of windows, cold was not measured: it was killed" in told
 
 
 class InThisProcess(ThreadPoolExecutor):
