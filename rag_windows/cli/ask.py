@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.cells import cell_len, set_cell_size
-from rich.table import Column
-from rich.text import Text
 
 from rag_windows.cli import options
 from rag_windows.cli.options import (
@@ -28,7 +26,6 @@ from rag_windows.cli.options import (
 )
 from rag_windows.cli.render import (
     console,
-    plain_table,
     progress,
     show,
     show_notes,
@@ -197,14 +194,31 @@ def _reply(
     if generation is None:
         raise GenerationError("The stream ended without a result; please report this.")
     notes = [*notes, *_notes(generation, passages, told.max_new_tokens)]
+    usage, timings, fallback = generation.usage, generation.timings, generation.fallback
+    found = {one.passage: one.mass for one in generation.citations or ()}
+    weights = [found.get(index) for index in range(len(passages))]
     if told.json:
-        write_json(_answer_object(generation, passages, method, name))
+        counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
+        fields = ("id", "title", "text", "score")
+        write_json(
+            {
+                "answer": generation.text,
+                "passages": [
+                    {**{field: getattr(one, field) for field in fields}, "mass": weight}
+                    for one, weight in zip(passages, weights, strict=True)
+                ],
+                "usage": {count: getattr(usage, count) for count in counts},
+                "timings": asdict(timings),
+                "method": method,
+                "model": name,
+                "fallback": None if fallback is None else fallback.as_dict(),
+            }
+        )
         show_notes(notes, as_json=True)
         return
     print("\n")
-    _show_passages(generation, passages)
+    _show_passages(generation, passages, weights)
     show_notes(notes, as_json=False)
-    usage, timings = generation.usage, generation.timings
     show(
         f"{name}, {method}: passages encoded in {timings.encode_s:.2f} s, first token "
         f"after {timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; "
@@ -214,39 +228,16 @@ def _reply(
     )
 
 
-def _answer_object(
-    generation: Generation, passages: Sequence[Passage], method: str, model: str
-) -> dict[str, Any]:
-    """What --json prints."""
-    usage, weights = generation.usage, _weights(generation, passages)
-    counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
-    return {
-        "answer": generation.text,
-        "passages": [
-            {"id": one.id, "title": one.title, "text": one.text, "score": one.score, "mass": weight}
-            for one, weight in zip(passages, weights, strict=True)
-        ],
-        "usage": {name: getattr(usage, name) for name in counts},
-        "timings": asdict(generation.timings),
-        "method": method,
-        "model": model,
-        "fallback": None if generation.fallback is None else generation.fallback.as_dict(),
-    }
-
-
-def _weights(generation: Generation, passages: Sequence[Passage]) -> list[float | None]:
-    found = {one.passage: one.mass for one in generation.citations or ()}
-    return [found.get(index) for index in range(len(passages))]
-
-
-def _show_passages(generation: Generation, passages: Sequence[Passage]) -> None:
+def _show_passages(
+    generation: Generation, passages: Sequence[Passage], weights: Sequence[float | None]
+) -> None:
     """Print the passages, each with its attention weight, and what got the rest.
 
     A terminal with room shows their texts, and the weights as bars, too.
     """
     if not passages:
         return
-    out, weights = console(), _weights(generation, passages)
+    out = console()
     longest = max((weight for weight in weights if weight is not None), default=0.0)
     names = [one_line(one.id or one.title or "-") for one in passages]
     room, wide = out.width - len("00  ") - len("  00.0%"), out.width >= _TEXTS_FROM
@@ -306,20 +297,12 @@ def demo(
     if json:
         write_json(rows)
         return
-    question, answer = Column("question", overflow="fold"), Column("answer", overflow="fold")
-    passages, first = (Column(name, justify="right") for name in ("passages", "first token"))
-    table = plain_table(question, passages, "method", answer, first, "")
     for row in rows:
-        right = ("right", "green") if row["right"] else (f"wrong ({row['expected']})", "red")
-        table.add_row(
-            Text(row["question"] if row["method"] == METHODS[0] else ""),
-            str(row["passages"]),
-            row["method"],
-            Text(one_line(row["answer"])),
-            f"{row['first_token_s']:.3f} s",
-            Text(*right),
-        )
-    console().print(table)
+        if row["method"] == METHODS[0]:
+            show(f"{row['question']} ({row['passages']} passages)", "bold")
+        right = "right" if row["right"] else f"wrong: {row['expected']}"
+        first = f"first token after {row['first_token_s']:.3f} s"
+        show(f"  {row['method']:<12}{first}  {one_line(row['answer'])} ({right})")
     show(f"Seconds to the first token: the best of {_RUNS} runs.", "dim")
 
 

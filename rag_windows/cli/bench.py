@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rag_windows.benchmark.result import Plan, Result, markdown
 from rag_windows.cli import options
-from rag_windows.cli.options import choose_device, quieten
+from rag_windows.cli.options import quieten
 from rag_windows.cli.render import tell
 from rag_windows.evaluation.files import write_whole
 
@@ -32,9 +32,11 @@ def bench(
     import torch
 
     from rag_windows.benchmark.run import check, run
+    from rag_windows.loading import best_device, check_device
 
-    chosen = choose_device(plan.device)
-    plan = dataclasses.replace(plan, device="cuda" if chosen == "auto" else chosen)
+    check_device(plan.device, "--device ")
+    if plan.device == "auto":
+        plan = dataclasses.replace(plan, device="cpu" if best_device() == "cpu" else "cuda")
     check(plan)
     if threads is not None:
         torch.set_num_threads(threads)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from rag_windows import __version__
 from rag_windows.cli import options
@@ -15,7 +14,7 @@ from rag_windows.cli.cache import cache
 from rag_windows.cli.calibrate import calibrate
 from rag_windows.cli.classify import classify
 from rag_windows.cli.evaluation.app import evaluation
-from rag_windows.cli.render import OneLineErrors, console, show, write_json
+from rag_windows.cli.render import OneLineErrors, show, write_json
 
 app = typer.Typer(
     name="rag-windows",
@@ -53,10 +52,8 @@ def methods(json: options.Json = False) -> None:
         return
     width = max(len(row["name"]) for row in rows) + 2
     for row in rows:
-        line = Text(row["name"].ljust(width), "bold")
-        line.append(row["formula"], "not bold")
-        line.append("" if row["paper"] == "-" else f"  ({row['paper']})", "not bold dim")
-        console().print(line, soft_wrap=True)
+        paper = "" if row["paper"] == "-" else f"  ({row['paper']})"
+        show(f"{row['name']:<{width}}{row['formula']}{paper}", "bold")
         show(" " * width + row["summary"])
         if row["parameters"]:
             show(" " * width + settings_of(row), "dim")

@@ -191,21 +191,13 @@ class ModelOptions:
 @contextmanager
 def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
     """The model on its device; at the end, what was encoded is written into its cache."""
-    lm = _load(model)
-    try:
-        yield lm
-    finally:
-        if lm.cache is not None:
-            lm.cache.close()
-
-
-def _load(model: ModelOptions) -> WindowedLM:
     quieten(model.verbose)
     from rag_windows.calibration import Profile
+    from rag_windows.loading import check_device
 
     profile = None if model.profile is None else Profile.load(model.profile)
     method = _method(model)
-    device = None if model.device == "auto" else choose_device(model.device)
+    check_device(model.device, "--device ")
     with progress(f"Loading {model.name}"):
         from huggingface_hub.utils import logging as hub_logging
         from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -215,7 +207,7 @@ def _load(model: ModelOptions) -> WindowedLM:
 
         far = model.name != DEFAULT_MODEL
         if far and not os.path.exists(model.name):
-            notice_missing_network()
+            _notice_missing_network()
         if not model.verbose:
             transformers_logging.set_verbosity_error()
             hub_logging.set_verbosity_error()
@@ -226,7 +218,7 @@ def _load(model: ModelOptions) -> WindowedLM:
         lm = WindowedLM.from_pretrained(
             model.name,
             dtype=model.dtype,
-            device_map=device,
+            device_map=None if model.device == "auto" else model.device,
             method=method,
             profile=profile,
             max_window_tokens=model.max_window_tokens,
@@ -234,7 +226,11 @@ def _load(model: ModelOptions) -> WindowedLM:
         )
     if profile is not None and (told := profile.model.mismatch(lm.model)):
         tell(f"Note: {told}")
-    return lm
+    try:
+        yield lm
+    finally:
+        if lm.cache is not None:
+            lm.cache.close()
 
 
 def _method(model: ModelOptions) -> Method | None:
@@ -265,16 +261,6 @@ def quieten(verbose: bool) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def choose_device(asked: str) -> str:
-    """Where the model goes: "cpu", "cuda", "cuda:N", or "auto" for several accelerators."""
-    from rag_windows.loading import best_device, check_device
-
-    if asked == "auto":
-        return best_device()
-    check_device(asked, "--device ")
-    return asked
-
-
 def _cache(model: ModelOptions) -> PassageCache | None:
     from rag_windows import PassageCache
 
@@ -292,7 +278,7 @@ def _cache(model: ModelOptions) -> PassageCache | None:
         return None
 
 
-def notice_missing_network() -> None:
+def _notice_missing_network() -> None:
     """Without a way to the hub, look only into the local cache: its client retries for a minute."""
     from huggingface_hub import constants
 

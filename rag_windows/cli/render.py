@@ -68,7 +68,11 @@ class OneLineErrors(Group):
         except typer.Abort:
             code = 130
         except typer.TyperException as error:
-            lines = (_message(error),)
+            told, hint = error.format_message().rstrip("."), "see rag-windows --help."
+            given = getattr(getattr(error, "ctx", None), "params", ())
+            if "extra argument" in told and "docs" in given:
+                hint = "each file of --docs needs a --docs of its own, patterns need quotes."
+            lines = (f"{told}; {hint}",)
         except RagWindowsError as error:
             lines = (str(error), *getattr(error, "__notes__", ()))
         except RuntimeError as error:
@@ -89,31 +93,21 @@ class OneLineErrors(Group):
         sys.exit(code)
 
 
-def _message(error: typer.TyperException) -> str:
-    message = error.format_message().rstrip(".")
-    context = getattr(error, "ctx", None)
-    if "extra argument" in message and "docs" in getattr(context, "params", ()):
-        return f"{message}; each file of --docs needs a --docs of its own, patterns need quotes."
-    return f"{message}; see rag-windows --help."
-
-
 Counted = Callable[[int, int], None]
 """Told how much is done, and how much there is."""
 
-_PLAIN_WIDTH = 120
 _LINE_S, _SELDOM_S = 10.0, 60.0
 
 
 def console() -> Console:
     """Standard output, where nothing in a text is taken for markup."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def plain_table(*columns: Column | str, expand: bool = False) -> Table:
+def plain_table(*columns: Column | str) -> Table:
     """A table without lines."""
-    layout: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)}
-    return Table(*columns, **layout, header_style="bold", expand=expand)
+    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 
 def show(text: str, style: str | None = None) -> None:

@@ -48,7 +48,7 @@ def with_form(
         return rest
     if schema is not None and grammar is not None:
         raise InputError("json_schema and grammar both give the answer its form; give one of them.")
-    source = _lark(grammar) if schema is None else check_schema(schema)
+    source = _source("grammar", grammar) if schema is None else _source("json_schema", schema)
     allowed = _Allowed(_llguidance().LLMatcher(_vocabulary(tokenizer, vocabulary, ends), source))
     rest["logits_processor"] = [*(rest.get("logits_processor") or []), allowed]
     return rest
@@ -68,44 +68,39 @@ def call_grammar(calls: Mapping[str, Mapping[str, Any]], brackets: str) -> str |
     closed = " ".join(f'/[ \\n]?/ "{bracket}"' for bracket in brackets)
     lark = f"start: ({' | '.join(ways)}) {closed}\n" + "\n".join(rules)
     try:
-        _lark(lark)
+        _source("grammar", lark)
     except InputError:
         return None
     return lark
 
 
-def check_schema(schema: Mapping[str, Any]) -> str:
-    """The schema as llguidance takes it.
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """See at once whether answers can be held to a schema.
 
     Raises:
         MissingExtraError: llguidance is not installed.
-        InputError: answers can't be held to it; the message says why.
+        InputError: they can't; the message says why.
     """
-    if not isinstance(schema, Mapping):
-        raise InputError(
-            "json_schema must be a JSON schema as a mapping (of a pydantic class its "
-            f"model_json_schema()), not a {type(schema).__name__}."
-        )
+    _source("json_schema", schema)
+
+
+def _source(name: str, form: Any) -> str:
+    """The form as llguidance takes it."""
+    matcher = _llguidance().LLMatcher
     try:
-        written = json.dumps(_laid_out(schema))
+        if name == "grammar":
+            source = matcher.grammar_from_lark(form)
+        else:
+            source = matcher.grammar_from_json_schema(json.dumps(_laid_out(form)))
     except (TypeError, ValueError) as error:
-        raise InputError(f"json_schema is no JSON: {error}") from error
-    return _checked("json_schema", _llguidance().LLMatcher.grammar_from_json_schema(written))
-
-
-def _lark(grammar: object) -> str:
-    if not isinstance(grammar, str):
         raise InputError(
-            f"grammar must be a text in llguidance's Lark, not a {type(grammar).__name__}."
-        )
-    return _checked("grammar", _llguidance().LLMatcher.grammar_from_lark(grammar))
-
-
-def _checked(name: str, source: str) -> str:
-    error = _llguidance().LLMatcher.validate_grammar(source)
-    if error and not error.startswith("WARNING"):
-        raise InputError(f"Answers can't be held to this {name}: {error.strip()}")
-    return source
+            f"json_schema must be a JSON schema as a mapping (of a pydantic class its "
+            f"model_json_schema()), grammar a text in llguidance's Lark: {error}"
+        ) from error
+    told = matcher.validate_grammar(source)
+    if told and not told.startswith("WARNING"):
+        raise InputError(f"Answers can't be held to this {name}: {told.strip()}")
+    return str(source)
 
 
 class _Allowed(LogitsProcessor):

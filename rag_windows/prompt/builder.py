@@ -19,16 +19,16 @@ from rag_windows.prompt.conversation import (
 )
 from rag_windows.prompt.tokenizing import At, Boundary
 
-HeaderFunction = Callable[[Passage, int], str]
-"""Passage and its 1-based number among the passages as given -> header line, or an empty string."""
+HeaderFunction = Callable[[Passage, int], str | None]
+"""Passage and its 1-based number among the passages as given -> header line, or none."""
 
 Header = str | HeaderFunction
 """A name of ``HEADERS``, or a function."""
 
 
 HEADERS: Mapping[str, HeaderFunction] = {
-    "none": lambda passage, number: "",
-    "title": lambda passage, number: passage.title or "",
+    "none": lambda passage, number: None,
+    "title": lambda passage, number: passage.title,
     "number": lambda passage, number: f"[{number}]",
     "number+title": lambda passage, number: (
         f"[{number}] {passage.title}" if passage.title else f"[{number}]"
@@ -104,14 +104,11 @@ class Prompt:
         prefix: str | None = None,
         max_window_tokens: int | None = None,
     ) -> PromptParts:
-        """Tokenize a question with its passages.
+        """Tokenize a question, or a conversation (see `Conversation.of`), with its passages.
 
-        Args:
-            query: the question, or a conversation, see `Conversation.of`.
-            passages: in any number; blank and repeated ones make no window and are noted.
-            prefix: the instruction (system prompt); goes before a leading system message.
-            max_window_tokens: greatest length of a window; a longer passage becomes several
-                windows, each with the header, that cover its text without gap or overlap.
+        Blank and repeated passages make no window and are noted. One that is longer than
+        `max_window_tokens` becomes several windows, each with the header, that cover its text
+        without gap or overlap. `prefix` goes before a leading system message.
         """
         if max_window_tokens is not None and max_window_tokens < 1:
             raise LimitError(f"max_window_tokens must be at least 1, not {max_window_tokens}.")
@@ -185,12 +182,7 @@ class Prompt:
         self, passage: Passage, index: int, name: str, at: At, limit: int | None
     ) -> list[WindowTokens]:
         header = self._header(passage, index + 1)
-        if not isinstance(header, str):
-            raise PromptError(
-                f"The header of {name.lower()} must be a string, not {type(header).__name__}; "
-                "return an empty string for none."
-            )
-        head = f"{header}\n" if header.strip() else ""
+        head = f"{header}\n" if header and header.strip() else ""
 
         def encode(text: str) -> list[int]:
             try:

@@ -421,11 +421,6 @@ class ChatTemplate:
                     f"The chat template leaves out message {said.message} (role {said.role!r}). "
                     "Shorten the conversation to what the template shows, or use another template."
                 )
-        if hidden := [name for name in tool_names(conversation.tools) if name not in skeleton]:
-            raise PromptError(
-                f"The chat template does not show the tools {hidden} to the model. Leave the tools "
-                "out, or use a model whose template supports them."
-            )
         if filling.slot is not None and (slots := written.count(filling.slot)) != 1:
             raise PromptError(
                 f"The chat template writes the first user message {slots} times; passages can "

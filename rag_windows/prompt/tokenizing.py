@@ -102,15 +102,16 @@ class Boundary:
         ids, found = self._read(text, at)
         cuts = {cut for span in found for cut in _inside(text, span)}
         leaked = self._forbidden.intersection(ids)
-        if leaked and not cuts:
-            if len(text) == 1:
-                name = next(name for name, id_ in self.controls.items() if id_ in leaked)
-                raise PromptError(
-                    f"This tokenizer spells ordinary text with its control token {name!r}. Remove "
-                    f"{name!r} from the text, give the tokenizer another special token, or allow "
-                    f"it with Prompt(..., text_tokens=[{name!r}])."
-                )
+        if leaked and not cuts and len(text) > 1:
+            # Some normalizers lose the places of what they write: it is found by halves.
             cuts = {len(text) // 2}
+        elif leaked and not cuts:
+            name = next(name for name, id_ in self.controls.items() if id_ in leaked)
+            raise PromptError(
+                f"This tokenizer spells ordinary text with its control token {name!r}. Remove "
+                f"{name!r} from the text, give the tokenizer another special token, or allow it "
+                f"with text_tokens=[{name!r}]."
+            )
         if cuts:
             ids = []
             for start, end in pairwise([0, *sorted(cuts), len(text)]):

@@ -107,17 +107,6 @@ class ToolFormat:
         opening = None if thinks else begin.lstrip() + head[1]
         return cls(begin.strip(), end.strip(), opening, head[2])
 
-    def force(self, names: Sequence[str]) -> str:
-        """How an answer begins that is a call of one of these tools; without any, of none."""
-        if not names:
-            return ""
-        if self.opening is None:
-            raise ToolsUnsupportedError(
-                "A call can't be forced with this model: its answers begin with reasoning. Leave "
-                "tool_choice out, or try template_kwargs={'enable_thinking': False}."
-            )
-        return self.opening if len(names) > 1 else f"{self.opening}{names[0]}{self.middle}"
-
     @property
     def response_template(self) -> dict[str, Any]:
         """For transformers' response parser; the names are its own."""
@@ -184,7 +173,14 @@ class AnswerReader:
         self._markers: set[int] = set()
         if form is not None:
             self._prefix = _REASONING[0] if form.opening is None else ""
-            self._opening = form.force(forced)
+            if forced and form.opening is None:
+                raise ToolsUnsupportedError(
+                    "A call can't be forced with this model: its answers begin with reasoning. "
+                    "Leave tool_choice out, or try template_kwargs={'enable_thinking': False}."
+                )
+            if forced and form.opening is not None:
+                named = f"{forced[0]}{form.middle}" if len(forced) == 1 else ""
+                self._opening = form.opening + named
             written = "".join((form.begin, form.end, *_REASONING))
             special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
             self._markers = {id_ for token, id_ in special if str(token) in written}

@@ -15,7 +15,7 @@ _UNSEEN = re.compile(
 
 def visible(text: str) -> str:
     r"""Spell out control characters, for example ESC as ``\x1b``; tab and line feed stay."""
-    return _UNSEEN.sub(lambda match: _spelled(ord(match[0])), text)
+    return _UNSEEN.sub(_spelled, text)
 
 
 def one_line(text: str) -> str:
@@ -54,5 +54,6 @@ def _not_a_number(constant: str) -> Any:
     raise ValueError(f"{constant} is no number that JSON has")
 
 
-def _spelled(code: int) -> str:
+def _spelled(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

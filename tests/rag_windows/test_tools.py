@@ -103,8 +103,6 @@ def test_what_makes_no_sense_is_refused(messages: Any, tools: Any, match: str) -
 
 def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_template() -> None:
     reader = build("words")
-    with pytest.raises(PromptError, match=r"does not show the tools \['search'\]"):
-        Prompt(reader).build(integration.Conversation.of("Who?", tools=[SEARCH]), [])
     with pytest.raises(PromptError, match="leaves out message 1"):
         Prompt(reader).build(history({"k": 3}), [])
     with pytest.raises(ToolsUnsupportedError, match="does not show the tools"):
@@ -189,14 +187,15 @@ def test_broken_calls_are_told(kind: str, text: str, match: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_can_be_forced(kind: str) -> None:
-    opening = form(kind).force(["search"])
+    reader = integration.AnswerReader(tokenizer(kind), form(kind), [SEARCH], ["search"])
+    opening = reader.query([{"role": "user", "content": "Who?"}]).opening
     begin, name, _ = WRITTEN[kind].partition("search")
     assert opening.startswith(begin + name)
     rest = WRITTEN[kind].removeprefix(opening)
     assert rest != WRITTEN[kind]
     for answer in answers(kind, rest, "search"):
         assert [(call.name, call.arguments["k"]) for call in answer.calls] == [("search", 2)]
-    assert form(kind).force(["search", "other"]) == begin
+    assert form(kind).opening == begin
     asked = tokenizer(kind).decode(built(kind, "Who?", opening=opening).query_ids)
     assert asked.endswith(f"<|assistant|>{opening}")
 
@@ -207,7 +206,7 @@ def test_reasoning_is_kept_apart_and_calls_in_it_do_not_count() -> None:
         assert (answer.text, answer.calls) == ("Yes.", ())
         assert answer.reasoning.strip() == text.partition("</think>")[0]
     with pytest.raises(ToolsUnsupportedError, match="can't be forced"):
-        form("thinking").force(["search"])
+        integration.AnswerReader.of(tokenizer("thinking"), {}, [SEARCH], "search")
 
 
 @pytest.mark.parametrize(
