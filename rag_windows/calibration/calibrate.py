@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -60,7 +59,7 @@ def ape_grid(
     temperatures: Iterable[float] = VALUES, scales: Iterable[float] = VALUES
 ) -> tuple[Method, ...]:
     """APE at every pair of temperature and scale."""
-    return tuple(itertools.starmap(APE, itertools.product(temperatures, scales)))
+    return tuple(starmap(APE, product(temperatures, scales)))
 
 
 def default_grid(method: Method) -> tuple[Method, ...]:
@@ -69,16 +68,11 @@ def default_grid(method: Method) -> tuple[Method, ...]:
     Where `GRIDS` has none, each number in its fields is tried at its value times 1/4, 1/2, 1, 2
     and 4 (whole numbers stay whole and at least 1), in all combinations. What a method refuses is
     left out; the numbers of a reader inside it stay as they are.
-
-    Raises:
-        InputError: the method has no numbers to choose.
     """
-    values = GRIDS.get(method.name)
-    if values is None:
-        # What the reader of a method does is the reader's own: calibrate that one first.
-        own = {field.name for field in dataclasses.fields(method)}
-        found = numbers_of(method).items()
-        values = {name: _around(value) for name, value in found if name in own}
+    # What the reader of a method does is the reader's own: calibrate that one first.
+    own = {one.name for one in dataclasses.fields(method)}
+    found = {name: _around(one) for name, one in numbers_of(method).items() if name in own}
+    values = GRIDS.get(method.name, found)
     if not values:
         raise InputError(
             f"The method {method.name!r} has no numbers to choose; calibrate one that has, such as "
@@ -97,7 +91,7 @@ def _around(value: float) -> tuple[float, ...]:
 def _combinations(method: Method, values: Mapping[str, Sequence[Any]]) -> list[Method]:
     """The method at every combination of values that it takes."""
     made: dict[Method, None] = {}
-    for combination in itertools.product(*values.values()):
+    for combination in product(*values.values()):
         try:
             made[with_parameters(method, dict(zip(values, combination, strict=True)))] = None
         except MethodError:
@@ -155,8 +149,7 @@ def search(
     """Choose among settings, and compare the choice with the default on held-out examples.
 
     Every fold makes the whole choice, the finer round included, on the examples outside of it. The
-    first of ``criteria`` decides, the later ones between equals; ``measure`` measures settings on
-    all examples and returns the table so far.
+    first of ``criteria`` decides, the later ones between equals.
     """
     table = measure(coarse)
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -242,8 +235,6 @@ def verdict(best: Method, default: Method, held_out: Sequence[Comparison]) -> tu
 
 T = TypeVar("T")
 
-_KEYS = ("query", "question", "passages", "answer", "kind")
-
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -267,12 +258,9 @@ class Example:
     def __post_init__(self) -> None:
         if not isinstance(self.query, str | Sequence | Conversation):
             raise InputError("An example needs a 'query' (or 'question').")
-        if not all(isinstance(text, str | None) for text in (self.answer, self.kind)):
-            raise InputError(
-                f"An example's answer and kind must be strings: {self.answer!r}, {self.kind!r}."
-            )
-        if self.answer is not None and not self.answer.strip():
-            raise InputError("An example's answer is blank; leave it out where there is none.")
+        for text in (self.answer, self.kind):
+            if text is not None and not (isinstance(text, str) and text.strip()):
+                raise InputError(f"An example's answer and kind must not be blank, nor {text!r}.")
         if isinstance(self.passages, str) or not isinstance(self.passages, Sequence):
             raise InputError(f"An example's passages must be a list, not {self.passages!r}.")
         object.__setattr__(self, "passages", tuple(map(Passage.of, self.passages)))
@@ -281,18 +269,17 @@ class Example:
     def of(cls, value: Example | Mapping[str, Any]) -> Example:
         """Make an example from one, or from a mapping as a line of JSONL holds it.
 
-        Its keys are ``query`` (or ``question``), ``passages``, ``answer`` and ``kind``; others are
-        an `InputError`, so that no field is lost by a typo.
+        Its keys are ``query`` (or ``question``), ``passages``, ``answer`` and ``kind``.
         """
         if isinstance(value, Example):
             return value
         if not isinstance(value, Mapping):
             raise InputError(f"An example must be an Example or a mapping, not {value!r}.")
-        if unknown := sorted(str(key) for key in value if key not in _KEYS):
-            raise InputError(f"Unknown example keys {unknown}; use {list(_KEYS)}.")
         given = {key: one for key, one in value.items() if one is not None}
-        query = given.pop("question", None)
-        return cls(**{"query": query, **given})
+        try:
+            return cls(**{"query": given.pop("question", None), **given})
+        except TypeError as error:
+            raise InputError(f"An example has no such key: {error}") from error
 
 
 def read_examples(path: str | Path) -> list[Example]:
@@ -420,34 +407,36 @@ class _Ready:
     distribution: torch.Tensor | None
 
 
+@dataclass(slots=True)
 class _Measuring:
     """Fills the table of figures, one round of settings after the other.
 
     Windows are encoded once for all settings that encode them alike, if they fit into
-    ``keep_bytes``.
+    bytes.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        max_new_tokens: int,
-        metric: Metric | None,
-        keep_bytes: int,
-        on_progress: OnProgress | None,
-    ) -> None:
-        self.table: Table = {}
-        self._engine = engine
-        self._metric = metric
-        self._greedy = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1}
-        self._on_progress = on_progress
-        self._ends = sorted(engine.decoder.end_tokens({}))
-        self._bytes_left = keep_bytes
-        self._kept: dict[Hashable, EncodedContext] = {}
-        self._latest: dict[Hashable, EncodedContext] = {}
+    engine: Engine
+    max_new_tokens: int
+    metric: Metric | None
+    bytes_left: int
+    on_progress: OnProgress | None
+    table: Table = field(default_factory=dict)
+    kept: dict[Hashable, EncodedContext] = field(default_factory=dict)
+    latest: dict[Hashable, EncodedContext] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens that end an answer."""
+        return sorted(self.engine.decoder.end_tokens({}))
+
+    def answer(self, context: EncodedContext, query: Sequence[int]) -> tuple[int, ...]:
+        """The greedy answer."""
+        options = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "num_beams": 1}
+        return tuple(self.engine.decoder.generate(context, query, options=options).sequences[0])
 
     def _counted(self, what: str, items: Sequence[T]) -> Iterator[T]:
         """The items, with progress."""
-        told = self._on_progress or (lambda *_: None)
+        told = self.on_progress or (lambda *_: None)
         for done, item in enumerate(items):
             told(what, done, len(items))
             yield item
@@ -462,7 +451,7 @@ class _Measuring:
         by_labels: bool,
     ) -> tuple[list[_Ready], list[str]]:
         """Examples that fit every setting, and a sentence for each that does not."""
-        engine, count = self._engine, int(self._greedy["max_new_tokens"])
+        engine, count = self.engine, self.max_new_tokens
         ready, left_out = [], []
         numbered = list(enumerate(examples, start=1))
         for number, example in self._counted("Reading the examples", numbered):
@@ -478,7 +467,7 @@ class _Measuring:
                     encode = engine.text.prompt.encode_text
                     text = encode((example.answer or "").strip(), continuation=True)
                     # Any end token will do: what counts is the distribution that it is taken from.
-                    ready.append(_Ready(example, request, (*text, *self._ends[:1]), None))
+                    ready.append(_Ready(example, request, (*text, *self.ends[:1]), None))
                 else:
                     in_order = ask(method="sequential", max_new_tokens=count)
                     ready.append(_Ready(example, request, *self._read_in_order(in_order)))
@@ -488,10 +477,9 @@ class _Measuring:
 
     def _read_in_order(self, request: Request) -> tuple[tuple[int, ...], torch.Tensor]:
         # Encoded once and thrown away: nobody would ask a cache for this order of passages again.
-        context = self._engine.encode(request, encoder=self._engine.plain_encoder)
+        context = self.engine.encode(request, encoder=self.engine.plain_encoder)
         query = request.parts.query_ids
-        decoded = self._engine.decoder.generate(context, query, options=self._greedy)
-        ids = tuple(decoded.sequences[0])
+        ids = self.answer(context, query)
         return ids, self._along(context, query, ids)
 
     @torch.no_grad()
@@ -499,7 +487,7 @@ class _Measuring:
         self, context: EncodedContext, query: Sequence[int], answer: Sequence[int]
     ) -> torch.Tensor:
         """(tokens, vocabulary) log-probabilities along an answer, in one forward pass."""
-        decoder = self._engine.decoder
+        decoder = self.engine.decoder
         # The last token of an answer is predicted, never read.
         ids = torch.tensor([[*query, *answer[:-1]]])
         logits = decoder.forward(decoder.narrowed(context, query), ids, last=len(answer))
@@ -532,33 +520,32 @@ class _Measuring:
                 "divergence": float(terms.sum(dim=-1).mean().clamp(min=0.0)),
                 "agreement": float(likeliest == list(ready.answer)),
             }
-        text = ready.answer[: len(ready.answer) - len(self._ends[:1])]
+        text = ready.answer[: len(ready.answer) - len(self.ends[:1])]
         total = rows[range(len(text)), list(text)].sum()
         right = likeliest[: len(text)] == list(text)
-        if self._ends:
-            total = total + rows[-1, self._ends].logsumexp(dim=-1)
-            right = right and likeliest[-1] in self._ends
-        if self._metric is None:
+        if self.ends:
+            total = total + rows[-1, self.ends].logsumexp(dim=-1)
+            right = right and likeliest[-1] in self.ends
+        if self.metric is None:
             return {"exact match": float(right), "log-probability": float(total)}
-        decoded = self._engine.decoder.generate(context, query, options=self._greedy)
-        said = self._engine.text.detokenizer.text(decoded.sequences[0], ()).strip()
-        met = self._metric(said, ready.example.answer or "")
+        said = self.engine.text.detokenizer.text(self.answer(context, query), ()).strip()
+        met = self.metric(said, ready.example.answer or "")
         return {"metric": float(met), "log-probability": float(total)}
 
     def _context(self, number: int, ready: _Ready, method: Method) -> EncodedContext:
         key = (number, _encoding(method))
-        context = self._kept.get(key) or self._latest.get(key)
+        context = self.kept.get(key) or self.latest.get(key)
         if context is None:
-            context = self._engine.encode(dataclasses.replace(ready.request, method=method))
+            context = self.engine.encode(dataclasses.replace(ready.request, method=method))
             windows = context.windows
             held = windows.windows if isinstance(windows, Members) else [windows]
             size = sum(x.nbytes for one in held if one for x in (*one.keys, *one.values))
-            if size <= self._bytes_left:
-                self._bytes_left -= size
-                self._kept[key] = context
+            if size <= self.bytes_left:
+                self.bytes_left -= size
+                self.kept[key] = context
             else:
                 # The next settings ask for it as well; the next example does not.
-                self._latest = {key: context}
+                self.latest = {key: context}
         return dataclasses.replace(context, method=method)
 
 

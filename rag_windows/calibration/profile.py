@@ -277,13 +277,43 @@ class Profile:
         raise ProfileError(f"profile must be a Profile or the path of one, not {value!r}.")
 
     def plot(self, path: str | Path) -> None:
-        """Draw the settings into a PNG: a map of two numbers, or a curve of one.
+        """Draw the settings into a PNG, over the two numbers with most values.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
             ProfileError: no number was varied, or the file can't be written.
         """
-        _draw(self, path)
+        try:
+            from matplotlib import figure as figures
+        except ImportError as error:
+            raise MissingExtraError(missing("The picture", "matplotlib", "figures")) from error
+        alike = [one for one in reversed(self.ranked()) if type(one.method) is type(self.default)]
+        values = varying(one.method for one in alike if not one.fine)
+        names = sorted(values, key=lambda name: -len(values[name]))[:2]
+        if not names:
+            raise ProfileError("No number of the method was varied, so there is nothing to draw.")
+        criterion = self.criteria[0]
+        unit = f"{criterion} ({'lower' if sign(criterion) < 0 else 'higher'} is better)"
+        placed = [one for one in alike if set(names) <= numbers_of(one.method).keys()]
+        shown = [one.figures[criterion].value for one in placed]
+        x, y, *_ = (*([numbers_of(one.method)[name] for one in placed] for name in names), shown)
+        figure = figures.Figure(figsize=(8.4, 6.4), layout="constrained")
+        axes = figure.add_subplot(xlabel=names[0], ylabel=[*names, unit][1])
+        colours = "viridis_r" if sign(criterion) < 0 else "viridis"
+        sizes = [150 if one.fine else 600 for one in placed]
+        points = axes.scatter(x, y, s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
+        figure.colorbar(points, label=unit)
+        for name, method, mark in (("default", self.default, "ks"), ("best", self.best, "r*")):
+            at = [place for place, one in enumerate(placed) if one.method == method]
+            text = f"{name}: {label(method)}"
+            across, up = [x[place] for place in at], [y[place] for place in at]
+            axes.plot(across, up, mark, fillstyle="none", markersize=20, label=text)
+        axes.set_title(f"{self.default.name} on {self.model.name}, {self.examples} examples")
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, markerscale=0.5)
+        try:
+            figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
+        except OSError as error:
+            raise ProfileError(f"The picture {str(path)!r} can't be written: {error}.") from error
 
 
 _PROFILE = TypeAdapter(Profile)
@@ -318,38 +348,3 @@ def varying(settings: Iterable[Method]) -> dict[str, tuple[float, ...]]:
         for name, value in numbers_of(setting).items():
             values.setdefault(name, set()).add(value)
     return {name: tuple(sorted(some)) for name, some in values.items() if len(some) > 1}
-
-
-def _draw(profile: Profile, path: str | Path) -> None:
-    """Coloured squares, small ones for the finer round, over the numbers with the most values."""
-    try:
-        from matplotlib import figure as figures
-    except ImportError as error:
-        raise MissingExtraError(missing("The picture", "matplotlib", "figures")) from error
-    alike = [one for one in reversed(profile.ranked()) if type(one.method) is type(profile.default)]
-    values = varying(one.method for one in alike if not one.fine)
-    names = sorted(values, key=lambda name: -len(values[name]))[:2]
-    if not names:
-        raise ProfileError("No number of the method was varied, so there is nothing to draw.")
-    criterion = profile.criteria[0]
-    unit = f"{criterion} ({'lower' if sign(criterion) < 0 else 'higher'} is better)"
-    placed = [one for one in alike if set(names) <= numbers_of(one.method).keys()]
-    shown = [one.figures[criterion].value for one in placed]
-    x, y, *_ = (*([numbers_of(one.method)[name] for one in placed] for name in names), shown)
-    figure = figures.Figure(figsize=(8.4, 6.4), layout="constrained")
-    axes = figure.add_subplot(xlabel=names[0], ylabel=[*names, unit][1])
-    colours = "viridis_r" if sign(criterion) < 0 else "viridis"
-    sizes = [150 if one.fine else 600 for one in placed]
-    points = axes.scatter(x, y, s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
-    figure.colorbar(points, label=unit)
-    for name, method, mark in (("default", profile.default, "ks"), ("best", profile.best, "r*")):
-        at = [place for place, one in enumerate(placed) if one.method == method]
-        text = f"{name}: {label(method)}"
-        across, up = [x[place] for place in at], [y[place] for place in at]
-        axes.plot(across, up, mark, fillstyle="none", markersize=20, label=text)
-    axes.set_title(f"{profile.default.name} on {profile.model.name}, {profile.examples} examples")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, markerscale=0.5)
-    try:
-        figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
-    except OSError as error:
-        raise ProfileError(f"The picture {str(path)!r} can't be written: {error}.") from error

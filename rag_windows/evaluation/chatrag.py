@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    field_validator,
+)
 
 from rag_windows.errors import DataError
 from rag_windows.evaluation.files import read, shown, write_whole
@@ -71,9 +78,6 @@ _PHRASES = (
 )
 
 
-# The wording.
-
-
 def worded(messages: Sequence[Message], dataset: str, style: Style) -> tuple[Message, ...]:
     """The messages as the benchmark shows them to a model, or in "plain" style as they are.
 
@@ -101,9 +105,6 @@ def titled(passage: Passage, style: Style) -> Passage:
     text = f"title: {passage.title}, source: {passage.text}"
     metadata = {**passage.metadata, "title": passage.title}
     return replace(passage, text=text, title=None, metadata=metadata)
-
-
-# The file.
 
 
 class _Message(BaseModel):
@@ -202,9 +203,6 @@ class ChatRagTask:
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
         """Score one arm's records; see `chatrag_scores`."""
         return chatrag_scores(self.dataset, examples, [one.answer for one in records])
-
-
-# The scores.
 
 
 def chatrag_scores(
@@ -326,9 +324,6 @@ def _written(result: float | str, percent: bool, decrease: bool) -> Iterator[str
         yield str(-number if isinstance(result, str) else -result)
 
 
-# Files of predictions.
-
-
 def write_answers(path: str | Path, answers: Sequence[str]) -> None:
     """Write predictions as the benchmark's own script reads them: a line an answer, in order."""
     write_whole(path, "".join(f"{one_line(answer)}\n" for answer in answers))
@@ -346,32 +341,23 @@ def read_answers(path: str | Path, count: int) -> tuple[str, ...]:
     return lines
 
 
-def read_answerable(path: str | Path, examples: Sequence[Example]) -> frozenset[str]:
-    """Keys of the questions that a JSON list names by their positions among the answerable ones.
-
-    ChatRAG-Bench's scorer holds such a list for QuAC, ``quac_correct_retrieved_instance_idx_list``:
-    the answerable questions whose first five passages hold the right answer.
-    """
-    source = read(path)
-    keys = [example.key for example in examples if not unanswerable(example)]
-    numbers = source.json(list[int])
-    if wrong := set(numbers) - set(range(len(keys))):
-        raise source.place.error(
-            f"{min(wrong)} is in the list, but the {len(keys)} answerable questions are counted "
-            "from 0; take the list that belongs to this dataset."
-        )
-    return frozenset(keys[number] for number in numbers)
-
-
 def score_chatrag(
     data: Path, dataset: str, predictions: Path, answerable: Path | None = None
 ) -> dict[str, float]:
     """The figures of ChatRAG-Bench's own script, and the number "n" of records; NaN for no figure.
 
-    ``answerable`` is the file of `read_answerable`.
+    ``answerable`` is a JSON list of places among the answerable questions, from 0. The benchmark's
+    script has it for QuAC, ``quac_correct_retrieved_instance_idx_list``: those whose first five
+    passages hold the right answer.
     """
     examples = ChatRagTask.read(data, dataset, style="plain").examples
-    answers = read_answers(predictions, len(examples))
-    keys = None if answerable is None else read_answerable(answerable, examples)
+    answers, keys = read_answers(predictions, len(examples)), None
+    if answerable is not None:
+        there = [example.key for example in examples if not unanswerable(example)]
+        source = read(answerable)
+        try:
+            keys = {there[place] for place in source.json(list[NonNegativeInt])}
+        except IndexError as error:
+            raise source.place.error(f"{len(there)} questions are answerable.") from error
     scores = chatrag_scores(dataset, examples, answers, keys)
     return {**{one.name: one.value for one in scores}, "n": len(examples)}

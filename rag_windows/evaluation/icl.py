@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,16 +18,9 @@ from rag_windows import Demonstration, WindowedLM
 from rag_windows.errors import InputError, LimitError
 from rag_windows.evaluation.files import Place, read, shown
 from rag_windows.evaluation.run import Answered, Arm, Asked
-from rag_windows.evaluation.task import (
-    Example,
-    ReadPassage,
-    Record,
-    Reference,
-    Score,
-    digest_of,
-)
-from rag_windows.icl import Template
-from rag_windows.icl.classifier import Classifier, Labels, Normalize
+from rag_windows.evaluation.task import Example, ReadPassage, Record, Reference, Score, digest_of
+from rag_windows.icl import Classification, Template
+from rag_windows.icl.classifier import Normalize
 from rag_windows.methods import Method
 from rag_windows.request import in_order
 
@@ -215,81 +207,70 @@ class IclAnswerer:
 
     def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
         """Answer examples by one arm; the passages beside them count for nothing."""
-        form, method = self.task.template, cast(Method, arm.method)
-        classifier = Classifier(lm.engine, form, method, self.prefix)
-        known, settings = classifier.labels(self.task.labels), self.task.settings
-        texts = [example.question for example, _ in asked]
-        demonstrations = self.task.shown(arm.top_k)
-        windows, left_out = self._windows(classifier, demonstrations, texts, known)
-        begun = time.perf_counter()
-        found, reading = classifier.judge(
-            windows, texts, known, settings["normalize"], settings["calibrate_with"]
-        )
+        shown = self.task.shown(arm.top_k)
+        begun, before = time.perf_counter(), _misses(lm)
+        found, kept = self._labelled(lm, arm, [example.question for example, _ in asked], shown)
         seconds = (time.perf_counter() - begun) / len(asked)
-        passages = tuple(
-            ReadPassage(
-                digest_of(text),
-                f"window {number}",
-                spans=((0, len(text)),) if classifier.method.windowed else (),
-            )
-            for number, text in enumerate(windows, start=1)
-        )
-        context, parts = reading.context, reading.parts
-        context_tokens = len(parts.prefix_ids) + sum(len(one.ids) for one in parts.windows)
+        # The prefix counts as one in the cache.
+        encoded = min(_misses(lm) - before, found[0].windows)
+        form = self.task.template
+        text = form.separator.join(form.show(one) for one in shown[:kept])
+        texts = [text] if kept else []
         made: list[Answered] = []
-        for number, label in enumerate(found):
-            # The first of a batch pays for what the others find.
-            first = number == 0
-            encoded = context.encoded_windows if first else 0
+        for (example, _), label in zip(asked, found, strict=True):
             record = Record(
-                key=asked[number][0].key,
+                key=example.key,
                 arm=arm.name,
                 answer=label.label,
                 finish_reason="chosen",
-                passages=passages,
-                left_out=left_out,
-                prompt_tokens=context_tokens + reading.query_tokens[number],
-                cached_tokens=context.cached_tokens if first else context_tokens,
+                passages=tuple(ReadPassage(digest_of(one), "demonstrations") for one in texts),
+                left_out=len(shown) - kept,
+                # The first of a batch pays for what the others find.
                 windows_encoded=encoded,
-                windows_reused=context.cached_windows + context.encoded_windows - encoded,
-                encode_s=reading.encode_s / len(asked),
+                windows_reused=label.windows - encoded,
                 ttft_s=seconds,
                 total_s=seconds,
                 scores=label.scores,
                 notes=tuple(note.message for note in label.notes),
             )
-            made.append((record, windows))
+            made.append((record, texts))
+            encoded = 0
         return made
 
-    def _windows(
-        self,
-        classifier: Classifier,
-        demonstrations: Sequence[Demonstration],
-        texts: Sequence[str],
-        known: Labels,
-    ) -> tuple[list[str], int]:
-        """Windows of demonstrations, and how many of these are left out.
+    def _labelled(
+        self, lm: WindowedLM, arm: Arm, texts: list[str], shown: Sequence[Demonstration]
+    ) -> tuple[list[Classification], int]:
+        """Labels of texts, and how many of the demonstrations were read.
 
-        Windows side by side always fit; one after the other, the first ones are read. Where not
-        even one of them fits, the engine says so.
+        Those that are read one after the other are read as far as they fit, to a twentieth.
         """
-        settings, longest = self.task.settings, max(texts, key=len)
-        number = settings["windows"]
-
-        def packed(count: int) -> list[str]:
-            given = ([*texts, *settings["calibrate_with"]], demonstrations[:count], known)
-            if number is not None:
-                return classifier.pack(*given, max(1, min(number, count)))
+        settings, kept = self.task.settings, len(shown)
+        windows = settings["windows"] or max(1, min(USUAL, kept // USUAL))
+        while True:
             try:
-                return classifier.pack(*given, max(1, min(USUAL, count // USUAL)))
+                found = lm.classify(
+                    texts,
+                    shown[:kept],
+                    self.task.labels,
+                    template=self.task.template,
+                    method=arm.method,
+                    prefix=self.prefix,
+                    normalize=settings["normalize"],
+                    calibrate_with=settings["calibrate_with"],
+                    windows=windows and max(1, min(windows, kept)),
+                )
             except LimitError:
-                # So many windows are too few.
-                return classifier.pack(*given)
+                if windows and not settings["windows"]:
+                    # So many windows may be too few.
+                    windows = None
+                elif in_order(cast(Method, arm.method)) and kept > 1:
+                    kept -= max(1, kept // 20)
+                else:
+                    raise
+            else:
+                return found, kept
 
-        def too_many(count: int) -> bool:
-            return not classifier.fits(packed(count), longest, known)
 
-        kept = len(demonstrations)
-        if in_order(classifier.method) and too_many(kept):
-            kept = max(1, bisect_left(range(kept), True, lo=1, key=too_many) - 1)
-        return packed(kept), len(demonstrations) - kept
+def _misses(lm: WindowedLM) -> int:
+    """How many windows the model has encoded so far."""
+    return 0 if lm.cache is None else lm.cache.stats().misses

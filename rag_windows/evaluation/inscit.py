@@ -37,8 +37,6 @@ from rag_windows.evaluation.task import Array, Example, Record, Reference, Score
 from rag_windows.passage import Passage
 from rag_windows.prompt.visible_text import encodable
 
-INSCIT_PACKAGES = ("sacrebleu", "spacy")
-
 TITLES = " - "
 """Between a page's title and those of its sections."""
 
@@ -205,9 +203,6 @@ def _unquoted(text: str) -> str:
     return quoted[1].replace('""', '"') if quoted else text
 
 
-# Scores.
-
-
 def check_packages(*names: str) -> None:
     """Make sure that packages are there, such as "spacy"; before a long run, not after it."""
     if absent := [name for name in names if find_spec(name) is None]:
@@ -238,7 +233,6 @@ def spaced(text: str) -> str:
 
 @functools.cache
 def _english() -> Callable[[str], Iterable[Any]]:
-    check_packages("spacy")
     import spacy
 
     # Not the pipeline around it, which refuses texts of more than a million characters.
@@ -251,7 +245,6 @@ def bleu_score(answers: Sequence[str], references: Sequence[Sequence[str]]) -> S
 
     Its sums over sentences are right n-grams, n-grams, length, length of the closest reference.
     """
-    check_packages("sacrebleu")
     from sacrebleu.metrics.bleu import BLEU
 
     # `force` only keeps it from asking on stderr whether the text was tokenized before.
@@ -306,9 +299,6 @@ def inscit_scores(
 
 def _plain(text: str) -> str:
     return " ".join(text.lower().split())
-
-
-# Files of predictions.
 
 
 class _Predicted(BaseModel):

@@ -6,7 +6,6 @@ import functools
 import math
 import re
 import sys
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,7 @@ from rag_windows.errors import InputError, LimitError
 from rag_windows.icl.scoring import Ids, Score, likelihoods
 from rag_windows.methods import Method
 from rag_windows.passage import Note
-from rag_windows.prefill import EncodedContext
-from rag_windows.prompt.builder import PromptParts
+from rag_windows.prompt.builder import Prompt, PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import BatchRequest, Messages, PassageLike
 from rag_windows.sampling import whole_number
@@ -313,201 +311,140 @@ def classify(
     windows: int | None = None,
     window_tokens: int | None = None,
 ) -> list[Classification]:
-    """Label texts, as `WindowedLM.classify` describes it."""
+    """Label texts, as `WindowedLM.classify` describes it.
+
+    With content-free texts it is contextual calibration (https://arxiv.org/abs/2102.09690, section
+    5): ``q = softmax(W p)``, ``W = diag(p_cf)^-1``, ``p_cf`` the mean of the label probabilities
+    over those texts. The label of highest ``q`` is that of highest ``log p - log p_cf``, and here
+    the softmax of this difference is the probability.
+    """
     if normalize not in ("sum", "mean"):
         raise InputError(f"normalize={normalize!r} must be 'sum' or 'mean'.")
-    classifier = Classifier(engine, Template.of(template), engine.method_of(method), prefix)
+    if windows is not None and window_tokens is not None:
+        raise InputError("Give either windows or window_tokens, not both.")
+    for name, number in (("windows", windows), ("window_tokens", window_tokens)):
+        if number is not None:
+            whole_number(name, number)
+    form, reader, prompt = Template.of(template), engine.method_of(method), engine.text.prompt
     shown = demonstrations_of(demonstrations)
     neutral = [calibrate_with] if isinstance(calibrate_with, str) else list(calibrate_with or ())
     for kind, given in (("Text", texts), ("Content-free text", neutral)):
         for index, text in enumerate(given):
             check_text(f"{kind} {index}", text)
-    known = classifier.labels(labels, shown)
+    known = _labels(prompt, form, labels, shown)
     if not texts:
         return []
-    packed = classifier.pack([*texts, *neutral], shown, known, windows, window_tokens)
-    return classifier.judge(packed, texts, known, normalize, neutral)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Classifier:
-    """A model that labels texts in a form, by a method, behind a system prompt or None."""
-
-    engine: Engine
-    form: Template
-    method: Method
-    prefix: str | None
-
-    def labels(
-        self, labels: Sequence[str] | None, demonstrations: Sequence[Demonstration] = ()
-    ) -> Labels:
-        """Check and tokenize labels; those of the demonstrations, by their first one, for None."""
-        if isinstance(labels, str):
-            raise InputError("labels must be a list of strings, not one string; wrap them in [].")
-        if labels is None:
-            labels = list(dict.fromkeys(one.label for one in demonstrations))
-        for label in labels:
-            check_text("A label", label)
-        if len(labels) < 2:
-            raise InputError(f"At least two labels are needed to choose from, not {list(labels)}.")
-        for index, one in enumerate(demonstrations):
-            if one.label not in labels:
-                raise InputError(
-                    f"Demonstration {index} has the label {one.label!r}, which is none of "
-                    f"{list(labels)}; add it to the labels, or leave the demonstration out."
-                )
-        prompt = self.engine.text.prompt
-        gap = "" if prompt.is_chat else self.form.gap
-        ids = [tuple(prompt.encode_text(gap + label, continuation=True)) for label in labels]
-        for index, tokens in enumerate(ids):
-            if not tokens or tokens in ids[:index]:
-                raise InputError(
-                    f"The label {labels[index]!r} is given twice, has the same tokens as another, "
-                    f"or none: no score tells it apart among {list(labels)}; use other words."
-                )
-        return Labels(tuple(labels), tuple(ids))
-
-    def pack(
-        self,
-        texts: Sequence[str],
-        demonstrations: Sequence[Demonstration],
-        labels: Labels,
-        windows: int | None = None,
-        window_tokens: int | None = None,
-    ) -> list[str]:
-        """Texts of windows; the longest of the texts and of the labels leave the least room."""
-        if windows is not None and window_tokens is not None:
-            raise InputError("Give either windows or window_tokens, not both.")
-        for name, number in (("windows", windows), ("window_tokens", window_tokens)):
-            if number is not None:
-                whole_number(name, number)
-        if not demonstrations:
-            return []
-        prompt, questions = self.engine.text.prompt, [self._question(text) for text in texts]
-        answer = max(map(len, labels.ids))
-        room = self._room([prompt.around(one) for one in questions], answer, window_tokens)
+    questions = [
+        replace(Conversation.of(form.ask(text), prefix), plain=True) for text in (*texts, *neutral)
+    ]
+    packed: list[str] = []
+    if shown:
+        cut = [prompt.around(one) for one in questions]
+        room = _room(engine, reader, cut, max(map(len, known.ids)), window_tokens)
         continues = prompt.is_chat or bool(questions[0].system)
 
         def size_of(text: str) -> int:
             return len(prompt.encode_text(f"{text}\n\n", continuation=continues))
 
-        shown = [self.form.show(one) for one in demonstrations]
-        return fill(shown, self.form.separator, size_of, room, windows)
+        packed = fill([form.show(one) for one in shown], form.separator, size_of, room, windows)
+    # Windows are as long as their demonstrations, which were counted.
+    asked = {"prompt": prompt.without_header(), "max_window_tokens": sys.maxsize}
+    sums, parts = read(engine, questions, packed, known.ids, method=reader, **asked)
+    rows = [known.scores(one, normalize) for one in sums]
+    scores = torch.tensor(rows, dtype=torch.float64)
+    if neutral:
+        scores = scores.log_softmax(-1)
+        bias = scores[len(texts) :].logsumexp(0) - math.log(len(neutral))
+        scores = scores - bias.clamp(min=math.log(sys.float_info.min))
+    return [
+        Classification(
+            text=text,
+            label=known.names[int(row.argmax())],
+            scores=dict(zip(known.names, row.tolist(), strict=True)),
+            probabilities=dict(zip(known.names, row.softmax(-1).tolist(), strict=True)),
+            windows=len(parts.windows),
+            notes=parts.notes,
+        )
+        for text, row in zip(texts, scores, strict=False)
+    ]
 
-    def _room(self, cut: Sequence[tuple[Ids, Ids]], answer: int, asked: int | None) -> int:
-        """Tokens of a window, where prefixes, questions and an answer leave them.
 
-        Unless so many are asked for, in eighths of the model's positions: texts of other lengths
-        then mostly find the same windows cached.
-        """
-        limit, refinement = self.engine.position_limit, self.method.refinement
-        if limit is None:
-            return asked or UNLIMITED_ROOM
-        left = limit - max(len(before) + len(query) for before, query in cut) - answer
-        if left <= 0:
-            raise LimitError(
-                f"The prefix, the longest text and the longest label make {limit - left} tokens, "
-                f"and the model has {limit} positions: no demonstration would fit. Shorten the "
-                "text."
+def _labels(
+    prompt: Prompt,
+    form: Template,
+    labels: Sequence[str] | None,
+    demonstrations: Sequence[Demonstration],
+) -> Labels:
+    """Labels, checked and tokenized; those of the demonstrations, by their first one, for None."""
+    if isinstance(labels, str):
+        raise InputError("labels must be a list of strings, not one string; wrap them in [].")
+    if labels is None:
+        labels = list(dict.fromkeys(one.label for one in demonstrations))
+    for label in labels:
+        check_text("A label", label)
+    if len(labels) < 2:
+        raise InputError(f"At least two labels are needed to choose from, not {list(labels)}.")
+    for index, one in enumerate(demonstrations):
+        if one.label not in labels:
+            raise InputError(
+                f"Demonstration {index} has the label {one.label!r}, which is none of "
+                f"{list(labels)}; add it to the labels, or leave the demonstration out."
             )
-        if refinement is not None and refinement.positions == "continue":
-            # A further pass stands behind its window.
-            left = min(left, (limit - max(len(before) for before, _ in cut)) // 2)
-        if asked is None:
-            step = limit // _STEPS
-            return left // step * step if 0 < step <= left else left
-        if asked > left:
-            raise LimitError(
-                f"window_tokens={asked} is more than the {left} tokens that the prefix, the "
-                f"longest text and its label leave of the model's {limit} positions."
+    gap = "" if prompt.is_chat else form.gap
+    ids = [tuple(prompt.encode_text(gap + label, continuation=True)) for label in labels]
+    for index, tokens in enumerate(ids):
+        if not tokens or tokens in ids[:index]:
+            raise InputError(
+                f"The label {labels[index]!r} is given twice, has the same tokens as another, or "
+                f"none: no score tells it apart among {list(labels)}; use other words."
             )
-        return asked
-
-    def judge(
-        self,
-        windows: Sequence[str],
-        texts: Sequence[str],
-        labels: Labels,
-        normalize: Normalize = "sum",
-        neutral: Sequence[str] = (),
-    ) -> tuple[list[Classification], Reading]:
-        """Choose a label for each text; the windows are encoded once for all of them.
-
-        With content-free texts it is contextual calibration (https://arxiv.org/abs/2102.09690,
-        section 5): ``q = softmax(W p)``, ``W = diag(p_cf)^-1``, ``p_cf`` the mean of the label
-        probabilities over those texts. The label of highest ``q`` is that of highest ``log p - log
-        p_cf``, and here the softmax of this difference is the probability.
-        """
-        questions = [self._question(text) for text in (*texts, *neutral)]
-        offered = [labels.ids] * len(questions)
-        reading = read(self.engine, questions, windows, offered, **self._asked())
-        sums = [labels.scores(one, normalize) for one in reading.sums]
-        scores = torch.tensor(sums, dtype=torch.float64)
-        if neutral:
-            scores = scores.log_softmax(-1)
-            bias = scores[len(texts) :].logsumexp(0) - math.log(len(neutral))
-            scores = scores - bias.clamp(min=math.log(sys.float_info.min))
-        found = []
-        for text, row in zip(texts, scores, strict=False):
-            found.append(
-                Classification(
-                    text=text,
-                    label=labels.names[int(row.argmax())],
-                    scores=dict(zip(labels.names, row.tolist(), strict=True)),
-                    probabilities=dict(zip(labels.names, row.softmax(-1).tolist(), strict=True)),
-                    windows=len(reading.parts.windows),
-                    notes=reading.parts.notes,
-                )
-            )
-        return found, reading
-
-    def fits(self, windows: Sequence[str], text: str, labels: Labels) -> bool:
-        """Whether windows, a text and the longest label fit the model's positions together."""
-        longest = max(map(len, labels.ids))
-        try:
-            question = self._question(text)
-            self.engine.request(question, windows, max_new_tokens=longest, **self._asked())
-        except LimitError:
-            return False
-        return True
-
-    def _asked(self) -> dict[str, Any]:
-        # Windows are as long as their demonstrations, which were counted when they were packed.
-        prompt = self.engine.text.prompt.without_header()
-        return {"method": self.method, "prompt": prompt, "max_window_tokens": sys.maxsize}
-
-    def _question(self, text: str) -> Conversation:
-        return replace(Conversation.of(self.form.ask(text), self.prefix), plain=True)
+    return Labels(tuple(labels), tuple(ids))
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Sums of log-probabilities by question and choice, and what was read.
+def _room(
+    engine: Engine, method: Method, cut: Sequence[tuple[Ids, Ids]], answer: int, asked: int | None
+) -> int:
+    """Tokens of a window, where prefixes, questions and an answer leave them.
 
-    ``context`` is that of the first question, others may have prefixes of their own; ``encode_s``
-    are the seconds that all contexts took.
+    Unless so many are asked for, in eighths of the model's positions: texts of other lengths then
+    mostly find the same windows cached.
     """
-
-    sums: list[list[float]]
-    parts: PromptParts
-    query_tokens: list[int]
-    context: EncodedContext
-    encode_s: float
+    limit, refinement = engine.position_limit, method.refinement
+    if limit is None:
+        return asked or UNLIMITED_ROOM
+    left = limit - max(len(before) + len(query) for before, query in cut) - answer
+    if left <= 0:
+        raise LimitError(
+            f"The prefix, the longest text and the longest label make {limit - left} tokens, and "
+            f"the model has {limit} positions: no demonstration would fit. Shorten the text."
+        )
+    if refinement is not None and refinement.positions == "continue":
+        # A further pass stands behind its window.
+        left = min(left, (limit - max(len(before) for before, _ in cut)) // 2)
+    if asked is None:
+        step = limit // _STEPS
+        return left // step * step if 0 < step <= left else left
+    if asked > left:
+        raise LimitError(
+            f"window_tokens={asked} is more than the {left} tokens that the prefix, the longest "
+            f"text and its label leave of the model's {limit} positions."
+        )
+    return asked
 
 
 def read(
     engine: Engine,
     questions: Sequence[Messages],
     passages: Sequence[PassageLike],
-    choices: Sequence[Sequence[Ids]],
+    choices: Sequence[Ids],
     **asked: Any,
-) -> Reading:
-    """Score choices behind every question (at least one); passages are encoded once for all.
+) -> tuple[list[list[float]], PromptParts]:
+    """Log-probabilities of choices behind each question (at least one), and the first one's prompt.
 
-    Once for each prefix, to be exact: conversations may bring system messages of their own.
-    ``asked`` are further arguments of `Engine.request`.
+    Passages are encoded once for all; once for each prefix, to be exact: conversations may bring
+    system messages of their own. ``asked`` are further arguments of `Engine.request`.
     """
-    longest = max((len(ids) for one in choices for ids in one), default=1)
+    longest = max(map(len, choices))
     ask = functools.partial(engine.request, passages=passages, max_new_tokens=longest, **asked)
     first = ask(query=questions[0])
     prompt, windows = engine.text.prompt, bool(first.parts.windows)
@@ -521,18 +458,11 @@ def read(
         most = max(own, key=lambda index: len(cut[index][1]))
         requests.append(ask(query=questions[most]) if most else first)
     sums: dict[int, list[float]] = {}
-    contexts = []
-    seconds = 0.0
     for request, own in zip(requests, alike.values(), strict=True):
-        begun = time.perf_counter()
-        contexts.append(engine.encode(request))
-        seconds += time.perf_counter() - begun
-        pairs = [(cut[index][1], ids) for index in own for ids in choices[index]]
-        found = iter(likelihoods(engine.decoder, contexts[-1], pairs))
-        sums |= {index: [next(found).logprob for _ in choices[index]] for index in own}
-    ordered = [sums[index] for index in range(len(questions))]
-    query_tokens = [len(query) for _, query in cut]
-    return Reading(ordered, first.parts, query_tokens, contexts[0], seconds)
+        pairs = [(cut[index][1], ids) for index in own for ids in choices]
+        found = iter(likelihoods(engine.decoder, engine.encode(request), pairs))
+        sums |= {index: [next(found).logprob for _ in choices] for index in own}
+    return [sums[index] for index in range(len(questions))], first.parts
 
 
 def score_choices(
@@ -545,9 +475,5 @@ def score_choices(
     if () in ids:
         raise InputError(f"Choice {ids.index(())} has no tokens; leave it out.")
     passages = cast("Sequence[PassageLike]", asked.passages)
-    offered = [ids] * len(queries)
-    reading = read(engine, queries, passages, offered, method=asked.method, prefix=asked.prefix)
-    return [
-        [Score(*one) for one in zip(choices, sums, map(len, ids), strict=True)]
-        for sums in reading.sums
-    ]
+    sums, _ = read(engine, queries, passages, ids, method=asked.method, prefix=asked.prefix)
+    return [[Score(*one) for one in zip(choices, row, map(len, ids), strict=True)] for row in sums]

@@ -63,9 +63,8 @@ def icl(run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.Monkey
 def test_texts_are_labelled_as_classify_does(icl: Eval, small_lm: WindowedLM) -> None:
     options = ("--shots", "10", "--windows", "3", "--calibrate-with", "N/A")
     found, texts = icl(labelled(), *options, "--system", "Judge.")
-    windows = [texts[one["text"]] for one in found[0]["passages"]]
-    assert [one["id"] for one in found[0]["passages"]] == ["window 1", "window 2", "window 3"]
-    shown = [tuple(line.split(": ")) for line in "\n".join(windows).split("\n")]
+    (read,) = found[0]["passages"]
+    shown = [tuple(line.split(": ")) for line in texts[read["text"]].split("\n")]
     assert Counter(label for _, label in shown) == {"u": 5, "d": 5}
     expected = small_lm.classify(
         [f"text {'very ' * i}new" for i in range(5)],
@@ -85,8 +84,6 @@ def test_the_second_method_and_the_second_text_encode_nothing(icl: Eval) -> None
     found, _ = icl(labelled(), "--shots", "24", "--windows", "4", methods="pcw,ape")
     counts = [(one["windows_encoded"], one["windows_reused"]) for one in found]
     assert counts == [(4, 0)] + [(0, 4)] * 9
-    assert found[0]["cached_tokens"] == 0
-    assert 0 < found[5]["cached_tokens"] < found[5]["prompt_tokens"]
     blind, _ = icl(labelled(), "--shots", "0")
     assert all(one["passages"] == [] for one in blind)
 
@@ -94,13 +91,11 @@ def test_the_second_method_and_the_second_text_encode_nothing(icl: Eval) -> None
 def test_one_after_the_other_as_many_are_read_as_fit(icl: Eval) -> None:
     found, texts = icl(labelled(200), "--shots", "200", methods="sequential,pcw")
     one, windowed = found[0], found[5]
-    read = [texts[each["text"]] for each in one["passages"]]
-    assert one["left_out"] == 200 - sum(len(text.split("\n")) for text in read) > 0
-    assert all(each["spans"] == [] for each in one["passages"])
-    # The model has 1,024 positions, and one more demonstration takes some 15 of them.
-    assert 1024 - 25 <= found[4]["prompt_tokens"] <= 1024
+    (read,) = (texts[each["text"]] for each in one["passages"])
+    assert one["left_out"] == 200 - len(read.split("\n")) > 0
+    # A letter is a token, and the model has 1,024 positions.
+    assert 0.85 * 1024 < len(read) < 1024
     assert windowed["left_out"] == 0
-    assert all(len(each["spans"]) == 1 for each in windowed["passages"])
 
 
 def test_a_text_that_fits_nowhere_is_refused_alone(

@@ -235,12 +235,15 @@ def test_the_answerable_that_count_are_listed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", rows)
     examples = chatrag.ChatRagTask.read(path, "quac").examples
     assert [one.kinds for one in examples] == [("unanswerable",), *[("answerable",)] * 2]
-    path.write_text("[1]")
-    assert chatrag.read_answerable(path, examples) == {"quac/3"}
-    for wrong, told in (("[2]", "2 is in the list"), ("[true]", "record 1: Input should be a val")):
-        path.write_text(wrong)
+    said, listed = tmp_path / "said.txt", tmp_path / "listed.json"
+    chatrag.write_answers(said, ["no", "1811", "1902"])
+    for numbers, found in (("[0]", 0), ("[1]", 100), ("[0, 1]", 50)):
+        listed.write_text(numbers)
+        assert chatrag.score_chatrag(path, "quac", said, listed)["answerable_f1"] == found
+    for wrong, told in (("[2]", "2 questions are"), ("[true]", "record 1: Input should be a val")):
+        listed.write_text(wrong)
         with pytest.raises(DataError, match=told):
-            chatrag.read_answerable(path, examples)
+            chatrag.score_chatrag(path, "quac", said, listed)
 
 
 # Damage.

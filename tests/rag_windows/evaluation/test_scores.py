@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import string
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ import spacy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_windows import MissingExtraError
 from rag_windows.evaluation import chatrag, inscit, task
 from tests.rag_windows.evaluation import literal
 
@@ -149,16 +147,6 @@ def test_scores_agree_with_the_literal_ones(
         ]
         expected = 100 * max(overlap) if overlap else None
         assert scores[3].values[place] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("package", ["sacrebleu", "spacy"])
-def test_a_missing_package_is_named_with_its_extra(
-    package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    inscit._english.cache_clear()
-    with pytest.raises(MissingExtraError, match=rf'{package}; run: pip install "\.\[eval'):
-        inscit.inscit_scores([example("x")], ["x"], [[]])
 
 
 # ChatRAG-Bench.
