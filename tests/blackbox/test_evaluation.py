@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rag_windows import Generation, GenerationError, WindowedLM
-from tests.blackbox.conftest import ROOT, Process, Run
+from tests.blackbox.conftest import Process, Run
 
 Eval = Callable[..., Any]
 Lines = list[dict[str, Any]]
@@ -185,15 +180,6 @@ def test_the_summary_has_its_fields(inscit: Eval) -> None:
     assert told["files"]["scores"] == "out/scores.json"
 
 
-def test_the_second_method_with_windows_encodes_nothing(inscit: Eval, tmp_path: Path) -> None:
-    assert inscit("--out", "out", "--methods", "pcw,ape").exit_code == 0
-    kept = records(tmp_path / "out")
-    pcw, ape = ([one for one in kept if one["arm"] == arm] for arm in ("pcw@2", "ape@2"))
-    assert sum(one["windows_encoded"] for one in pcw) == 3
-    assert sum(one["windows_encoded"] for one in ape) == 0
-    assert all(one["windows_reused"] == len(one["passages"]) for one in ape)
-
-
 def test_the_same_command_asks_nothing_again(
     inscit: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,32 +233,6 @@ def test_an_interruption_keeps_what_is_answered(
     assert len(found) == len(set(found)) == 9
 
 
-def test_a_killed_run_goes_on(run: Run, data: Path, small_folder: Path, tmp_path: Path) -> None:
-    path = os.pathsep.join(str(ROOT / folder) for folder in (".", "retrievers"))
-    asked = (
-        *("eval", "inscit", "--data", str(data), "--model", str(small_folder), *QUICK),
-        *("--max-new-tokens", "60", "--out", "out"),
-    )
-    command = [sys.executable, "-c", "from rag_windows.cli.commands import app; app()", *asked]
-    environment = {**os.environ, "PYTHONPATH": path}
-    process = subprocess.Popen(command, env=environment, stdout=-3, stderr=-3)
-    kept = tmp_path / "out" / "records.jsonl"
-    deadline = time.monotonic() + 240
-    while not kept.exists() or kept.read_bytes().count(b"\n") < 2:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = kept.read_bytes()
-    before = before[: before.rindex(b"\n") + 1]
-    done = run(*asked)
-    assert done.exit_code == 0, done.stderr
-    assert kept.read_bytes().startswith(before)
-    found = [(one["key"], one["arm"]) for one in records(tmp_path / "out")]
-    assert len(found) == len(set(found)) == 9
-
-
 def test_questions_without_an_answer_are_told_and_asked_again(
     inscit: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +269,7 @@ def test_questions_without_an_answer_are_told_and_asked_again(
         (("--retriever", "bm25", "--embedder", "x"), "--embedder"),
         (("--corpus", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--data", "nowhere.json"), "nowhere.json"),
+        (("--data", "wrong.json"), "wrong.json, a, turns 1, labels 1, response: Field required"),
         (("--out", "dev.json"), "dev.json can't be made or locked"),
         (("--methods", "pcw:scale=0.5"), "scale"),
         (("--cache-memory", "much"), "memory='much' is no size"),
@@ -319,34 +280,10 @@ def test_questions_without_an_answer_are_told_and_asked_again(
 def test_arguments_are_refused_in_one_line(
     inscit: Eval, options: Sequence[str], message: str
 ) -> None:
+    Path("wrong.json").write_text('{"a": {"turns": [{"context": ["Who?"], "labels": [{}]}]}}')
     result = inscit(*options)
     assert result.exit_code == 2
     assert message in one_line(result.stderr)
-
-
-@pytest.mark.parametrize(
-    ("content", "where"),
-    [
-        ('{"a": {"turns": [', "dev.json"),
-        ('{"a": {}}', "turns"),
-        ("[]", "dev.json"),
-        ('{"a": {"turns": [{"context": ["Who?"], "labels": []}]}}', "labels"),
-        ('{"a": {"turns": [{"context": ["Who?", "He."], "labels": [{}]}]}}', "turn"),
-        ('{"a": {"turns": [{"context": ["Who?"], "labels": [{"evidence": 1}]}]}}', "labels 1"),
-    ],
-)
-def test_malformed_data_is_told_before_any_work(
-    inscit: Eval, data: Path, tmp_path: Path, content: str, where: str
-) -> None:
-    assert inscit("--out", "out", "--methods", "ape").exit_code == 0
-    kept = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")}
-    data.write_text(content)
-    result = inscit("--out", "out", "--methods", "ape")
-    assert result.exit_code == 2
-    told = one_line(result.stderr)
-    assert "dev.json" in told
-    assert where in told
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")} == kept
 
 
 def test_a_report_is_made_again_with_the_data_elsewhere(
@@ -369,51 +306,6 @@ def test_a_report_is_made_again_with_the_data_elsewhere(
     assert "holds other data" in one_line(wrong.stderr)
     for folder in ("nowhere", "."):
         assert one_line(run("eval", "report", folder).stderr)
-
-
-class Tags(HTMLParser):
-    """What a browser would make elements of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-
-def test_a_report_asks_for_nothing_and_obeys_no_text(
-    inscit: Eval, data: Path, tmp_path: Path
-) -> None:
-    evil = "<script>alert(1)</script>[x](javascript:1)<img src=x onerror=y>\u202e\x1b[31m"
-    changed = inscit_data()
-    changed["coast_1"]["turns"][0]["context"] = [evil]
-    changed["coast_1"]["turns"][0]["labels"][0].update(response=evil, responseType=evil)
-    data.write_text(json.dumps(changed), encoding="utf-8")
-    assert inscit("--out", "out", "--methods", "sequential,ape").exit_code == 0
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    tags = Tags()
-    tags.feed(page)
-    assert not {"script", "img", "iframe", "link", "object"} & {tag for tag, _ in tags.seen}
-    assert all((one.get("href") or "#").startswith("#") for _, one in tags.seen)
-    assert not any(name.startswith("on") for _, one in tags.seen for name in one)
-    assert "default-src 'none'" in page
-    assert "\u202e" not in page
-    assert "&lt;script&gt;" in page
-
-
-def test_a_numbered_method_and_several_depths_are_arms(inscit: Eval, tmp_path: Path) -> None:
-    named = ("--methods", "ape:temperature=0.5,pcw,ape:temperature=0.7", "--top-k", "1,2")
-    result = inscit("--out", "out", *named, "--limit", "2")
-    assert result.exit_code == 0, result.stderr
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    arms = manifest["settings"]["arms"]
-    names = ("ape:temperature=0.5", "pcw", "ape:temperature=0.7")
-    assert list(arms) == [f"{name}@{depth}" for depth in (1, 2) for name in names]
-    found = {name: arm["method"].get("temperature") for name, arm in arms.items()}
-    assert found["ape:temperature=0.5@1"] == 0.5
-    assert found["ape:temperature=0.7@2"] == 0.7
-    assert len(manifest["keys"]) == 2
 
 
 def test_gold_reads_the_evidence_alone(inscit: Eval, tmp_path: Path) -> None:
@@ -469,79 +361,20 @@ def test_chatrag_reads_the_passages_of_the_file(
     assert "ChatRAG-Bench's doc2dial, quac" in one_line(wrong.stderr)
 
 
-def test_refusals_are_scored(run: Run, tmp_path: Path) -> None:
-    sorry = "Sorry. I cannot find the answer based on the context."
-    rows = [chatrag_row(answers=[sorry]), chatrag_row()]
-    data, said = tmp_path / "quac.json", tmp_path / "said.txt"
-    data.write_text(json.dumps(rows), encoding="utf-8")
-    said.write_text("The text doesn't mention it\nIn 1902\n")
-    options = ("--data", data, "--dataset", "quac", "--predictions", said, "--json")
-    assert json.loads(run("eval", "score", "chatrag", *options).stdout) == {
-        "f1": 100,
-        "answerable_f1": 100,
-        "unanswerable_accuracy": 100,
-        "answerable_accuracy": 100,
-        "mean_accuracy": 100,
-        "n": 2,
-    }
-    said.write_text("one line\n")
-    short = run("eval", "score", "chatrag", *options)
-    assert short.exit_code == 2
-    assert "said.txt" in one_line(short.stderr)
-
-
-def test_demonstrations_are_counted_by_shots(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    train = [(f"text {n}", ("up", "down")[n % 2], "train") for n in range(20)]
-    rows = [*train, ("fine", "up", "test"), ("dull", "down", "test")]
-    text = "\n".join(json.dumps({"text": t, "label": a, "split": s}) for t, a, s in rows)
-    Path("films.jsonl").write_text(text)
-    options = ("--task", "films.jsonl", "--methods", "sequential,ape", "--out", "out")
-    result = run("eval", "icl", *options, "--shots", "0,16")
-    assert result.exit_code == 0, result.stderr
-    kept = {(one["arm"], one["key"]): one for one in records(tmp_path / "out")}
-    assert {arm for arm, _ in kept} == {"sequential@0", "ape@0", "sequential@16", "ape@16"}
-    first = kept["ape@16", "21"]
-    assert set(first["scores"]) == {"up", "down"}
-    assert first["finish_reason"] == "chosen"
-    assert first["answer"] == max(first["scores"], key=first["scores"].get)
-    assert [one["id"] for one in first["passages"]] == ["window 1", "window 2"]
-    assert (first["windows_encoded"], kept["ape@16", "22"]["windows_encoded"]) == (2, 0)
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "<dt>accuracy of chance</dt><dd><bdi>50.0 percent" in page
-    more = run("eval", "icl", *options, "--shots", "30")
-    assert "30 demonstrations are asked for" in one_line(more.stderr)
-
-
-def test_a_sweep_asks_each_cell(
-    run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = ("--passages", "1,3", "--positions", "0,1", "--questions", "1")
-    ran = ("--model", small_folder, "--methods", "ape", "--max-new-tokens", "3", "--out", "out")
-    result = run("eval", "long", *options, *ran)
-    assert result.exit_code == 0, result.stderr
-    assert [len(one["passages"]) for one in records(tmp_path / "out")] == [1, 3, 3]
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "position 100%" in page
-    assert "3 passages" in page
-    wrong = run("eval", "long", "--positions", "first")
-    assert "'first' is no list of numbers from 0 to 1" in one_line(wrong.stderr)
-
-
 def test_the_reader_finds_its_needles(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--passages", "8", "--positions", "0.5", "--questions", "5")
+    options = ("--passages", "1,8", "--positions", "0.5,1", "--questions", "5")
     result = run("eval", "long", *options, "--methods", "pcw", "--json", "--out", "out")
     assert result.exit_code == 0, result.stderr
+    assert [len(one["passages"]) for one in records(tmp_path / "out")[:3]] == [1, 8, 8]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert all(words in page for words in ("8 passages", "position 100%"))
     found = json.loads(result.stdout)["arms"][0]["results"]
     assert [one["metric"] for one in found] == ["contained", "needle_most_read"]
     assert all(one["estimate"]["value"] >= 80 for one in found)
-    assert [one["n"] for one in found] == [5, 5]
+    assert [one["n"] for one in found] == [15, 15]
 
 
 @pytest.mark.skipif(

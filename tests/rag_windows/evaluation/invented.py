@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,3 @@ def go(
     with begin(path, lm, task, compared) as folder:
         answerer = answerer or run.Generating.of(task).answer
         return run.Run(lm, task, compared, ranking, folder, answerer, batch).answer(progress)
-
-
-def untimed(found: task.Record) -> task.Record:
-    """A record without what differs from run to run."""
-    return replace(found, encode_s=0.0, ttft_s=0.0, total_s=0.0)

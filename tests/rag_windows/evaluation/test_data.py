@@ -92,7 +92,6 @@ def test_chatrags_records_become_examples(tmp_path: Path) -> None:
         ({"answers": []}, "record 2, answers: List should have at least 1 item"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "messages: the last message must"),
         ({"messages": [{"role": "bot\x1b", "content": "x"}]}, "record 2, messages 1, role: Input"),
-        ({"ctxs": []}, "record 2, ctxs: List should have at least 1 item"),
         ({"ctxs": [{"text": "t", "score": "nan"}]}, "record 2, ctxs 1, score: Input should be a f"),
         ({"exe_answer": None}, 'record 2: "exe_answer" is missing'),
     ],
@@ -142,7 +141,6 @@ def test_corpora_in_every_form(tmp_path: Path) -> None:
         (b"\ttext\ttitle\n", ", line 1: the id '' is empty"),
         (b"only one column\n", ", line 1: a line is a JSON object, or id, text"),
         (b'{"id": "a", "text": ["x"]}', ", line 1, text: Input should be a valid string."),
-        (b'{"id": "a", "text": "x"', ", line 1: Invalid JSON"),
         (b"a\tb\xff\n", ": it can't be read ('utf-8' codec can't decode byte 0xff in position 3"),
         (gzip.compress(b"1\ttext\n" * 99)[:-20], ": it can't be read"),
         (None, ": it can't be read (No such file or directory)"),
@@ -184,7 +182,6 @@ def test_inscits_predictions_are_written_and_read(tmp_path: Path, talks: inscit.
     [
         (lambda rows: rows.pop(1), "turn 'coast_1/2' is not predicted"),
         (lambda rows: rows.append(rows[0]), "a turn is predicted twice"),
-        (lambda rows: rows[0].update(turn_id=9), "turn 'coast_1/1' is not predicted"),
         (lambda rows: rows[0].update(context=["Else?"]), "or with another context"),
         (lambda rows: rows[0].update(turn_id=True), "record 1, turn_id: Input should be a valid"),
         (lambda rows: rows[0]["output"].pop("response"), "record 1, output, response: Field req"),

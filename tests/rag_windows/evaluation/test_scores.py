@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import string
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_windows.evaluation import chatrag, inscit, task
-from tests.rag_windows.evaluation import literal
 
 NLP = spacy.blank("en")
 TEXTS = st.text("abcnthe' .,?-()“é", max_size=25)
-LETTERS = st.text("aAnNtThHeE .,'-_“”é\u00a0\u2028\n", max_size=30) | st.text(max_size=30)
 IDS = st.lists(st.sampled_from("pqrs"), max_size=3)
 SORRY = chatrag.SORRY
 
@@ -47,6 +45,57 @@ def of_chatrag(dataset: str, answer: str, *references: str) -> dict[str, float]:
     return values(chatrag.chatrag_scores(dataset, [example(*references)], [answer]))
 
 
+# The scripts' arithmetic once more, word for word and slow, for comparison.
+
+PUNCTUATION = "!\"#$%&()*+,-./:;<=>?@[]\\^`{|}~_'"
+
+
+def literal_inscit_words(text: str, nlp: spacy.language.Language) -> list[str]:
+    kept = ""
+    for letter in " ".join(token.text for token in nlp(text)).lower():
+        if letter not in PUNCTUATION:
+            kept += letter
+    return _without_articles(kept)
+
+
+def literal_chatrag_words(text: str) -> list[str]:
+    for letter in PUNCTUATION:
+        text = text.replace(letter, " ")
+    return _without_articles(text.lower())
+
+
+def _without_articles(text: str) -> list[str]:
+    # What isn't a letter, digit or underscore bounds a word, so an article may stand in quotes.
+    pieces = re.split(r"(\W+)", text)
+    return "".join(" " if piece in ("a", "an", "the") else piece for piece in pieces).split()
+
+
+def literal_f1(predicted: list[str], right: list[str], both_empty: float) -> float:
+    if not predicted or not right:
+        return both_empty if predicted == right else 0.0
+    left = list(right)
+    common = 0
+    for word in predicted:
+        if word in left:
+            left.remove(word)
+            common += 1
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted), common / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def literal_evidence_f1(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    best = 0.0
+    for right in references:
+        for _ in predicted:
+            hits = len([name for name in set(predicted) if name in right])
+            wrong = len(set(predicted)) - hits
+            missed = len(set(right)) - hits
+            best = max(best, hits / (hits + (wrong + missed) / 2))
+    return best
+
+
 # Words, and how much two texts have in common.
 
 
@@ -65,28 +114,10 @@ def test_words(text: str, squad: list[str], parlai: list[str]) -> None:
     assert chatrag.chatrag_words(text) == parlai
 
 
-def test_both_take_out_the_32_ascii_marks_and_no_others() -> None:
-    assert set(literal.PUNCTUATION) == set(string.punctuation)
-    for letter in map(chr, range(33, 0x3000)):
-        if letter.isspace():
-            continue
-        taken = letter in string.punctuation
-        kept = [f"x{letter.lower()}y"]
-        assert inscit.squad_words(f"x{letter}y") == (["xy"] if taken else kept)
-        assert chatrag.chatrag_words(f"x{letter}y") == (["x", "y"] if taken else kept)
-
-
-@given(LETTERS)
-def test_words_agree_with_the_literal_ones(text: str) -> None:
-    assert chatrag.chatrag_words(text) == literal.chatrag_words(text)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("it's 5km, isn't it?", "it 's 5 km , is n't it ?"),
-        ("(e.g. at 5 a.m.)", "( e.g. at 5 a.m. )"),
-        ("", ""),
         ("naïve “words”", "naïve “ words ”"),
         ("x \ud83d y", "x \ufffd y"),
         (f"it's {'(-' * 500_000} isn't", f"it 's {'(-' * 500_000} is n't"),
@@ -133,15 +164,15 @@ def test_scores_agree_with_the_literal_ones(
     answers, named = [turn[0] for turn in turns], [turn[2] for turn in turns]
     scores = inscit.inscit_scores(examples, answers, named)
     for place, (answer, labels, ids) in enumerate(turns):
-        words = literal.inscit_words(" ".join(answer.split()), NLP)
-        right = [literal.inscit_words(" ".join(text.split()), NLP) for text, _ in labels]
-        response = max(literal.f1(words, one, 1.0) for one in right)
+        words = literal_inscit_words(" ".join(answer.split()), NLP)
+        right = [literal_inscit_words(" ".join(text.split()), NLP) for text, _ in labels]
+        response = max(literal_f1(words, one, 1.0) for one in right)
         assert scores[0].values[place] == pytest.approx(100 * response)
-        found = literal.evidence_f1(ids, [names for _, names in labels])
+        found = literal_evidence_f1(ids, [names for _, names in labels])
         assert scores[2].values[place] == pytest.approx(100 * found)
-        plain = literal.chatrag_words(answer)
+        plain = literal_chatrag_words(answer)
         overlap = [
-            literal.f1(plain, literal.chatrag_words(text), 0.0)
+            literal_f1(plain, literal_chatrag_words(text), 0.0)
             for text, _ in labels
             if text.strip()
         ]
@@ -159,9 +190,7 @@ def test_scores_agree_with_the_literal_ones(
         ("doc2dial", "A well-known red boat", ["The red boat's"], 400 / 7),
         ("coqa", "red", ["", "green", "red boat"], 200 / 3),
         ("qrecc", "red</s>", ["red"], 100),
-        ("qrecc", "  red  ", ["red"], 100),
         ("qrecc", "", ["red"], 0),
-        ("qrecc", "a", ["red"], 0),
         ("qrecc", "?", ["?"], 0),
         # INSCIT's additional answer is no reference.
         ("inscit", SORRY, ["red boat", SORRY], 0),
@@ -243,11 +272,8 @@ HOW_MUCH, PERCENT = "How much?", "By what percentage did it rise?"
         (HOW_MUCH, "$25,587 million", 25587.0, True),
         (HOW_MUCH, "It is 60", 60, True),
         (HOW_MUCH, "about 0.148", 0.14785, True),
-        (HOW_MUCH, "about 0.14", 0.14173, True),
         (HOW_MUCH, "a decrease of 10.5 billion", -10.5, True),
-        (HOW_MUCH, "a decrease of 7.5", "-7.5", True),
         (HOW_MUCH, "yes, it did", "yes", True),
-        (HOW_MUCH, "It is 80", "80.0", True),
         (HOW_MUCH, "12 (2017) - 7 (2016)", 99.0, True),
         (HOW_MUCH, "$12 million - $7   million", 99.0, True),
         (HOW_MUCH, "", 5.0, False),
@@ -255,11 +281,8 @@ HOW_MUCH, PERCENT = "How much?", "By what percentage did it rise?"
         (HOW_MUCH, "It is 14.173", 0.14173, False),
         (HOW_MUCH, "It fell by 10.5", -10.5, False),
         (HOW_MUCH, "12 (in 2017) - 7", 99.0, False),
-        (HOW_MUCH, "12-7", 99.0, False),
-        (HOW_MUCH, "anything at all", " ", False),
         (PERCENT, "14.785", 0.14785, True),
         (PERCENT, "14.17%", 0.14173, True),
-        (PERCENT, "14.2", 0.14173, True),
         ("By what share?", "14.2", 0.14173, False),
         *((PERCENT, "a decrease", odd, False) for odd in (10**400, math.inf, "1e400", -(10**30))),
     ],

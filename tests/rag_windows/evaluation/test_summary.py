@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from rag_windows.evaluation import inscit, run, summary, task
 from tests.rag_windows.evaluation.invented import Invented
@@ -117,10 +116,9 @@ def test_every_arm_is_compared_with_sequential_at_its_depth(made: summary.Summar
 
 def test_results_by_kind_and_by_retrieval(made: summary.Summary) -> None:
     answer, other = arm_of(made, "ape@4")["kinds"]
-    assert (answer["label"], answer["examples"], other["label"], other["examples"]) == (
-        *("answer", 24),
-        *("clarification", 12),
-    )
+    assert [(one["label"], one["examples"]) for one in (answer, other)] == [
+        *(("answer", 24), ("clarification", 12)),
+    ]
     keys = [key for key in KEYS if not key.endswith("/1")]
     right = answer["results"][0]
     assert right["n"] == 24
@@ -133,12 +131,9 @@ def test_results_by_kind_and_by_retrieval(made: summary.Summary) -> None:
     assert (shallow["top_k"], shallow["n"], shallow["hit"].value) == (2, 24, 0)
     assert (deep["top_k"], deep["n"], deep["hit"].value, deep["recall"].value) == (4, 24, 50, 50)
     found, missed = arm_of(made, "ape@4")["retrieval"]
-    assert (found["label"], found["examples"], missed["label"], missed["examples"]) == (
-        "found",
-        12,
-        "missed",
-        12,
-    )
+    assert [(one["label"], one["examples"]) for one in (found, missed)] == [
+        *(("found", 12), ("missed", 12)),
+    ]
     even = [k for k in KEYS if int(k.split("/")[0]) % 2 == 0 and not k.endswith("/2")]
     assert found["results"][0]["estimate"].value == pytest.approx(share("ape@4", even))
     nothing, _ = arm_of(made, "ape@2")["retrieval"]
@@ -283,16 +278,6 @@ def test_few_groups_are_exchanged_in_every_way(kind: str) -> None:
         apart = abs(formula(first.sum(axis=0)) - formula(second.sum(axis=0)))
         as_far += bool(apart >= observed - 1e-9)
     assert p_of(sums, formula) == [as_far / 2**7]
-
-
-def test_p_is_uniform_where_there_is_no_difference() -> None:
-    rng = np.random.default_rng(6)
-    # 300 arms that differ from the base by chance alone, in groups of different sizes.
-    spread = rng.random((40, 1)) * 10
-    base = 50 + spread * rng.normal(size=(40, 1))
-    p = np.array(p_of(means(base, *(base + spread * rng.normal(size=(40, 300))).T)))
-    assert stats.kstest(p, "uniform").pvalue > 0.01
-    assert 0.02 <= np.mean(p <= 0.05) <= 0.085
 
 
 def test_p_where_it_is_known() -> None:
