@@ -47,7 +47,7 @@ def test_plain_prompts(name: str) -> None:
     assert len(cut(lm, context)) == 1 + 3 + 1
     greedy = said(theirs(name), context, until=["\n\n"], max_gen_toks=6)
     assert said(lm, context, until=["\n\n"], max_gen_toks=6) == greedy
-    pairs = [(context, choice) for choice in CHOICES] + [(context + " ", "water")]
+    pairs = [(context, choice) for choice in (*CHOICES, *greedy)] + [(context + " ", "water")]
     assert_equal(scored(lm, *pairs), scored(theirs(name), *pairs))
 
 
@@ -77,18 +77,6 @@ def test_without_a_prompt(name: str) -> None:
     lm = ours(name, method="ape")
     pairs = [("", " water"), ("", "Paris"), ("Where?", " there")]
     assert_equal(scored(lm, *pairs), scored(theirs(name), *pairs))
-
-
-def test_the_greedy_answer_is_known_as_such() -> None:
-    lm = ours("llama3", method="sequential")
-    context = plain()
-    for tokens in range(1, 12):
-        own = said(lm, context, until=[], max_gen_toks=tokens)[0]
-        found = scored(lm, (context, own))
-        assert_equal(found, scored(theirs("llama3"), (context, own)))
-        if found[0][1]:
-            return
-    pytest.fail("no generated text is encoded as it was generated")
 
 
 def test_a_prompt_too_long_loses_its_beginning(caplog: pytest.LogCaptureFixture) -> None:

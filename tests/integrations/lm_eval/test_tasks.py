@@ -64,12 +64,6 @@ def test_examples_in_windows_teach_and_no_examples_do_not(tasks: Any) -> None:
     assert blind["config"]["rag_windows"]["requests_by_windows"] == {"0": 5 * ASKED}
 
 
-def test_fewer_windows_of_several_examples(tasks: Any) -> None:
-    found = evaluate(tasks, ["made_up_labels"], ",method=pcw,windows=4", num_fewshot=SHOTS, limit=8)
-    assert found["results"]["made_up_labels"]["acc,none"] >= 0.75
-    assert found["config"]["rag_windows"]["requests_by_windows"] == {"4": 4 * 8}
-
-
 def test_answers_are_kept_by_the_harness(tasks: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_fewshot": 8, "limit": 4, "use_cache": str(tmp_path / "kept")}
     names = ["made_up_labels", "made_up_answers", "made_up_text"]

@@ -13,6 +13,7 @@ from rag_windows import InputError, LimitError, ModelLoadError
 from tests.integrations.lm_eval.models import POSITIONS, cut, ours, said, scored
 
 EXAMPLES = ["lunk blog: Daxa\n\n", "frelt: Fepor\n\n", "gidra lunk: Daxa\n\n", "sug: Wuga\n\n"]
+SHOWN = "".join(EXAMPLES)
 QUESTION = "blog gidra:"
 METHODS = ["ape", "pcw", "structured-prompting", "ensemble", "deep-thinking+ape", "codebook"]
 
@@ -23,8 +24,7 @@ def info(lm: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_any_method_reads_the_windows(method: str) -> None:
-    lm = ours("llama3", method=method)
-    context = "".join(EXAMPLES) + QUESTION
+    lm, context = ours("llama3", method=method), SHOWN + QUESTION
     found = scored(lm, (context, " Daxa"), (context, " Fepor and more"), (context, " Daxa"))
     made = lm.cut(context)
     for (logprob, greedy), text in zip(found, (" Daxa", " Fepor and more"), strict=False):
@@ -46,13 +46,11 @@ def test_any_method_reads_the_windows(method: str) -> None:
 
 
 def test_an_example_is_encoded_once_whatever_its_company() -> None:
-    lm = ours("llama3", method="ape")
-    forward, backward = "".join(EXAMPLES), "".join(reversed(EXAMPLES))
-    contexts = [forward + QUESTION, forward + "sug:", backward + QUESTION, EXAMPLES[1] + "blog:"]
+    lm, backward = ours("llama3", method="ape"), "".join(reversed(EXAMPLES))
+    contexts = [SHOWN + QUESTION, SHOWN + "sug:", backward + QUESTION, EXAMPLES[1] + "blog:"]
     found = scored(lm, *((context, " Daxa") for context in contexts))
-    assert info(lm)["windows_encoded"] == 4
-    assert info(lm)["windows_reused"] == 4 + 1
-    assert info(lm)["contexts"] == 3
+    told = info(lm)
+    assert (told["windows_encoded"], told["windows_reused"], told["contexts"]) == (4, 4 + 1, 3)
     assert found[0][0] == pytest.approx(found[2][0], abs=1e-4)
     # As they were asked, not as they were read.
     alone = [scored(lm, (context, " Daxa"))[0][0] for context in contexts]
@@ -67,28 +65,20 @@ def test_an_example_is_encoded_once_whatever_its_company() -> None:
         ({"windows": 2}, [2, 2]),
         ({"num_fewshot": 0}, []),
         ({"num_fewshot": 4}, [1, 1, 1, 1]),
-        ({"fewshot_delimiter": ": "}, None),
     ],
 )
-def test_grouping(arguments: dict[str, Any], windows: list[int] | None) -> None:
-    context = "".join(EXAMPLES) + QUESTION
-    found = cut(ours("gpt2", **arguments), context)
-    assert "".join(found) == context
-    if windows is not None:
-        assert [window.count(":") for window in found[1:-1]] == windows
+def test_grouping(arguments: dict[str, Any], windows: list[int]) -> None:
+    found = cut(ours("gpt2", **arguments), SHOWN + QUESTION)
+    assert "".join(found) == SHOWN + QUESTION
+    assert [window.count(":") for window in found[1:-1]] == windows
 
 
-def test_long_windows_are_cut_into_several() -> None:
+def test_what_is_too_long_is_cut_and_told(caplog: pytest.LogCaptureFixture) -> None:
     lm = ours("llama3", method="ape", max_window_tokens=16)
-    long = "lunk " * 30 + ": Daxa\n\n"
-    scored(lm, (long + EXAMPLES[0] + QUESTION, " Daxa"))
+    scored(lm, ("lunk " * 30 + ": Daxa\n\n" + EXAMPLES[0] + QUESTION, " Daxa"))
     assert info(lm)["windows_split"] == 1
     ((windows, _),) = info(lm)["requests_by_windows"].items()
     assert int(windows) > 3
-
-
-def test_a_long_question_loses_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
-    lm = ours("llama3", method="ape")
     scored(lm, (EXAMPLES[0] + "blog " * POSITIONS + ":", " Daxa"))
     assert "Document 0 of task some_task is longer" in caplog.text
     assert "left of its question" in caplog.text
@@ -97,43 +87,31 @@ def test_a_long_question_loses_its_beginning(caplog: pytest.LogCaptureFixture) -
 
 
 def test_sampling_follows_the_options() -> None:
-    lm = ours("llama3", method="ape")
-    context = EXAMPLES[0] + QUESTION
-    torch.manual_seed(1)
+    lm, context = ours("llama3", method="ape"), EXAMPLES[0] + QUESTION
     options: dict[str, Any] = {"until": ["\n"], "max_gen_toks": 12}
-    drawn = said(lm, context, do_sample=True, temperature=2.0, **options)
-    torch.manual_seed(1)
-    assert said(lm, context, do_sample=True, temperature=2.0, **options) == drawn
-    assert said(lm, context, **options) != drawn
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        drawn += said(lm, context, do_sample=True, temperature=2.0, **options)
+    assert drawn[0] == drawn[1] != said(lm, context, **options)[0]
 
 
-def test_answers_end_before_a_stop_string(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = ours("llama3", method="ape")
-    lengths = []
-    generate_ids = lm.lm.generate_ids
-
-    def counted(*args: Any, **options: Any) -> list[int]:
-        ids = generate_ids(*args, **options)
-        lengths.append(len(ids))
-        return ids
-
-    monkeypatch.setattr(lm.lm, "generate_ids", counted)
-    context = EXAMPLES[0] + QUESTION
-    whole = said(lm, context, until=[], max_gen_toks=20)[0]
-    stop = whole[3:5]
-    assert said(lm, context, until=[stop, ""], max_gen_toks=20)[0] == whole.split(stop)[0]
-    assert lengths[1] < lengths[0] == 20
-
-
-def test_options_that_can_not_be_used() -> None:
-    with pytest.raises(InputError, match="sacle"):
-        ours("llama3", method="ape", sacle=0.8)
-    with pytest.raises(InputError, match="max_length must be at least 1"):
-        ours("llama3", method="ape", max_length=0)
+def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (InputError, "sacle", {"method": "ape", "sacle": 0.8}),
+        (InputError, "max_length must be at least 1", {"max_length": 0}),
+        (InputError, "fewshot_delimiter must be a text", {"fewshot_delimiter": ""}),
+    ]
+    for error, match, options in refused:
+        with pytest.raises(error, match=match):
+            ours("llama3", **options)
     with pytest.raises(ModelLoadError, match="trust_remote_code"):
         type(ours("llama3"))("tiny-reader", trust_remote_code=True, device="cpu")
     with pytest.raises(InputError, match="no token to score"):
         scored(ours("llama3"), ("Who?", ""))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="one process"):
+        ours("llama3")
 
 
 def test_parameters_of_the_method() -> None:
@@ -143,9 +121,3 @@ def test_parameters_of_the_method() -> None:
     linked = ours("llama3", method="pcw", link_tokens=2)
     assert info(linked)["method"]["name"] == "linked"
     assert info(type(linked)(linked.lm))["method"]["name"] == "linked"
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="one process"):
-        ours("llama3")
