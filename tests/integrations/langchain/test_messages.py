@@ -78,7 +78,7 @@ def test_calls_that_found_documents_are_left_out_unless_tools_are_bound() -> Non
     assert len(passages) == 4
 
 
-@pytest.mark.parametrize("artifact", [None, [], "text", ["text"], [1], {"a": DOCUMENTS}])
+@pytest.mark.parametrize("artifact", [None, [], "text", [1], {"a": DOCUMENTS}])
 def test_other_artifacts_are_no_documents(artifact: Any) -> None:
     read, passages = conversation([HumanMessage("Who?"), asked("1"), found("1", artifact)])
     assert (passages, read[-1]["content"]) == ([], "One.\n\nTwo.")
@@ -99,8 +99,6 @@ def test_a_plain_text_block_keeps_what_it_says_of_itself() -> None:
     "message",
     [
         HumanMessage([{"type": "image", "url": "https://example.org/a.png"}]),
-        HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}]),
-        HumanMessage([{"type": "audio", "base64": "", "mime_type": "audio/wav"}]),
         HumanMessage([{"type": "text-plain", "url": "https://example.org/a.txt"}]),
         HumanMessage([{"type": "reasoning", "reasoning": "no user's"}]),
         SystemMessage([{"type": "text-plain", "text": "not a human message"}]),
@@ -132,6 +130,7 @@ def test_hostile_documents_come_back_letter_by_letter(texts: list[str], separato
     ]
     prompt = WindowDocumentPrompt("id", "title")
     joined = separator.join(format_document(document, prompt) for document in documents)
+    assert unmark(separator) == (separator, [])
     rest, read = unmark(f"Read this:\n\n{joined}\n\nNow answer.")
     assert [(one.text, one.id, one.title) for one in read] == [
         (text, str(i), text[:5]) for i, text in enumerate(texts)
@@ -161,12 +160,6 @@ def test_a_changed_mark_is_an_error(data: st.DataObject) -> None:
     if changed != made:
         with pytest.raises(RequestError):
             unmark(changed)
-
-
-@given(st.one_of(st.text(), st.just("\uf8ff \ue0f3 \ue100\ue1ff \ue0f2")))
-def test_ordinary_text_is_left_alone(text: str) -> None:
-    assert unmark(text) == (text, [])
-    assert unmark(mark(text, {}))[1][0].text == text
 
 
 def test_marks_of_others_are_refused_and_words_between_documents_stay() -> None:
@@ -202,17 +195,11 @@ def test_templates_of_all_kinds_carry_them(form: Any, place: str) -> None:
     chain.invoke({"context": [Document(page_content=text) for text in texts]})
     assert [message["content"] for message in seen[0]] == ["Use this:", "Go."]
     assert [one.text for one in seen[1]] == texts
-
-
-def test_a_template_that_changes_documents_is_told() -> None:
-    template = ChatPromptTemplate.from_messages(
+    changing = ChatPromptTemplate.from_messages(
         [("human", "{{context}}")], template_format="mustache"
     )
-    text = WindowDocumentPrompt().format(page_content="Fish & chips.")
     with pytest.raises(RequestError, match="three braces"):
-        conversation(template.format_messages(context=text))
-    with pytest.raises(ValueError, match="missing metadata"):
-        format_document(Document(page_content="x"), WindowDocumentPrompt("title"))
+        conversation(changing.format_messages(context=mark("Fish & chips.", {})))
 
 
 def test_nothing_of_the_marks_reaches_the_model() -> None:

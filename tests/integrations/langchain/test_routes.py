@@ -9,13 +9,11 @@ import pytest
 from langchain.agents import create_agent
 from langchain_classic.chains import RetrievalQA, create_history_aware_retriever
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
-from langchain_classic.chains.question_answering import load_qa_chain
 from langchain_classic.chains.retrieval import create_retrieval_chain
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
 from langchain_core.messages import content as types
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
-from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import create_retriever_tool
 
 from langchain_rag_windows import (
@@ -36,7 +34,7 @@ from tests.integrations.langchain.asking import (
     text_model,
     text_of,
 )
-from tests.tool_models import ScriptedLM, scripted
+from tests.tool_models import scripted
 
 PROMPT = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
 MARKED = WindowDocumentPrompt("id", "title", "row")
@@ -66,10 +64,6 @@ def fetched(one: Case, result: ToolMessage) -> list[BaseMessage]:
 
 
 def bound(one: Case, told: Told) -> tuple[Any, Any]:
-    return chat(callbacks=[told]).bind(documents=documents_of(one)), one.question
-
-
-def mixed(one: Case, told: Told) -> tuple[Any, Any]:
     _, second, *others = documents_of(one)
     mapping = {"text": second.page_content, "id": second.id, "metadata": second.metadata}
     given = [one.passages[0], mapping, *others]
@@ -97,18 +91,6 @@ def marked_tool(one: Case, told: Told) -> tuple[Any, Any]:
 def stuff_chain(one: Case, told: Told) -> tuple[Any, Any]:
     chain = create_stuff_documents_chain(chat(callbacks=[told]), PROMPT, document_prompt=MARKED)
     return chain, {"context": marked_documents(one), "input": one.question}
-
-
-def lcel(one: Case, told: Told) -> tuple[Any, Any]:
-    llm = chat(callbacks=[told])
-    question = ChatPromptTemplate.from_messages([("human", "{input}")])
-    chain: Any = RunnableLambda(lambda asked: question | llm.bind(documents=asked["documents"]))
-    return chain, {"documents": documents_of(one), "input": one.question}
-
-
-def windows_chain(one: Case, told: Told) -> tuple[Any, Any]:
-    chain = create_windows_chain(chat(callbacks=[told]), PROMPT)
-    return chain, {"context": documents_of(one), "input": one.question}
 
 
 def retrieval_chain(one: Case, told: Told) -> tuple[Any, Any]:
@@ -139,12 +121,6 @@ def text_stuff_chain(one: Case, told: Told) -> tuple[Any, Any]:
     return chain, {"context": marked_documents(one), "input": one.question}
 
 
-def text_windows_chain(one: Case, told: Told) -> tuple[Any, Any]:
-    prompt = PromptTemplate.from_template("{context}{input}")
-    chain = create_windows_chain(text_model(callbacks=[told]), prompt)
-    return chain, {"context": documents_of(one), "input": one.question}
-
-
 def middleware(one: Case, told: Told) -> tuple[Any, Any]:
     agent = create_agent(chat(), middleware=[RagWindowsMiddleware(retriever(one))])
     asked = {"messages": [HumanMessage(one.question)]}
@@ -153,8 +129,8 @@ def middleware(one: Case, told: Told) -> tuple[Any, Any]:
 
 Route = Callable[[Case, Told], tuple[Any, Any]]
 ROUTES: list[Route] = [
-    *(bound, mixed, plain_text_blocks, artifact, marked_tool, stuff_chain, lcel, windows_chain),
-    *(retrieval_chain, history_aware, text, text_stuff_chain, text_windows_chain, middleware),
+    *(bound, plain_text_blocks, artifact, marked_tool, stuff_chain, retrieval_chain),
+    *(history_aware, text, text_stuff_chain, middleware),
 ]
 
 
@@ -187,14 +163,9 @@ def test_two_routes_at_once_are_an_error(route: Route) -> None:
         llm.invoke(messages, documents=["another one"])
     # No documents are no way: a chain whose retriever found nothing must not fail.
     assert llm.invoke(messages, documents=[]).text is not None
-    chain = create_windows_chain(chat(), MessagesPlaceholder("given") + PROMPT)
-    with pytest.raises(RequestError, match="several ways at once"):
-        chain.invoke({"context": ["There."], "given": messages, "input": "Where?"})
 
 
-@pytest.mark.parametrize(
-    "documents", ["one string", {"text": "one mapping"}, 3, [3], [{"txt": "a typo"}], [None]]
-)
+@pytest.mark.parametrize("documents", ["one string", {"text": "one mapping"}, 3, [3], [{"txt": 1}]])
 def test_what_is_no_list_of_documents_is_refused(documents: Any) -> None:
     with pytest.raises(RequestError):
         chat().invoke("Who?", documents=documents)
@@ -208,78 +179,54 @@ def test_without_documents_it_is_an_ordinary_chat_model() -> None:
         {"role": "user", "content": "Where was Alra Ashden born?"},
     ]
     answer = chat().invoke(said, min_new_tokens=5, max_tokens=8)
-    tokenizer, plain = reader().tokenizer, reader().model
-    ids = tokenizer.apply_chat_template(
-        said, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    made = plain.generate(**ids, min_new_tokens=5, max_new_tokens=8)
-    expected = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert answer.text == expected
+    assert answer.text == reader().generate(said, min_new_tokens=5, max_new_tokens=8).text
     assert answer.response_metadata["windows"] == answer.response_metadata["citations"] == []
-    assert answer.content_blocks == [{"type": "text", "text": expected}]
+    assert answer.content_blocks == [{"type": "text", "text": answer.text}]
 
 
-# What LangChain's own chains do with documents, as docs/frameworks.md says.
+# What LangChain's own parts do with documents, as docs/frameworks.md says.
 
 DOCUMENTS = [
     Document("One is white.", metadata={"title": "One"}),
     Document("Two is red.", metadata={"title": "Two"}),
 ]
 TEXTS = [document.page_content for document in DOCUMENTS]
+FOUND = ListRetriever(documents=DOCUMENTS, asked=[])
 APART = {"document_prompt": WindowDocumentPrompt("title")}
 QUESTION = "Which is one?"
 
 
-def stuffed(llm: Any, options: dict[str, Any]) -> None:
-    chain = create_stuff_documents_chain(llm, PROMPT, **options)
-    chain.invoke({"context": DOCUMENTS, "input": QUESTION})
-
-
-def asked_by_retrieval_qa(llm: Any, options: dict[str, Any]) -> None:
+def asked_by_retrieval_qa(llm: Any, **options: Any) -> None:
     prompt = PromptTemplate.from_template("{context}\n\n{question}")
-    RetrievalQA.from_chain_type(
-        llm,
-        retriever=ListRetriever(documents=DOCUMENTS, asked=[]),
-        chain_type_kwargs={"prompt": prompt, **options},
-    ).invoke({"query": QUESTION})
+    kwargs = {"prompt": prompt, **options}
+    chain = RetrievalQA.from_chain_type(llm, retriever=FOUND, chain_type_kwargs=kwargs)
+    chain.invoke({"query": QUESTION})
 
 
-def fetched_by_a_tool(llm: Any, options: dict[str, Any]) -> None:
-    found = ListRetriever(documents=DOCUMENTS, asked=[])
-    tool = create_retriever_tool(found, "search", "Look it up.", **options)
+def fetched_by_a_tool(llm: Any, **options: Any) -> None:
+    tool = create_retriever_tool(FOUND, "search", "Look it up.", **options)
     asked = [HumanMessage(QUESTION), AIMessage("", tool_calls=[CALL]), tool.invoke(CALL)]
     llm.bind_tools([tool]).invoke(asked)
 
 
-def in_a_block(llm: Any, options: dict[str, Any]) -> None:
+def in_a_block(llm: Any, **options: Any) -> None:
     mime = {"mime_type": "text/plain"} if options else {}
     block = {"type": "text-plain", "text": "{document}", **mime}
     prompt = ChatPromptTemplate.from_messages([("human", [block, {"type": "text", "text": "?"}])])
     (prompt | llm).invoke({"document": TEXTS[0]})
 
 
-def read(lm: ScriptedLM) -> list[list[str]]:
-    """The windows of each call."""
-    return [[passage.text for passage in passages] for _, passages in lm.asked]
-
-
-@pytest.mark.parametrize("options", [{}, APART])
-@pytest.mark.parametrize("ask", [stuffed, asked_by_retrieval_qa, fetched_by_a_tool, in_a_block])
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("ask", [asked_by_retrieval_qa, fetched_by_a_tool, in_a_block])
 def test_stock_parts_keep_documents_apart_with_what_the_docs_name(
-    ask: Callable[[Any, dict[str, Any]], None], options: dict[str, Any]
+    ask: Callable[..., None], apart: bool
 ) -> None:
     lm = scripted("hermes", "White.")
-    ask(ChatRagWindows(lm=lm), options)
-    (windows,) = read(lm)
-    assert windows == ((TEXTS[:1] if ask is in_a_block else TEXTS) if options else [])
-    shown = "".join(turn.content for query, _ in lm.asked for turn in query.turns)
-    assert (TEXTS[0] in shown) is not bool(options)
-
-
-def test_map_reduce_and_refine_show_one_document_at_a_time_as_text() -> None:
-    asked = {"input_documents": DOCUMENTS, "question": QUESTION}
-    for kind, calls in (("map_reduce", 3), ("refine", 2)):
-        lm = scripted("hermes", *["White."] * calls)
-        options: Any = {"token_max": 10_000} if kind == "map_reduce" else {}
-        load_qa_chain(ChatRagWindows(lm=lm), chain_type=kind, **options).invoke(asked)
-        assert read(lm) == [[]] * calls
+    ask(
+        ChatRagWindows(lm=lm),
+        **({"document_prompt": WindowDocumentPrompt("title")} if apart else {}),
+    )
+    ((query, passages),) = lm.asked
+    own = TEXTS[:1] if ask is in_a_block else TEXTS
+    assert [passage.text for passage in passages] == (own if apart else [])
+    assert (TEXTS[0] in "".join(turn.content for turn in query.turns)) is not apart

@@ -1,10 +1,8 @@
 """LangChain's own test suites for chat models.
 
-What is switched off: tools and structured output (the embedded reader's chat template has no
-tools; test_tools.py has models whose template does), JSON (it can't write it), images, PDF and
-audio (text models refuse such blocks), another model in a call (an error), recorded web requests,
-arguments from the environment (none are read), and serialization (weights are not rebuilt from
-JSON).
+Off are tools and structured output (the embedded reader's template has no tools; test_tools.py has
+models whose template does), JSON (it can't write it), other media, another model in a call (an
+error), recorded web requests, the environment (nothing is read), and serialization.
 """
 
 from __future__ import annotations
