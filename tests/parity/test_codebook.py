@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from rag_windows import Codebook
 from rag_windows.methods.codebook import Fusion, Similarity
 from rag_windows.steps.selection import encode_query
 
-from . import dense, engine, float64, fused, tolerances, zoo
+from . import dense, engine, float64, tolerances, zoo
 from .cases import Case, case, expected
 
 # The last one has a sliding layer, out of whose reach the first positions are.
@@ -102,13 +104,81 @@ def test_reads_the_most_similar_windows(
     tolerances.agree(lm.logits(context, RAGGED.query), expected(name, read, SHARP))
 
 
+@dataclass(frozen=True, slots=True)
+class _Fusion:
+    packed: dense.Packed
+    lengths: tuple[int, ...]
+    rule: dense.Rule
+    mean: bool
+
+
+def _fused(states: Tensor, call: _Fusion) -> Tensor:
+    """(1, heads, longest, dim) from the windows' tokens of (1, heads, tokens, dim)."""
+    prefix = int((call.packed.segments == dense.PREFIX).sum())
+    rows = []
+    for place in range(max(call.lengths)):
+        there, first = [], prefix
+        for length in call.lengths:
+            if place < length:
+                there.append(states[:, :, first + place])
+            first += length
+        total = torch.stack(there).sum(0)
+        rows.append(total / len(there) if call.mean else total)
+    return torch.stack(rows, dim=2)
+
+
+def _mixed(layer: float64.Layer, call: _Fusion) -> Tensor:
+    packed, rule, keys, values = call.packed, call.rule, layer.keys, layer.values
+    assert layer.softcap is None
+    assert layer.sinks is None
+    plain = layer.logits.masked_fill(~layer.seen, -torch.inf)
+    output = plain.softmax(-1) @ values
+
+    asking = layer.query.double()[:, :, packed.rows]
+    start = int(packed.positions[packed.segments == 1][0])
+    places = torch.arange(start, start + max(call.lengths))
+    context = asking @ _fused(keys, call).mT * layer.factor / rule.temperature
+    if layer.reach is not None:
+        far = packed.positions[packed.rows][:, None] - places[None, :] >= layer.reach
+        context = context.masked_fill(far, -torch.inf)
+    lse = context.logsumexp(-1, keepdim=True)
+    lse = lse.masked_fill(lse.isinf(), 0.0)
+    context = context - lse + rule.context_lse(lse)
+    tail = plain[:, :, packed.rows].masked_fill(packed.context, -torch.inf)
+    weights = torch.cat([context, tail], dim=-1).softmax(-1)
+    output[:, :, packed.rows] = weights @ torch.cat([_fused(values, call), values], dim=2)
+    return output
+
+
+def fused_logits(
+    model: PreTrainedModel,
+    sliding: Sequence[int | None],
+    prefix: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    query: Sequence[int],
+    rule: dense.Rule,
+    *,
+    mean: bool,
+) -> Tensor:
+    """(len(query), vocab) fp32 logits over fused windows: the dense reference with other keys.
+
+    Rows of prefix and windows see what they always see. In each layer a row of the query sees the
+    prefix, the query up to itself, and instead of the windows one key and value a position: the
+    mean or the sum of those that the windows have there, token by token.
+    """
+    packed = dense.pack(prefix, windows, query)
+    lengths = tuple(len(window) for window in windows)
+    fusion = _Fusion(packed, lengths, rule, mean)
+    return float64.forward(model, sliding, packed, functools.partial(_mixed, call=fusion))
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("fusion", "rule"), [("mean", SHARP), ("sum", dense.PLAIN)])
 def test_fused_windows(name: str, fusion: Fusion, rule: dense.Rule) -> None:
     entry, model = zoo.BY_NAME[name], zoo.shared(name)
     method = Codebook(fusion=fusion, reader=engine.method(rule))
     for one in (RAGGED, NO_PREFIX):
-        reference = fused.logits(
+        reference = fused_logits(
             model, entry.sliding, one.prefix, one.windows, one.query, rule, mean=fusion == "mean"
         )
         found = engine.logits(name, one, method)
@@ -120,7 +190,7 @@ def test_fused_windows(name: str, fusion: Fusion, rule: dense.Rule) -> None:
 def test_each_decoded_step_reads_the_fused_windows() -> None:
     name, forced = MODELS[-1], zoo.ids(9, 5)
     steps = engine.steps(name, RAGGED, Codebook(fusion="mean"), forced)
-    reference = fused.logits(
+    reference = fused_logits(
         zoo.shared(name),
         zoo.BY_NAME[name].sliding,
         RAGGED.prefix,

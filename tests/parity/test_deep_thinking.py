@@ -3,18 +3,176 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompting
 from rag_windows.kv import PackedWindows
 from rag_windows.prefill import EncodedContext
 
-from . import deep_thinking, engine, tolerances, zoo
+from . import engine, float64, tolerances, zoo
+from .architectures import Entry
 from .cases import Case, case, expected
-from .deep_thinking import Update
+
+Layers = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, (kv heads, tokens, dim) float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The numbers of the update."""
+
+    steps: int
+    eta: float
+    momentum: float
+    continued: bool
+
+
+@torch.no_grad()
+def refined(
+    model: PreTrainedModel,
+    entry: Entry,
+    prefix: Sequence[int],
+    window: Sequence[int],
+    rule: Update,
+    start: int | None = None,
+) -> Layers:
+    """Keys and values of one window after all passes, by the plain model in float64 on dense caches.
+
+    It stands at `start`, right behind the prefix by default. With `KV_0` the plain encoding behind the
+    prefix and `G_t` what pass t makes of the window's tokens behind [prefix | KV_{t-1}]:
+
+        m_t  = (G_t - KV_{t-1}) + momentum * m_{t-1},   m_0 = 0
+        KV_t = KV_{t-1} + eta * m_t
+    """
+    start, length = len(prefix) if start is None else start, len(window)
+    known = list(range(len(prefix)))
+    before: Layers = []
+    if prefix:
+        before = _run(model, entry, [], [], prefix, known)
+    places = list(range(start, start + length))
+    state = _run(model, entry, before, known, window, places)
+    moving: Layers | None = None
+    for _ in range(rule.steps):
+        first = start + length if rule.continued else start
+        made = _run(
+            model,
+            entry,
+            _joined(before, state),
+            [*known, *places],
+            window,
+            list(range(first, first + length)),
+        )
+        gradient = [(k - a, v - b) for (k, v), (a, b) in zip(made, state, strict=True)]
+        if moving is None:
+            moving = gradient
+        else:
+            moving = [
+                (k + rule.momentum * a, v + rule.momentum * b)
+                for (k, v), (a, b) in zip(gradient, moving, strict=True)
+            ]
+        state = [
+            (a + rule.eta * k, b + rule.eta * v)
+            for (k, v), (a, b) in zip(moving, state, strict=True)
+        ]
+    return state
+
+
+@torch.no_grad()
+def reference_logits(
+    model: PreTrainedModel,
+    entry: Entry,
+    prefix: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    query: Sequence[int],
+    rule: Update,
+) -> Tensor:
+    """(len(query), vocab) fp32 logits of a query that reads prefix and refined windows."""
+    start = len(prefix)
+    places = list(range(start))
+    known: Layers = []
+    if prefix:
+        known = _run(model, entry, [], [], prefix, places)
+    for window in windows:
+        known = _joined(known, refined(model, entry, prefix, window, rule))
+        places = [*places, *range(start, start + len(window))]
+    first = start + max(len(window) for window in windows)
+    output = _call(
+        model, entry, _cache(known), places, query, list(range(first, first + len(query)))
+    )
+    return torch.as_tensor(output.logits)[0].float()
+
+
+def _joined(one: Layers, other: Layers) -> Layers:
+    if not one:
+        return other
+    return [
+        (torch.cat([k, a], dim=1), torch.cat([v, b], dim=1))
+        for (k, v), (a, b) in zip(one, other, strict=True)
+    ]
+
+
+def _cache(known: Layers) -> DynamicCache:
+    cache = DynamicCache()
+    for layer, (key, value) in enumerate(known):
+        cache.update(key[None], value[None], layer)
+    return cache
+
+
+def _run(
+    model: PreTrainedModel,
+    entry: Entry,
+    known: Layers,
+    places: list[int],
+    tokens: Sequence[int],
+    positions: list[int],
+) -> Layers:
+    """What one pass over `tokens` makes behind `known`, whose positions are `places`."""
+    cache = _cache(known)
+    _call(model, entry, cache, places, tokens, positions)
+    return [
+        (layer.keys[0, :, -len(tokens) :], layer.values[0, :, -len(tokens) :])
+        for layer in cache.layers
+    ]
+
+
+def _call(
+    model: PreTrainedModel,
+    entry: Entry,
+    cache: DynamicCache,
+    places: list[int],
+    tokens: Sequence[int],
+    positions: list[int],
+) -> Any:
+    new = torch.tensor(positions)
+    old = torch.tensor(places, dtype=torch.int64)
+
+    def additive(reach: int | None) -> Tensor:
+        earlier = torch.ones(len(new), len(old), dtype=torch.bool)
+        own = torch.ones(len(new), len(new), dtype=torch.bool).tril()
+        seen = torch.cat([earlier, own], dim=1)
+        if reach is not None:
+            seen &= new[:, None] - torch.cat([old, new])[None, :] < reach
+        blocked = torch.zeros(seen.shape, dtype=torch.float64)
+        return blocked.masked_fill(~seen, torch.finfo(torch.float64).min)[None, None]
+
+    mask: Any = additive(entry.sliding[0])
+    if entry.mask_by_type:
+        reach = next((r for r in entry.sliding if r is not None), None)
+        mask = {"full_attention": additive(None), "sliding_attention": additive(reach)}
+    return float64.twin(model, "eager")(
+        input_ids=torch.tensor([list(tokens)]),
+        position_ids=new[None],
+        attention_mask=mask,
+        past_key_values=cache,
+        use_cache=True,
+    )
+
 
 NAMES = ("llama", "qwen3", "gpt2", "gemma3")
 # What else can differ: sliding layers all over, learned positions with an offset, partly rotated
@@ -51,7 +209,7 @@ def method(rule: Update, reader: Method | None = None) -> DeepThinking:
     )
 
 
-def windows_of(context: EncodedContext, one: Case) -> list[deep_thinking.Layers]:
+def windows_of(context: EncodedContext, one: Case) -> list[Layers]:
     """Keys and values of each window, out of the packed ones."""
     assert isinstance(context.windows, PackedWindows)
     lengths = [len(window) for window in one.windows]
@@ -74,10 +232,10 @@ def check_windows(
     found = windows_of(engine.encoded(name, one, by), one)
     for window, start, layers in zip(one.windows, starts, found, strict=True):
         model, entry = zoo.shared(name), zoo.BY_NAME[name]
-        compare(layers, deep_thinking.refined(model, entry, one.prefix, window, rule, start))
+        compare(layers, refined(model, entry, one.prefix, window, rule, start))
 
 
-def compare(layers: deep_thinking.Layers, right: deep_thinking.Layers) -> None:
+def compare(layers: Layers, right: Layers) -> None:
     for pair, right_pair in zip(layers, right, strict=True):
         for tensor, wanted in zip(pair, right_pair, strict=True):
             assert tensor.dtype == torch.float32
@@ -86,7 +244,7 @@ def compare(layers: deep_thinking.Layers, right: deep_thinking.Layers) -> None:
 
 def reference(name: str, one: Case, windows: Sequence[Sequence[int]], rule: Update) -> Tensor:
     model, entry = zoo.shared(name), zoo.BY_NAME[name]
-    return deep_thinking.logits(model, entry, one.prefix, windows, one.query, rule)
+    return reference_logits(model, entry, one.prefix, windows, one.query, rule)
 
 
 @pytest.mark.parametrize("ruled", UPDATES)
@@ -182,8 +340,8 @@ def test_bf16_moves_by_steps_that_bf16_alone_would_round_away() -> None:
     entry = zoo.BY_NAME["llama"]
     errors, ways = [], []
     for index, window in enumerate(one.windows):
-        start = deep_thinking.refined(model, entry, one.prefix, window, Update(0, 0.001, 0.0, True))
-        end = deep_thinking.refined(model, entry, one.prefix, window, rule)
+        start = refined(model, entry, one.prefix, window, Update(0, 0.001, 0.0, True))
+        end = refined(model, entry, one.prefix, window, rule)
         for layer in range(len(end)):
             for part in (0, 1):
                 assert moved[index][layer][part].dtype == torch.bfloat16

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from rag_windows import APE, PCW, Linked, Sequential
 from rag_windows.attention import segments
@@ -14,12 +16,105 @@ from rag_windows.prefill import ToEncode, complete
 from rag_windows.steps import recompute as linker
 from rag_windows.steps.recompute import encode_again, key_deviation
 
-from . import engine, linked, tolerances, zoo
+from . import dense, engine, tolerances, zoo
 from .cases import RULES, Case, case, plain
 from .dense import PLAIN, Rule
+from .float64 import Layer, forward
 
 NAMES = ("llama", "qwen3", "gpt2", "gemma3", "gpt_oss", "mistral-sliding", "gemma2")
 CASES = {"ragged": case(5, (7, 12, 1, 20), 6), "no prefix": case(0, (9, 4, 15), 5)}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedRow:
+    """Old and fresh rows of the windows in one row, (tokens,) each, spelled out.
+
+    The row is [prefix | windows as encoded alone | the chosen tokens once more | query], which are
+    the kinds 0 to 3. Windows stand one behind the other; a token's copy stands where it stands. A row
+    of the prefix sees the prefix up to itself; a window's token the prefix and its own window up to
+    itself; a copy and the query the prefix, and every token of the windows at a position up to their
+    own: its copy where it has one, else itself; the query also itself. Each layer's copies are
+    computed from that layer's copies, in one pass.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    kinds: Tensor
+    windows: Tensor
+    replaced: Tensor
+    keys: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Tensor:
+        """(tokens,) bool: the rows of the query."""
+        return self.kinds == 3
+
+    @property
+    def context(self) -> Tensor:
+        """(tokens,) bool: keys of the windows that the query may read."""
+        return (self.kinds == 2) | ((self.kinds == 1) & ~self.replaced)
+
+    def visible(self, reach: int | None) -> Tensor:
+        """(tokens, tokens) bool: which key each row sees in a layer of this reach."""
+        row, key = self.kinds[:, None], self.kinds[None, :]
+        before = self.positions[None, :] <= self.positions[:, None]
+        own = (row == 1) & (key == 1) & (self.windows[:, None] == self.windows[None, :])
+        linked = ((row == 2) | (row == 3)) & (self.context | self.rows)[None, :]
+        seen = before & ((key == 0) | own | linked)
+        if reach is not None:
+            seen &= self.positions[:, None] - self.positions[None, :] < reach
+        return seen
+
+
+def lay_out(one: Case, chosen: Sequence[int]) -> LinkedRow:
+    """The row of a case; `chosen` indexes all windows' tokens."""
+    prefix = len(one.prefix)
+    flat = [token for window in one.windows for token in window]
+    picked = sorted(chosen)
+    total = prefix + len(flat)
+    owners = [i for i, window in enumerate(one.windows) for _ in window]
+    none = [-1] * (len(picked) + len(one.query))
+    replaced = [False] * total + [False] * len(none)
+    for index in picked:
+        replaced[prefix + index] = True
+    return LinkedRow(
+        ids=torch.tensor([*one.prefix, *flat, *(flat[i] for i in picked), *one.query]),
+        positions=torch.tensor(
+            [*range(total), *(prefix + i for i in picked), *range(total, total + len(one.query))]
+        ),
+        kinds=torch.tensor(
+            [0] * prefix + [1] * len(flat) + [2] * len(picked) + [3] * len(one.query)
+        ),
+        windows=torch.tensor([-1] * prefix + owners + none),
+        replaced=torch.tensor(replaced),
+    )
+
+
+def run(
+    model: PreTrainedModel,
+    sliding: Sequence[int | None],
+    one: Case,
+    chosen: Sequence[int],
+    rule: Rule = PLAIN,
+) -> tuple[Tensor, LinkedRow]:
+    """The specification: (len(query), vocab) fp32 logits, and the row with every layer's keys."""
+    row = lay_out(one, chosen)
+
+    def mixed(layer: Layer) -> Tensor:
+        row.keys[layer.index] = layer.key[0]
+        return dense.mixed(layer, row, rule)
+
+    return forward(model, sliding, row, mixed), row
+
+
+def deviations(
+    model: PreTrainedModel, sliding: Sequence[int | None], one: Case, layer: int = 1
+) -> Tensor:
+    """(tokens of the windows,) squared distance of keys seen alone and keys seen with all."""
+    total = sum(len(window) for window in one.windows)
+    _, row = run(model, sliding, one, range(total))
+    alone, together = row.keys[layer][:, row.kinds == 1], row.keys[layer][:, row.kinds == 2]
+    return (together - alone).square().sum(dim=(0, 2))
 
 
 def first(one: Case, count: int) -> list[int]:
@@ -31,8 +126,8 @@ def first(one: Case, count: int) -> list[int]:
     return chosen
 
 
-def reference(name: str, one: Case, chosen: Sequence[int], rule: Rule = PLAIN) -> torch.Tensor:
-    return linked.run(zoo.shared(name), zoo.BY_NAME[name].sliding, one, chosen, rule)[0]
+def reference(name: str, one: Case, chosen: Sequence[int], rule: Rule = PLAIN) -> Tensor:
+    return run(zoo.shared(name), zoo.BY_NAME[name].sliding, one, chosen, rule)[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +143,7 @@ def test_first_tokens(name: str, ruled: str, which: str) -> None:
 def test_tokens_of_largest_deviation(name: str, which: str) -> None:
     entry, model, one = zoo.BY_NAME[name], zoo.shared(name), CASES[which]
     lm = engine.shared(name)
-    expected = linked.deviations(model, entry.sliding, one)
+    expected = deviations(model, entry.sliding, one)
     encoded = complete(lm.engine.encoder.prefill(ToEncode(one.prefix, one.windows, Linked())))
     measured = key_deviation(lm.engine.encoder.runner, encoded.windows, encoded.prefix)
     assert tolerances.gap(measured, expected.float()) <= 1e-4 * float(expected.max())
