@@ -42,10 +42,10 @@ def refined(
     rule: Update,
     start: int | None = None,
 ) -> Layers:
-    """Keys and values of one window after all passes, by the plain model in float64 on dense caches.
+    """Keys and values of one window after all passes, by the plain model in float64.
 
-    It stands at `start`, right behind the prefix by default. With `KV_0` the plain encoding behind the
-    prefix and `G_t` what pass t makes of the window's tokens behind [prefix | KV_{t-1}]:
+    It stands at `start`, right behind the prefix by default. With `KV_0` the plain encoding behind
+    the prefix and `G_t` what pass t makes of the window's tokens behind [prefix | KV_{t-1}]:
 
         m_t  = (G_t - KV_{t-1}) + momentum * m_{t-1},   m_0 = 0
         KV_t = KV_{t-1} + eta * m_t

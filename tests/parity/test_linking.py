@@ -30,11 +30,11 @@ class LinkedRow:
     """Old and fresh rows of the windows in one row, (tokens,) each, spelled out.
 
     The row is [prefix | windows as encoded alone | the chosen tokens once more | query], which are
-    the kinds 0 to 3. Windows stand one behind the other; a token's copy stands where it stands. A row
-    of the prefix sees the prefix up to itself; a window's token the prefix and its own window up to
-    itself; a copy and the query the prefix, and every token of the windows at a position up to their
-    own: its copy where it has one, else itself; the query also itself. Each layer's copies are
-    computed from that layer's copies, in one pass.
+    the kinds 0 to 3. Windows stand one behind the other; a token's copy stands where it stands. A
+    row of the prefix sees the prefix up to itself; a window's token the prefix and its own window
+    up to itself; a copy and the query the prefix, and every token of the windows at a position up
+    to their own: its copy where it has one, else itself; the query also itself. Each layer's copies
+    are computed from that layer's copies, in one pass.
     """
 
     ids: Tensor
