@@ -1,41 +1,21 @@
 """How windows are encoded and how the query reads them: one small class a method."""
 
-from rag_windows.methods.ape import APE
-from rag_windows.methods.base import (
-    Alignment,
-    Method,
-    query_bias,
-    window_starts,
-)
-from rag_windows.methods.codebook import Codebook
-from rag_windows.methods.composed import Composed, chain
-from rag_windows.methods.deep_thinking import DeepThinking
-from rag_windows.methods.ensemble import ParallelEnsemble
-from rag_windows.methods.linked import Linked, linked
-from rag_windows.methods.mateicl import MateICL
-from rag_windows.methods.pcw import PCW
-from rag_windows.methods.registry import METHODS, describe, resolve
-from rag_windows.methods.sequential import Sequential
-from rag_windows.methods.structured_prompting import StructuredPrompting
-
-__all__ = [
-    "APE",
-    "METHODS",
-    "PCW",
-    "Alignment",
-    "Codebook",
-    "Composed",
-    "DeepThinking",
-    "Linked",
-    "MateICL",
-    "Method",
-    "ParallelEnsemble",
-    "Sequential",
-    "StructuredPrompting",
-    "chain",
-    "describe",
-    "linked",
-    "query_bias",
-    "resolve",
-    "window_starts",
-]
+from rag_windows.methods.ape import APE as APE
+from rag_windows.methods.base import Alignment as Alignment
+from rag_windows.methods.base import Method as Method
+from rag_windows.methods.base import query_bias as query_bias
+from rag_windows.methods.base import window_starts as window_starts
+from rag_windows.methods.codebook import Codebook as Codebook
+from rag_windows.methods.composed import Composed as Composed
+from rag_windows.methods.composed import chain as chain
+from rag_windows.methods.deep_thinking import DeepThinking as DeepThinking
+from rag_windows.methods.ensemble import ParallelEnsemble as ParallelEnsemble
+from rag_windows.methods.linked import Linked as Linked
+from rag_windows.methods.linked import linked as linked
+from rag_windows.methods.mateicl import MateICL as MateICL
+from rag_windows.methods.pcw import PCW as PCW
+from rag_windows.methods.registry import METHODS as METHODS
+from rag_windows.methods.registry import describe as describe
+from rag_windows.methods.registry import resolve as resolve
+from rag_windows.methods.sequential import Sequential as Sequential
+from rag_windows.methods.structured_prompting import StructuredPrompting as StructuredPrompting

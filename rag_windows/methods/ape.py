@@ -35,9 +35,6 @@ class APE(Method):
         temperature: T > 0, divides the logits inside the context.
         scale: S > 0, the exponent of the context's weight ("as used") or a factor on it.
         form: which of the three.
-
-    Raises:
-        MethodError: a number is not finite and positive, or the form is unknown.
     """
 
     temperature: float = 0.9

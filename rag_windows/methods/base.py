@@ -55,7 +55,8 @@ class Method:
     step of their own, which the engine takes where it belongs: `refinement`, `recompute`,
     `selection`, `combination`.
 
-    Subclasses are frozen dataclasses, one a file. Class attributes ``name``, ``formula`` and
+    Subclasses are frozen dataclasses, one a file; a value outside its domain, or a method with
+    which one can't be combined, raises `MethodError`. Class attributes ``name``, ``formula`` and
     ``paper`` describe them to users. Every property below may be a field of the dataclass instead;
     such a field needs a default.
     """

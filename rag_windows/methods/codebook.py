@@ -47,9 +47,6 @@ class Codebook(Composed):
         layers: whose keys are compared, negative ones from the last; None for two, at half of the
             depth and the last: first layers' keys say little more than position and spelling.
         page: tokens whose keys are averaged; 1 compares every token and takes the most memory.
-
-    Raises:
-        MethodError: numbers outside their domain, or a reader that can't read what was chosen.
     """
 
     size: int | None = None
@@ -118,7 +115,10 @@ class Codebook(Composed):
         device = window.keys[layers[0]].device
         parts = []
         for layer in layers:
-            keys = _means(window.keys[layer], page).to(device)
+            keys = window.keys[layer]
+            keys = keys.to(device, torch.promote_types(keys.dtype, torch.float32)).mT
+            # Of a short last page the tokens that are there count.
+            keys = torch.nn.functional.avg_pool1d(keys, page, ceil_mode=True).mT
             if self.similarity == "cosine":
                 keys = torch.nn.functional.normalize(keys, dim=-1)
             # Dot products of rows that are scaled so are means over layers and heads.
@@ -150,13 +150,3 @@ def _are_layers(layers: object) -> bool:
     if not isinstance(layers, tuple):
         return layers is None
     return bool(layers) and all(type(one) is int for one in layers)
-
-
-def _means(keys: torch.Tensor, page: int) -> torch.Tensor:
-    """(heads, pages, dim), fp32, from (heads, tokens, dim); the last page may be short."""
-    exact = keys.to(torch.promote_types(keys.dtype, torch.float32))
-    complete = exact.shape[1] // page * page
-    means = exact[:, :complete].unflatten(1, (-1, page)).mean(dim=2)
-    if complete == exact.shape[1]:
-        return means
-    return torch.cat([means, exact[:, complete:].mean(dim=1, keepdim=True)], dim=1)

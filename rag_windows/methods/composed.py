@@ -17,9 +17,6 @@ class Composed(Method):
     Attributes:
         reader: the method that reads the windows. Everything that a subclass does not change is
             the reader's.
-
-    Raises:
-        MethodError: a reader that can't be combined with this method, and why.
     """
 
     reader: Method = field(default=PCW(), kw_only=True)

@@ -36,9 +36,6 @@ class DeepThinking(Composed):
         positions: where the tokens of a pass stand. "continue", as released: behind their window,
             which needs as many positions again; "reuse": where the window stands, so that only
             keys of equal positions are mixed. The query reads them at the window's positions.
-
-    Raises:
-        MethodError: a number outside its domain, or a reader that links windows.
     """
 
     steps: int = 5

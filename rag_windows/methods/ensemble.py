@@ -58,9 +58,6 @@ class ParallelEnsemble(Method):
             otherwise. Above 0 one more row is read, without a window.
         nucleus: above 0, at most 1; only tokens in the nucleus of both pooled and p_0 (the fewest
             that hold so much of the probability) are corrected, as in NBCE's released code.
-
-    Raises:
-        MethodError: a number outside its domain, or an unknown name.
     """
 
     weights: Weights = "uniform"

@@ -40,9 +40,6 @@ class Linked(Composed):
             https://arxiv.org/abs/2405.16444): as many in all, whose keys in the second layer differ
             most from those they have with sight of all windows; it costs one more pass of all
             tokens through the first layer.
-
-    Raises:
-        MethodError: numbers outside their domain, or a reader without windows that could be linked.
     """
 
     tokens: LinkTokens = 0.15
@@ -95,11 +92,7 @@ class Linked(Composed):
 
 
 def linked(method: Method, tokens: LinkTokens | None, choose: Choose = "first") -> Method:
-    """A method with linked tokens; itself for None, and for `Sequential`, where all are.
-
-    Raises:
-        MethodError: see `Linked`.
-    """
+    """A method with linked tokens; itself for None, and for `Sequential`, where all are."""
     if tokens is None:
         return method
     link = Linked(tokens=tokens, choose=choose)

@@ -40,9 +40,6 @@ class MateICL(Method):
     Attributes:
         schedule: one of these names, a number for the same b whatever W is, or a function from W
             to b. Only a name or a number can be written down as JSON.
-
-    Raises:
-        MethodError: an unknown name, or a number that is not finite and above 0.
     """
 
     schedule: Schedule | float | Callable[[int], float] = "sqrt"
