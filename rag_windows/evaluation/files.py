@@ -35,8 +35,6 @@ _SHOWN = 80
 class Place(str):
     """A file as the user named it, and perhaps what of it, such as "dev.json, line 3"."""
 
-    __slots__ = ()
-
     def at(self, record: str) -> Place:
         """A place inside this one."""
         return Place(f"{self}, {record}")

@@ -68,8 +68,8 @@ def number(value: float | None, digits: int = 1) -> str:
     """Fixed digits; a dash for what is not there."""
     if value is None or not math.isfinite(value):
         return "–"
-    # No "-0.0".
-    return f"{round(value, digits) + 0.0:,.{digits}f}"
+    # No "-0.0"; and a hyphen would begin a list in Markdown.
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
 
 
 def figure(estimate: Estimate) -> str:
@@ -286,7 +286,7 @@ def _drawn(points: pd.DataFrame, metric: str) -> Figure:
         axes.set_xscale("symlog", base=2, linthresh=1)
         axes.set_xticks(sizes, [f"{one:,}" for one in sizes])
         axes.minorticks_off()
-        axes.margins(x=0.12)
+        axes.margins(0.12)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("passages or demonstrations")
         axes.set_ylabel(titles[column])

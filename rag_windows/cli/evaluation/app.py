@@ -19,6 +19,7 @@ from rag_windows.prompt.visible_text import one_line
 
 evaluation = typer.Typer(help="Compare methods on datasets, with a report.", cls=Group)
 score = typer.Typer(help="Score a finished file of predictions alone.", cls=Group)
+evaluation.add_typer(score, name="score")
 
 
 def _running() -> Any:
@@ -207,9 +208,6 @@ def score_chatrag(
     from rag_windows.evaluation.chatrag import score_chatrag as scored
 
     _show({"": scored(Path(data), dataset, predictions, answerable)}, as_json=json)
-
-
-evaluation.add_typer(score, name="score")
 
 
 def _show(scores: dict[str, dict[str, Any]], *, as_json: bool) -> None:
