@@ -63,7 +63,7 @@ bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (A
 
 evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py --model tiny-reader --questions 100 \
-		--tasks single-hop kin pronouns follow-up not-stated --methods sequential pcw ape $(ARGS)
+		--tasks single kin pronouns follow-up 'not stated' --methods sequential pcw ape $(ARGS)
 
 judge: $(VENV)/.dev ## every method on the same questions, tables as in docs/methods.md: hours (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py $(ARGS)

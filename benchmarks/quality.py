@@ -1,6 +1,6 @@
 """All methods on the same held-out questions: prints the tables of docs/methods.md.
 
-    python benchmarks/quality.py [--quick] [--tasks single-hop ...] [--passages 1 8 64]
+    python benchmarks/quality.py [--quick] [--tasks single ...] [--passages 1 8 64]
         [--methods sequential pcw ...] [--questions 200] [--jobs 2] [--model NAME]
 
 Every question has passages of its own and is answered by `WindowedLM.generate`, greedily and with
@@ -31,20 +31,11 @@ from rag_windows.evaluation.files import JsonLines
 from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
 from rag_windows.evaluation.summary import percent as percent_of
 from rag_windows_retrievers import BM25Retriever
-from training.samples import FEWEST, Case, draw_case
+from training.samples import FEWEST, TASKS, Case, draw_case
 
-ROOT = Path(__file__).resolve().parent.parent
-READER, LEARNER = "tiny-reader", "tiny-learner"
-TASKS = {
-    "single-hop": ("single", READER),
-    "two-hop": ("two-hop", LEARNER),
-    "not-stated": ("not stated", READER),
-    "follow-up": ("follow-up", READER),
-    "classification": ("classification", LEARNER),
-    "kin": ("kin", READER),
-    "pronouns": ("pronouns", READER),
-}
-"""Tasks by the page's names: what the training calls them, and the model that learned them."""
+ASKED = ["single", "two-hop", "not stated", "follow-up", "classification"]
+LEARNED = ("two-hop", "classification")
+"""The tasks of tiny-learner; the others are tiny-reader's."""
 
 BASE = "sequential"
 METHODS = {
@@ -69,13 +60,11 @@ METHODS = {
 }
 """The rows of the tables; ``{further}`` is the number of passages beyond the first."""
 
-CITED_TASK = "single-hop"
+CITED_TASK = "single"
 """The task whose questions name the title of the one passage that states the answer."""
 TRAINED = 8
 """The most passages that the readers were trained with."""
 MOST_TOKENS = 40
-
-
 KEY = ["model", "task", "passages", "label"]
 """What a cell is about. Its other fields are, for each cell:
 
@@ -85,8 +74,6 @@ KEY = ["model", "task", "passages", "label"]
 - blind: mean chance of a reader that knows the relation, but not whom it is asked about.
 - encode_ms, answer_ms: medians of a question to the end of the encoding, and from there on.
 """
-
-
 FIELDS = ["right", "cited", "blind", "encode_ms", "answer_ms"]
 
 
@@ -101,7 +88,7 @@ def ask(questions: int, key: tuple[str, str, int, str]) -> dict[str, Any]:
     """Answer all questions of a cell; equal keys but for the method give equal questions."""
     model, task, passages, label = key
     rng = np.random.default_rng([1, list(TASKS).index(task), passages])
-    cases = [draw_case(rng, TASKS[task][0], passages) for _ in range(questions)]
+    cases = [draw_case(rng, task, passages) for _ in range(questions)]
     right, cited, seconds = "", "", []
     for case in cases:
         made = reader(model).generate(
@@ -154,13 +141,13 @@ def read_results(path: Path) -> pd.DataFrame:
 
 def wanted(options: argparse.Namespace) -> list[tuple[str, str, int, str]]:
     """Keys of all cells that were asked for, the longest first."""
-    return [
-        (options.model or TASKS[task][1], task, passages, label)
-        for passages in sorted(options.passages, reverse=True)
-        for task in options.tasks
-        if passages >= FEWEST.get(TASKS[task][0], 1)
-        for label in options.methods
-    ]
+    keys = []
+    for passages in sorted(options.passages, reverse=True):
+        for task in options.tasks:
+            model = options.model or ("tiny-learner" if task in LEARNED else "tiny-reader")
+            if passages >= FEWEST.get(task, 1):
+                keys += [(model, task, passages, label) for label in options.methods]
+    return keys
 
 
 def run(options: argparse.Namespace) -> None:
@@ -272,7 +259,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS)[:5])
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=ASKED)
     sizes = [1, 2, 4, 8, 16, 32, 64]
     parser.add_argument("--passages", nargs="+", type=int, default=sizes)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
@@ -285,7 +272,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if options.quick:
         options.passages, options.questions = [2, 8], 8
     name = f"quality-{options.questions}.jsonl"
-    options.results = options.results or ROOT / "benchmarks" / "results" / name
+    options.results = options.results or Path(__file__).parent / "results" / name
     run(options)
     asked = pd.DataFrame(wanted(options), columns=KEY)
     print(tables(read_results(options.results).merge(asked, on=KEY)))

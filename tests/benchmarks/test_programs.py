@@ -64,7 +64,7 @@ def test_methods_are_judged_and_a_run_goes_on_where_it_stopped(
 ) -> None:
     results = tmp_path / "results.jsonl"
     wanted = ["--questions", "4", "--passages", "8", "--jobs", "1", "--results", str(results)]
-    some = [*wanted, "--tasks", "single-hop", "--methods", "sequential", "pcw"]
+    some = [*wanted, "--tasks", "single", "--methods", "sequential", "pcw"]
     quality.main(some)
     printed = capsys.readouterr().out
     assert printed.count("| pcw ") == 4
@@ -80,7 +80,7 @@ def test_methods_are_judged_and_a_run_goes_on_where_it_stopped(
 
 
 def test_cells_are_repeatable_and_citations_name_the_stating_passage() -> None:
-    one, again = (quality.ask(5, ("tiny-reader", "single-hop", 4, "ape")) for _ in range(2))
+    one, again = (quality.ask(5, ("tiny-reader", "single", 4, "ape")) for _ in range(2))
     assert (one["right"], one["cited"]) == (again["right"], again["cited"])
     assert one["right"].count("1") >= 4
     assert one["cited"].count("1") >= one["right"].count("1") - 1
