@@ -11,10 +11,9 @@ from transformers import LlamaForCausalLM
 
 from rag_windows import Passage, WindowedLM
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
-from training.model import PATTERNS, new_reader
 from training.samples import draw_case
 from training.tokens import train_tokenizer
-from training.train import MAX_BYTES
+from training.train import MAX_BYTES, PATTERNS, new_reader
 from training.world import KINDS, are_held_out
 
 SAMPLES = Path(__file__).parents[2] / "rag_windows" / "samples"

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from rag_windows import WindowedLM
-from training.model import frozen_parameters, new_reader
 from training.tokens import space_twins, train_tokenizer
-from training.train import Settings, Trainer, export, train
+from training.train import Settings, Trainer, export, frozen_parameters, new_reader, train
 
 TOKENIZER = train_tokenizer()
 
