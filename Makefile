@@ -61,11 +61,11 @@ bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 81
 bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/cache.py $(ARGS)
 
-evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--quick")
+evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--questions 8")
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py --model tiny-reader --questions 100 \
 		--tasks single kin pronouns follow-up 'not stated' --methods sequential pcw ape $(ARGS)
 
-judge: $(VENV)/.dev ## every method on the same questions, tables as in docs/methods.md: hours (ARGS="--quick")
+judge: $(VENV)/.dev ## every method on the same questions, tables as in docs/methods.md: hours (ARGS="--questions 8")
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it

@@ -1,6 +1,6 @@
 """All methods on the same held-out questions: prints the tables of docs/methods.md.
 
-    python benchmarks/quality.py [--quick] [--tasks single ...] [--passages 1 8 64]
+    python benchmarks/quality.py [--tasks single two-hop ...] [--passages 1 8 64]
         [--methods sequential pcw ...] [--questions 200] [--jobs 2] [--model NAME]
 
 Every question has passages of its own and is answered by `WindowedLM.generate`, greedily and with
@@ -266,11 +266,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="ask this one instead of the one that learned a task")
     parser.add_argument("--questions", type=int, default=200, help="of each cell")
     parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
-    parser.add_argument("--quick", action="store_true", help="8 questions over 2 and 8 passages")
     parser.add_argument("--results", type=Path, help="file of the finished cells")
     options = parser.parse_args(given)
-    if options.quick:
-        options.passages, options.questions = [2, 8], 8
     name = f"quality-{options.questions}.jsonl"
     options.results = options.results or Path(__file__).parent / "results" / name
     run(options)

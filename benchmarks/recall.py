@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
+
 from rag_windows.evaluation.inscit import InscitTask
 from rag_windows.evaluation.task import Example
 from rag_windows_retrievers import (
@@ -80,12 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{len(pool)} passages, {len(turns)} turns ({without} more without evidence), "
         f"{sum(len(turn.evidence) for turn in turns) / len(turns):.2f} right passages a turn"
     )
+    figures = {
+        f"{name}, {query}": measure(retriever, condense, turns)
+        for name, retriever in retrievers.items()
+        for query, condense in queries.items()
+    }
     names = [f"{kind}@{depth}" for kind in ("recall", "hit") for depth in DEPTHS]
-    print(f"| retriever | query | {' | '.join(names)} | MRR |\n|{'---|' * (len(names) + 3)}")
-    for name, retriever in retrievers.items():
-        for query, condense in queries.items():
-            cells = [f"{one:.1f}" for one in measure(retriever, condense, turns)]
-            print(f"| {name} | {query} | {' | '.join(cells)} |", flush=True)
+    table = pd.DataFrame.from_dict(figures, orient="index", columns=[*names, "MRR"])
+    print(table.to_markdown(floatfmt=".1f"))
 
 
 if __name__ == "__main__":

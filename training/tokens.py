@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -56,13 +56,13 @@ def words() -> list[str]:
     return sorted(found)
 
 
-def train_tokenizer(size: int = VOCABULARY_SIZE) -> PreTrainedTokenizerFast:
+def train_tokenizer() -> PreTrainedTokenizerFast:
     """Trains the tokenizer; the same words always give the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
+        vocab_size=VOCABULARY_SIZE,
         min_frequency=2,
         show_progress=False,
         special_tokens=list(CONTROL),
@@ -100,8 +100,7 @@ PASSAGE_GAP, QUERY_GAP = 16, 256
 """Jitter: greatest gaps in the positions, in tokens, before a passage and before the questions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Right-padded sequences.
 
     `ids`, `positions`: (batch, length) int64. `loss`: (batch, length) int64, `ANSWER` at the first

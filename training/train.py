@@ -336,8 +336,7 @@ class Trainer:
         count = self.settings.tokens // sum(len(ids) for ids, _ in self.encoder.parts(first))
         samples = [first, *(draw_sample(rng, recipe) for _ in range(count - 1))]
         batch = self.encoder.batch(samples, rng, recipe.jitter)
-        device = self.settings.device
-        return Batch(batch.ids.to(device), batch.positions.to(device), batch.loss.to(device))
+        return Batch(*(tensor.to(self.settings.device) for tensor in batch))
 
     def train_step(self) -> float:
         """One step over batches of one level; returns their loss."""

@@ -24,8 +24,7 @@ DEFAULT_K = 8
 ScoredPassage: TypeAlias = Passage
 """A `Passage` whose `score` is set, as `WindowedLM.generate` takes it."""
 
-Message: TypeAlias = Mapping[str, Any]
-Messages: TypeAlias = Sequence[Message]
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Condense: TypeAlias = Callable[[Messages], str]
 """From messages of roles "user" and "assistant", oldest first, the last one the question, to what
 to look for."""
@@ -244,7 +243,12 @@ class ConversationalRetriever:
         """What is looked for; an `InputError` as `retrieve`."""
         if isinstance(query, str):
             return query
-        said = [one for one in query if one.get("role") == "user" or _answers(one)]
+        said = [
+            one
+            for one in query
+            if one.get("role") == "user"
+            or (one.get("role") == "assistant" and isinstance(one.get("content"), str))
+        ]
         asked = [one.get("content") for one in said if one["role"] == "user"]
         words = all(isinstance(one, str) for one in asked)
         if not words or not said or said[-1]["role"] != "user":
@@ -253,10 +257,6 @@ class ConversationalRetriever:
                 '"content" of text.'
             )
         return self._condense(said) if len(said) > 1 else said[-1]["content"]
-
-
-def _answers(message: Message) -> bool:
-    return message.get("role") == "assistant" and isinstance(message.get("content"), str)
 
 
 def last_turns(turns: int | None = 3, *, weight: int = 3) -> Condense:
