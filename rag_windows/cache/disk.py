@@ -12,7 +12,7 @@ import sqlite3
 import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from weakref import finalize
@@ -31,7 +31,7 @@ from rag_windows.cache.entry_file import (
     write_image,
 )
 from rag_windows.cache.keys import check_key, is_key
-from rag_windows.cache.locks import FileLock, lock_file, require_locks
+from rag_windows.cache.locks import lock_file, require_locks
 from rag_windows.cache.tier import Outcome, Tier
 from rag_windows.errors import CacheError
 
@@ -340,17 +340,16 @@ class DiskTier(Tier):
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     os.unlink(os.path.join(self._entries, name))
 
-    def try_lock(self, key: str) -> FileLock | None:
+    def try_lock(self, key: str) -> Callable[[], None] | None:
         """Take the lock of a key; None if another living holder has it, here or elsewhere.
 
-        Where locks don't work one that locks nothing is given: the caller encodes what others may,
-        too.
+        Returns what releases it. Where locks don't work the caller encodes what others may, too.
         """
         check_key(key)
         with self._trouble():
             if self._usable:
                 return lock_file(Path(self._locks, key))
-        return FileLock()
+        return _release_nothing
 
     # The folder and its catalog
 
@@ -456,6 +455,10 @@ class DiskTier(Tier):
         """Log a warning the first time."""
         level, self._warned = logging.INFO if self._warned else logging.WARNING, True
         logger.log(level, "%s", text)
+
+
+def _release_nothing() -> None:
+    """Nothing was locked."""
 
 
 def _insert(rows: sqlite3.Connection, key: str, size: int, what: Entry | Note, used: float) -> None:

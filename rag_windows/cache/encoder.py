@@ -12,7 +12,6 @@ import torch
 from rag_windows.cache.codec import EXACT, Entry, is_finite, settle
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.keys import KeyScope
-from rag_windows.cache.locks import FileLock
 from rag_windows.cache.memory import compact, layer_devices, placed
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import NonFiniteError
@@ -137,7 +136,7 @@ class _Request:
         self._bad: dict[str, Source] = {}
         self._joined = 0
         self._claimed: set[str] = set()
-        self._locks: dict[str, FileLock] = {}
+        self._locks: dict[str, Callable[[], None]] = {}  # what releases them
 
     def prefill(self) -> Prefill[Encoded]:
         """See `CachedEncoder.prefill`."""
@@ -170,8 +169,8 @@ class _Request:
             finally:
                 for key in self._claimed:
                     self._cache.flights.end(key)
-                for lock in self._locks.values():
-                    lock.release()
+                for release in self._locks.values():
+                    release()
         if asked.method.windowed:
             self._check()
             for one in wanted:
@@ -253,10 +252,10 @@ class _Request:
         disk = self._cache.disk
         if key in self._got or disk is None or key in self._locks:
             return key not in self._got
-        lock = disk.try_lock(key)
-        if lock is not None:
-            self._locks[key] = lock
-        return lock is not None
+        release = disk.try_lock(key)
+        if release is not None:
+            self._locks[key] = release
+        return release is not None
 
     def _encode(
         self, wanted: Sequence[_Wanted], prefix: Window | None
@@ -299,13 +298,12 @@ class _Request:
         for device in {one for one in self._devices if one.type == "cuda"}:
             torch.cuda.synchronize(device)  # before another thread copies what was computed there
         for key in keys:
-            lock = self._locks.pop(key, None)
             self._cache.keep(
                 key,
                 self._fresh[key],
                 self._epoch,
                 device=self._device,
-                done=None if lock is None else lock.release,
+                done=self._locks.pop(key, None),
                 wait=self._asked.patient,
             )
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.nn.modules import module as torch_module
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
@@ -186,14 +185,11 @@ class _Reading:
 
     def __init__(self, twin: Twin) -> None:
         self._version = twin.version
-        modules = list(twin.model.named_modules())
-        every = [module for _, module in modules]
-        self._hooks = [
-            torch_module._global_forward_hooks,
-            torch_module._global_forward_pre_hooks,
-            *(module._forward_hooks for module in every),
-            *(module._forward_pre_hooks for module in every),
-        ]
+        self._modules = list(twin.model.named_modules())
+        every = [module for _, module in self._modules]
+        self._hooks = [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
+        self._hooks += [module._forward_hooks for module in every]
+        self._hooks += [module._forward_pre_hooks for module in every]
         self._switches = [
             value
             for module in every
@@ -203,47 +199,38 @@ class _Reading:
         ]
         self._switched = copy.deepcopy(self._switches)
         kinds = {base for module in every for base in type(module).__mro__ if base is not object}
-        origins = {kind.__module__: _origin(kind.__module__) for kind in kinds}
+        self.unknown = _strange(kinds, every)
         self.contents = b""
-        self.unknown = next(filter(None, map(_strange_class, kinds)), None) or next(
-            filter(None, map(_strange_module, every)), None
-        )
-        if self.unknown is not None:
-            return
-        self._places = [
-            (f"{name}.{kind}", getattr(module, kind))
-            for name, module in modules
-            for kind in ("_parameters", "_buffers")
-        ]
-        self._loose = [  # with tensors that are plain attributes
-            (name, module)
-            for name, module in modules
-            if any(isinstance(value, torch.Tensor) for value in module.__dict__.values())
-        ]
-        self._offloaded = _offloaded(modules)
+        if self.unknown is None:
+            self._read_weights(twin, {kind.__module__ for kind in kinds})
+
+    def _read_weights(self, twin: Twin, sources: set[str]) -> None:
+        away = {}  # what accelerate keeps elsewhere between calls
+        self._places: list[tuple[str, Mapping[str, Any]]] = []
+        for name, module in self._modules:
+            kept = getattr(module.__dict__.get("_hf_hook"), "weights_map", None)
+            for kind in ("_parameters", "_buffers"):
+                values = getattr(module, kind)
+                self._places.append((f"{name}.{kind}", values))
+                for own, value in values.items() if kept is not None else ():
+                    if value is not None and value.device.type == "meta":
+                        away[f"{name}.{kind}.{own}"] = kept[own]
+            if any(isinstance(value, torch.Tensor) for value in module.__dict__.values()):
+                self._places.append((f"{name}.", module.__dict__))
         named = self._tensors()
-        self._own = [tensor for _, tensor in named]
-        held = {
-            id(value)
-            for _, values in self._places
-            for value in values.values()
-            if value is not None
-        }
-        # Parts of quantized weights and loose tensors can be replaced under the same parameter.
-        self._parted = held != {*map(id, self._own)}
-        self._held = self._identities()
-        self._states = [*map(_state_of, self._own)]
+        self._states = [_state_of(tensor) for _, tensor in named]
+        self._own = [tensor for _, tensor in named]  # so that no other gets the same id
         self._samples = _samples(self._own)
-        self._sampled = _read(self._samples)
-        named += [(name, kept[own]) for name, (kept, own) in self._offloaded.items()]
+        self._sampled = _bytes_of(self._samples)
+        named = [(name, one) for name, one in named if name not in away] + [*away.items()]
         unique = list({id(tensor): tensor for _, tensor in named}.values())
         with ThreadPoolExecutor(min(_HASHERS, os.cpu_count() or 1), "rag-windows-hash") as pool:
             digests = dict(zip(map(id, unique), pool.map(_digest_of, unique), strict=True))
         self.contents = _sha256(
             canonical(twin.model.config.to_dict()),
-            canonical(sorted(origins.items())),
+            canonical({source: _origin(source) for source in sources}),
             canonical(self._switched),
-            *(_described(name, module) for name, module in modules),
+            *(_described(name, module) for name, module in self._modules),
             *(
                 fields(name.encode(), tensor.device.type.encode(), digests[id(tensor)])
                 for name, tensor in named
@@ -255,9 +242,8 @@ class _Reading:
         if self._version != twin.version or self._switched != self._switches:
             return False
         return self.unknown is not None or (
-            self._held == self._identities()
-            and self._states == [*map(_state_of, self._own)]
-            and self._sampled == _read(self._samples)
+            self._states == [_state_of(tensor) for _, tensor in self._tensors()]
+            and self._sampled == _bytes_of(self._samples)
         )
 
     def hook(self) -> str | None:
@@ -268,23 +254,13 @@ class _Reading:
                     return f"{hook!r} is a forward hook, which may change what is computed"
         return None
 
-    def _identities(self) -> list[int]:
-        held = [value for _, values in self._places for value in values.values()]
-        if self._parted:
-            held += [tensor for _, tensor in self._tensors()]
-        return [*map(id, held)]
-
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
         """The ordinary tensors that the model computes with, by name."""
         found: list[tuple[str, torch.Tensor]] = []
         for home, values in self._places:
             for own, value in values.items():
-                if value is not None and f"{home}.{own}" not in self._offloaded:
-                    found += plain_tensors(f"{home}.{own}", value)
-        for name, module in self._loose:
-            for own, value in sorted(module.__dict__.items()):
                 if isinstance(value, torch.Tensor):
-                    found += plain_tensors(f"{name}.{own}", value, 1)
+                    found += plain_tensors(f"{home}.{own}", value)
         return found
 
 
@@ -303,52 +279,51 @@ def _described(name: str, module: torch.nn.Module) -> bytes:
     return place + canonical(plain)
 
 
-def _strange_class(kind: type) -> str | None:
-    """Why a class is not known by its name."""
-    if _origin(kind.__module__) is None:
-        return f"the source of {kind.__module__}.{kind.__qualname__} is unknown"
-    known = {*_LIBRARIES, *sys.stdlib_module_names, _package(kind.__module__)}
-    for name, value in kind.__dict__.items():
-        if isinstance(value, types.FunctionType) and (
-            not {_package(value.__module__ or ""), _home(value)} <= known
-            or (name == "forward" and value.__module__ != kind.__module__)
-        ):
-            return f"{kind.__qualname__}.{name} was replaced by {value.__qualname__}"
+def _called(value: Any) -> list[Any]:
+    """A function by its name; of a partial one what it is given, too."""
+    function = _plain_function(value)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    given = [*getattr(value, "args", ()), *sorted(getattr(value, "keywords", {}).items())]
+    return [f"{function.__module__}.{name}", *given]
+
+
+def _strange(kinds: Iterable[type], modules: Iterable[torch.nn.Module]) -> str | None:
+    """Why what a model computes can't be told by the names of classes and functions, if so."""
+    for kind in kinds:
+        if _origin(kind.__module__) is None:
+            return f"the source of {kind.__qualname__} is unknown"
+        known = _LIBRARIES | sys.stdlib_module_names | {_package(kind.__module__)}
+        for name, value in kind.__dict__.items():
+            if isinstance(value, types.FunctionType) and (
+                not _packages(value) <= known
+                or (name == "forward" and value.__module__ != kind.__module__)
+            ):
+                return f"{kind.__qualname__}.{name} was replaced by {value.__qualname__}"
+    for module in modules:
+        for name, value in module.__dict__.items():
+            if isinstance(value, torch.ScriptObject):
+                return f"{type(module).__qualname__}.{name} holds weights that can't be read"
+            if name == "forward":  # accelerate replaces it, rightly
+                replaced = "_hf_hook" not in module.__dict__
+            else:
+                replaced = callable(value) and _counts(name) and not _packages(value) <= _LIBRARIES
+            if replaced:
+                return f"{type(module).__qualname__}.{name} was replaced on one module"
     return None
 
 
-def _strange_module(module: torch.nn.Module) -> str | None:
-    """Why what a module computes is hidden from us."""
-    for name, value in module.__dict__.items():
-        if isinstance(value, torch.ScriptObject):
-            return f"{type(module).__qualname__}.{name} holds weights that can't be read"
-        if name == "forward":  # accelerate replaces it, rightly
-            replaced = getattr(module, "_hf_hook", None) is None
-        else:
-            replaced = callable(value) and _counts(name) and _called(value) is None
-        if replaced:
-            return f"{type(module).__qualname__}.{name} was replaced on one module"
-    return None
+def _plain_function(value: Any) -> Any:
+    return getattr(value, "func", getattr(value, "__func__", value))
 
 
-def _called(value: Any) -> str | None:
-    """The name of a function; None if others may have the same."""
-    if isinstance(value, functools.partial):
-        name, given = _called(value.func), [value.args, sorted(value.keywords.items())]
-        return f"{name} of {canonical(given)!r}" if name and _is_plain(given) else None
-    function = getattr(value, "__func__", value)
-    home = getattr(function, "__module__", None) or ""
-    if isinstance(function, types.FunctionType) and (
-        _home(function) not in _LIBRARIES
-        and (function.__closure__ or "<" in function.__qualname__ or _origin(home) is None)
-    ):
-        return None
-    return f"{home}.{getattr(function, '__qualname__', type(value).__qualname__)} {_origin(home)}"
-
-
-def _home(function: types.FunctionType) -> str:
-    """The package of the code itself, whatever name `functools.wraps` gave the function."""
-    return _package(function.__globals__.get("__name__", ""))
+def _packages(value: Any) -> set[str]:
+    """Those that a function comes from, whatever name `functools.wraps` gave it."""
+    function = _plain_function(value)
+    module = getattr(function, "__module__", None) or ""
+    return {
+        _package(getattr(function, "__globals__", {}).get("__name__", module)),
+        _package(module),
+    }
 
 
 def _package(module: str) -> str:
@@ -378,7 +353,7 @@ _digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
 @torch.no_grad()
 def _digest_of(tensor: torch.Tensor) -> bytes:
     """Read a tensor whole, unless it was read before and is unchanged as far as one can see."""
-    seen = _state_of(tensor), _read(_samples([tensor]))
+    seen = _state_of(tensor), _bytes_of(_samples([tensor]))
     with _lock:
         before, known = _digests.get(tensor, (None, b""))
     if before == seen:
@@ -411,16 +386,14 @@ def _samples(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 @torch.no_grad()
-def _read(samples: list[list[torch.Tensor]]) -> bytes:
+def _bytes_of(samples: list[list[torch.Tensor]]) -> bytes:
     return b"".join(torch.cat(some).cpu().numpy().tobytes() for some in samples)
 
 
-def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """PyTorch's count of a tensor's changes, and where its memory is."""
-    try:
-        return tensor._version, tensor.data_ptr()
-    except RuntimeError:  # tensors of inference mode count no changes
-        return -1, tensor.data_ptr()
+def _state_of(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Which tensor it is, PyTorch's count of its changes, and where its memory is."""
+    version = -1 if tensor.is_inference() else tensor._version
+    return id(tensor), version, tensor.data_ptr()
 
 
 def plain_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
@@ -429,6 +402,9 @@ def plain_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, 
     Quantized weights are tensor subclasses with parts (`__tensor_flatten__`), or carry their
     scales in attributes (bitsandbytes' ``quant_state``); both count.
     """
+    if type(value) in (torch.Tensor, torch.nn.Parameter) and not value.__dict__:
+        yield name, value
+        return
     if isinstance(value, torch.Tensor):
         flatten = getattr(value, "__tensor_flatten__", None)
         inner = () if flatten is None else flatten()[0]
@@ -445,27 +421,11 @@ def plain_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, 
             yield from plain_tensors(f"{name}.{key}", part, depth + 1)
 
 
-def _offloaded(
-    modules: Iterable[tuple[str, torch.nn.Module]],
-) -> dict[str, tuple[Mapping[str, torch.Tensor], str]]:
-    """Weights that accelerate keeps elsewhere between calls: where, by the name they have here."""
-    found: dict[str, tuple[Mapping[str, torch.Tensor], str]] = {}
-    for name, module in modules:
-        kept = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
-        for kind in ("_parameters", "_buffers") if kept is not None else ():
-            for own, tensor in getattr(module, kind).items():
-                if tensor is not None and tensor.device.type == "meta":
-                    found[f"{name}.{kind}.{own}"] = kept, own
-    return found
-
-
 def _arithmetic(device: torch.device) -> list[Any]:
-    """Versions and settings that change the numbers a forward pass gives."""
+    """Settings that change the numbers a forward pass gives."""
     kind = device.type
     automatic = torch.is_autocast_enabled(kind)
     settings: list[Any] = [
-        torch.__version__,
-        transformers.__version__,
         kind,
         str(torch.get_autocast_dtype(kind)) if automatic else None,
         torch.get_float32_matmul_precision(),

@@ -27,7 +27,7 @@ from rag_windows.cache.disk import MOST_LABELS, DiskTier
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.locks import LOCKS_WORK
 from rag_windows.cache.memory import MemoryTier, to_host
-from rag_windows.cache.tier import CacheStats, Tier, prometheus_text
+from rag_windows.cache.tier import CacheStats, prometheus_text
 from rag_windows.errors import CacheError, InputError
 from rag_windows.threads import Lock, Worker, in_children
 
@@ -111,6 +111,9 @@ def default_folder() -> Path:
     else:  # the specification wants an absolute path
         base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
     return base / "rag-windows" / "windows"
+
+
+AnyTier = MemoryTier | DiskTier
 
 
 class PassageCache:
@@ -220,7 +223,7 @@ class PassageCache:
 
     def stats(self) -> CacheStats:
         """Hits, misses and seconds saved, and per tier what it holds and did."""
-        named: dict[str, Tier | None] = {
+        named: dict[str, AnyTier | None] = {
             "device" if len(self._shared.devices) == 1 else f"device {device}": tier
             for device, tier in list(self._shared.devices.items())
         }
@@ -265,7 +268,7 @@ class PassageCache:
         named = given if every_tenant else self.digests(given)
         keys: set[str] = set()
 
-        def find(tier: Tier) -> None:
+        def find(tier: AnyTier) -> None:
             keys.update(one for one in named if is_key(one) and one in tier)
             keys.update(tier.keys_with(named))
 
@@ -315,7 +318,7 @@ class PassageCache:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _drop(self, *calls: Callable[[Tier], object]) -> None:
+    def _drop(self, *calls: Callable[[AnyTier], object]) -> None:
         """Drop entries from every tier, for good.
 
         Twice: a read that begins in the midst of the first round may find an entry that is still
@@ -340,14 +343,14 @@ class PassageCache:
         """Another one whenever something was forgotten; what was encoded before is not kept."""
         return self._shared.epoch
 
-    def _tiers(self) -> Iterator[Tier]:
+    def _tiers(self) -> Iterator[AnyTier]:
         """Every tier, fastest first."""
         yield from list(self._shared.devices.values())
         yield from (tier for tier in (self.memory, self.disk) if tier is not None)
 
-    def _near(self, device: torch.device | None) -> list[Tier]:
+    def _near(self, device: torch.device | None) -> list[AnyTier]:
         """The fast tiers: that of an accelerator, if one is wanted there, and host memory."""
-        tiers: list[Tier] = [] if self.memory is None else [self.memory]
+        tiers: list[AnyTier] = [] if self.memory is None else [self.memory]
         if device is None or device.type == "cpu" or self._device_bytes is None:
             return tiers
         with self._shared.lock:
@@ -425,7 +428,7 @@ class PassageCache:
         """
         on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
         near = self._near(device)
-        far: list[Tier] = [] if self.disk is None else [self.disk]
+        far: list[AnyTier] = [] if self.disk is None else [self.disk]
         if not on_host and self.memory is not None:
             near.remove(self.memory)
             far.insert(0, self.memory)
@@ -443,7 +446,7 @@ class PassageCache:
         if not taken and done is not None:
             done()
 
-    def _put(self, tiers: Sequence[Tier], key: str, entry: Entry, epoch: int) -> None:
+    def _put(self, tiers: Sequence[AnyTier], key: str, entry: Entry, epoch: int) -> None:
         """Store an entry in some tiers, unless something was forgotten since the epoch."""
         if self._shared.epoch == epoch:
             for tier in tiers:

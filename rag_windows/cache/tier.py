@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Literal
 
 from rag_windows.cache.codec import Entry, check_store
 from rag_windows.cache.keys import check_key
@@ -19,27 +19,26 @@ Outcome = Literal["stored", "refused", "failed"]
 """What came of storing an entry."""
 
 
-def _number(text: str, metric: str | None = None) -> Any:
-    """A number and what it counts; its metric's name, if that is another one."""
-    return field(default=0, metadata={"text": text, "metric": metric})
-
-
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """One tier: what it holds now, and counters since it was opened."""
+    """One tier: what it holds now, and counters since it was opened.
 
-    entries: int = _number("Windows held.")
-    bytes: int = _number("Bytes held.")
-    limit_bytes: int = _number("Most bytes that may be held.")
-    hits: int = _number("Windows asked for and returned.")
-    misses: int = _number("Windows asked for and not returned.")
-    stored: int = _number("Windows taken in.")
-    evictions: int = _number("Windows dropped to make room.")
-    refused: int = _number("Windows not taken in.")
-    expired: int = _number("Windows dropped because their time was up.")
-    removed: int = _number("Windows dropped on request.")
-    quarantined: int = _number("Damaged windows, deleted.")
-    failed: int = _number("Errors of the device or the file system.")
+    `expired`, `removed` and `quarantined` (damaged) windows were dropped; `refused` ones were not
+    worth their room; `failed` counts errors of the device or the file system.
+    """
+
+    entries: int = 0
+    bytes: int = 0
+    limit_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    stored: int = 0
+    evictions: int = 0
+    refused: int = 0
+    expired: int = 0
+    removed: int = 0
+    quarantined: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,20 @@ class CacheStats:
     """The whole cache; `tiers` by name ("device", "memory", "disk"), fastest first.
 
     A window that one tier misses and the next one has is a hit here, so the sums over tiers differ
-    from these.
+    from these. `joined` counts hits that another caller was encoding already.
     """
 
-    hits: int = _number("Windows that needed no encoding.")
-    misses: int = _number("Windows that had to be encoded.")
-    joined: int = _number("Hits that another caller was encoding already.")
-    cached_tokens: int = _number("Tokens of the hits.")
-    seconds_saved: float = _number("What encoding the hits had taken.", "saved_seconds")
-    seconds_spent: float = _number("What encoding the misses took.", "spent_seconds")
+    hits: int = 0
+    misses: int = 0
+    joined: int = 0
+    cached_tokens: int = 0
+    seconds_saved: float = 0
+    seconds_spent: float = 0
     tiers: Mapping[str, TierStats] = field(default_factory=dict)
 
 
 _GAUGES = {"entries", "bytes", "limit_bytes"}
+_METRICS = {"seconds_saved": "saved_seconds", "seconds_spent": "spent_seconds"}
 
 
 def prometheus_text(stats: CacheStats, labels: Mapping[str, str]) -> str:
@@ -76,19 +76,21 @@ def prometheus_text(stats: CacheStats, labels: Mapping[str, str]) -> str:
                 f"{name!r} can't be a label's name; use ASCII letters, digits and underscores "
                 "(and not 'tier')."
             )
-    tiers = [({**labels, "tier": name}, tier) for name, tier in stats.tiers.items()]
-    owners = (("", CacheStats, [(labels, stats)]), ("_tier", TierStats, tiers))
+    samples: dict[str, list[str]] = {}
+    tiers = [("_tier", {**labels, "tier": name}, tier) for name, tier in stats.tiers.items()]
+    for part, given, owner in [("", labels, stats), *tiers]:
+        inside = ",".join(f'{name}="{_escape(text)}"' for name, text in given.items())
+        shown = f"{{{inside}}}" if inside else ""
+        for one in fields(owner):
+            if one.name != "tiers":
+                total = "" if one.name in _GAUGES else "_total"
+                metric = f"rag_windows_cache{part}_{_METRICS.get(one.name, one.name)}{total}"
+                line = f"{metric}{shown} {getattr(owner, one.name)!r}"
+                samples.setdefault(metric, []).append(line)
     lines: list[str] = []
-    for part, kind, samples in owners:
-        for one in (one for one in fields(kind) if samples and "text" in one.metadata):
-            total = "" if one.name in _GAUGES else "_total"
-            metric = f"rag_windows_cache{part}_{one.metadata['metric'] or one.name}{total}"
-            lines.append(f"# HELP {metric} {one.metadata['text']}")
-            lines.append(f"# TYPE {metric} {'counter' if total else 'gauge'}")
-            for given, owner in samples:
-                inside = ",".join(f'{name}="{_escape(text)}"' for name, text in given.items())
-                shown = f"{{{inside}}}" if inside else ""
-                lines.append(f"{metric}{shown} {getattr(owner, one.name)!r}")
+    for metric, own in samples.items():
+        kind = "counter" if metric.endswith("_total") else "gauge"
+        lines += [f"# TYPE {metric} {kind}", *own]
     return "\n".join(lines) + "\n"
 
 
@@ -99,8 +101,7 @@ def _escape(text: str) -> str:
 class Tier(ABC):
     """Keeps entries under a limit in bytes; threads may share one.
 
-    What goes wrong is a miss, or an entry that is not kept, never an error. `_lock` guards policy
-    and counters.
+    What goes wrong is a miss, or an entry that is not kept, never an error.
     """
 
     def __init__(self, limit_bytes: int, store: str) -> None:
@@ -149,26 +150,6 @@ class Tier(ABC):
         entries, size = self._holds()
         with self._lock:
             return TierStats(entries, size, self._limit_bytes, **self._counts)
-
-    @abstractmethod
-    def __contains__(self, key: str) -> bool:
-        """Whether an entry is there, by what is known without reading it."""
-
-    @abstractmethod
-    def add_labels(self, key: str, labels: Collection[str]) -> None:
-        """Give an entry these labels beside its own."""
-
-    @abstractmethod
-    def keys_with(self, labels: Collection[str]) -> list[str]:
-        """Keys of the entries that carry any of the labels."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Drop all entries. Counters stay, counted uses don't."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let everything go: all that is asked for is missing from now on."""
 
     @abstractmethod
     def _look(self, keys: Sequence[str]) -> dict[str, Entry]: ...

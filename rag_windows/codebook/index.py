@@ -73,8 +73,8 @@ class Index:
     def locked(self) -> Iterator[None]:
         """Be the only process that changes this book; CacheError if another one does not end."""
         try:
-            lock = lock_file(self._folder / LOCK, wait_s=self._wait_s)
-            if lock is None:
+            release = lock_file(self._folder / LOCK, wait_s=self._wait_s)
+            if release is None:
                 holder = ""
                 with contextlib.suppress(OSError, ValueError):
                     holder = (self._folder / LOCK).read_text(encoding="ascii").strip()
@@ -86,10 +86,12 @@ class Index:
                 )
         except OSError as error:
             raise CacheError(f"The book can't be changed: {error}.") from error
-        with lock:
+        try:
             with contextlib.suppress(OSError):  # a full disk: then it has no name
-                os.pwrite(lock.descriptor, f"{os.getpid():<20}".encode(), 0)
+                (self._folder / LOCK).write_text(str(os.getpid()), encoding="ascii")
             yield
+        finally:
+            release()
 
     def stamp(self) -> Stamp | None:
         """Changes whenever the file does; None if there is none."""

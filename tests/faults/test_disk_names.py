@@ -125,9 +125,9 @@ def test_symlinked_locks_and_catalogs_are_not_followed(
     (cache / name).symlink_to(outside / target)
     before = snapshot(tmp_path, cache)
     user = tier(cache)
-    lock = user.try_lock(key_of(1))
-    assert lock is not None
-    lock.release()
+    release = user.try_lock(key_of(1))
+    assert release is not None
+    release()
     user.put(key_of(1), entry_of(1))
     user.prune(0.0)
     assert snapshot(tmp_path, cache) == before

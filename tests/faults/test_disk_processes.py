@@ -20,14 +20,13 @@ from tests.rag_windows.cache.disk_cases import (
     System,
     end_of,
     entry_of,
-    entry_path,
     folder_bytes,
+    held,
     in_child,
     key_of,
     names,
     on,
     right,
-    same_window,
     tier,
 )
 
@@ -65,9 +64,9 @@ def mixed_operations(folder: Path, limit: int, seed: int, count: int) -> None:
         elif chance < 0.985:
             user.clear()
         else:
-            lock = user.try_lock(key_of(number))
-            if lock is not None:
-                lock.release()
+            release = user.try_lock(key_of(number))
+            if release is not None:
+                release()
         longest_s = max(longest_s, time.monotonic() - begun)
     stats = user.stats()
     if stats.quarantined or stats.failed:
@@ -95,10 +94,10 @@ def test_mixed_operations(tmp_path: Path) -> None:
             if done:
                 assert os.waitstatus_to_exitcode(status) == 0
                 running.discard(child)
-        held = folder_bytes(tmp_path)
-        started = started or held <= limit  # the first to open has made room
+        taken = folder_bytes(tmp_path)
+        started = started or taken <= limit  # the first to open has made room
         if started:
-            most = max(most, held)
+            most = max(most, taken)
         time.sleep(0.005)
     assert 0 < most <= limit + largest
     last = tier(tmp_path, limit)
@@ -141,12 +140,12 @@ def test_a_stopped_holder_of_the_lock_delays_nobody_for_long(
     assert sorted(user.get_many([key_of(n) for n in (1, 2, 3)])) == sorted((key_of(2), key_of(3)))
 
 
-def test_dead_owners_locks_are_free(tmp_path: Path) -> None:
+def test_one_of_many_gets_a_keys_lock_and_a_dead_owners_is_free(tmp_path: Path) -> None:
     ready, told = os.pipe()
 
     def hold() -> None:
-        held = tier(tmp_path).try_lock(key_of(1))
-        os.write(told, b"x" if held is not None else b"-")
+        kept = tier(tmp_path).try_lock(key_of(1))
+        os.write(told, b"x" if kept is not None else b"-")
         signal.pause()
 
     child = in_child(hold)
@@ -157,44 +156,23 @@ def test_dead_owners_locks_are_free(tmp_path: Path) -> None:
     assert user.try_lock(key_of(1)) is None
     os.kill(child, signal.SIGKILL)
     end_of(child)
-    lock = user.try_lock(key_of(1))
-    assert lock is not None
+    release = user.try_lock(key_of(1))
+    assert release is not None
     assert user.try_lock(key_of(1)) is None, "threads of one process exclude each other, too"
-    lock.release()
-    lock.release()
-    assert not list((tmp_path / "locks").glob(key_of(1)))
-
-
-def test_a_lock_released_between_opening_and_locking(tmp_path: Path) -> None:
-    """Its file is gone by then; a lock on what nobody can open any more would exclude nobody."""
-    first = tier(tmp_path).try_lock(key_of(1))
-    assert first is not None
-
-    def on_call(number: int, name: str) -> None:
-        if name == "flock":
-            first.release()
-
-    second_user = tier(tmp_path)
-    with on(System(on_call)):
-        second = second_user.try_lock(key_of(1))
-    assert second is not None
-    assert tier(tmp_path).try_lock(key_of(1)) is None
-    second.release()
-
-
-def test_one_of_many_gets_a_keys_lock(tmp_path: Path) -> None:
-    rounds = 200 if FULL else 40
+    release()
+    release()
+    assert not list((tmp_path / "locks").iterdir())
 
     def work() -> None:
-        user = tier(tmp_path)
-        for _ in range(rounds):
-            lock = user.try_lock(key_of(1))
-            if lock is None:
+        own = tier(tmp_path)
+        for _ in range(200 if FULL else 40):
+            let_go = own.try_lock(key_of(1))
+            if let_go is None:
                 continue
             inside = tmp_path / "inside"
             inside.touch(exist_ok=False)  # raises if two are here at once
             inside.unlink()
-            lock.release()
+            let_go()
 
     children = [in_child(work) for _ in range(4)]
     assert [end_of(child) for child in children] == [0] * 4
@@ -205,6 +183,6 @@ def test_entries_of_another_process_are_found(tmp_path: Path) -> None:
     assert key_of(1) not in user
     assert end_of(in_child(lambda: tier(tmp_path).put(key_of(1), entry_of(1)))) == 0
     assert key_of(1) in user
-    assert same_window(user.get_many([key_of(1)])[key_of(1)].window, entry_of(1).window)
+    assert held(user, range(3)) == [1]
     assert user.stats().entries == 1
-    assert user.stats().bytes == entry_path(tmp_path, 1).stat().st_size
+    assert user.stats().bytes == folder_bytes(tmp_path)

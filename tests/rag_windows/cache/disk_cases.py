@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rag_windows.cache import catalog, disk, entry_file, locks
+from rag_windows.cache import catalog, disk, entry_file
 from rag_windows.cache.codec import Entry
 from rag_windows.cache.disk import DiskTier
 from rag_windows.kv import Window
@@ -98,7 +97,7 @@ def warned(caplog: Any) -> int:
 
 _CALLS = {
     *("open", "close", "stat", "fstat", "listdir", "mkdir", "makedirs", "chmod"),
-    *("write", "preadv", "fsync", "rename", "unlink", "flock"),
+    *("write", "preadv", "fsync", "rename", "unlink"),
 }
 
 
@@ -109,8 +108,7 @@ class System:
 
     Args:
         on_call: called with the number and name of each call before it is made; it may raise. A
-            new file is opened by "open_new", a file's lock is taken or given back by "flock", and
-            statements are "connect", "execute" and so on.
+            new file is opened by "open_new", and statements are "connect", "execute" and so on.
         at_most: bytes that one write takes.
     """
 
@@ -194,8 +192,8 @@ class TellingConnection(sqlite3.Connection):
 @contextlib.contextmanager
 def on(system: System) -> Iterator[System]:
     """Let the disk tier, and all that it is made of, call this system."""
-    places = [(module, "os", os) for module in (disk, entry_file, locks, catalog)]
-    places += [(locks, "fcntl", fcntl), (catalog, "sqlite3", sqlite3)]
+    places = [(module, "os", os) for module in (disk, entry_file, catalog)]
+    places += [(catalog, "sqlite3", sqlite3)]
     before = [getattr(module, name) for module, name, _ in places]
     try:
         for module, name, plain in places:
