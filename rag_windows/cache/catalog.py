@@ -50,10 +50,7 @@ COMMIT;
 
 
 class Catalog:
-    """One database, with one connection a process.
-
-    None is open when the process forks, and no thread is inside SQLite then, so that a child
-    inherits nothing of either.
+    """One database, with one connection a process; none is open when the process forks.
 
     Attributes:
         in_line: whether this process has compared what the database holds with the files.

@@ -49,13 +49,12 @@ _FILE_MODE, _MORE_LABELS_MODE = 0o600, 0o400
 
 
 class DiskTier(Tier):
-    """Entries in a folder, under a limit in bytes, for all processes of one user.
+    """Entries in a folder, for all processes of one user.
 
-    What goes wrong with the disk is logged as a warning the first time; files that can't be proved
-    right are deleted. Lookups read the files alone; what else is known of them is in the `Catalog`,
-    and what is done to both is done in one of its changes, files first, by one process at a time. A
-    process that dies on the way leaves rows without files or files without rows, and the next one
-    to open the folder finds them. The catalog's few hundred bytes an entry do not count.
+    Lookups read the files alone; what else is known of them is in the `Catalog`, and what is done
+    to both is done in one of its changes, files first, by one process at a time. A process that
+    dies on the way leaves rows without files or files without rows, and the next one to open the
+    folder finds them. What goes wrong is logged as a warning the first time.
 
     Raises:
         InputError: for a form that doesn't exist or a negative limit.
@@ -101,10 +100,7 @@ class DiskTier(Tier):
         return found
 
     def _read(self, key: str, room: torch.Tensor | None = None) -> tuple[Entry | None, str]:
-        """Read one entry, into `room` if there is any, and prove all of it; what is wrong goes.
-
-        This is on the way to an answer, so the catalog is left for the next change.
-        """
+        """Read one entry, into `room` if there is any, and prove all of it; what is wrong goes."""
         outcome = "missing"
         with self._trouble():
             try:
@@ -208,11 +204,7 @@ class DiskTier(Tier):
         return True
 
     def _make_room(self, rows: sqlite3.Connection, key: str, size: int, cost_s: float) -> bool:
-        """Drop what is worth less than an entry, and the present one of its key.
-
-        Returns:
-            False if it is not worth what would have to go, or doesn't fit.
-        """
+        """Drop what is worth less than an entry, and that of its key; False if it does not do."""
         for _ in range(2):
             held, known = _held(rows), self._policy.nbytes
             if held != known and max(held, known) + size > self._limit_bytes:
@@ -299,16 +291,12 @@ class DiskTier(Tier):
         """Drop entries; without the catalog if it is not to be had: what shall go must go."""
         dropped = 0
         with self._trouble():
-            try:
-                if keys and self._usable:
-                    with self._changing() as rows:
-                        dropped = sum(map(self._unlink, keys))
-                        _delete(rows, keys)
-            except OSError:
-                dropped += sum(map(self._unlink, keys))
-                raise
-            finally:
+            if keys and self._usable:
+                dropped = sum(map(self._unlink, keys))
                 self._forget(keys)
+                with self._changing() as rows:
+                    dropped += sum(map(self._unlink, keys))  # written meanwhile
+                    _delete(rows, keys)
         return dropped
 
     def _forget(self, keys: Collection[str]) -> None:
@@ -397,10 +385,7 @@ class DiskTier(Tier):
             self._catalog.in_line = True
 
     def _sync(self, rows: sqlite3.Connection) -> None:
-        """Bring catalog, files and policy in line.
-
-        What dead writers left goes, and so does what is too much.
-        """
+        """Bring catalog, files and policy in line; what is too much or left by the dead goes."""
         files: set[str] = set()
         for name in os.listdir(self._entries):
             key = _key_of(name)

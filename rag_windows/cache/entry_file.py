@@ -84,7 +84,7 @@ class Note(BaseModel):
 
 
 class Tensor(BaseModel):
-    """One tensor of the payload, as safetensors describes it."""
+    """One of the payload, as safetensors describes it."""
 
     dtype: Literal["F64", "F32", "F16", "BF16", "I8"]
     shape: list[int]
@@ -112,11 +112,9 @@ class OpenFile:
 
 
 def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
-    """An entry as a file: its header, and the parts of its payload, which keep its tensors alive.
+    """An entry as a file, without token ids: its header, and the parts of its payload.
 
-    Token ids are left out, as anybody with the tokenizer can read them. Tensors of one dtype and
-    shape are stacked as one, so that reading makes few of them: the layers of most models take a
-    single one.
+    Tensors of one dtype and shape are stacked as one, so that reading makes few of them.
     """
     stored = codec.encode(store, entry.window)
     runs: dict[tuple[torch.dtype, torch.Size], list[int]] = {}

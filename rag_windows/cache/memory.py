@@ -140,13 +140,10 @@ class MemoryTier(Tier):
 def _in_one_block(
     tensors: Sequence[torch.Tensor], device: torch.device, *, pin: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors as views of one block on a device; page-locked, so that copies run beside work.
+    """The tensors as views of one block on a device, or MemoryError.
 
     A slice keeps the whole batch that it was cut from alive; these don't. Tensors that share such a
     block already are returned as they are, or copied with it as a whole.
-
-    Raises:
-        MemoryError: there is no room for the block.
     """
     whole = _block_of(tensors)
     if whole is not None and whole.device == device and (not pin or tensors[0].is_pinned()):
@@ -221,10 +218,7 @@ def compact(window: Window) -> Window:
 
 
 def to_host(window: Window) -> Window:
-    """A compact window in host memory, pinned if it comes from CUDA; waits for the copy.
-
-    For a thread of its own: it uses a stream of its own, so that the model's is not held up.
-    """
+    """A compact window in host memory, by a stream of its own into pinned memory from CUDA."""
     device, host = window.keys[0].device, [HOST] * len(window.keys)
     if device.type != "cuda":
         return placed(window, host)

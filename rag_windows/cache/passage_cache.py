@@ -45,10 +45,6 @@ _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.2  # of what is free; what `cache=True` tak
 _WAITING_SHARE, _LEAST_WAITING = 0.25, 256 << 20  # to be written: of the memory tier; at least
 _UNKNOWN_MEMORY = 4 << 30
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECASE)
-_GROUPS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
 
 
 def parse_size(size: Size, name: str, free: int | None = None) -> int:
@@ -74,23 +70,16 @@ def parse_size(size: Size, name: str, free: int | None = None) -> int:
 
 def free_memory() -> int:
     """Bytes of host memory that this process could still take, limits of a container included."""
-    free = [_available()]
-    for names in _GROUPS:
-        with contextlib.suppress(OSError, ValueError):  # no such group, or "max" for no limit
-            most, taken = (int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in names)
-            free.append(max(0, most - taken))
-    return min(free)
-
-
-def _available() -> int:
+    free = [_UNKNOWN_MEMORY]
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # Windows has no sysconf
+        free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]
     with contextlib.suppress(OSError):  # not Linux
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        if match := re.search(r"^MemAvailable:\s*(\d+)", text, re.MULTILINE):
-            return int(match[1]) * 1024
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
-        return _UNKNOWN_MEMORY
+        free = [int(kib) * 1024 for kib in re.findall(r"MemAvailable:\s*(\d+)", text)] or free
+    with contextlib.suppress(OSError, ValueError):  # no such group, or "max" for no limit
+        most, taken = (Path("/sys/fs/cgroup/memory." + one) for one in ("max", "current"))
+        free.append(max(0, int(most.read_text()) - int(taken.read_text())))
+    return min(free)
 
 
 def free_disk(path: Path) -> int:
@@ -384,7 +373,7 @@ class PassageCache:
             self._put(near, key, entry, epoch)
         more = [key for key, entry in found.items() if entry.more_labels and near]
 
-        def look() -> None:
+        def look() -> None:  # writes uses, too
             for key, labels in disk.labels(more).items():
                 for tier in near:
                     tier.add_labels(key, labels)
@@ -397,14 +386,11 @@ class PassageCache:
         """Note further ids of an entry that was found, so that `invalidate` knows them."""
         missing = [one for one in self.digests(labels) if one not in entry.labels]
         missing = missing[: max(0, MOST_LABELS - len(entry.labels))]
-        disk = self.disk
-        if not missing:
-            return
-        for tier in self._tiers():
-            if tier is not disk:
+        for tier in self._tiers() if missing else ():
+            if isinstance(tier, MemoryTier):
                 tier.add_labels(key, missing)
-        if disk is not None:
-            self._writer.submit(partial(disk.add_labels, key, missing), 0)
+            else:
+                self._writer.submit(partial(tier.add_labels, key, missing), 0)
 
     def keep(
         self,
@@ -418,13 +404,8 @@ class PassageCache:
     ) -> None:
         """Store a compact entry: at once in the fast tiers, and on disk by a thread of its own.
 
-        Args:
-            key: of the entry.
-            entry: its tensors are compact, computed, and on any device.
-            epoch: in which its encoding began.
-            device: of the model, if its windows may stay there.
-            done: called when the entry is where it will be, or when it will not be.
-            wait: rather than not write while too much is waiting to be written.
+        `epoch` is that in which its encoding began; `done` is called when the entry is where it
+        will be, or when it will not be; `wait` rather than not write while too much waits.
         """
         on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
         near = self._near(device)
@@ -473,10 +454,9 @@ class _Shared:
 
 
 class Flights:
-    """Claims on keys: the first request to claim one leads, the others follow it.
+    """Claims on keys: the first request to claim one leads and must end it, the others follow.
 
-    A leader must end every claim; a follower that got no entry by then (the leader failed or was
-    cancelled) does the work itself.
+    A follower that got no entry by then (the leader failed or was cancelled) does it itself.
     """
 
     def __init__(self) -> None:
