@@ -6,14 +6,14 @@ import asyncio
 import functools
 import threading
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import LogitsProcessor
 
 from rag_windows import Passage, WindowedLM
 from training.samples import draw_case
@@ -113,57 +113,21 @@ class Pace(LogitsProcessor):
         return self.tokens - before
 
 
-class Crowd:
-    """Calls of one model that go on until so many are under way, then five tokens more.
+@contextmanager
+def passes(lm: WindowedLM) -> Iterator[list[int]]:
+    """How many calls got a token of each forward pass of a model meanwhile."""
+    rows = [0]
 
-    So all of them are there at once however busy the machine is.
+    def note(_: Any, __: Any, given: dict[str, Any]) -> None:
+        newest = given.get("logits_to_keep")
+        if isinstance(newest, torch.Tensor):  # of a batch
+            rows.append(len(newest))
 
-    Attributes:
-        rows: for each thread and forward pass of it the number of calls that got a token.
-    """
-
-    def __init__(self, lm: WindowedLM, count: int) -> None:
-        self.count = count
-        self.joined: set[Hashable] = set()
-        self.rows: Counter[tuple[int, int]] = Counter()
-        self._passes: Counter[int] = Counter()
-        self._hook = lm.model.register_forward_pre_hook(self._pass)
-
-    def __enter__(self) -> Crowd:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-
-    def _pass(self, *_: object) -> None:
-        self._passes[threading.get_ident()] += 1
-
-    def member(self) -> dict[str, Any]:
-        """Options of a call that is one of them, or of several with different questions."""
-        return {"stopping_criteria": [_Member(self)]}
-
-    def shared(self) -> int:
-        """Calls that got their token from the same forward pass, at most."""
-        return max(self.rows.values())
-
-    def noted(self, call: Hashable) -> bool:
-        """A call got a token; whether all are there."""
-        thread = threading.get_ident()
-        self.joined.add(call)
-        self.rows[thread, self._passes[thread]] += 1
-        return len(self.joined) >= self.count
-
-
-class _Member(StoppingCriteria):
-    def __init__(self, crowd: Crowd) -> None:
-        self._crowd, self._tokens, self._together = crowd, Counter[Hashable](), Counter[Hashable]()
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        call = (id(self), *input_ids[0, :14].tolist())
-        self._tokens[call] += 1
-        self._together[call] += self._crowd.noted(call)
-        done = self._together[call] >= 5 and self._tokens[call] >= 12
-        return torch.full((input_ids.shape[0],), done)
+    hook = lm.model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield rows
+    finally:
+        hook.remove()
 
 
 def same_text(got: str, expected: str) -> bool:
