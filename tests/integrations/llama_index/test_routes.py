@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
     CondenseQuestionChatEngine,
     ContextChatEngine,
-    SimpleChatEngine,
 )
 from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
@@ -72,10 +72,8 @@ def windows(streams: bool = False, **options: Any) -> WindowSynthesizer:
     return WindowSynthesizer(llm(), text_qa_template=BARE, streaming=streams, **options)
 
 
-# Each route: what is asked, by which verb, with what; the texts of its windows; whether source
-# nodes tell their masses.
-
 Asked = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
+"""What is asked, by which verb, with what."""
 
 
 def by_chat(one: Case, streams: bool) -> Asked:
@@ -86,65 +84,27 @@ def by_complete(one: Case, streams: bool) -> Asked:
     return llm(), "complete", (one.question,), {"passages": one.passages}
 
 
-def by_predict(one: Case, streams: bool) -> Asked:
-    parts = Parts.of(one.passages)
-    return llm(), "predict", (BARE,), {"context_str": parts, "query_str": one.question}
+def by_predict(one: Case, streams: bool, chat: bool = True) -> Asked:
+    model = RagWindowsLLM(lm=reader(), max_new_tokens=16, is_chat_model=chat)
+    values = {"context_str": Parts.of(one.passages), "query_str": one.question}
+    return model, "predict", (BARE,), values
 
 
-def by_predict_as_text(one: Case, streams: bool) -> Asked:
-    model = RagWindowsLLM(lm=reader(), max_new_tokens=16, is_chat_model=False)
-    return model, *by_predict(one, streams)[1:]
+def over(make: Callable[[bool], BaseSynthesizer], one: Case, streams: bool) -> Asked:
+    engine = RetrieverQueryEngine(ListRetriever(nodes_of(one)), make(streams))
+    return engine, "query", (one.question,), {}
 
 
-def over(synthesizer: BaseSynthesizer, one: Case) -> Asked:
+def cited(make: Callable[[bool], BaseSynthesizer], one: Case, streams: bool) -> Asked:
     found = ListRetriever(nodes_of(one))
-    return RetrieverQueryEngine(found, synthesizer), "query", (one.question,), {}
-
-
-def compact(one: Case, streams: bool) -> Asked:
-    return over(stock("compact", streams), one)
-
-
-def tree_summarize(one: Case, streams: bool) -> Asked:
-    return over(stock("tree_summarize", streams), one)
-
-
-def window_synthesizer(one: Case, streams: bool) -> Asked:
-    return over(windows(streams), one)
-
-
-def citation(one: Case, streams: bool) -> Asked:
-    found, synthesizer = ListRetriever(nodes_of(one)), stock("compact", streams)
-    engine = CitationQueryEngine(found, llm=llm(), response_synthesizer=synthesizer)
+    engine = CitationQueryEngine(found, llm=llm(), response_synthesizer=make(streams))
     return engine, "query", (one.question,), {}
 
 
-def citation_windows(one: Case, streams: bool) -> Asked:
-    found, synthesizer = ListRetriever(nodes_of(one)), windows(streams)
-    engine = CitationQueryEngine(found, llm=llm(), response_synthesizer=synthesizer)
-    return engine, "query", (one.question,), {}
-
-
-def talks(kind: Any, one: Case, template: str) -> Asked:
+def talks(kind: Any, template: str, one: Case, streams: bool) -> Asked:
     options = {"llm": llm(), "memory": memory(), template: "{context_str}"}
     engine = kind.from_defaults(ListRetriever(nodes_of(one)), **options)
     return engine, "chat", (one.question,), {}
-
-
-def context(one: Case, streams: bool) -> Asked:
-    return talks(ContextChatEngine, one, "context_template")
-
-
-def condense(one: Case, streams: bool) -> Asked:
-    return talks(CondensePlusContextChatEngine, one, "context_prompt")
-
-
-def window_context(one: Case, streams: bool) -> Asked:
-    return talks(WindowContextChatEngine, one, "context_template")
-
-
-def window_condense(one: Case, streams: bool) -> Asked:
-    return talks(WindowCondensePlusContextChatEngine, one, "context_prompt")
 
 
 def condense_question(one: Case, streams: bool) -> Asked:
@@ -173,34 +133,45 @@ def numbered_shown(one: Case) -> list[str]:
     return [f"title: {passage.title}\n\n{text.strip()}" for passage, text in pairs]
 
 
-Route = Callable[[Case, bool], Asked]
-ROUTES: dict[Route, tuple[Callable[[Case], list[str]], bool]] = {
-    **dict.fromkeys((by_chat, by_complete, by_predict, by_predict_as_text), (bodies, False)),
-    **dict.fromkeys((compact, tree_summarize, context, condense), (shown, False)),
-    **dict.fromkeys((window_synthesizer, window_context, window_condense), (bodies, True)),
-    citation: (numbered_shown, False),
-    citation_windows: (numbered, True),
-    condense_question: (bodies, False),
+compact, tree = partial(stock, "compact"), partial(stock, "tree_summarize")
+CONDENSE = (CondensePlusContextChatEngine, WindowCondensePlusContextChatEngine)
+CONTEXT = (ContextChatEngine, WindowContextChatEngine)
+# Each route with the texts of its windows, and whether source nodes tell their masses.
+ROUTES: dict[str, tuple[Callable[..., Asked], Callable[[Case], list[str]], bool | None]] = {
+    "chat": (by_chat, bodies, None),
+    "complete": (by_complete, bodies, None),
+    "predict": (by_predict, bodies, None),
+    "predict as text": (partial(by_predict, chat=False), bodies, None),
+    "compact": (partial(over, compact), shown, False),
+    "tree_summarize": (partial(over, tree), shown, False),
+    "WindowSynthesizer": (partial(over, windows), bodies, True),
+    "ContextChatEngine": (partial(talks, CONTEXT[0], "context_template"), shown, False),
+    "WindowContextChatEngine": (partial(talks, CONTEXT[1], "context_template"), bodies, True),
+    "CondensePlusContext": (partial(talks, CONDENSE[0], "context_prompt"), shown, False),
+    "WindowCondensePlusContext": (partial(talks, CONDENSE[1], "context_prompt"), bodies, True),
+    "CitationQueryEngine": (partial(cited, compact), numbered_shown, None),
+    "CitationQueryEngine over windows": (partial(cited, windows), numbered, None),
+    "CondenseQuestionChatEngine": (condense_question, bodies, None),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("route", ROUTES)
-def test_each_node_is_a_window_and_the_answer_is_right(route: Route, way: str) -> None:
+def test_each_node_is_a_window_and_the_answer_is_right(route: str, way: str) -> None:
     one = case(PLACES[(list(ROUTES).index(route) + WAYS.index(way)) % len(PLACES)])
-    target, verb, given, options = route(one, "stream" in way)
+    make, texts, weighed = ROUTES[route]
+    target, verb, given, options = make(one, "stream" in way)
     with told() as seen:
         text, response, _ = ask(target, verb, way, *given, **options)
     assert text == one.answer
     (raw,) = seen.raws()
-    texts, weighed = ROUTES[route]
     assert one_window_each(raw["windows"], texts(one))
     strongest = max(raw["citations"], key=lambda entry: entry["mass"])
     assert strongest["passage"] == one.place
-    if route is by_chat:
+    if route == "chat":
         assert [entry["id"] for entry in raw["citations"]] == [p.id for p in one.passages]
-    sources = getattr(response, "source_nodes", None)
-    if sources and "citation" not in route.__name__ and "condense_q" not in route.__name__:
+    if weighed is not None:
+        sources = response.source_nodes
         masses = [source.metadata.get(ATTENTION_MASS) for source in sources]
         assert masses == [entry["mass"] if weighed else None for entry in raw["citations"]]
         assert [source.node_id for source in sources] == [p.id for p in one.passages]
@@ -262,10 +233,7 @@ def test_stock_modes_answer_with_an_object_over_windows(mode: Any, way: str) -> 
         broken.synthesize("When?", nodes("One."))
 
 
-ENGINES = pytest.mark.parametrize("kind", [ContextChatEngine, WindowContextChatEngine])
-
-
-@ENGINES
+@pytest.mark.parametrize("kind", CONTEXT)
 def test_windows_do_not_depend_on_the_conversation(kind: Any) -> None:
     found = ListRetriever(nodes("One.", "Two."))
     engine = kind.from_defaults(found, llm=llm(), memory=memory(), system_prompt="Be kind.")
@@ -290,16 +258,6 @@ def test_braces_in_a_conversation_are_words() -> None:
     assert [m.content for m in messages if m.role.value == "user"] == [said, "Who?"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_chat_without_nodes_is_an_ordinary_chat(way: str) -> None:
-    engine = SimpleChatEngine.from_defaults(llm=llm(), memory=memory())
-    with told() as seen:
-        text, _, _ = ask(engine, "chat", way, "Where was Alra Ashden born?")
-    (raw,) = seen.raws()
-    assert raw["windows"] == []
-    assert text == llm().chat(user("Where was Alra Ashden born?")).message.content
-
-
 def test_what_an_engine_can_not_use_is_refused() -> None:
     found = ListRetriever(nodes("One."))
     with pytest.raises(InputError, match="MockLLM"):
@@ -311,7 +269,7 @@ def test_what_an_engine_can_not_use_is_refused() -> None:
         WindowSynthesizer(MockLLM())  # type: ignore[arg-type]  # the refusal is what is tested
 
 
-@pytest.mark.parametrize("kind", [WindowContextChatEngine, WindowCondensePlusContextChatEngine])
+@pytest.mark.parametrize("kind", [CONTEXT[1], CONDENSE[1]])
 def test_a_long_conversation_is_cut_to_what_a_prompt_holds(kind: Any) -> None:
     narrow = copy.deepcopy(reader().model)  # filling all of its positions would take seconds
     narrow.config.max_position_embeddings = 1024
