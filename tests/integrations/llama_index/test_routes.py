@@ -219,18 +219,21 @@ def test_the_stock_templates_keep_nodes_apart_and_hostile_texts_too(mode: Any) -
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
-def test_stock_modes_answer_with_an_object_over_windows(mode: Any, way: str) -> None:
+@pytest.mark.parametrize("mode", ["compact", "tree_summarize", "windows"])
+def test_an_object_is_answered_over_windows(mode: Any, way: str) -> None:
+    def made(model: RagWindowsLLM) -> BaseSynthesizer:
+        if mode == "windows":
+            return WindowSynthesizer(model, output_cls=Year)
+        return get_response_synthesizer(llm=model, response_mode=mode, output_cls=Year)
+
     scripted = ScriptedLLM(lm=reader(), max_new_tokens=2, says='{"year": 1861}')
-    synthesizer = get_response_synthesizer(llm=scripted, response_mode=mode, output_cls=Year)
-    engine = RetrieverQueryEngine(ListRetriever(nodes("One.", "Two.")), synthesizer)
+    engine = RetrieverQueryEngine(ListRetriever(nodes("One.", "Two.")), made(scripted))
     with told() as seen:
         _, response, _ = ask(engine, "query", way, "When?")
     assert response.response == Year(year=1861)
     assert [len(raw["windows"]) for raw in seen.raws()] == [2]
-    broken = get_response_synthesizer(llm=llm(), response_mode=mode, output_cls=Year)
     with pytest.raises(RagWindowsError):
-        broken.synthesize("When?", nodes("One."))
+        made(llm()).synthesize("When?", nodes("One."))
 
 
 @pytest.mark.parametrize("kind", CONTEXT)
@@ -258,15 +261,16 @@ def test_braces_in_a_conversation_are_words() -> None:
     assert [m.content for m in messages if m.role.value == "user"] == [said, "Who?"]
 
 
-def test_what_an_engine_can_not_use_is_refused() -> None:
-    found = ListRetriever(nodes("One."))
-    with pytest.raises(InputError, match="MockLLM"):
-        WindowContextChatEngine.from_defaults(found, llm=MockLLM())
-    direct = WindowContextChatEngine(found, MockLLM(), memory(), prefix_messages=[])
-    with pytest.raises(InputError, match="MockLLM"):
-        direct.chat("Who is it?")
-    with pytest.raises(InputError, match="MockLLM"):
-        WindowSynthesizer(MockLLM())  # type: ignore[arg-type]  # the refusal is what is tested
+def test_what_can_not_read_windows_is_refused() -> None:
+    found, other = ListRetriever(nodes("One.")), MockLLM()
+    direct = WindowContextChatEngine(found, other, memory(), prefix_messages=[])
+    for make in (
+        lambda: WindowContextChatEngine.from_defaults(found, llm=other),
+        lambda: direct.chat("Who is it?"),
+        lambda: WindowSynthesizer(other),  # type: ignore[arg-type]  # the refusal is what is tested
+    ):
+        with pytest.raises(InputError, match="MockLLM"):
+            make()
 
 
 @pytest.mark.parametrize("kind", [CONTEXT[1], CONDENSE[1]])
