@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from llama_index.core import Document, SummaryIndex
 from llama_index.core.chat_engine import SimpleChatEngine
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
-from llama_index_instrumentation import get_dispatcher
-from pydantic import Field
 
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows import WindowedLM
 from tests.blackbox.conftest import Process
+from tests.integrations.llama_index.asking import Told, told
 from tests.tool_models import model as wide_model
 from tests.tool_models import tokenizer as byte_tokenizer
 
@@ -83,52 +79,39 @@ def test_a_missing_framework_is_named_with_its_remedy(python: Process, package: 
     assert "halted" not in ended.stderr
 
 
-class Sizes(BaseEventHandler):
-    """Keeps how many tokens each prompt had."""
-
-    prompts: list[int] = Field(default_factory=list)
-
-    def handle(self, event: Any, **_: Any) -> None:
-        if isinstance(event, LLMChatEndEvent) and event.response is not None:
-            self.prompts.append(dict(event.response.raw or {})["usage"]["prompt_tokens"])
-
-
-@pytest.fixture
-def sizes() -> Iterator[list[int]]:
-    """The tokens of every prompt that LlamaIndex made in the test."""
-    handler, dispatcher = Sizes(), get_dispatcher()
-    dispatcher.add_event_handler(handler)
-    yield handler.prompts
-    dispatcher.event_handlers.remove(handler)
+def sizes(seen: Told) -> list[int]:
+    """The tokens of every prompt that LlamaIndex made."""
+    return [raw["usage"]["prompt_tokens"] for raw in seen.raws()]
 
 
 @pytest.mark.parametrize(
     "mode", ["compact", "refine", "tree_summarize", "compact_accumulate", "simple_summarize"]
 )
-def test_what_stock_engines_pack_into_one_prompt_fits_it(mode: str, sizes: list[int]) -> None:
+def test_what_stock_engines_pack_into_one_prompt_fits_it(mode: str) -> None:
     llm = RagWindowsLLM(lm=WindowedLM(wide_model(), byte_tokenizer("hermes")), max_tokens=8)
     documents = [Document(text=f"{i}. {TEXT * (9 * i)}") for i in range(5)]
     engine = SummaryIndex.from_documents(documents).as_query_engine(llm=llm, response_mode=mode)
-    engine.query("Who kept the accounts?")
+    with told() as seen:
+        engine.query("Who kept the accounts?")
     limit = llm.position_limit
     assert limit == 8192
-    assert len(sizes) > 1 or mode == "simple_summarize"
-    assert limit / 4 < max(sizes) <= limit - 8
+    assert len(sizes(seen)) > 1 or mode == "simple_summarize"
+    assert limit / 4 < max(sizes(seen)) <= limit - 8
 
 
 @pytest.mark.parametrize("max_tokens", [8, 500])
 def test_the_memory_of_a_stock_chat_engine_fits_a_prompt(
-    reader: WindowedLM, sizes: list[int], max_tokens: int
+    reader: WindowedLM, max_tokens: int
 ) -> None:
     narrow = copy.deepcopy(reader.model)
     narrow.config.max_position_embeddings = 1536
     lm = WindowedLM(narrow, reader.tokenizer)
     llm = RagWindowsLLM(lm=lm, max_tokens=max_tokens, system_prompt="Be kind. " * 9)
     engine = SimpleChatEngine.from_defaults(llm=llm)
-    for turn in range(12):
-        engine.chat(f"{turn}. {TEXT}")
-    assert max(sizes) <= 1536 - max_tokens
-    assert max(sizes) > 200
+    with told() as seen:
+        for turn in range(12):
+            engine.chat(f"{turn}. {TEXT}")
+    assert 200 < max(sizes(seen)) <= 1536 - max_tokens
 
 
 STOCK = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,19 +14,18 @@ from llama_index.core.agent.workflow import (
     ReActAgent,
     ToolCallResult,
 )
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import CitableBlock, TextBlock, ThinkingBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import FunctionTool, QueryEngineTool
 from pydantic import BaseModel
 from transformers import LogitsProcessor
 
 from llama_index.llms.rag_windows import Parts, RagWindowsLLM, WindowSynthesizer
 from rag_windows import WindowedLM
+from tests.integrations.llama_index.asking import WAYS, ListRetriever, ask, nodes
 from tests.tool_models import model, tokenizer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -39,17 +37,6 @@ def add(a: int, b: int) -> int:
 
 
 ADD = FunctionTool.from_defaults(add)
-
-
-class Always(BaseRetriever):
-    """Finds the same nodes whatever is asked."""
-
-    def __init__(self, nodes: list[NodeWithScore]) -> None:
-        super().__init__()
-        self._nodes = nodes
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._nodes
 
 
 class Script(LogitsProcessor):
@@ -84,43 +71,24 @@ def saying(*answers: str, kind: str = "hermes", **options: Any) -> tuple[RagWind
     return RagWindowsLLM(lm=lm, max_tokens=400, generate_kwargs=given, **options), script
 
 
-def chat(llm: RagWindowsLLM, **given: Any) -> Any:
-    return llm.chat_with_tools([ADD], user_msg="2 + 3?", **given)
-
-
-def stream(llm: RagWindowsLLM, **given: Any) -> Any:
-    pieces = list(llm.stream_chat_with_tools([ADD], user_msg="2 + 3?", **given))
-    text = pieces[-1].message.content or ""
-    assert "".join(piece.delta or "" for piece in pieces) == text
-    assert [piece.delta for piece in pieces[: len(text)]] == list(text)
+def add_up(llm: RagWindowsLLM, way: str = "sync", **given: Any) -> Any:
+    """The answer to a sum, whose text streams as it comes."""
+    text, _, pieces = ask(llm, "tools", way, [ADD], user_msg="2 + 3?", **given)
+    if "stream" in way:
+        assert [piece.delta for piece in pieces[: len(text)]] == list(text)
     return pieces[-1]
 
 
-def achat(llm: RagWindowsLLM, **given: Any) -> Any:
-    return asyncio.run(llm.achat_with_tools([ADD], user_msg="2 + 3?", **given))
-
-
-def astream(llm: RagWindowsLLM, **given: Any) -> Any:
-    async def last() -> Any:
-        pieces = await llm.astream_chat_with_tools([ADD], user_msg="2 + 3?", **given)
-        return [piece async for piece in pieces][-1]
-
-    return asyncio.run(last())
-
-
-WAYS: list[Callable[..., Any]] = [chat, stream, achat, astream]
-
-
-@pytest.mark.parametrize("ask", WAYS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["hermes", "mistral", "llama"])
-def test_a_call_comes_back_with_its_arguments(ask: Callable[..., Any], kind: str) -> None:
+def test_a_call_comes_back_with_its_arguments(way: str, kind: str) -> None:
     written = {
         "hermes": f"So.\n{CALL}",
         "llama": '{"name": "add", "parameters": {"a": 2, "b": 3}}',
         "mistral": '[CALLS] [{"name": "add", "arguments": {"a": 2, "b": 3}, "id": "abc123def"}]',
     }
     llm, script = saying(written[kind], kind=kind)
-    response = ask(llm)
+    response = add_up(llm, way)
     (call,) = llm.get_tool_calls_from_response(response)
     assert (call.tool_name, call.tool_kwargs) == ("add", {"a": 2, "b": 3})
     assert call.tool_id
@@ -131,7 +99,7 @@ def test_a_call_comes_back_with_its_arguments(ask: Callable[..., Any], kind: str
 
 def test_text_without_a_call_is_text() -> None:
     llm, _ = saying("Five.")
-    response = chat(llm)
+    response = add_up(llm)
     assert response.message.content == "Five."
     assert llm.get_tool_calls_from_response(response, error_on_no_tool_call=False) == []
     with pytest.raises(RuntimeError, match=r"was to call a tool and answered 'Five\.'"):
@@ -141,7 +109,7 @@ def test_text_without_a_call_is_text() -> None:
 def test_one_call_or_several_as_asked() -> None:
     for parallel in (True, False):
         llm, _ = saying(f"{CALL}\n{CALL}")
-        response = chat(llm, allow_parallel_tool_calls=parallel)
+        response = add_up(llm, allow_parallel_tool_calls=parallel)
         assert len(llm.get_tool_calls_from_response(response)) == 1 + parallel
 
 
@@ -164,7 +132,7 @@ def test_calls_are_made_and_their_results_read() -> None:
 
 def test_a_call_that_can_not_be_read_is_told() -> None:
     llm, _ = saying("<tool_call>{</tool_call>")
-    response = chat(llm)
+    response = add_up(llm)
     assert response.message.content == "{"
     assert "no JSON" in response.raw["broken_calls"][0]["error"]
     with pytest.raises(RuntimeError, match="no JSON"):
@@ -219,12 +187,13 @@ def test_a_workflow_of_agents_hands_over() -> None:
 
 @pytest.mark.parametrize("agent_class", [FunctionAgent, ReActAgent])
 def test_a_query_engine_is_a_tool_that_reads_windows(agent_class: Any) -> None:
-    nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("The wall is white.", "No.")]
     call = '<tool_call>\n{"name": "library", "arguments": {"input": "Which colour?"}}\n</tool_call>'
     if agent_class is ReActAgent:
         call = 'Thought: Look.\nAction: library\nAction Input: {"input": "Which colour?"}'
     llm, script = saying(call, "White.", "Thought: I know.\nAnswer: It is white.")
-    engine = RetrieverQueryEngine(Always(nodes), WindowSynthesizer(llm))
+    engine = RetrieverQueryEngine(
+        ListRetriever(nodes("The wall is white.", "No.")), WindowSynthesizer(llm)
+    )
     library = QueryEngineTool.from_defaults(engine, name="library", description="Answers.")
 
     async def run() -> tuple[str, list[Any]]:
@@ -303,7 +272,7 @@ def test_structured_answers_stay_text_where_no_call_can_be_begun() -> None:
     llm, _ = saying('Hm.</think>{"result": 5}', kind="thinking")
     assert llm.structured_predict(Sum, ADDING, what="2 and 3") == Sum(result=5)
     llm, _ = saying("Two and three.</think>Five.", kind="thinking")
-    reasoning, text = chat(llm).message.blocks
+    reasoning, text = add_up(llm).message.blocks
     assert isinstance(reasoning, ThinkingBlock)
     assert (reasoning.content, text.text) == ("Two and three.", "Five.")
 

@@ -27,6 +27,7 @@ NAMES = {
     "chat": ("chat", "achat", "stream_chat", "astream_chat"),
     "complete": ("complete", "acomplete", "stream_complete", "astream_complete"),
     "predict": ("predict", "apredict", "stream", "astream"),
+    "tools": tuple(f"{way}chat_with_tools" for way in ("", "a", "stream_", "astream_")),
     "query": ("query", "aquery", "query", "aquery"),
 }
 ENDPOINTS = [(verb, way) for verb in ("chat", "complete") for way in WAYS]
