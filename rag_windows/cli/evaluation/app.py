@@ -67,7 +67,6 @@ Retriever = Annotated[
     Literal["bm25", "dense", "hybrid", "gold"],
     option(None, "How passages are found; gold reads the right ones alone."),
 ]
-Folder = Annotated[Path | None, option("DIR", "Of the run, where the same command goes on.")]
 Predictions = Annotated[Path, option("FILE", "Answers that are there.")]
 
 
@@ -75,8 +74,9 @@ Predictions = Annotated[Path, option("FILE", "Answers that are there.")]
 class Asking(ModelOptions):
     """What every evaluation that asks a model is told; each field is the option of its name."""
 
+    model: options.Model = ""
     methods: Methods = "sequential,pcw,ape"
-    out: Folder = None
+    out: Annotated[Path | None, option("DIR", "Where the same command goes on.")] = None
     limit: Annotated[int | None, count("Only the first N questions.")] = None
     seed: Annotated[int, option("N", "Of everything that is drawn.", min=0)] = 0
     max_new_tokens: Annotated[int | None, count("Of an answer. Default: the dataset's.")] = None
