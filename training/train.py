@@ -397,10 +397,8 @@ def train(settings: Settings) -> Trainer:
     while trainer.step < settings.steps:
         loss = trainer.train_step()
         if trainer.step in (settings.steps, *range(0, settings.steps, 50)):
-            known = trainer.curriculum.accuracy
-            shares = " ".join(f"{level}: {known[level]:.3f}" for level in sorted(known))
-            minutes = (time.monotonic() - begun) / 60
-            log.info("step %d, %.1f min, loss %.3f, %s", trainer.step, minutes, loss, shares)
+            minutes, right = (time.monotonic() - begun) / 60, trainer.curriculum.accuracy
+            log.info("step %d, %.1f min, loss %.3f, right %s", trainer.step, minutes, loss, right)
     export(trainer.model, tokenizer, settings.out)
     return trainer
 

@@ -205,11 +205,6 @@ class Clock(StoppingCriteria):
         self.stamps.append(now() - self.begun)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens after the first, by the second."""
-        return (len(self.stamps) - 1) / (self.stamps[-1] - self.stamps[0])
-
 
 Way = Callable[[Load, int], Clock]
 """From a prompt and a number of tokens to when they came."""
@@ -356,7 +351,7 @@ def measure_ways(plan: Plan, lm: WindowedLM, rate: float, tell: Tell) -> list[Ce
             way=name,
             prefill_s=[one.prefill_s for one in own],
             first_s=[one.stamps[0] for one in own],
-            tokens_per_s=[one.tokens_per_s for one in own],
+            tokens_per_s=[(plan.new_tokens - 1) / (one.stamps[-1] - one.stamps[0]) for one in own],
             end_s=[one.stamps[-1] for one in own],
             decode_floor_s=step_bytes(lm.model, prompt) / rate,
             peak_bytes=peaks.get(name),
