@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import enum
 import json
-import pickle
 import runpy
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -20,19 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
-from langchain_core.caches import BaseCache
 from langchain_core.documents import Document
 from langchain_core.exceptions import OutputParserException
-from langchain_core.globals import set_llm_cache
 from langchain_core.load import dumps, loads
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
-from langchain_core.outputs import Generation
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableParallel
 from pydantic import BaseModel, Field
 
 from langchain_rag_windows import ChatRagWindows, RagWindows, create_windows_chain
-from rag_windows import GenerationError, InputError, MissingExtraError, WindowedLM
+from rag_windows import GenerationError, InputError, WindowedLM
 from tests.blackbox.conftest import ANSWER, QUESTION, ROOT, Process
 from tests.integrations.langchain.asking import WAYS
 from tests.tool_models import model, tokenizer
@@ -53,33 +47,6 @@ class Birth(BaseModel):
 @pytest.fixture
 def chat(reader: WindowedLM) -> ChatRagWindows:
     return ChatRagWindows(lm=reader, max_tokens=16, temperature=0)
-
-
-class JSONCache(BaseCache):
-    """As LangChain's SQLiteCache does it: what `dumps` writes is kept as JSON."""
-
-    def __init__(self) -> None:
-        self.table: dict[str, str] = {}
-        self.hits = 0
-
-    def lookup(self, prompt: str, llm_string: str) -> Sequence[Generation] | None:
-        written = self.table.get(prompt + llm_string)
-        self.hits += written is not None
-        return written and [loads(one, allowed_objects="core") for one in json.loads(written)]
-
-    def update(self, prompt: str, llm_string: str, return_val: Sequence[Generation]) -> None:
-        self.table[prompt + llm_string] = json.dumps([dumps(one) for one in return_val])
-
-    def clear(self, **kwargs: Any) -> None:
-        self.table.clear()
-
-
-@pytest.fixture
-def answers() -> Iterator[JSONCache]:
-    made = JSONCache()
-    set_llm_cache(made)
-    yield made
-    set_llm_cache(None)
 
 
 class Level(enum.IntEnum):
@@ -124,20 +91,16 @@ def test_citations_are_plain_json_whatever_documents_hold(reader: WindowedLM, he
     }
 
 
-@pytest.mark.parametrize("kind", [ChatRagWindows, RagWindows])
-def test_an_answer_comes_back_from_a_cache_that_keeps_json(
-    kind: type, reader: WindowedLM, answers: JSONCache
-) -> None:
-    llm = kind(lm=reader, max_tokens=16, temperature=0)
+def test_an_answer_comes_back_from_a_cache_that_keeps_json(reader: WindowedLM) -> None:
+    """As LangChain's SQLiteCache keeps it."""
     held = {"when": datetime(2020, 1, 1), "tags": {"a"}, "id": uuid.UUID(int=1), "n": np.int64(3)}
-    document = DOCUMENT.model_copy(update={"metadata": held})
-    first, again = (llm.invoke(QUESTION, documents=[document]) for _ in range(2))
-    assert answers.hits == 1
-    if kind is RagWindows:
-        assert first == again == ANSWER
-    else:
-        assert first.text == again.text == ANSWER
-        assert first.response_metadata == again.response_metadata
+    given = {"documents": [DOCUMENT.model_copy(update={"metadata": held})]}
+    asked: list[Any] = [(ChatRagWindows, [HumanMessage(QUESTION)]), (RagWindows, QUESTION)]
+    for kind, question in asked:
+        llm = kind(lm=reader, max_tokens=16, temperature=0)
+        (answer,) = llm.generate([question], **given).generations[0]
+        assert answer.text == ANSWER
+        assert loads(dumps(answer), allowed_objects="core") == answer
 
 
 GIVEN: dict[str, Any] = {"documents": [DOCUMENT]}
@@ -172,18 +135,10 @@ def test_documents_reach_a_model_with_structured_output(way: str, chat: ChatRagW
         chat.with_structured_output(Birth)
 
 
-def test_a_chain_refuses_what_hands_no_documents_on(chat: ChatRagWindows) -> None:
-    losing: list[Any] = [RunnableParallel(raw=chat), PROMPT | chat]
-    for lost in losing:
-        with pytest.raises(ValueError, match="hands no documents on to the model in it"):
-            create_windows_chain(lost, PROMPT)
-
-
 def test_a_long_prompt_without_documents_is_told_once_with_the_line_to_write(
-    python: Process, tmp_path: Path
+    python: Process,
 ) -> None:
-    script = tmp_path / "users_own.py"
-    script.write_text(
+    done = python(
         "from langchain_classic.chains.combine_documents import create_stuff_documents_chain\n"
         "from langchain_core.documents import Document\n"
         "from langchain_core.prompts import ChatPromptTemplate\n"
@@ -191,15 +146,13 @@ def test_a_long_prompt_without_documents_is_told_once_with_the_line_to_write(
         "LONG = 'word ' * 700\n"
         "prompt = ChatPromptTemplate.from_messages([('human', '{context}')])\n"
         "llm = ChatRagWindows(model='tiny-reader', max_tokens=2)\n"
-        "llm.invoke(LONG, documents=['A text.']); llm.invoke('word')\n"
+        "llm.invoke(LONG, documents=['A text.']); llm.invoke('word'); print('so far')\n"
         "create_stuff_documents_chain(llm, prompt).invoke({'context': [Document(LONG)]})\n"
-        "list((prompt | llm).stream({'context': LONG}))\n",
-        encoding="utf-8",
+        "list((prompt | llm).stream({'context': LONG}))\n"
     )
-    done = python(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
     assert done.returncode == 0, done.stderr
     (told,) = [row for row in done.stderr.splitlines() if "no passages" in row]
-    assert told.startswith("This prompt has 70")
+    assert "This prompt has 70" in told
     assert "llm.invoke(question, documents=docs)" in told
     assert "create_windows_chain(llm, prompt)" in told
 
@@ -243,14 +196,6 @@ def test_a_tokenizer_is_given_by_its_folder(kind: type, small_folder: Path) -> N
     assert RagWindows(**options, max_tokens=2).invoke("Hello?") == expected
     with pytest.raises(ValueError, match="none"):
         ChatRagWindows(model=small_folder, tokenizer=kind(small_folder / "none")).invoke("Hello?")
-
-
-def test_a_model_around_loaded_weights_says_how_to_make_one_that_can_be_pickled(
-    chat: ChatRagWindows, reader: WindowedLM
-) -> None:
-    for llm in (chat, RagWindows(lm=reader)):
-        with pytest.raises(TypeError, match=r"Make it with model=, a name or a folder"):
-            pickle.dumps(llm)
 
 
 @pytest.mark.parametrize(
@@ -339,14 +284,6 @@ def test_forms_and_log_probabilities_that_can_not_be_had_are_refused(
         small_lm.generate("Which?", ["A text."], max_new_tokens=3, **options)
 
 
-def test_without_the_extra_a_form_is_refused_with_the_remedy(
-    small_lm: WindowedLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(MissingExtraError, match=r'run: pip install "\.\[structured\]"'):
-        small_lm.generate("Which?", json_schema=WALL)
-
-
 class Fence(TypedDict):
     """A fence."""
 
@@ -424,7 +361,7 @@ def test_log_probabilities_come_in_the_usual_form(reader: WindowedLM) -> None:
 def test_log_probabilities_are_the_model_s_own(small_lm: WindowedLM) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 6, "logprobs": True}
     plain = small_lm.generate("Which?", ["A text."], **asked)
-    drawn = {"do_sample": True, "temperature": 1e-6, "seed": 1}
+    drawn: dict[str, Any] = {"do_sample": True, "temperature": 1e-6, "seed": 1}
     warm = small_lm.generate("Which?", ["A text."], **asked, **drawn)
     assert plain.logprobs is not None
     assert [one.id for one in plain.logprobs] == list(plain.token_ids)

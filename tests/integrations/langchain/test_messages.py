@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
@@ -20,13 +19,11 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.prompts import ChatPromptTemplate, format_document
-from langchain_core.runnables import RunnableLambda
 
 from langchain_rag_windows import WindowDocumentPrompt
 from langchain_rag_windows import messages as marking
 from langchain_rag_windows.errors import RequestError
 from langchain_rag_windows.messages import conversation, mark, unmark
-from tests.integrations.cases import reader
 from tests.integrations.langchain.asking import chat
 
 DOCUMENTS = [Document(page_content="One."), Document(page_content="Two.", id="two")]
@@ -182,19 +179,11 @@ def test_templates_of_all_kinds_carry_them(form: Any, place: str) -> None:
     template = ChatPromptTemplate.from_messages(
         [("system", f"Use this: {place}"), ("human", "Go.")], template_format=form
     )
-    seen: list[Any] = []
-
-    def note(prompt: Any) -> str:
-        seen.extend(conversation(prompt.to_messages()))
-        return ""
-
-    chain = create_stuff_documents_chain(
-        RunnableLambda(note), template, document_prompt=WindowDocumentPrompt()
-    )
     texts = ["{braces} & <tags>", "{{more}} 'quotes'"]
-    chain.invoke({"context": [Document(page_content=text) for text in texts]})
-    assert [message["content"] for message in seen[0]] == ["Use this:", "Go."]
-    assert [one.text for one in seen[1]] == texts
+    context = "\n\n".join(WindowDocumentPrompt().format(page_content=text) for text in texts)
+    said, passages = conversation(template.format_messages(context=context))
+    assert [message["content"] for message in said] == ["Use this:", "Go."]
+    assert [one.text for one in passages] == texts
     changing = ChatPromptTemplate.from_messages(
         [("human", "{{context}}")], template_format="mustache"
     )
@@ -204,12 +193,12 @@ def test_templates_of_all_kinds_carry_them(form: Any, place: str) -> None:
 
 def test_nothing_of_the_marks_reaches_the_model() -> None:
     text, metadata = "Alra Ashden was born in Arava.", {"title": "Alra Ashden"}
-    question = HumanMessage("Where was Alra Ashden born?")
-    marked = chat().invoke([SystemMessage(f"Use: {mark(text, metadata)}"), question])
-    plain = chat().invoke(
-        [SystemMessage("Use:"), question], documents=[Document(text, metadata=metadata)]
+    question, documents = (
+        HumanMessage("Where was Alra Ashden born?"),
+        [Document(text, metadata=metadata)],
     )
+    marked = chat().invoke([SystemMessage(f"Use: {mark(text, metadata)}"), question])
+    plain = chat().invoke([SystemMessage("Use:"), question], documents=documents)
     assert marked.text == plain.text == "Arava"
     assert marked.usage_metadata == plain.usage_metadata
     assert not re.search("[\ue000-\uf8ff]", str(marked.response_metadata))
-    assert reader().tokenizer is not None

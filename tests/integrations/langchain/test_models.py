@@ -33,14 +33,7 @@ from rag_windows import (
     WindowedLM,
 )
 from tests.integrations.cases import case, reader
-from tests.integrations.langchain.asking import (
-    WAYS,
-    Told,
-    chat,
-    streamed,
-    text_model,
-    text_of,
-)
+from tests.integrations.langchain.asking import WAYS, Told, chat, streamed, text_model, text_of
 from tests.integrations.langchain.test_routes import ROUTES, Route, history_aware
 from tests.rag_windows import small
 
@@ -103,6 +96,9 @@ def test_nothing_is_loaded_before_the_first_call_and_copies_share() -> None:
     assert numbered is not lm
     assert numbered.model is lm.model
     assert model.model_copy(update={"header": "number"}).windowed_lm() is numbered
+    for loaded in (chat(), text_model()):
+        with pytest.raises(TypeError, match=r"Make it with model=, a name or a folder"):
+            pickle.dumps(loaded)
 
 
 def test_token_counts_are_the_model_s_own() -> None:
@@ -247,11 +243,6 @@ def test_other_options_are_another_entry(kind: Any, cache: InMemoryCache) -> Non
     for options in OPTIONS:
         kind(lm=small.lm(), max_tokens=4).invoke("Who?", documents=["A text."], **options)
     assert len(cache._cache) == 1 + 2 * len(OPTIONS)
-    # Both hold: what the constructor and the call say of generate_kwargs is put together.
-    for minimum in (1, 2):
-        own = kind(lm=small.lm(), max_tokens=4, generate_kwargs={"min_new_tokens": minimum})
-        own.invoke("Who?", documents=["A text."], generate_kwargs={"top_k": 5})
-    assert len(cache._cache) == 3 + 2 * len(OPTIONS)
 
 
 @KINDS

@@ -93,11 +93,6 @@ def stuff_chain(one: Case, told: Told) -> tuple[Any, Any]:
     return chain, {"context": marked_documents(one), "input": one.question}
 
 
-def retrieval_chain(one: Case, told: Told) -> tuple[Any, Any]:
-    chain = create_windows_chain(chat(callbacks=[told]), PROMPT)
-    return create_retrieval_chain(retriever(one), chain), {"input": one.question}
-
-
 def history_aware(one: Case, told: Told) -> tuple[Any, Any]:
     condense = ChatPromptTemplate.from_messages(
         [MessagesPlaceholder("chat_history"), ("human", "{input}")]
@@ -129,7 +124,7 @@ def middleware(one: Case, told: Told) -> tuple[Any, Any]:
 
 Route = Callable[[Case, Told], tuple[Any, Any]]
 ROUTES: list[Route] = [
-    *(bound, plain_text_blocks, artifact, marked_tool, stuff_chain, retrieval_chain),
+    *(bound, plain_text_blocks, artifact, marked_tool, stuff_chain),
     *(history_aware, text, text_stuff_chain, middleware),
 ]
 
@@ -151,8 +146,8 @@ def test_each_document_is_a_window_and_the_answer_is_right(route: Route, way: st
     assert [entry["metadata"]["row"] for entry in citations] == list(range(len(one.passages)))
     assert [entry["title"] for entry in citations] == [p.title for p in one.passages]
     assert [entry["id"] for entry in citations] == [p.id for p in one.passages]
-    if route is retrieval_chain or route is middleware:
-        found = answer["context" if route is retrieval_chain else "retrieved_documents"]
+    if route is history_aware or route is middleware:
+        found = answer["context" if route is history_aware else "retrieved_documents"]
         assert found == documents_of(one)
 
 

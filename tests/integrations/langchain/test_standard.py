@@ -7,8 +7,6 @@ error), recorded web requests, the environment (nothing is read), and serializat
 
 from __future__ import annotations
 
-import functools
-import operator
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -17,6 +15,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from langchain_rag_windows import ChatRagWindows
+from tests.integrations.langchain.asking import WAYS
 
 
 class _Reader:
@@ -51,9 +50,7 @@ class TestIntegration(_Reader, ChatModelIntegrationTests):
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         model = self.chat_model_class(**self.chat_model_params)
-        documents = ["Alra Ashden was born in Arava."]
-        model.invoke("Where was Alra Ashden born?", documents=documents)
-        if not stream:
-            return model.invoke("Where was Alra Ashden born?", documents=documents)
-        chunks = model.stream("Where was Alra Ashden born?", documents=documents)
-        return cast(AIMessage, functools.reduce(operator.add, chunks))
+        question, documents = "Where was Alra Ashden born?", ["Alra Ashden was born in Arava."]
+        model.invoke(question, documents=documents)
+        made = WAYS["stream" if stream else "invoke"](model, question, documents=documents)
+        return cast(AIMessage, made)

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from tests.integrations.lm_eval.models import POSITIONS, cut, ours, said, scored, theirs
+from tests.integrations.lm_eval.models import POSITIONS, cut, ours, requests, said, scored, theirs
 
 PLAIN = ["llama3", "gpt2", "llama2", "gemma"]
 CHAT = ["llama3", "qwen3", "llama2", "phi3", "gpt-neox"]
@@ -47,7 +47,7 @@ def test_plain_prompts(name: str) -> None:
     assert len(cut(lm, context)) == 1 + 3 + 1
     greedy = said(theirs(name), context, until=["\n\n"], max_gen_toks=6)
     assert said(lm, context, until=["\n\n"], max_gen_toks=6) == greedy
-    pairs = [(context, choice) for choice in (*CHOICES, *greedy)] + [(context + " ", "water")]
+    pairs = [(context, choice) for choice in (*CHOICES, greedy)] + [(context + " ", "water")]
     assert_equal(scored(lm, *pairs), scored(theirs(name), *pairs))
 
 
@@ -91,16 +91,10 @@ def test_a_prompt_too_long_loses_its_beginning(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize("method", ["sequential", "ape"])
 def test_whole_texts(method: str) -> None:
-    from lm_eval.api.instance import Instance
-
-    requests = [
-        Instance("loglikelihood_rolling", {}, (text,), 0, ("some_task", 0, 1))
-        for text in ("A cat sat. " * 250, "Short.")
-    ]
-    found = ours("llama3", method=method).loglikelihood_rolling(requests, disable_tqdm=True)
-    assert found == pytest.approx(
-        theirs("llama3").loglikelihood_rolling(requests, disable_tqdm=True), rel=1e-5
-    )
+    texts = requests("loglikelihood_rolling", ("A cat sat. " * 250,), ("Short.",))
+    found = ours("llama3", method=method).loglikelihood_rolling(texts, disable_tqdm=True)
+    expected = theirs("llama3").loglikelihood_rolling(texts, disable_tqdm=True)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_where_texts_spell_control_tokens_the_two_differ() -> None:

@@ -16,7 +16,6 @@ from lm_eval.utils import handle_non_serializable
 
 import lm_eval_rag_windows
 
-ROOT = Path(__file__).parents[3]
 TASKS = Path(__file__).parent / "tasks"
 ASKED = 10
 SHOTS = 32
@@ -25,11 +24,6 @@ SHOTS = 32
 @pytest.fixture(scope="module")
 def tasks() -> Any:
     return lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False)
-
-
-@pytest.fixture(autouse=True)
-def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 def evaluate(tasks: Any, names: list[str], arguments: str = "", **options: Any) -> dict[str, Any]:
