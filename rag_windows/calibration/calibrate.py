@@ -340,12 +340,8 @@ def calibrate(
     default = resolve(method)
     coarse = list(dict.fromkeys([default, *(settings or default_grid(default))]))
     for one in coarse:
-        if not isinstance(one, Method):
-            raise InputError(f"settings must be methods such as APE(0.8, 0.7), got {one!r}.")
-        if not one.windowed:
-            raise InputError(
-                f"The method {one.name!r} reads no windows, so there is nothing to calibrate."
-            )
+        if not isinstance(one, Method) or not one.windowed:
+            raise InputError(f"Only methods that read windows can be calibrated, not {one!r}.")
     given = [Example.of(example) for example in examples]
     if by not in (None, "labels", "agreement"):
         raise InputError(f"by must be 'labels', 'agreement' or None, got {by!r}.")
@@ -469,18 +465,15 @@ class _Measuring:
                     # Any end token will do: what counts is the distribution that it is taken from.
                     ready.append(_Ready(example, request, (*text, *self.ends[:1]), None))
                 else:
-                    in_order = ask(method="sequential", max_new_tokens=count)
-                    ready.append(_Ready(example, request, *self._read_in_order(in_order)))
+                    # Thrown away: nobody would ask a cache for this order of passages again.
+                    read = ask(method="sequential", max_new_tokens=count)
+                    context = engine.encode(read, encoder=engine.plain_encoder)
+                    answer = self.answer(context, query := read.parts.query_ids)
+                    along = self._along(context, query, answer)
+                    ready.append(_Ready(example, request, answer, along))
             except InputError as error:
                 left_out.append(f"Example {number} was left out: {error}")
         return ready, left_out
-
-    def _read_in_order(self, request: Request) -> tuple[tuple[int, ...], torch.Tensor]:
-        # Encoded once and thrown away: nobody would ask a cache for this order of passages again.
-        context = self.engine.encode(request, encoder=self.engine.plain_encoder)
-        query = request.parts.query_ids
-        ids = self.answer(context, query)
-        return ids, self._along(context, query, ids)
 
     @torch.no_grad()
     def _along(

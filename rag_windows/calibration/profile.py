@@ -35,14 +35,13 @@ VERSION = 1
 
 Figure = Literal["exact match", "metric", "log-probability", "divergence", "agreement"]
 
-FIGURES: Mapping[str, str] = {
-    "exact match": "share of greedy answers equal to the right one",
-    "metric": "mean of the metric that was passed",
-    "log-probability": "log-probability of the right answer with its end, in nats",
-    "divergence": "KL from the sequential reader to this one, nats a token of its answer",
-    "agreement": "share of greedy answers equal to the sequential reader's",
-}
-"""What is measured, and its unit; more is better, but of the divergence."""
+"""What is measured, more is better but of the divergence.
+
+"exact match" is the share of greedy answers equal to the right one, "metric" the mean of the metric
+that was passed, "log-probability" that of the right answer with its end, in nats; "divergence" is
+the KL from the sequential reader to this one, in nats a token of its answer, and "agreement" the
+share of greedy answers equal to the sequential reader's.
+"""
 
 _SAMPLES = 1024
 """64-bit words of a tensor that its fingerprint reads."""
@@ -81,10 +80,7 @@ class Mean:
 
 @dataclass(frozen=True, config=_CHECKED)
 class Setting:
-    """One setting that was tried: its figures by `FIGURES`' names, and in which round it was.
-
-    ``fine`` are those of the second, finer round.
-    """
+    """One setting that was tried, and its figures; ``fine`` are those of the second round."""
 
     method: _Method
     figures: Annotated[dict[Figure, Mean], Field(min_length=1)]

@@ -28,8 +28,6 @@ from rag_windows.samples import samples_path
 if TYPE_CHECKING:
     from rag_windows.calibration import Example, Profile
 
-_SHOWN = 10
-
 
 @options.spreading(without=("method", "profile", "rag_temperature", "rag_scale"))
 def calibrate(
@@ -105,7 +103,6 @@ def _examples(
 ) -> tuple[list[Example], list[str]]:
     """The examples, with retrieved passages where they bring none, and what to tell of them."""
     from rag_windows.calibration import Example, read_examples
-    from rag_windows.prompt.conversation import search_text
 
     if path is not None:
         examples = read_examples(path)
@@ -131,11 +128,8 @@ def _examples(
     retriever, notes = open_corpus(search, model)
     for place in bare:
         query = examples[place].query
-        if isinstance(query, list | tuple):
-            *before, asked = query
-            query = search_text(before, str(asked.get("content", "")))
         if not isinstance(query, str):
-            raise InputError("Examples with tools need passages of their own.")
+            raise InputError("Examples of whole conversations need passages of their own.")
         found = retriever.retrieve(query, search.top_k)
         examples[place] = replace(examples[place], passages=found)
     return examples, notes
@@ -143,7 +137,7 @@ def _examples(
 
 def _show(profile: Profile) -> None:
     """Print the best settings and the default as a table, and the verdict."""
-    from rag_windows.calibration.profile import FIGURES, label
+    from rag_windows.calibration.profile import label
 
     ranked, default = profile.ranked(), profile.setting(profile.default)
     names = list(default.figures)
@@ -151,7 +145,7 @@ def _show(profile: Profile) -> None:
     rank, setting = Column(justify="right", style="dim"), Column("setting", no_wrap=True)
     table = plain_table(rank, setting, *figures, "")
     for place, one in enumerate(ranked, start=1):
-        if place > _SHOWN and one != default:
+        if place > 10 and one != default:
             continue
         named = (("chosen", profile.method), ("default", profile.default))
         marks = [mark for mark, method in named if one.method == method]
@@ -160,6 +154,5 @@ def _show(profile: Profile) -> None:
         text = Text(label(one.method), "bold" if "chosen" in marks else "")
         table.add_row(str(place), text, *cells, ", ".join(marks))
     console().print(table)
-    for name in names:
-        show(f"{name}: {FIGURES[name]}, with its 95% interval.", "dim")
+    show("In brackets: 95% intervals.", "dim")
     show(profile.verdict, "bold")

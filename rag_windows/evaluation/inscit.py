@@ -40,8 +40,6 @@ from rag_windows.prompt.visible_text import encodable
 TITLES = " - "
 """Between a page's title and those of its sections."""
 
-LONGEST = 5000
-
 _DELETED = dict.fromkeys(map(ord, string.punctuation))
 _HEADERS = (["id", "text", "title"], ["id", "text"])
 
@@ -222,12 +220,12 @@ def squad_words(text: str) -> list[str]:
 def spaced(text: str) -> str:
     """The text with one blank between its words, which are those of spaCy's English rules.
 
-    Their time grows with the square of a run of punctuation, so what has more than `LONGEST`
-    characters stays in one piece. spaCy refuses half a surrogate pair, which becomes U+FFFD.
+    Their time grows with the square of a run of punctuation, so what has more than 5,000 characters
+    stays in one piece. spaCy refuses half a surrogate pair, which becomes U+FFFD.
     """
     split, found = _english(), list[str]()
     for word in encodable(text).split():
-        found += [word] if len(word) > LONGEST else [token.text for token in split(word)]
+        found += [word] if len(word) > 5000 else [token.text for token in split(word)]
     return " ".join(found)
 
 

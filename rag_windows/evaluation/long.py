@@ -21,9 +21,6 @@ from rag_windows.samples import samples_path
 PREFIX = "Answer the question from the passages. Give the number alone, without other words."
 """For invented needles."""
 
-QUESTIONS = 10
-"""In each cell."""
-
 _TRIES = 1000
 _STARTS = (
     "Bel Cor Dra Fen Gal Hes Jor Kel Lum Mar Nor Pol Quin Ros Sel Tam Ul Var Wen Yor Zim"
@@ -162,7 +159,7 @@ class LongTask:
 
         ``sizes`` are its --passages, ``depths`` its --positions.
         """
-        most, count = max(sizes) - 1, questions or QUESTIONS
+        most, count = max(sizes) - 1, questions or 10
         if haystack is None:
             source, prefix = "samples", None
             needles, stamp = sample_needles(count, most, seed)

@@ -229,8 +229,6 @@ Normalize = Literal["sum", "mean"]
 UNLIMITED_ROOM = 2048
 """Tokens of a window, for a model that names no limit of its positions."""
 
-_STEPS = 8
-
 _LEAST = 2.0**-23
 """Share of a label's probability that its longer versions leave it at least: fp32 knows no less."""
 
@@ -269,32 +267,25 @@ class Classification:
     notes: tuple[Note, ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """At least two labels, and their tokens as they follow the query."""
+def apart(ids: Sequence[Ids], sums: Sequence[float], normalize: Normalize) -> list[float]:
+    """Labels' scores from the summed log-probabilities of their tokens, in nats.
 
-    names: tuple[str, ...]
-    ids: tuple[Ids, ...]
-
-    def scores(self, sums: Sequence[float], normalize: Normalize) -> list[float]:
-        """Each label's score from the summed log-probabilities of its tokens, in nats.
-
-        ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a
-        longer one's, ``log(P(label) - sum of P(longer))``.
-        """
-        values = list(sums)
-        # The longest first: what these keep is what the shorter ones lose.
-        for index in sorted(range(len(sums)), key=lambda place: -len(self.ids[place])):
-            own = self.ids[index]
-            taken = sum(
-                math.exp(values[place] - sums[index])
-                for place, ids in enumerate(self.ids)
-                if len(ids) > len(own) and ids[: len(own)] == own
-            )
-            values[index] += math.log(max(1.0 - taken, _LEAST))
-        if normalize == "mean":
-            return [value / len(ids) for value, ids in zip(values, self.ids, strict=True)]
-        return values
+    ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a
+    longer one's, ``log(P(label) - sum of P(longer))``.
+    """
+    values = list(sums)
+    # The longest first: what these keep is what the shorter ones lose.
+    for index in sorted(range(len(sums)), key=lambda place: -len(ids[place])):
+        own = ids[index]
+        taken = sum(
+            math.exp(values[place] - sums[index])
+            for place, other in enumerate(ids)
+            if len(other) > len(own) and other[: len(own)] == own
+        )
+        values[index] += math.log(max(1.0 - taken, _LEAST))
+    if normalize == "mean":
+        return [value / len(own) for value, own in zip(values, ids, strict=True)]
+    return values
 
 
 def classify(
@@ -322,16 +313,16 @@ def classify(
         raise InputError(f"normalize={normalize!r} must be 'sum' or 'mean'.")
     if windows is not None and window_tokens is not None:
         raise InputError("Give either windows or window_tokens, not both.")
-    for name, number in (("windows", windows), ("window_tokens", window_tokens)):
+    for what, number in (("windows", windows), ("window_tokens", window_tokens)):
         if number is not None:
-            whole_number(name, number)
+            whole_number(what, number)
     form, reader, prompt = Template.of(template), engine.method_of(method), engine.text.prompt
     shown = demonstrations_of(demonstrations)
     neutral = [calibrate_with] if isinstance(calibrate_with, str) else list(calibrate_with or ())
     for kind, given in (("Text", texts), ("Content-free text", neutral)):
         for index, text in enumerate(given):
             check_text(f"{kind} {index}", text)
-    known = _labels(prompt, form, labels, shown)
+    names, ids = _labels(prompt, form, labels, shown)
     if not texts:
         return []
     questions = [
@@ -340,7 +331,7 @@ def classify(
     packed: list[str] = []
     if shown:
         cut = [prompt.around(one) for one in questions]
-        room = _room(engine, reader, cut, max(map(len, known.ids)), window_tokens)
+        room = _room(engine, reader, cut, max(map(len, ids)), window_tokens)
         continues = prompt.is_chat or bool(questions[0].system)
 
         def size_of(text: str) -> int:
@@ -349,9 +340,8 @@ def classify(
         packed = fill([form.show(one) for one in shown], form.separator, size_of, room, windows)
     # Windows are as long as their demonstrations, which were counted.
     asked = {"prompt": prompt.without_header(), "max_window_tokens": sys.maxsize}
-    sums, parts = read(engine, questions, packed, known.ids, method=reader, **asked)
-    rows = [known.scores(one, normalize) for one in sums]
-    scores = torch.tensor(rows, dtype=torch.float64)
+    sums, parts = read(engine, questions, packed, ids, method=reader, **asked)
+    scores = torch.tensor([apart(ids, one, normalize) for one in sums], dtype=torch.float64)
     if neutral:
         scores = scores.log_softmax(-1)
         bias = scores[len(texts) :].logsumexp(0) - math.log(len(neutral))
@@ -359,9 +349,9 @@ def classify(
     return [
         Classification(
             text=text,
-            label=known.names[int(row.argmax())],
-            scores=dict(zip(known.names, row.tolist(), strict=True)),
-            probabilities=dict(zip(known.names, row.softmax(-1).tolist(), strict=True)),
+            label=names[int(row.argmax())],
+            scores=dict(zip(names, row.tolist(), strict=True)),
+            probabilities=dict(zip(names, row.softmax(-1).tolist(), strict=True)),
             windows=len(parts.windows),
             notes=parts.notes,
         )
@@ -374,7 +364,7 @@ def _labels(
     form: Template,
     labels: Sequence[str] | None,
     demonstrations: Sequence[Demonstration],
-) -> Labels:
+) -> tuple[tuple[str, ...], list[Ids]]:
     """Labels, checked and tokenized; those of the demonstrations, by their first one, for None."""
     if isinstance(labels, str):
         raise InputError("labels must be a list of strings, not one string; wrap them in [].")
@@ -398,7 +388,7 @@ def _labels(
                 f"The label {labels[index]!r} is given twice, has the same tokens as another, or "
                 f"none: no score tells it apart among {list(labels)}; use other words."
             )
-    return Labels(tuple(labels), tuple(ids))
+    return tuple(labels), ids
 
 
 def _room(
@@ -422,7 +412,7 @@ def _room(
         # A further pass stands behind its window.
         left = min(left, (limit - max(len(before) for before, _ in cut)) // 2)
     if asked is None:
-        step = limit // _STEPS
+        step = limit // 8
         return left // step * step if 0 < step <= left else left
     if asked > left:
         raise LimitError(

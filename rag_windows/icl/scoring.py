@@ -17,9 +17,6 @@ MAX_ROW_TOKENS = 8192
 MAX_VALUES = 2**26
 """Logits that one pass gives at most; and pairs of a token and a windows' token that it sees."""
 
-FREE_PADDING = 4
-"""Tokens of padding that a row may always have, beside a tenth of the pass's longest row."""
-
 Ids = tuple[int, ...]
 Pair = tuple[Ids, Ids]
 """A question and what follows it."""
@@ -119,7 +116,7 @@ def _passes(
         rows = (len(chunk) + 1) * rows_each
         padding = longest - len(row)
         if chunk and (
-            padding > max(FREE_PADDING, longest // 10)
+            padding > max(4, longest // 10)
             or rows * tokens > MAX_ROW_TOKENS
             or rows * values > MAX_VALUES
         ):

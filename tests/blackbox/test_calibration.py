@@ -195,9 +195,9 @@ def test_few_examples_and_wrong_settings_are_refused() -> None:
         calibrate([Example("Who?"), *examples(7)])
     with pytest.raises(InputError, match="at least 8 labelled examples"):
         calibrate(examples(), by="labels")
-    with pytest.raises(InputError, match="'sequential' reads no windows"):
+    with pytest.raises(InputError, match=r"that read windows .* Sequential\(\)"):
         calibrate(examples(), method="sequential")
-    with pytest.raises(InputError, match="settings must be methods"):
+    with pytest.raises(InputError, match="that read windows .* 'ape'"):
         calibrate(examples(), settings=["ape"])
     with pytest.raises(InputError, match="by must be"):
         calibrate(examples(), by="luck")

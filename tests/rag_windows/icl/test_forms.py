@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -65,16 +66,16 @@ def test_demonstrations_come_as_pairs_mappings_or_objects() -> None:
 
 
 def test_a_longer_label_takes_its_share_from_the_one_it_begins_with() -> None:
-    def of(*names: str) -> classifier.Labels:
-        return classifier.Labels(names, tuple(tuple(map(ord, name)) for name in names))
+    def found(names: Sequence[str], sums: Sequence[float], how: Any = "sum") -> list[float]:
+        return classifier.apart([tuple(map(ord, name)) for name in names], sums, how)
 
-    labels = of("art", "article", "articles", "artist", "x")
+    names = ["art", "article", "articles", "artist", "x"]
     sums = [math.log(share) for share in (0.5, 0.2, 0.05, 0.1, 0.4)]
-    found = labels.scores(sums, "sum")
-    assert list(map(math.exp, found)) == pytest.approx([0.5 - 0.2 - 0.1, 0.15, 0.05, 0.1, 0.4])
-    means = [value / len(name) for value, name in zip(found, labels.names, strict=True)]
-    assert labels.scores(sums, "mean") == means
-    assert -40 < of("a", "ab").scores([-1.0, -1.0], "sum")[0] < -10
+    scores = found(names, sums)
+    assert list(map(math.exp, scores)) == pytest.approx([0.5 - 0.2 - 0.1, 0.15, 0.05, 0.1, 0.4])
+    means = [value / len(name) for value, name in zip(scores, names, strict=True)]
+    assert found(names, sums, "mean") == means
+    assert -40 < found(["a", "ab"], [-1.0, -1.0])[0] < -10
 
 
 def fewest(sizes: list[int], room: int) -> int:
