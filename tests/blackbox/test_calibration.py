@@ -35,7 +35,6 @@ from rag_windows import (
     calibration,
 )
 from tests.rag_windows import small
-from tests.rag_windows.calibration.profiles import profile, setting
 from training.samples import draw_case
 
 WORDS = "tower river bridge lamp stone field quiet green seven door".split()
@@ -197,7 +196,7 @@ def test_few_examples_and_wrong_settings_are_refused() -> None:
         calibrate(examples(), by="labels")
     with pytest.raises(InputError, match=r"that read windows .* Sequential\(\)"):
         calibrate(examples(), method="sequential")
-    with pytest.raises(InputError, match="that read windows .* 'ape'"):
+    with pytest.raises(InputError, match=r"that read windows .* 'ape'"):
         calibrate(examples(), settings=["ape"])
     with pytest.raises(InputError, match="by must be"):
         calibrate(examples(), by="luck")
@@ -267,15 +266,6 @@ def test_a_default_that_does_not_suit_is_beaten(reader: WindowedLM) -> None:
         assert made.setting(method).figures["exact match"].value == np.mean(right)
 
 
-def test_a_default_that_suits_stays_or_is_beaten_beyond_the_noise(reader: WindowedLM) -> None:
-    made = reader.calibrate(questions(12, seed=1), by="agreement", settings=EMBEDDED, refine=False)
-    (comparison,) = made.held_out
-    assert made.beats_default == (comparison.better and made.best != made.default)
-    assert made.beats_default or made.method == APE()
-    worst = made.setting(APE(0.9, 0.6)).figures["divergence"]
-    assert worst.low > made.setting(made.method).figures["divergence"].high
-
-
 def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"query": "Who?\u2028Now.", "passages": ["One.", {"text": "Two.", "id": "2"}]},
@@ -293,25 +283,13 @@ def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ({"passages": []}, "needs a 'query'"),
-        ({"query": "a", "passage": []}, "has no such key: .*'passage'"),
-        ({"query": "a", "passages": "b"}, "passages must be a list"),
-        ({"query": "a", "answer": 3}, "must not be blank, nor 3"),
-        ({"query": "a", "answer": " "}, "must not be blank, nor ' '"),
-    ],
-)
-def test_what_is_no_example_is_told(value: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Example.of(value)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"query": "a"}\n{"query"', "line 2 is no line such as"),
-        ('\n{"ask": "a"}', "line 2 .*'ask'"),
+        ('\n{"passages": []}', "line 2 .*needs a 'query'"),
+        ('{"query": "a", "passage": []}', "line 1 .*has no such key: .*'passage'"),
+        ('{"query": "a", "passages": "b"}', "line 1 .*passages must be a list"),
+        ('{"query": "a", "answer": 3}', "line 1 .*must not be blank, nor 3"),
         ("\n \n", "holds no line such as"),
         ("\udcff", "can't be read"),
         (None, "can't be read"),
@@ -323,6 +301,42 @@ def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str | None, mess
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match=message):
         calibration.read_examples(path)
+
+
+def mean(value: float) -> calibration.Mean:
+    return calibration.Mean(value, value - 0.1, value + 0.1)
+
+
+def setting(method: Method, divergence: float, *, fine: bool = False) -> calibration.Setting:
+    return calibration.Setting(
+        method, {"divergence": mean(divergence), "agreement": mean(1 - divergence)}, fine
+    )
+
+
+def profile() -> Profile:
+    """One made by hand."""
+    settings = [
+        setting(APE(T, S), 0.3 + abs(T - S) + (1 - T) / 10)
+        for T in (0.5, 0.9, 1.0)
+        for S in (0.5, 0.9, 1.0)
+    ]
+    settings.append(setting(APE(0.95, 0.949), 0.2, fine=True))
+    comparison = calibration.Comparison("divergence", mean(0.2), mean(0.3), mean(0.11))
+    return Profile(
+        method=APE(0.95, 0.949),
+        best=APE(0.95, 0.949),
+        default=APE(),
+        beats_default=True,
+        verdict="It does.",
+        criteria=("divergence",),
+        settings=tuple(settings),
+        held_out=(comparison,),
+        examples=12,
+        folds=4,
+        seed=3,
+        left_out=("Example 1 was left out: it has no passages.",),
+        model=calibration.ModelFingerprint("some/model", "ab" * 32),
+    )
 
 
 def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
@@ -343,29 +357,21 @@ def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert data["held_out"][0].keys() == {"figure", "chosen", "default", "difference"}
 
 
-def damaged(**changes: Any) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(profile().to_json())
-    return {**data, **changes}
-
-
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("changes", "message"),
     [
-        ([], "is no rag-windows calibration profile"),
-        (damaged(version=2), "is no rag-windows calibration profile of version 1, .* again"),
-        (damaged(method={"name": "apex"}), "entry 'method': .*Unknown method 'apex'"),
-        (damaged(method={"name": "ape", "scale": -1}), "entry 'method': .*APE scale must be"),
-        (damaged(best="ape"), "entry 'best': .* a method is an object"),
-        (damaged(beats_default=1), "entry 'beats_default': .* valid boolean"),
-        (damaged(criteria=["beauty"]), r"entry 'criteria.0': .*'divergence'"),
-        (damaged(criteria=["metric"]), r"lack figures of the criteria .*'metric'"),
-        (damaged(examples=-1), "entry 'examples': .* greater than or equal to 0"),
-        (damaged(settings=[{}]), r"entry 'settings.0.method': Field required"),
+        ({"version": 2}, "is no rag-windows calibration profile of version 1, .* again"),
+        ({"method": {"name": "apex"}}, "entry 'method': .*Unknown method 'apex'"),
+        ({"method": {"name": "ape", "scale": -1}}, "entry 'method': .*APE scale must be"),
+        ({"best": "ape"}, "entry 'best': .* a method is an object"),
+        ({"criteria": ["beauty"]}, r"entry 'criteria.0': .*'divergence'"),
+        ({"criteria": ["metric"]}, r"lack figures of the criteria .*'metric'"),
+        ({"settings": [{}]}, r"entry 'settings.0.method': Field required"),
     ],
 )
-def test_a_damaged_profile_is_told(tmp_path: Path, data: Any, message: str) -> None:
+def test_a_damaged_profile_is_told(tmp_path: Path, changes: Any, message: str) -> None:
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps({**json.loads(profile().to_json()), **changes}))
     with pytest.raises(ProfileError, match=message) as error:
         Profile.load(path)
     assert str(error.value).startswith(f"The profile {str(path)!r} can't be used: ")
@@ -374,9 +380,6 @@ def test_a_damaged_profile_is_told(tmp_path: Path, data: Any, message: str) -> N
 def test_files_that_are_none_or_can_not_be_written_are_told(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"can't be used: .*No such file.*rag-windows calibrate"):
         Profile.load(tmp_path / "none.json")
-    (tmp_path / "torn.json").write_text('{"format": ')
-    with pytest.raises(ProfileError, match="not valid JSON"):
-        Profile.load(tmp_path / "torn.json")
     with pytest.raises(ProfileError, match="can't be written"):
         profile().save(tmp_path / "no" / "folder.json")
     with pytest.raises(ProfileError, match="must be a Profile or the path of one, not 3"):
@@ -392,7 +395,6 @@ def test_rows_are_found_ranked_and_named() -> None:
     assert made.setting(APE()).figures["agreement"].value == pytest.approx(0.69)
     for method, told in (
         (MateICL("log"), r"mateicl\(schedule='log'\)"),
-        (APE(0.5, 1.0, "fixed ratio"), "scale=1, form='fixed ratio'"),
         (DeepThinking(reader=APE()), r"reader=ape\(temperature=0.9, scale=0.9\)"),
     ):
         with pytest.raises(ProfileError, match=f"no row of .*{told}"):
@@ -431,36 +433,23 @@ def test_a_fingerprint_tells_weights_and_precisions_apart() -> None:
     assert calibration.ModelFingerprint.of(half).fingerprint != one.fingerprint
 
 
-def size(path: Path) -> tuple[int, int]:
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", data[16:24])
-    return width, height
-
-
-def with_settings(*settings: Any) -> Profile:
-    method = settings[0].method
-    return dataclasses.replace(
-        profile(), settings=settings, default=method, best=settings[-1].method, method=method
-    )
-
-
 def test_settings_are_drawn(tmp_path: Path) -> None:
-    deep = [
-        setting(DeepThinking(steps=steps, eta=eta, momentum=momentum), steps * eta * momentum)
-        for steps in (1, 2, 3)
-        for eta in (0.1, 0.2, 0.3)
-        for momentum in (0.5, 0.9)
-    ]
-    for name, made in (
-        ("map", profile()),
-        ("curve", with_settings(*(setting(MateICL(b), 0.3) for b in ("sqrt", 1.0, 2.0)))),
-        ("three numbers", with_settings(*deep)),
-    ):
-        made.plot(tmp_path / f"{name}.png")
-        assert min(size(tmp_path / f"{name}.png")) > 600
+    def varied(*methods: Method) -> Profile:
+        settings = tuple(setting(one, 0.3) for one in methods)
+        default, best = methods[0], methods[-1]
+        return dataclasses.replace(
+            profile(), settings=settings, default=default, best=best, method=best
+        )
+
+    schedules = (MateICL(), MateICL(1.0), MateICL(2.0))
+    deep = (DeepThinking(steps=n, eta=0.1 / n, momentum=0.5 / n) for n in (1, 2, 3))
+    for made in (profile(), varied(*schedules), varied(*deep)):
+        made.plot(tmp_path / "made.png")
+        data = (tmp_path / "made.png").read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert min(struct.unpack(">II", data[16:24])) > 600
     with pytest.raises(ProfileError, match="No number of the method was varied"):
-        with_settings(setting(MateICL(), 0.1), setting(MateICL("log"), 0.1)).plot(tmp_path / "x")
+        varied(MateICL(), MateICL("log")).plot(tmp_path / "x")
     with pytest.raises(ProfileError, match="can't be written"):
         profile().plot(tmp_path / "no" / "folder.png")
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from rag_windows import APE, PCW, ProfileError, WindowedLM
 from tests.blackbox.conftest import Run
@@ -74,47 +71,23 @@ def test_a_damaged_profile_gives_one_clear_error(
     assert told in one_line(caught.value)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(data=st.data())
-def test_a_profile_with_any_value_replaced_is_read_or_refused(
-    tmp_path: Path, profile_text: str, data: st.DataObject
-) -> None:
-    whole = json.loads(profile_text)
-    places = list(_places(whole))
-    container, key = data.draw(st.sampled_from(places))
-    container[key] = data.draw(
-        st.sampled_from([None, True, -1, 10**400, "x", [], {}, [[]], {"name": "ape"}, 0.5])
-    )
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(whole), encoding="utf-8")
-    try:
-        load(path)
-    except ProfileError as error:
-        one_line(error)
-
-
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_damaged_examples_give_one_clear_error(tmp_path: Path, run: Run, damage: str) -> None:
-    put, _ = DAMAGED[damage]
-    path = tmp_path / "examples.jsonl"
-    path.write_text(f'{{"query": "Who?", "passages": ["A."], "answer": {put}}}\n')
-    result = run("calibrate", "--examples", path)
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["calibrate", "--examples"], '{{"query": "Who?", "passages": ["A."], "answer": {}}}\n'),
+        (["classify", "good", "--demos"], '{{"text": "nice", "label": {}}}\n'),
+    ],
+)
+def test_damaged_lines_give_one_clear_error(
+    tmp_path: Path, run: Run, damage: str, command: list[str], line: str
+) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text(line.format(DAMAGED[damage][0]))
+    result = run(*command, path)
     assert result.exit_code == 2
     assert "line 1" in result.stderr.lower()
     assert "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_damaged_demonstrations_give_one_clear_error(tmp_path: Path, run: Run, damage: str) -> None:
-    put, _ = DAMAGED[damage]
-    path = tmp_path / "demos.jsonl"
-    path.write_text(f'{{"text": "nice", "label": {put}}}\n')
-    result = run("classify", "good", "--demos", path)
-    assert result.exit_code == 2
-    assert "line 1" in result.stderr.lower()
-    assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 @pytest.fixture(scope="session")
@@ -139,7 +112,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data.json").write_text(json.dumps(rows), encoding="utf-8")
     result = CliRunner().invoke(app, _command(folder))
     assert result.exit_code == 2
-    assert "2 answers are missing" in result.stderr
+    assert "count as empty: 2" in result.stderr
     return folder
 
 
@@ -193,15 +166,3 @@ def _put(text: str, field: str, value: str) -> str:
     skipped = len(text[start:]) - len(text[start:].lstrip())
     _, end = json.JSONDecoder().raw_decode(text, start + skipped)
     return f"{text[:start]} {value}{text[end:]}"
-
-
-def _places(value: Any) -> Any:
-    """Every place in a JSON value where something stands: container and key."""
-    pairs: Any = ()
-    if isinstance(value, dict):
-        pairs = value.items()
-    elif isinstance(value, list):
-        pairs = enumerate(value)
-    for key, inside in list(pairs):
-        yield value, key
-        yield from _places(inside)

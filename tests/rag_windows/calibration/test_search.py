@@ -1,4 +1,4 @@
-"""The search on made figures: folds, ties, finer rounds, intervals, and the guard's threshold."""
+"""The search on made figures: folds, ties, finer rounds, and intervals."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def test_a_better_setting_is_found_between_the_coarse_ones() -> None:
     assert held_out.chosen.value < held_out.default.value
     assert held_out.difference.value == pytest.approx(0.5, abs=0.02)
     assert calibrate.verdict(choice.best, DEFAULT, choice.held_out)[0]
-    coarse = searched(around((0.6, 0.7), noise=0.01), refine=False)
-    assert coarse.best in GRID
-    assert coarse.fine == ()
+    assert searched(around((0.6, 0.7), noise=0.01), refine=False).best in GRID
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -87,9 +85,7 @@ def test_methods_are_tried_over_grids_of_their_numbers() -> None:
     assert {one.form for one in grid if isinstance(one, APE)} == {"fixed ratio"}
     assert set(calibrate.ape_grid()) == set(calibrate.default_grid(APE(0.2, 0.3)))
     deep = calibrate.default_grid(DeepThinking(momentum=0.5, reader=APE(0.8, 0.7)))
-    assert {(type(one), getattr(one, "reader", None)) for one in deep} == {
-        (DeepThinking, APE(0.8, 0.7))
-    }
+    assert {getattr(one, "reader", None) for one in deep} == {APE(0.8, 0.7)}
     assert {MateICL(), MateICL(2.0)} <= set(calibrate.default_grid(MateICL()))
     with pytest.raises(InputError, match="'pcw' has no numbers to choose"):
         calibrate.default_grid(PCW())
