@@ -24,6 +24,9 @@ LogProbability = Annotated[
 ]
 
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
 def digest_of(text: str) -> str:
     """What names a text: the first 32 hex digits of its sha256."""
     # A file may spell half a surrogate pair, which UTF-8 has no bytes for.
@@ -65,14 +68,14 @@ class Record:
     answer: str
     finish_reason: str = "stop"
     passages: tuple[ReadPassage, ...] = ()
-    left_out: int = 0
+    left_out: Count = 0
     prefix_mass: float | None = None
     query_mass: float | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    windows_encoded: int = 0
-    windows_reused: int = 0
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    completion_tokens: Count = 0
+    windows_encoded: Count = 0
+    windows_reused: Count = 0
     encode_s: float = 0.0
     ttft_s: float = 0.0
     total_s: float = 0.0

@@ -143,9 +143,6 @@ def test_a_damaged_record_gives_one_clear_error(
     first, rest = records.read_text(encoding="utf-8").split("\n", 1)
     records.write_text(f"{_put(first, field, put)}\n{rest}", encoding="utf-8")
     result = run("eval", "report", out)
-    if (damage, field) == ("400 digits", "prompt_tokens"):
-        assert result.exit_code == 0  # a count may be as large as it likes
-        return
     assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)
     assert "records.jsonl, line 1" in result.stderr.replace("\n", " ")
