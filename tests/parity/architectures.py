@@ -57,35 +57,38 @@ SLIDING: Mapping[str, Any] = {
 class Entry:
     """One random model: its configuration and what each of its layers may see.
 
-    `sliding` has one value a layer: the reach in positions, None for full attention.
-    `mask_by_type` says that the model takes a dict of 4D masks, one a layer type.
+    Its name begins with its model type. `sliding` has one value a layer: the reach in positions,
+    None for full attention. `mask_by_type` says that the model takes a dict of 4D masks, one a
+    layer type.
     """
 
     name: str
-    model_type: str
     options: Mapping[str, Any]
     sliding: tuple[int | None, ...] = (None, None)
     mask_by_type: bool = False
     adjust: Callable[[PreTrainedModel], None] | None = field(default=None, compare=False)
 
+    @property
+    def model_type(self) -> str:
+        """As transformers calls it."""
+        return self.name.partition("-")[0]
+
 
 ENTRIES: tuple[Entry, ...] = (
-    Entry("llama", "llama", GQA),
-    Entry("llama-mha", "llama", COMMON),
-    Entry("mistral", "mistral", {**GQA, "sliding_window": None}),
-    Entry("mistral-sliding", "mistral", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
-    Entry("qwen2", "qwen2", GQA, mask_by_type=True),
+    Entry("llama", GQA),
+    Entry("llama-mha", COMMON),
+    Entry("mistral", {**GQA, "sliding_window": None}),
+    Entry("mistral-sliding", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
+    Entry("qwen2", GQA, mask_by_type=True),
     Entry(
         "qwen2-sliding",
-        "qwen2",
         {**GQA, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
         (None, WINDOW),
         mask_by_type=True,
     ),
-    Entry("qwen3", "qwen3", {**GQA, "head_dim": 16}, mask_by_type=True),
-    Entry("gemma", "gemma", {**GQA, "num_key_value_heads": 1, "head_dim": 16}),
+    Entry("qwen3", {**GQA, "head_dim": 16}, mask_by_type=True),
+    Entry("gemma", {**GQA, "num_key_value_heads": 1, "head_dim": 16}),
     Entry(
-        "gemma2",
         "gemma2",
         {
             **GQA,
@@ -100,7 +103,6 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "gemma3_text",
-        "gemma3_text",
         {
             **GQA,
             "head_dim": 16,
@@ -111,13 +113,11 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "gemma3_text-sliding",
-        "gemma3_text",
         {**GQA, **SLIDING, "head_dim": 16, "query_pre_attn_scalar": 16},
         MIXED_REACH,
         mask_by_type=True,
     ),
     Entry(
-        "gemma4_text",
         "gemma4_text",
         {
             **GQA,
@@ -135,13 +135,12 @@ ENTRIES: tuple[Entry, ...] = (
         mask_by_type=True,
         adjust=calm,
     ),
-    Entry("phi", "phi", GQA),
-    Entry("phi3", "phi3", {**GQA, "sliding_window": None}),
-    Entry("phi3-sliding", "phi3", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
-    Entry("olmo", "olmo", {**GQA, "clip_qkv": 2.0}),
-    Entry("olmo2", "olmo2", GQA),
+    Entry("phi", GQA),
+    Entry("phi3", {**GQA, "sliding_window": None}),
+    Entry("phi3-sliding", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
+    Entry("olmo", {**GQA, "clip_qkv": 2.0}),
+    Entry("olmo2", GQA),
     Entry(
-        "granite",
         "granite",
         {
             **GQA,
@@ -151,19 +150,16 @@ ENTRIES: tuple[Entry, ...] = (
             "logits_scaling": 1.5,
         },
     ),
-    Entry("starcoder2", "starcoder2", {**GQA, "sliding_window": None}),
-    Entry("starcoder2-sliding", "starcoder2", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
-    Entry("stablelm", "stablelm", {**GQA, "use_qkv_bias": True, "qk_layernorm": True}),
-    Entry("cohere", "cohere", {**GQA, "logit_scale": 1.0, "use_qk_norm": True}),
+    Entry("starcoder2", {**GQA, "sliding_window": None}),
+    Entry("starcoder2-sliding", {**GQA, "sliding_window": WINDOW}, (WINDOW, WINDOW)),
+    Entry("stablelm", {**GQA, "use_qkv_bias": True, "qk_layernorm": True}),
+    Entry("cohere", {**GQA, "logit_scale": 1.0, "use_qk_norm": True}),
+    Entry("cohere2", {**GQA, **SLIDING, "logit_scale": 1.0}, MIXED_REACH, mask_by_type=True),
+    Entry("gpt_neox", COMMON),
+    Entry("gpt2", GPT2),
+    Entry("gpt2-scaled", {**GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 80}),
+    Entry("opt", {**COMMON, "ffn_dim": INTERMEDIATE, "word_embed_proj_dim": HIDDEN}),
     Entry(
-        "cohere2", "cohere2", {**GQA, **SLIDING, "logit_scale": 1.0}, MIXED_REACH, mask_by_type=True
-    ),
-    Entry("gpt_neox", "gpt_neox", COMMON),
-    Entry("gpt2", "gpt2", GPT2),
-    Entry("gpt2-scaled", "gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 80}),
-    Entry("opt", "opt", {**COMMON, "ffn_dim": INTERMEDIATE, "word_embed_proj_dim": HIDDEN}),
-    Entry(
-        "gpt_oss",
         "gpt_oss",
         {
             **GQA,
@@ -180,11 +176,9 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "mixtral",
-        "mixtral",
         {**GQA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     ),
     Entry(
-        "qwen3_moe",
         "qwen3_moe",
         {
             **GQA,
@@ -197,16 +191,14 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "smollm3",
-        "smollm3",
         {**GQA, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
         (None, None, None),
         mask_by_type=True,
     ),
-    Entry("olmo3", "olmo3", {**GQA, **SLIDING}, MIXED_REACH, mask_by_type=True),
-    Entry("glm4", "glm4", {**GQA, "head_dim": 16}),
-    Entry("gpt_bigcode", "gpt_bigcode", GPT2),
+    Entry("olmo3", {**GQA, **SLIDING}, MIXED_REACH, mask_by_type=True),
+    Entry("glm4", {**GQA, "head_dim": 16}),
+    Entry("gpt_bigcode", GPT2),
     Entry(
-        "gemma3",
         "gemma3",
         {
             "text_config": {

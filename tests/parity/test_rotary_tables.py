@@ -16,8 +16,7 @@ from .dense import Rule
 
 GROWING = {
     "dynamic": Entry(
-        "dynamic",
-        "llama",
+        "llama-dynamic",
         {
             **GQA,
             "max_position_embeddings": 32,
@@ -25,8 +24,7 @@ GROWING = {
         },
     ),
     "longrope": Entry(
-        "longrope",
-        "phi3",
+        "phi3-longrope",
         {
             **GQA,
             "sliding_window": None,
