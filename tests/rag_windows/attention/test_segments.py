@@ -22,63 +22,49 @@ NUMBERS = [(1.0, 0.0, 0.0), (0.8, 0.0, 0.0), (0.9, -0.4, 1.1)]
 BACKENDS = ["reference", "cpu", "native"]
 
 
+def draw(*size: int, seed: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 @dataclass
 class Block:
-    """A segment of one group, and which of its keys each token sees."""
+    """A segment of one group, which some tokens read."""
 
     role: Role
     tokens: list[int]
     first: int
-    keys: Tensor
-    values: Tensor
-    sees: Tensor
-    temperature: float
-    causal: bool
-    parts: int
+    length: int
+    temperature: float = 1.0
+    causal: bool = False
+    parts: int = 1
 
+    @property
+    def keys(self) -> Tensor:
+        return draw(KV_HEADS, self.length, DIM, seed=10 * self.first)
 
-def draw(*size: int, seed: int) -> Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    @property
+    def values(self) -> Tensor:
+        return draw(KV_HEADS, self.length, DIM, seed=10 * self.first + 1)
+
+    @property
+    def sees(self) -> Tensor:
+        """(tokens, keys) bool."""
+        every = torch.ones(len(self.tokens), self.length, dtype=torch.bool)
+        return every.tril() if self.causal else every
 
 
 @st.composite
 def blocks(draw_: st.DrawFn, tokens: int) -> list[Block]:
     """What each token reads; every token sees itself, in the query."""
-    made = [_block("query", list(range(tokens)), 20, tokens, 1.0, True, 1, 0)]
+    made = [Block("query", list(range(tokens)), 20, tokens, causal=True)]
     for number in range(draw_(st.integers(0, 4))):
         role: Role = draw_(st.sampled_from(["prefix", "context"]))
         readers = draw_(st.lists(st.integers(0, tokens - 1), min_size=1, unique=True))
         keys = draw_(st.integers(1, 7))
         heat = 0.7 if role == "context" and number % 2 else 1.0
         parts = draw_(st.integers(1, min(3, keys)))
-        made.append(
-            _block(role, sorted(readers), number, keys, heat, False, parts, 10 * number + 5)
-        )
+        made.append(Block(role, sorted(readers), number, keys, heat, parts=parts))
     return made
-
-
-def _block(
-    role: Role,
-    tokens: list[int],
-    first: int,
-    keys: int,
-    temperature: float,
-    causal: bool,
-    parts: int,
-    seed: int,
-) -> Block:
-    sees = torch.ones(len(tokens), keys, dtype=torch.bool)
-    return Block(
-        role,
-        tokens,
-        first,
-        draw(KV_HEADS, keys, DIM, seed=seed),
-        draw(KV_HEADS, keys, DIM, seed=seed + 1),
-        sees.tril() if causal else sees,
-        temperature,
-        causal,
-        parts,
-    )
 
 
 def segments(given_: Sequence[Block], tokens: int, dtype: torch.dtype) -> list[Segments]:
@@ -87,7 +73,7 @@ def segments(given_: Sequence[Block], tokens: int, dtype: torch.dtype) -> list[S
         mine = [
             Segment(
                 one.first,
-                one.first + one.keys.shape[1] - 1,
+                one.first + one.length - 1,
                 tokens=torch.tensor(one.tokens),
                 seen="causal" if one.causal else None,
                 temperature=one.temperature,
@@ -126,7 +112,7 @@ def dense(
             if token not in one.tokens:
                 continue
             near = one.sees[one.tokens.index(token)]
-            at = one.first + torch.arange(one.keys.shape[1])
+            at = one.first + torch.arange(one.length)
             if reach is not None:
                 near = near & (positions[token] - at < reach)
             keys = one.keys.repeat_interleave(HEADS // KV_HEADS, dim=0)
