@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tokenizers import (
@@ -22,9 +21,7 @@ from tokenizers import (
     pre_tokenizers,
     trainers,
 )
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
-
-import rag_windows
+from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 _WORDS = (
     "the harbour of a quiet town opened in spring after its founder sold every ship and built one "
@@ -183,13 +180,6 @@ def gpt_neox() -> Any:
     )
 
 
-def tiny_reader() -> Any:
-    """The embedded reader's own."""
-    return AutoTokenizer.from_pretrained(
-        Path(rag_windows.__file__).parent / "models" / "tiny-reader"
-    )
-
-
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
@@ -238,14 +228,6 @@ def llama2_legacy() -> Any:
     backend.pre_tokenizer = None
     markers = ["[INST]", "[/INST]", "<<SYS>>"]
     return fast(backend, MISTRAL, extra_special_tokens=markers, **SENTENCEPIECE)
-
-
-def phi3() -> Any:
-    """Role markers that eat the white space behind them."""
-    roles = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-    markers = [AddedToken(role, rstrip=True, special=True, normalized=False) for role in roles]
-    template = turns("<|ROLE|>\n", "<|end|>\n")
-    return fast(metaspaced(), template, extra_special_tokens=markers, **SENTENCEPIECE)
 
 
 def gemma() -> Any:
@@ -304,25 +286,6 @@ def bert() -> Any:
     return tokenizer
 
 
-def words() -> Any:
-    """Whole words and single signs; control tokens in the vocabulary, other features mixed in."""
-    names = ["<unk>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
-    backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.WordLevelTrainer(vocab_size=800, special_tokens=names, show_progress=False)
-    backend.train_from_iterator([*SENTENCES, " ".join(ALPHABET)], trainer)
-    left = AddedToken("<Left>", lstrip=True, normalized=True)
-    return fast(
-        backend,
-        turns("<|ROLE|>", "<|end|>", "<|begin|>"),
-        [left, AddedToken("word-token", single_word=True, rstrip=True)],
-        unk_token="<unk>",
-        bos_token="<|begin|>",
-        eos_token="<|end|>",
-        extra_special_tokens=names[3:],
-    )
-
-
 def lower_bytes() -> Any:
     """Added tokens matched after lower-casing, one eating white space, one only as a word."""
     backend = byte_level()
@@ -344,19 +307,16 @@ BUILDERS = {
     "gpt2": gpt2,
     "gpt2-prefix-space": gpt2_prefix,
     "gpt-neox": gpt_neox,
-    "tiny-reader": tiny_reader,
     "llama2": llama2,
     "llama2-legacy": llama2_legacy,
-    "phi3": phi3,
     "gemma": gemma,
     "unigram": unigram,
     "unigram-nfkc": unigram_nfkc,
     "bert": bert,
-    "words": words,
     "lower-bytes": lower_bytes,
 }
 NAMES = tuple(BUILDERS)
-LOSSLESS = set(NAMES) - {"qwen3", "unigram-nfkc", "bert", "words", "lower-bytes"}
+LOSSLESS = set(NAMES) - {"qwen3", "unigram-nfkc", "bert", "lower-bytes"}
 """Where decoding gives the text back, character by character."""
 
 

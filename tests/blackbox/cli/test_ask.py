@@ -239,14 +239,6 @@ def test_long_work_is_told_on_standard_error(
     assert "so far" not in ask()["notes"]
 
 
-def test_python_is_told_how_far_encoding_is(small_lm: WindowedLM) -> None:
-    told: list[tuple[int, int]] = []
-    long = " ".join(f"Word {number}." for number in range(400))
-    small_lm.generate("Which?", [long], max_new_tokens=1, on_encoded=lambda *far: told.append(far))
-    assert told[-1][0] == told[-1][1] > 4
-    assert len({done for done, _ in told}) > 2
-
-
 @pytest.fixture
 def queries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the model is asked, turn by turn."""

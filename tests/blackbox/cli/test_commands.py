@@ -12,7 +12,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from rag_windows import APE, METHODS, DeepThinking, MateICL, MethodError, Passage, WindowedLM
+from rag_windows import APE, METHODS, MateICL, WindowedLM
 from rag_windows.calibration import Profile
 from tests.blackbox.cli.conftest import QUESTION, Told, refused
 from tests.blackbox.conftest import ROOT, Run
@@ -216,17 +216,6 @@ def test_methods_are_listed(run: Run) -> None:
         assert kind.formula in lines[number]
         assert kind.paper == "-" or kind.paper in lines[number]
         assert lines[number + 1].strip() == row["summary"]
-
-
-def test_python_takes_the_same_names(reader: WindowedLM, passages: list[Passage]) -> None:
-    by_name = reader.generate("Who?", passages, method="ape:temperature=0.5,scale=0.7")
-    by_object = reader.generate("Who?", passages, method=APE(temperature=0.5, scale=0.7))
-    assert by_name.citations == by_object.citations
-    name = "deep-thinking:steps=2,eta=1e-2+ape:form=fixed ratio"
-    composed = WindowedLM.from_pretrained("tiny-reader", method=name)
-    assert composed.method == DeepThinking(reader=APE(form="fixed ratio"), steps=2, eta=0.01)
-    with pytest.raises(MethodError, match="'ape' has no parameter 'steps'"):
-        reader.generate("Who?", passages, method="ape:steps=3")
 
 
 @pytest.mark.parametrize(
