@@ -338,12 +338,12 @@ class Generating:
     def _one(
         self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
     ) -> Answered:
-        read = passages
+        kept = passages
         while True:
             try:
                 generation = lm.generate(
                     list(example.messages),
-                    read,
+                    kept,
                     method=arm.method,
                     do_sample=False,
                     num_beams=1,
@@ -351,13 +351,13 @@ class Generating:
                 )
                 break
             except LimitError:
-                # Of methods that read passages side by side, fewer of them would fit no better.
-                shorter = read[:-1]
-                in_order_alone = arm.method is not None and in_order(arm.method)
-                if not in_order_alone or not any(one.text.strip() for one in shorter):
+                # Where passages are read side by side, fewer of them would fit no better.
+                shorter = kept[:-1]
+                one_by_one = arm.method is not None and in_order(arm.method)
+                if not one_by_one or not any(one.text.strip() for one in shorter):
                     raise
-                read = shorter
-        spans: list[list[tuple[int, int]]] = [[] for _ in read]
+                kept = shorter
+        spans: list[list[tuple[int, int]]] = [[] for _ in kept]
         for window in generation.windows:
             spans[window.passage].append((window.start, window.end))
         # Where attention was not measured, citations are there all the same, and empty.
@@ -375,9 +375,9 @@ class Generating:
                     mass=masses.get(place),
                     spans=tuple(spans[place]),
                 )
-                for place, one in enumerate(read)
+                for place, one in enumerate(kept)
             ),
-            left_out=len(passages) - len(read),
+            left_out=len(passages) - len(kept),
             prefix_mass=generation.prefix_mass,
             query_mass=generation.query_mass,
             prompt_tokens=usage.prompt_tokens,
@@ -388,7 +388,7 @@ class Generating:
             **asdict(generation.timings),
             notes=tuple(note.message for note in generation.notes),
         )
-        return record, [passage.text for passage in read]
+        return record, [passage.text for passage in kept]
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,7 @@ def test_a_report_is_made_again_with_the_data_elsewhere(
     moved.write_text(json.dumps(other), encoding="utf-8")
     wrong = run("eval", "report", "out", "--data", moved)
     assert wrong.exit_code == 2
-    assert "holds other data" in one_line(wrong.stderr)
+    assert "read other data than" in one_line(wrong.stderr)
     for folder in ("nowhere", "."):
         assert one_line(run("eval", "report", folder).stderr)
 

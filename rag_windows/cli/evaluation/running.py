@@ -146,8 +146,8 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_a
         keys = tuple(one.key for one in task.examples)
         if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
             raise DataError(
-                f"{source.data} holds other data than the run in {path} read; name the data file "
-                "of that run with --data."
+                f"The run in {path} read other data than {source.data or 'these'}; name its data "
+                "file with --data."
             )
         with progress("Scoring"):
             summary = summarise(task, folder)
