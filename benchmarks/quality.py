@@ -31,7 +31,7 @@ from rag_windows.evaluation.files import JsonLines
 from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
 from rag_windows.evaluation.summary import percent as percent_of
 from rag_windows_retrievers import BM25Retriever
-from training.samples import FEWEST, TASKS, Case, draw_case
+from training.samples import TASKS, Case, draw_case
 
 ASKED = ["single", "two-hop", "not stated", "follow-up", "classification"]
 LEARNED = ("two-hop", "classification")
@@ -64,7 +64,6 @@ CITED_TASK = "single"
 """The task whose questions name the title of the one passage that states the answer."""
 TRAINED = 8
 """The most passages that the readers were trained with."""
-MOST_TOKENS = 40
 KEY = ["model", "task", "passages", "label"]
 """What a cell is about. Its other fields are, for each cell:
 
@@ -95,7 +94,7 @@ def ask(questions: int, key: tuple[str, str, int, str]) -> dict[str, Any]:
             list(case.messages),
             scored(case),
             method=METHODS[label].format(further=passages - 1),
-            max_new_tokens=MOST_TOKENS,
+            max_new_tokens=40,
             do_sample=False,
             citations=task == CITED_TASK,
         )
@@ -145,7 +144,7 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, str, int, str]]:
     for passages in sorted(options.passages, reverse=True):
         for task in options.tasks:
             model = options.model or ("tiny-learner" if task in LEARNED else "tiny-reader")
-            if passages >= FEWEST.get(task, 1):
+            if passages > 1 or task != "two-hop":
                 keys += [(model, task, passages, label) for label in options.methods]
     return keys
 

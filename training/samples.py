@@ -433,8 +433,6 @@ TASKS: Mapping[str, Recipe | Demonstrations] = {
     # Made-up words with made-up labels, eight demonstrations a passage.
     "classification": Demonstrations(1, questions=1),
 }
-FEWEST = {"two-hop": 2}
-"""The fewest passages that a task can be asked over, where it is not one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,6 @@ COLD, MEMORY, DISK = "windows, cold", "windows, from memory", "windows, from dis
 WAYS = (SEQUENTIAL, COLD, MEMORY, DISK)
 ALONE, TOGETHER = "one by one", "together"
 
-NONE = "-"
-"""Where a figure was not taken."""
-
 
 def _option(text: str, metavar: str = "N", least: int | None = None) -> OptionInfo:
     made: OptionInfo = typer.Option(help=text, metavar=metavar, min=least)
@@ -152,7 +149,7 @@ def percent(share: float) -> str:
 def times(slow: Sequence[float], fast: Sequence[float]) -> str:
     """How many times as large the median is, rounded down."""
     if not slow or not fast:
-        return NONE
+        return "-"
     return f"{math.floor(statistics.median(slow) / statistics.median(fast) * 100) / 100:.2f}x"
 
 
@@ -172,7 +169,7 @@ def markdown(result: Result) -> str:
         "",
         "Medians of the rounds (smallest to largest). The floor of a further token is reading all "
         "weights and the keys and values of the prompt once, at that rate. Ratios are to "
-        f'"transformers", those and shares rounded down; "{NONE}" was not measured.',
+        '"transformers", those and shares rounded down; "-" was not measured.',
     ]
     lines += ["", f"### {result.context:,} tokens, windows of {result.window}", ""]
     return "\n".join([*lines, *_ways(result), *_memory(result.cells), *_crowds(result)])

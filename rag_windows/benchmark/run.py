@@ -264,10 +264,7 @@ def all_ways(lm: WindowedLM, plan: Plan) -> Iterator[dict[str, Way]]:
 
 
 def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Every name in every round, every second round in the opposite order.
-
-    So a noisy machine treats them alike.
-    """
+    """Every name in every round, in turns of order: so a noisy machine treats them alike."""
     order = list(names)
     for number in range(rounds):
         for name in order if number % 2 == 0 else reversed(order):

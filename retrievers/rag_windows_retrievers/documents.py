@@ -173,7 +173,6 @@ class _Loader:
         if whole in self._read:
             return None
         self._read.add(whole)
-        title = ""
         try:
             data = path.read_bytes()
             if data.startswith(b"%PDF-") or kind == "pdf":
@@ -181,7 +180,7 @@ class _Loader:
             elif b"\x00" in data:
                 raise DocumentError("binary, not UTF-8 text; name .txt, .md, .jsonl or .pdf files")
             else:
-                text = _plain_lines(data.decode("utf-8-sig"))
+                text, title = _plain_lines(data.decode("utf-8-sig")), ""
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             advice = f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {label}"
