@@ -11,7 +11,7 @@ pytest.importorskip("lm_eval")
 from tests.integrations.lm_eval.models import POSITIONS, cut, ours, requests, said, scored, theirs
 
 PLAIN = ["llama3", "gpt2", "llama2", "gemma"]
-CHAT = ["llama3", "qwen3", "llama2", "phi3", "gpt-neox"]
+CHAT = ["llama3", "qwen3", "llama2", "gpt-neox"]
 """Ways to begin a text, to write line breaks, and to write turns."""
 
 EXAMPLES = [("Who wrote it? A man", "Smith"), ("Where is  Paris?", "in France"), ("3 > 2?", "yes")]
