@@ -475,7 +475,7 @@ class WindowedLM:
             prefix: system prompt.
             normalize: whether labels are compared by the "sum" of their tokens' log-probabilities,
                 the default, or by the "mean". Where one label begins another, it counts as chosen
-                only when the longer one isn't; see `Labels.apart`.
+                only when the longer one isn't.
             calibrate_with: content-free texts, such as "N/A", whose label probabilities divide
                 the others (https://arxiv.org/abs/2102.09690).
             windows: how many to spread the demonstrations over; by default, as few as hold them.

@@ -24,6 +24,16 @@ from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import BatchRequest, Messages, PassageLike
 from rag_windows.sampling import whole_number
 
+Normalize = Literal["sum", "mean"]
+
+UNLIMITED_ROOM = 2048
+"""Tokens of a window, for a model that names no limit of its positions."""
+
+_LEAST = 2.0**-23
+"""Share of a label's probability that its longer versions leave it at least: fp32 knows no less."""
+
+_FIELD = re.compile(r"(\{text\}|\{label\})")
+
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
@@ -74,9 +84,6 @@ def demonstration_of(value: DemonstrationLike) -> Demonstration:
     if isinstance(value, str):
         raise TypeError("it is a single string")
     return Demonstration(**value) if isinstance(value, Mapping) else Demonstration(*value)
-
-
-_FIELD = re.compile(r"(\{text\}|\{label\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,77 +169,6 @@ def _fill(form: str, text: str, label: str) -> str:
     return "".join(values.get(part, part) for part in _FIELD.split(form))
 
 
-def fill(
-    shown: Sequence[str],
-    separator: str,
-    size_of: Callable[[str], int],
-    room: int,
-    windows: int | None = None,
-) -> list[str]:
-    """Texts of windows of about ``room`` tokens at most that hold whole demonstrations, in order.
-
-    Few more where a tokenizer makes more tokens of neighbours than of each by itself.
-    """
-    around = size_of("")
-    sizes = [size_of(text + separator) - around for text in shown]
-    for index, size in enumerate(sizes):
-        if size > room - around:
-            raise LimitError(
-                f"Demonstration {index} ({shown[index][:40]!r}...) needs a window of "
-                f"{size + around} tokens, and a window holds {room}. Shorten it or leave it out; a "
-                "demonstration is never cut."
-            )
-    packed = pack(sizes, room - around, windows)
-    return [separator.join(shown[one.start : one.stop]) for one in packed]
-
-
-def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[range]:
-    """Put neighbours into as few windows as hold them, or into so many, all about as full.
-
-    Each size is at most ``room``. Ranges of indices, which follow each other, none of them empty.
-    """
-    if not sizes:
-        return []
-    if windows is not None and not 1 <= windows <= len(sizes):
-        raise InputError(
-            f"windows={windows} must be between 1 and the number of demonstrations, {len(sizes)}."
-        )
-    sums = [0, *accumulate(sizes)]
-    fewest = start = 0
-    while start < len(sizes):
-        start = bisect_right(sums, sums[start] + room) - 1
-        fewest += 1
-    count = windows or fewest
-    if count < fewest:
-        raise LimitError(
-            f"{len(sizes)} demonstrations make {sums[-1]} tokens, and a window holds {room}: "
-            f"windows={count} are too few, {fewest} would hold them."
-        )
-    # The first demonstration from which on the last windows hold all the rest.
-    earliest = [len(sizes)]
-    for _ in range(count):
-        earliest.append(bisect_left(sums, sums[earliest[-1]] - room))
-    ends = [0]
-    for left in range(count - 1, 0, -1):
-        ideal = sums[-1] * (count - left) / count
-        near = bisect_left(sums, ideal)
-        if near and ideal - sums[near - 1] < sums[near] - ideal:
-            near -= 1
-        furthest = bisect_right(sums, sums[ends[-1]] + room) - 1
-        least = max(earliest[left], ends[-1] + 1)
-        ends.append(max(least, min(near, furthest, len(sizes) - left)))
-    return [range(a, b) for a, b in pairwise([*ends, len(sizes)])]
-
-
-Normalize = Literal["sum", "mean"]
-
-UNLIMITED_ROOM = 2048
-"""Tokens of a window, for a model that names no limit of its positions."""
-
-_LEAST = 2.0**-23
-"""Share of a label's probability that its longer versions leave it at least: fp32 knows no less."""
-
-
 class ClassifyOptions(TypedDict, total=False):
     """Keyword arguments of `WindowedLM.classify`, which describes them."""
 
@@ -265,27 +201,6 @@ class Classification:
     probabilities: Mapping[str, float]
     windows: int = 0
     notes: tuple[Note, ...] = field(default=(), repr=False)
-
-
-def apart(ids: Sequence[Ids], sums: Sequence[float], normalize: Normalize) -> list[float]:
-    """Labels' scores from the summed log-probabilities of their tokens, in nats.
-
-    ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a
-    longer one's, ``log(P(label) - sum of P(longer))``.
-    """
-    values = list(sums)
-    # The longest first: what these keep is what the shorter ones lose.
-    for index in sorted(range(len(sums)), key=lambda place: -len(ids[place])):
-        own = ids[index]
-        taken = sum(
-            math.exp(values[place] - sums[index])
-            for place, other in enumerate(ids)
-            if len(other) > len(own) and other[: len(own)] == own
-        )
-        values[index] += math.log(max(1.0 - taken, _LEAST))
-    if normalize == "mean":
-        return [value / len(own) for value, own in zip(values, ids, strict=True)]
-    return values
 
 
 def classify(
@@ -420,6 +335,89 @@ def _room(
             f"text and its label leave of the model's {limit} positions."
         )
     return asked
+
+
+def fill(
+    shown: Sequence[str],
+    separator: str,
+    size_of: Callable[[str], int],
+    room: int,
+    windows: int | None = None,
+) -> list[str]:
+    """Texts of windows of about ``room`` tokens at most that hold whole demonstrations, in order.
+
+    Few more where a tokenizer makes more tokens of neighbours than of each by itself.
+    """
+    around = size_of("")
+    sizes = [size_of(text + separator) - around for text in shown]
+    for index, size in enumerate(sizes):
+        if size > room - around:
+            raise LimitError(
+                f"Demonstration {index} ({shown[index][:40]!r}...) needs a window of "
+                f"{size + around} tokens, and a window holds {room}. Shorten it or leave it out; a "
+                "demonstration is never cut."
+            )
+    packed = pack(sizes, room - around, windows)
+    return [separator.join(shown[one.start : one.stop]) for one in packed]
+
+
+def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[range]:
+    """Put neighbours into as few windows as hold them, or into so many, all about as full.
+
+    Each size is at most ``room``. Ranges of indices, which follow each other, none of them empty.
+    """
+    if not sizes:
+        return []
+    if windows is not None and not 1 <= windows <= len(sizes):
+        raise InputError(
+            f"windows={windows} must be between 1 and the number of demonstrations, {len(sizes)}."
+        )
+    sums = [0, *accumulate(sizes)]
+    fewest = start = 0
+    while start < len(sizes):
+        start = bisect_right(sums, sums[start] + room) - 1
+        fewest += 1
+    count = windows or fewest
+    if count < fewest:
+        raise LimitError(
+            f"{len(sizes)} demonstrations make {sums[-1]} tokens, and a window holds {room}: "
+            f"windows={count} are too few, {fewest} would hold them."
+        )
+    # The first demonstration from which on the last windows hold all the rest.
+    earliest = [len(sizes)]
+    for _ in range(count):
+        earliest.append(bisect_left(sums, sums[earliest[-1]] - room))
+    ends = [0]
+    for left in range(count - 1, 0, -1):
+        ideal = sums[-1] * (count - left) / count
+        near = bisect_left(sums, ideal)
+        if near and ideal - sums[near - 1] < sums[near] - ideal:
+            near -= 1
+        furthest = bisect_right(sums, sums[ends[-1]] + room) - 1
+        least = max(earliest[left], ends[-1] + 1)
+        ends.append(max(least, min(near, furthest, len(sizes) - left)))
+    return [range(a, b) for a, b in pairwise([*ends, len(sizes)])]
+
+
+def apart(ids: Sequence[Ids], sums: Sequence[float], normalize: Normalize) -> list[float]:
+    """Labels' scores from the summed log-probabilities of their tokens, in nats.
+
+    ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a
+    longer one's, ``log(P(label) - sum of P(longer))``.
+    """
+    values = list(sums)
+    # The longest first: what these keep is what the shorter ones lose.
+    for index in sorted(range(len(sums)), key=lambda place: -len(ids[place])):
+        own = ids[index]
+        taken = sum(
+            math.exp(values[place] - sums[index])
+            for place, other in enumerate(ids)
+            if len(other) > len(own) and other[: len(own)] == own
+        )
+        values[index] += math.log(max(1.0 - taken, _LEAST))
+    if normalize == "mean":
+        return [value / len(own) for value, own in zip(values, ids, strict=True)]
+    return values
 
 
 def read(
