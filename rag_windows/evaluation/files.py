@@ -20,11 +20,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from rag_windows import __version__
-from rag_windows.errors import DataError, InputError
+from rag_windows.errors import DataError
 from rag_windows.prompt.visible_text import encodable, strict_json, visible
 
 T = TypeVar("T")
@@ -186,20 +185,6 @@ class JsonLines:
                 f"{self.path} can't be written ({_reason(error)}): make room, or load a model that "
                 "computes NaN in float32. What it holds is kept, and the same command goes on."
             ) from error
-
-
-def lock_folder(path: Path) -> FileLock:
-    """Take the lock of a folder, which is made if it is missing; never waits."""
-    lock = FileLock(path / ".lock")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except (OSError, Timeout) as error:
-        raise InputError(
-            f"{path} can't be made or locked ({_reason(error)}); wait for the process that writes "
-            "it, or name another folder with --out."
-        ) from error
-    return lock
 
 
 def machine() -> str:

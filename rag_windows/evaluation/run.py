@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pandas as pd
+from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from rag_windows import Passage, WindowedLM
@@ -24,14 +25,7 @@ from rag_windows.errors import (
     ModelError,
     RagWindowsError,
 )
-from rag_windows.evaluation.files import (
-    JsonLines,
-    lock_folder,
-    read,
-    shown,
-    surroundings,
-    write_whole,
-)
+from rag_windows.evaluation.files import JsonLines, read, shown, surroundings, write_whole
 from rag_windows.evaluation.inscit import InscitTask
 from rag_windows.evaluation.task import Example, Line, ReadPassage, Record, Task, digest_of, line_of
 from rag_windows.methods import Method, describe
@@ -188,7 +182,7 @@ class RunFolder:
 
         With ``fresh``, what an earlier run left here is removed; other files stay.
         """
-        with lock_folder(folder):
+        with _lock(folder):
             known = (folder / MANIFEST).is_file()
             if not known and (folder / RECORDS).exists():
                 raise InputError(f"{folder} holds {RECORDS} but no {MANIFEST}; name another --out.")
@@ -220,6 +214,20 @@ class RunFolder:
         self._lines.append(*(line_of(record) for record, _ in answers))
         for record, _ in answers:
             self.records[record.arm][record.key] = record
+
+
+def _lock(path: Path) -> FileLock:
+    """Take the lock of a folder, which is made if it is missing; never waits."""
+    lock = FileLock(path / ".lock")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except (OSError, Timeout) as error:
+        raise InputError(
+            f"{path} can't be made or locked ({error}); wait for the process that writes "
+            "it, or name another folder with --out."
+        ) from error
+    return lock
 
 
 def _remove_run(folder: Path) -> None:
