@@ -27,7 +27,7 @@ from rag_windows.calibration.profile import (
     varying,
 )
 from rag_windows.engine import Engine
-from rag_windows.errors import InputError, MethodError
+from rag_windows.errors import InputError, MethodError, stop_iteration_told
 from rag_windows.kv import Members
 from rag_windows.methods import APE, Method, resolve
 from rag_windows.methods.mateicl import SCHEDULES
@@ -252,7 +252,7 @@ class _Measuring:
 
     def _counted(self, what: str, items: Sequence[T]) -> Iterator[T]:
         """The items, with progress."""
-        told = self.on_progress or (lambda *_: None)
+        told = stop_iteration_told(self.on_progress or (lambda *_: None))
         for done, item in enumerate(items):
             told(what, done, len(items))
             yield item
