@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import torch
 from llama_index.core.agent.workflow import (
     AgentStream,
     AgentWorkflow,
@@ -21,12 +20,11 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool, QueryEngineTool
 from pydantic import BaseModel
-from transformers import LogitsProcessor
 
 from llama_index.llms.rag_windows import Parts, RagWindowsLLM, WindowSynthesizer
 from rag_windows import WindowedLM
 from tests.integrations.llama_index.asking import WAYS, ListRetriever, ask, nodes
-from tests.tool_models import model, tokenizer
+from tests.tool_models import model, scripted, tokenizer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
@@ -39,36 +37,12 @@ def add(a: int, b: int) -> int:
 ADD = FunctionTool.from_defaults(add)
 
 
-class Script(LogitsProcessor):
-    """Lets the model say one answer after the other; keeps what it was asked."""
-
-    def __init__(self, kind: str, *answers: str) -> None:
-        self._tokenizer = tokenizer(kind)
-        self._ids = [
-            self._tokenizer(f"{answer}</s>", add_special_tokens=False)["input_ids"]
-            for answer in answers
-        ]
-        self._said = 0
-        self.asked: list[str] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if self._said == 0:
-            self.asked.append(self._tokenizer.decode(input_ids[0]))
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self._ids[0][self._said]] = 0.0
-        self._said += 1
-        if self._said == len(self._ids[0]):
-            self._said = 0
-            del self._ids[0]
-        return forced
-
-
-def saying(*answers: str, kind: str = "hermes", **options: Any) -> tuple[RagWindowsLLM, Script]:
-    """A model with this kind of chat template that gives these answers."""
-    script = Script(kind, *answers)
-    given = {"logits_processor": [script]}
-    lm = WindowedLM(model(), tokenizer(kind))
-    return RagWindowsLLM(lm=lm, max_tokens=400, generate_kwargs=given, **options), script
+def saying(
+    *answers: str, kind: str = "hermes", **options: Any
+) -> tuple[RagWindowsLLM, list[tuple[Any, list[Any]]]]:
+    """A model with this kind of chat template that gives these answers, and what it was asked."""
+    lm = scripted(kind, *answers)
+    return RagWindowsLLM(lm=lm, **options), lm.asked
 
 
 def add_up(llm: RagWindowsLLM, way: str = "sync", **given: Any) -> Any:
@@ -87,14 +61,14 @@ def test_a_call_comes_back_with_its_arguments(way: str, kind: str) -> None:
         "llama": '{"name": "add", "parameters": {"a": 2, "b": 3}}',
         "mistral": '[CALLS] [{"name": "add", "arguments": {"a": 2, "b": 3}, "id": "abc123def"}]',
     }
-    llm, script = saying(written[kind], kind=kind)
+    llm, asked = saying(written[kind], kind=kind)
     response = add_up(llm, way)
     (call,) = llm.get_tool_calls_from_response(response)
     assert (call.tool_name, call.tool_kwargs) == ("add", {"a": 2, "b": 3})
     assert call.tool_id
     assert (response.message.content or "") == ("So." if kind == "hermes" else "")
     assert response.raw["finish_reason"] == "tool_calls"
-    assert "Add two numbers." in script.asked[0]
+    assert "Add two numbers." in str(asked[0][0].tools)
 
 
 def test_text_without_a_call_is_text() -> None:
@@ -117,10 +91,10 @@ def test_one_call_or_several_as_asked() -> None:
     "forced", [{"tool_required": True}, {"tool_choice": "add"}, {"tool_choice": "required"}]
 )
 def test_a_call_can_be_forced(forced: dict[str, Any]) -> None:
-    llm, script = saying(' {"a": 2, "b": 3}}\n</tool_call>')
+    llm, asked = saying(' {"a": 2, "b": 3}}\n</tool_call>')
     answer = llm.predict_and_call([ADD], user_msg="2 + 3?", **forced)
     assert str(answer) == "5"
-    assert script.asked[0].endswith('{"name": "add", "arguments":')
+    assert asked[0][0].opening.endswith('{"name": "add", "arguments":')
 
 
 def test_calls_are_made_and_their_results_read() -> None:
@@ -141,7 +115,7 @@ def test_a_call_that_can_not_be_read_is_told() -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_function_agent_calls_its_tool_and_answers(streaming: bool) -> None:
-    llm, script = saying(CALL, "It is 5.")
+    llm, asked = saying(CALL, "It is 5.")
     agent = FunctionAgent(tools=[add], llm=llm, system_prompt="Add.", streaming=streaming)
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
 
@@ -155,7 +129,7 @@ def test_a_function_agent_calls_its_tool_and_answers(streaming: bool) -> None:
     answer, texts = asyncio.run(run())
     assert answer == "It is 5."
     assert "".join(texts) == ("It is 5." if streaming else "")
-    assert "<tool_response>\n5\n</tool_response>" in script.asked[1]
+    assert [(turn.role, turn.content) for turn in asked[1][0].turns][-1] == ("tool", "5")
     assert [message.role.value for message in memory.get_all()] == [
         *("user", "assistant", "tool", "assistant")
     ]
@@ -169,7 +143,7 @@ def test_a_workflow_of_agents_hands_over() -> None:
         '<tool_call>\n{"name": "handoff", "arguments": {"to_agent": "adder", "reason": "sums"}}\n'
         "</tool_call>"
     )
-    llm, script = saying(over, CALL, "It is 5.")
+    llm, asked = saying(over, CALL, "It is 5.")
     workflow = AgentWorkflow(
         agents=[
             FunctionAgent(name="host", description="Greets.", llm=llm, can_handoff_to=["adder"]),
@@ -182,7 +156,7 @@ def test_a_workflow_of_agents_hands_over() -> None:
         return str(await workflow.run(user_msg="2 + 3?"))
 
     assert asyncio.run(run()) == "It is 5."
-    assert len(script.asked) == 3
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("agent_class", [FunctionAgent, ReActAgent])
@@ -190,7 +164,7 @@ def test_a_query_engine_is_a_tool_that_reads_windows(agent_class: Any) -> None:
     call = '<tool_call>\n{"name": "library", "arguments": {"input": "Which colour?"}}\n</tool_call>'
     if agent_class is ReActAgent:
         call = 'Thought: Look.\nAction: library\nAction Input: {"input": "Which colour?"}'
-    llm, script = saying(call, "White.", "Thought: I know.\nAnswer: It is white.")
+    llm, asked = saying(call, "White.", "Thought: I know.\nAnswer: It is white.")
     engine = RetrieverQueryEngine(
         ListRetriever(nodes("The wall is white.", "No.")), WindowSynthesizer(llm)
     )
@@ -203,7 +177,7 @@ def test_a_query_engine_is_a_tool_that_reads_windows(agent_class: Any) -> None:
 
     answer, (called,) = asyncio.run(run())
     assert answer.endswith("It is white.")
-    assert len(script.asked) == 3
+    assert len(asked) == 3
     assert str(called.tool_output) == "White."
     masses = [one.attention_mass for one in called.tool_output.raw_output.source_nodes]
     assert len(masses) == 2
@@ -220,7 +194,7 @@ def test_citable_blocks_of_a_tool_are_windows() -> None:
         ]
 
     call = '<tool_call>\n{"name": "look_up", "arguments": {"query": "wall"}}\n</tool_call>'
-    llm, script = saying(call, "White.")
+    llm, asked = saying(call, "White.")
 
     async def run() -> Any:
         return await FunctionAgent(tools=[look_up], llm=llm).run("Which colour?")
@@ -229,7 +203,7 @@ def test_citable_blocks_of_a_tool_are_windows() -> None:
     assert str(output) == "White."
     assert [entry["passage"] for entry in output.raw["windows"]] == [0, 1]
     assert [entry["id"] for entry in output.raw["citations"]] == ["wall", "door"]
-    assert "2 passages" in script.asked[1]
+    assert "2 passages" in asked[1][0].turns[-1].content
 
 
 class Sum(BaseModel):
@@ -258,12 +232,12 @@ def test_a_forced_call_is_held_to_its_schema(kind: str) -> None:
 
 
 def test_a_structured_answer_is_a_forced_call_that_reads_windows() -> None:
-    llm, script = saying(' {"result": 5}}\n</tool_call>')
+    llm, asked = saying(' {"result": 5}}\n</tool_call>')
     parts = Parts.of(["Two is even.", "Three is odd."])
     made = llm.structured_predict(Sum, ASK, context_str=parts, query_str="2 and 3")
     assert made == Sum(result=5)
-    assert "Two is even." not in script.asked[0]
-    assert script.asked[0].endswith('{"name": "Sum", "arguments":')
+    assert [passage.text for passage in asked[0][1]] == ["Two is even.", "Three is odd."]
+    assert asked[0][0].opening.endswith('{"name": "Sum", "arguments":')
     llm, _ = saying(' {"result": 5}}\n</tool_call>')
     assert asyncio.run(llm.astructured_predict(Sum, ADDING, what="2 and 3")) == made
 
