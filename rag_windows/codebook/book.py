@@ -267,8 +267,18 @@ class PassageBook:
                 "This book belongs to another model; ask the one that made it (book.lm)."
             )
         method = self.method if asked.method is None else resolve(asked.method)
-        _check(self, method)
         codebook = codebook_of(method) or self.codebook
+        if not (
+            method.windowed
+            and method.alignment == self.method.alignment
+            and method.encoding == self.method.encoding
+            and codebook.compares_as(self.codebook)
+        ):
+            raise MethodError(
+                f"{method.name} can't read this book: its windows are encoded, placed or compared "
+                f"in another way than those of {self.method!r}. Use the book's own method, or make "
+                "a book for this one."
+            )
         found = self.search(asked.query, codebook.retrieve, prefix=asked.prefix)
         return self.lm.engine, replace(
             asked,
@@ -533,25 +543,3 @@ def _require(records: Mapping[str, Record], ids: Iterable[str]) -> None:
     missing = [one for one in ids if one not in records]
     if missing:
         raise InputError(f"The book holds no passage with the id {missing[0]!r}.")
-
-
-def _check(book: PassageBook, method: Method) -> None:
-    """Refuse a method that would not find its windows in the book."""
-    reason = None
-    codebook = codebook_of(method)
-    if not method.windowed:
-        reason = "it reads passages one after the other, and a book keeps windows"
-    elif method.alignment != book.method.alignment:
-        reason = "its windows stand at other positions than the book's"
-    elif method.encoding != book.method.encoding:
-        reason = (
-            f"its windows are encoded in another way ({method.encoding!r}) than the book's "
-            f"({book.method.encoding!r})"
-        )
-    elif codebook is not None and not codebook.compares_as(book.codebook):
-        reason = "it compares other keys than the book keeps"
-    if reason is not None:
-        raise MethodError(
-            f"{method.name} can't read this book: {reason}. Use the book's own method, or make a "
-            "book for this one."
-        )

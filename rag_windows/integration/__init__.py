@@ -225,12 +225,8 @@ class ModelCall(Call):
 def passage_list(name: str, documents: object) -> list[Passage]:
     """The passages of a list of documents, see `passage_of`; None is an empty list.
 
-    Args:
-        name: of the argument.
-        documents: of any framework.
-
     Raises:
-        InputError: it is no list, or holds something that is no document.
+        InputError: it is no list, or holds something that is no document; it tells the ``name``.
     """
     if documents is None:
         return []

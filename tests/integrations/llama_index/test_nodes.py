@@ -250,7 +250,7 @@ def test_parts_survive_copies_and_read_as_text() -> None:
         assert again.passages == parts.passages
     assert type(parts.strip()) is str
     assert len(llm().complete("Who?", passages=parts).raw["windows"]) == 2
-    with pytest.raises(InputError, match="without a question"):
+    with pytest.raises(InputError, match="give passages as"):
         llm().complete(parts)
 
 

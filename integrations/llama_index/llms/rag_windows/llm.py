@@ -125,10 +125,11 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     be begun, and JSON in the text elsewhere and in streams, whose calls would come whole with the
     last piece.
 
-    A chat answer holds a `CitationBlock` for each passage that carried it, and a `ToolCallBlock`
-    for each call. ``raw`` of an answer, and of a stream's last piece, is JSON, see
-    `messages.as_raw`. The weights are loaded at the first call, and shared by all LLMs with equal
-    arguments. Errors are `RagWindowsError`, so LlamaIndex's synthesizers let them through.
+    A chat answer holds a `CitationBlock` for each passage that carried it, the strongest first, with
+    its place in ``additional_location_info["passage"]``, and a `ToolCallBlock` for each call.
+    ``raw`` of an answer, and of a stream's last piece, is JSON, see `messages.as_raw`. The weights
+    are loaded at the first call, and shared by all LLMs with equal arguments. Errors are
+    `RagWindowsError`, so LlamaIndex's synthesizers let them through.
 
     Args:
         model_name: Hub name, local folder, or "tiny-reader" (shipped).
@@ -416,8 +417,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
             raise InputError("A completion calls no tools; use chat, or chat_with_tools.")
         if isinstance(prompt, Parts) or not isinstance(prompt, str):
             raise InputError(
-                f"The prompt must be a string, not {type(prompt).__name__}: give the question as "
-                "the prompt, and passages without a question as passages=prompt.passages."
+                f"The prompt must be a string, the question, not {type(prompt).__name__}; give "
+                "passages as passages=."
             )
         asked = [ChatMessage(role=MessageRole.USER, content=prompt)]
         return self._prepare(getattr(prompt, "messages", asked), options)

@@ -205,12 +205,9 @@ def completion_pieces() -> Callable[[ChatCall, Chunk], Iterator[CompletionRespon
 def _response(
     call: ChatCall, generation: Generation, answer: ToolAnswer, said: str = ""
 ) -> ChatResponse:
-    """An answer in blocks, in order.
+    """An answer in blocks: reasoning, text, a citation for each passage that carried it, calls.
 
-    Its reasoning, where it was told apart; its text, with calls that can't be read; a citation for
-    each passage that carried it, the strongest first, with its place among the passages as given
-    in ``additional_location_info["passage"]``; calls of tools. ``said`` was streamed of it already,
-    and ``answer`` is the rest.
+    ``said`` was streamed of it already, and ``answer`` is the rest.
     """
     rest = "\n".join(part for part in (answer.text, *(one.text for one in answer.broken)) if part)
     calls = answer.calls if call.parallel else answer.calls[:1]

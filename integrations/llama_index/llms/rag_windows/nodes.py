@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from llama_index.core.bridge.pydantic import Field
 from llama_index.core.llms import ChatResponse
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
@@ -109,10 +108,7 @@ class WindowOrderPostprocessor(BaseNodePostprocessor):
             best node; or "given".
     """
 
-    order: Literal["score", "score-ascending", "document", "given"] = Field(
-        default="score",
-        description="How the nodes are ordered: score, score-ascending, document or given.",
-    )
+    order: Literal["score", "score-ascending", "document", "given"] = "score"
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None

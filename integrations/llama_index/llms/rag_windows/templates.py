@@ -128,10 +128,8 @@ def _messages(
 ) -> list[ChatMessage]:
     """The messages of a template, without the passages: instruction, history, question.
 
-    They are what the template renders, but for the last one: where that holds the passages' place
-    and the question, its other text (without rulers and labels of the template that lost their
-    line's content) is the instruction, and the question is all that is left of it. Elsewhere the
-    passages' place is taken out.
+    Where the last one holds the passages' place and the question, its other text is the
+    instruction, and the question all that is left of it. Elsewhere the place is taken out.
     """
     marks = {name: f"⟦{secrets.token_hex(16)}⟧" for name in (context, QUERY) if name in values}
     question = str(values.get(QUERY, ""))
@@ -203,11 +201,11 @@ def _without(text: str, marks: Sequence[str], frames: Set[str]) -> str:
         return line.strip() in frames and _LABEL.fullmatch(rest.strip()) is not None
 
     kept: list[str | None] = []
-    for written in text.split("\n"):
-        bare = written
+    for line in text.split("\n"):
+        bare = line
         for mark in marks:
             bare = bare.replace(mark, "")
-        gone = bare != written and (not any(map(str.isalnum, bare)) or label(written, bare))
+        gone = bare != line and (not any(map(str.isalnum, bare)) or label(line, bare))
         kept.append(None if gone else bare)
     for index in [i for i, line in enumerate(kept) if line is None]:
         for around in (range(index - 1, -1, -1), range(index + 1, len(kept))):
@@ -217,11 +215,11 @@ def _without(text: str, marks: Sequence[str], frames: Set[str]) -> str:
                 kept[near] = None
     rest: list[str] = []
     gap = False  # lines went since the last one that stayed
-    for line in kept:
-        if line is None:
+    for each in kept:
+        if each is None:
             gap = True
-        elif line.strip() or not gap or (rest and rest[-1].strip()):
-            rest.append(line)
+        elif each.strip() or not gap or (rest and rest[-1].strip()):
+            rest.append(each)
             gap = False
     while rest and (not rest[-1].strip() or label(rest[-1], rest[-1])):
         rest.pop()
