@@ -29,35 +29,26 @@ SAMPLES = (
 """Conversations (user, assistant, user) of names and figures, and of code; prose takes less."""
 
 
-class Counting:
-    """Compares the tokens of a model's prompts with LlamaIndex's count of their texts."""
+def fitting(
+    tokenizer: Any, template_kwargs: Mapping[str, Any], positions: int, system: str | None
+) -> int:
+    """How many of LlamaIndex's tokens fit a model's positions behind an instruction, at least 1."""
+    count = get_tokenizer()
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
-        self._tokenizer = tokenizer
-        self._template_kwargs = dict(template_kwargs)
-        self._ratio: tuple[Any, float] | None = None
-
-    def fitting(self, positions: int, system: str | None) -> int:
-        """How many of LlamaIndex's tokens fit these positions behind an instruction, at least 1."""
-        count = get_tokenizer()
-        if self._ratio is None or self._ratio[0] is not count:
-            fixed = self._tokens(["."], None)
-            ratios = (
-                (self._tokens(texts, None) - fixed) / sum(len(count(text)) for text in texts)
-                for texts in SAMPLES
-            )
-            self._ratio = (count, max(1.0, *ratios))
-        return max(1, int((positions - self._tokens(["."], system)) / self._ratio[1]))
-
-    def _tokens(self, texts: Sequence[str], system: str | None) -> int:
-        """Tokens of a conversation, role markers included."""
-        messages = [{"role": "system", "content": system}] if system else []
+    def tokens(texts: Sequence[str], instruction: str | None = None) -> int:
+        messages = [{"role": "system", "content": instruction}] if instruction else []
         roles = ("user", "assistant", "user")
         messages += [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
         written = "\n\n".join(f"{each['role']}: {each['content']}" for each in messages)
-        if getattr(self._tokenizer, "chat_template", None):
+        if getattr(tokenizer, "chat_template", None):
             with suppress(TemplateError):  # one that knows no system message, for example
-                written = self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **self._template_kwargs
+                written = tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **template_kwargs
                 )
-        return len(self._tokenizer(written, add_special_tokens=False)["input_ids"])
+        return len(tokenizer(written, add_special_tokens=False)["input_ids"])
+
+    fixed = tokens(["."])
+    ratios = [
+        (tokens(texts) - fixed) / sum(len(count(text)) for text in texts) for texts in SAMPLES
+    ]
+    return max(1, int((positions - tokens(["."], system)) / max(1.0, *ratios)))

@@ -36,7 +36,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.utils import TransformersKwargs
 
-from llama_index.llms.rag_windows.context_window import Counting
+from llama_index.llms.rag_windows.context_window import fitting
 from llama_index.llms.rag_windows.messages import (
     BROKEN,
     ChatCall,
@@ -125,8 +125,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     be begun, and JSON in the text elsewhere and in streams, whose calls would come whole with the
     last piece.
 
-    A chat answer holds a `CitationBlock` for each passage that carried it, the strongest first, with
-    its place in ``additional_location_info["passage"]``, and a `ToolCallBlock` for each call.
+    A chat answer holds a `CitationBlock` for each passage that carried it, the strongest first and
+    with its place in ``additional_location_info["passage"]``, and a `ToolCallBlock` for each call.
     ``raw`` of an answer, and of a stream's last piece, is JSON, see `messages.as_raw`. The weights
     are loaded at the first call, and shared by all LLMs with equal arguments. Errors are
     `RagWindowsError`, so LlamaIndex's synthesizers let them through.
@@ -147,8 +147,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
         stopping_ids: tokens that end an answer, beside the model's own.
-        profile: of a calibration, or the path of one: brings the method (where ``method`` gives
-            none) and the guard's threshold.
+        profile: of a calibration, or the path of one: brings the method, where ``method`` gives
+            none.
         citations: whether to measure each passage's attention mass.
         on_encoded: told how many windows are encoded, of how many.
         arguments: those above that are fields, those of `rag_windows.integration.ModelOptions`, and
@@ -172,7 +172,6 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     _source: ModelSource = PrivateAttr()
     _calls: Calls = PrivateAttr()
-    _counting: Counting | None = PrivateAttr(default=None)
 
     def __init__(
         self,
@@ -225,10 +224,9 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         limit = self.position_limit
         if limit is None:
             return DEFAULT_CONTEXT_WINDOW
-        if self._counting is None:
-            self._counting = Counting(self._source.tokenizer(), self._source.template_kwargs())
         limit -= max(0, self.max_new_tokens - MEMORY_SPARES)
-        return self._counting.fitting(limit, self.system_prompt)
+        source = self._source
+        return fitting(source.tokenizer(), source.template_kwargs(), limit, self.system_prompt)
 
     @property
     def position_limit(self) -> int | None:
@@ -243,23 +241,20 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer the last message of a conversation."""
-        prepare = self._prepare(messages, kwargs)
         with surfacing():
-            return self._calls.answer(prepare, chat_response)
+            return self._calls.answer(self._prepare(messages, kwargs), chat_response)
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt; ``formatted`` is of no account, the chat template is always used."""
-        prepare = self._prepare_prompt(prompt, kwargs)
         with surfacing():
-            return self._calls.answer(prepare, completion_response)
+            return self._calls.answer(self._prepare_prompt(prompt, kwargs), completion_response)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """`chat` beside the event loop."""
-        prepare = self._prepare(messages, kwargs)
         with surfacing():
-            return await self._calls.answer_async(prepare, chat_response)
+            return await self._calls.answer_async(self._prepare(messages, kwargs), chat_response)
 
     @llm_completion_callback()
     async def acomplete(
@@ -431,20 +426,17 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         tools, choice = chosen.pop("tools", None), chosen.pop("tool_choice", None)
         parallel = bool(chosen.pop("parallel_tool_calls", True))
         reader, source = AnswerReader(), self._source
-        with surfacing():
-            read, blocks = read_messages(messages)
-            if self.system_prompt and (not read or read[0]["role"] != "system"):
-                read.insert(0, {"role": "system", "content": self.system_prompt})
-            if tools:
-                tokenizer, variables = source.tokenizer(), source.template_kwargs()
-                reader = AnswerReader.of(
-                    tokenizer, variables, list(map(tool_definition, tools)), choice
-                )
-            query = reader.query(read)
-            passages = given_passages(
-                blocks, chosen.pop("passages", None), chosen.pop("nodes", None)
+        read, blocks = read_messages(messages)
+        if self.system_prompt and (not read or read[0]["role"] != "system"):
+            read.insert(0, {"role": "system", "content": self.system_prompt})
+        if tools:
+            tokenizer, variables = source.tokenizer(), source.template_kwargs()
+            reader = AnswerReader.of(
+                tokenizer, variables, list(map(tool_definition, tools)), choice
             )
-            grammar = reader.grammar()
+        query = reader.query(read)
+        passages = given_passages(blocks, chosen.pop("passages", None), chosen.pop("nodes", None))
+        grammar = reader.grammar()
         if grammar is not None and not chosen.keys() & {"grammar", "json_schema"}:
             chosen["grammar"] = grammar
         if not passages:

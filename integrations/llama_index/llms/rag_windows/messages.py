@@ -26,7 +26,7 @@ from llama_index.core.tools.types import BaseTool
 from llama_index.llms.rag_windows.nodes import passage_of_node
 from llama_index.llms.rag_windows.templates import Parts
 from rag_windows import Chunk, Generation, Passage
-from rag_windows.errors import GenerationError, InputError
+from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.integration import (
     ModelCall,
     ToolAnswer,
@@ -74,6 +74,8 @@ def surfacing() -> Iterator[None]:
     """
     try:
         yield
+    except RagWindowsError:
+        raise
     except (ValueError, TypeError) as error:
         raise GenerationError(f"The model can't answer this call: {error}") from error
 
