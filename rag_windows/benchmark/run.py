@@ -57,7 +57,6 @@ PREFIX_TOKENS = QUERY_TOKENS = 32
 _POSITIONS = 262_144
 _SIZE = "64GiB"
 """Of the caches: nothing is ever evicted."""
-_STREAM_BYTES = 1 << 29
 
 DEFAULT = "llama-0.25b"
 SIZES = (
@@ -305,9 +304,9 @@ def machine(plan: Plan) -> Machine:
 
 def measure_rate(device: torch.device) -> float:
     """Bytes of memory read in a second, the quickest of several times."""
-    numbers = torch.ones(_STREAM_BYTES // 4, device=device)
+    numbers = torch.ones(1 << 27, device=device)
     numbers.sum()
-    return _STREAM_BYTES / min(seconds(numbers.sum) for _ in range(5))
+    return numbers.nbytes / min(seconds(numbers.sum) for _ in range(5))
 
 
 def step_bytes(model: PreTrainedModel, context: int) -> int:

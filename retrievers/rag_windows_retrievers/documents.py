@@ -191,8 +191,7 @@ class _Loader:
         if kind == "markdown":
             title, text = _first_heading(text)
         if kind != "jsonl":
-            metadata = {"source": label}
-            return self._keep(Document(text, label, title or path.stem, metadata=metadata))
+            return self._keep(Document(text, label, title or path.stem, metadata={"source": label}))
         # Not splitlines: U+2028 and its like may stand inside a JSON string.
         for number, row in enumerate(text.split("\n"), start=1):
             if row.strip():

@@ -131,8 +131,11 @@ class HybridRetriever:
 
 def sentence_model(kind: str, model: Any, revision: str | None, device: str | None) -> Any:
     """A model of one of sentence-transformers' classes, loaded where it is a name or a folder."""
-    if not isinstance(model, str | Path):
+    if hasattr(model, "tokenizer"):
         return model
+    if not isinstance(model, str | Path):
+        told = f"model must be a name, a folder or a loaded {kind}, not {type(model).__name__}."
+        raise InputError(told)
     try:
         import sentence_transformers  # on first use: it takes seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import Any, cast
 
 import pytest
 
@@ -126,6 +127,8 @@ def test_bad_arguments_are_refused() -> None:
     for bad in ({"k1": -1.0}, {"b": 1.5}, {"k1": math.nan}):
         with pytest.raises(InputError, match="k1 >= 0 and 0 <= b <= 1"):
             BM25Retriever(WORDS, **bad)
+    with pytest.raises(InputError, match="a loaded SentenceTransformer, not int"):
+        DenseRetriever(WORDS, cast(Any, 3))
     with pytest.raises(InputError, match="at least one retriever"):
         HybridRetriever([])
     for weights in ([1.0], [1.0, math.nan]):
