@@ -47,16 +47,6 @@ class Request:
     causal: bool = False
     mask: torch.Tensor | None = None
 
-    def visible(self, start: int, stop: int) -> torch.Tensor | None:
-        """What rows start..stop see: (rows, keys) or (batch, 1, 1, rows, keys); None for all."""
-        if self.mask is not None:
-            part = self.mask[..., start:stop, :]
-            return part if part.dim() == 2 else part.unsqueeze(2)
-        if not self.causal:
-            return None
-        keys = torch.arange(self.key.shape[2], device=self.key.device)
-        return keys <= torch.arange(start, stop, device=self.key.device).unsqueeze(-1)
-
 
 def reference(request: Request) -> Answer:
     """Explicit scores in fp32 (fp64 for fp64), on any device: the specification of the others."""
@@ -67,6 +57,11 @@ def reference(request: Request) -> Answer:
     grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
     wide_key, wide_value = key.to(exact).unsqueeze(2), value.to(exact).unsqueeze(2)
     step = max(1, SCORE_BYTES // (4 * batch * heads * max(n_keys, 1)))
+    seen = request.mask
+    if request.causal:
+        seen = torch.ones(rows, n_keys, dtype=torch.bool, device=query.device).tril()
+    if seen is not None and seen.dim() == 4:
+        seen = seen.unsqueeze(2)
     outputs, lses = [], []
     for start in range(0, rows, step):
         part = grouped[:, :, :, start : start + step].to(exact)
@@ -74,9 +69,8 @@ def reference(request: Request) -> Answer:
         if request.softcap is not None:
             scores = torch.tanh(scores / request.softcap) * request.softcap
         scores = scores / request.temperature
-        visible = request.visible(start, min(start + step, rows))
-        if visible is not None:
-            scores = scores.masked_fill(~visible, -torch.inf)
+        if seen is not None:
+            scores = scores.masked_fill(~seen[..., start : start + step, :], -torch.inf)
         lse = torch.logsumexp(scores, dim=-1)
         weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
         outputs.append((weights @ wide_value).to(query.dtype))
