@@ -6,7 +6,7 @@ ARGS ?=
 # Where `make train` writes the model's folder.
 OUT ?= runs/reader
 # What `make check` asks beside the linters.
-QUICK := tests/parity/test_golden.py tests/parity/test_equivalences.py tests/blackbox/test_requests.py \
+QUICK := tests/parity/test_golden.py tests/parity/test_logits.py tests/blackbox/test_requests.py \
 	tests/blackbox/test_guard.py tests/rag_windows/attention/test_segments.py tests/test_repository.py
 
 BIN := $(VENV)/bin

@@ -1,14 +1,21 @@
-"""The engine's logits against the dense reference: every architecture, layout and rule."""
+"""The dense reference against models as transformers runs them, and the engine against both.
+
+Every architecture, layout and rule; then identities that hold without any reference.
+"""
 
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
 
+from rag_windows import PCW, Sequential
+
 from . import dense, engine, tolerances, zoo
-from .cases import CASES, RULES, case, expected, expected_steps
+from .cases import CASES, RULES, Case, case, expected, expected_steps, plain
+from .dense import Rule
 
 # All rules where every kind of window occurs; the other layouts with those that weigh it most.
 PREFILLS = [
@@ -65,3 +72,132 @@ def test_bf16(name: str, ruled: str) -> None:
     assert rows.dtype == torch.float32
     reference = dense.logits(exact, entry.sliding, one.prefix, one.windows, one.query, rule)
     tolerances.agree_in_bf16(rows, reference, model, exact, one.flat)
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("prefix", [0, 5])
+def test_one_window_is_full_attention(name: str, prefix: int) -> None:
+    one = case(prefix, (21,), 6)
+    tolerances.agree(engine.logits(name, one, PCW()), plain(name, one))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("ruled", ["pcw", "as used"])
+def test_no_window_is_the_plain_model(name: str, ruled: str) -> None:
+    one = case(9, (), 6)
+    tolerances.agree(engine.logits(name, one, engine.method(RULES[ruled])), plain(name, one))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_no_window_generates_bit_for_bit_as_the_plain_model(name: str) -> None:
+    model, one = zoo.shared(name), case(9, (), 6)
+    lm = engine.shared(name)
+    context = lm.encode_ids(one.prefix, [])
+    tokens, steps = engine.decode(lm, context, one.query, 8)
+    plain = model.generate(
+        torch.tensor([one.flat]),
+        max_new_tokens=8,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    assert tokens == plain.sequences[0, len(one.flat) :].tolist()
+    assert torch.equal(steps, torch.cat(plain.logits))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_sequential_is_the_plain_model(name: str) -> None:
+    one = CASES["ragged"]
+    tolerances.agree(engine.logits(name, one, Sequential()), plain(name, one))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_order_of_windows_does_not_matter(name: str) -> None:
+    one, method = CASES["ragged"], engine.method(RULES["as used"])
+    first = engine.logits(name, one, method)
+    for order in itertools.islice(itertools.permutations(one.windows), 1, None, 7):
+        other = Case(one.prefix, list(order), one.query)
+        tolerances.agree(engine.logits(name, other, method), first)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_a_window_given_twice(name: str) -> None:
+    """A passage given twice counts twice; S = 1/2 of "fixed ratio" takes just that back."""
+    lm, one = engine.shared(name), case(5, (9,), 4)
+    single = engine.rows(lm, one, Rule())
+    twice = Case(one.prefix, one.windows * 2, one.query)
+    halved = engine.rows(lm, twice, Rule(1.0, 0.5, "fixed ratio"))
+    assert tolerances.gap(engine.rows(lm, twice, Rule()), single) > tolerances.MATTERS
+    tolerances.agree(halved, single)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gpt_oss"])
+def test_a_context_can_be_read_again(name: str) -> None:
+    lm, one = engine.shared(name), CASES["ragged"]
+    context = lm.encode_ids(one.prefix, one.windows, method=engine.method(RULES["as used"]))
+    first = lm.logits(context, one.query)
+    tokens = lm.generate_ids(context, one.query, max_new_tokens=4)
+    lm.logits(context, zoo.ids(17, 5))
+    assert tolerances.gap(lm.logits(context, one.query), first) == 0.0
+    assert lm.generate_ids(context, one.query, max_new_tokens=4) == tokens
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding"])
+def test_long_decode_through_many_windows(name: str) -> None:
+    """Forty windows and a decode longer than any of them keep to the reference."""
+    rule, forced = RULES["as used"], zoo.ids(40, 3)
+    one = case(3, tuple(1 + i * 5 % 11 for i in range(40)), 4, seed=57)
+    steps = engine.steps(name, one, engine.method(rule), forced)
+    tolerances.agree(steps, expected_steps(name, one, rule, forced))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_the_reference_of_one_window_is_the_plain_model(name: str) -> None:
+    one = case(5, (20,), 6)
+    tolerances.agree(expected(name, one), plain(name, one))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("which", CASES)
+def test_explicit_softmax_is_the_masked_forward(name: str, which: str) -> None:
+    entry, one = zoo.BY_NAME[name], CASES[which]
+    packed = dense.pack(one.prefix, one.windows, one.query)
+    masked = dense.masked_logits(zoo.shared(name), entry.sliding, packed, entry.mask_by_type)
+    tolerances.agree(masked, expected(name, one))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_rules_move_the_logits(name: str) -> None:
+    rows = [expected(name, CASES["ragged"], rule) for rule in RULES.values()]
+    for i, first in enumerate(rows):
+        for second in rows[:i]:
+            assert tolerances.gap(first, second) > tolerances.MATTERS
+
+
+@pytest.mark.parametrize("name", [n for n in zoo.NAMES if any(zoo.BY_NAME[n].sliding)])
+def test_sliding_layers_matter(name: str) -> None:
+    model, one = zoo.shared(name), CASES["ragged"]
+    wide = dense.logits(model, [None] * 9, one.prefix, one.windows, one.query)
+    assert tolerances.gap(expected(name, one), wide) > tolerances.MATTERS
+
+
+def test_twin_leaves_the_model_alone() -> None:
+    model = zoo.build(zoo.BY_NAME["llama"])
+    one = CASES["ragged"]
+    before = dense.plain_logits(model, one.flat, 5)
+    dense.logits(model, (None, None), one.prefix, one.windows, one.query)
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(dense.plain_logits(model, one.flat, 5), before)
+
+
+def test_rule_by_hand() -> None:
+    """Two context keys and one of the query, one head, worked out on paper."""
+    packed = dense.pack([], [[1], [2]], [3])
+    rule = dense.Rule(temperature=0.5, scale=0.8)
+    logits = torch.tensor([[[[0.0, 0, 0], [0, 0, 0], [0.3, -0.2, 0.1]]]], dtype=torch.float64)
+    row = dense.weights(logits, None, packed.visible(None), packed, rule)[0, 0, 2]
+    sharp = torch.tensor([0.6, -0.4], dtype=torch.float64).exp()
+    mass = sharp.sum() ** 0.8
+    own = torch.tensor(0.1, dtype=torch.float64).exp()
+    expected = torch.cat([mass * sharp / sharp.sum(), own[None]]) / (mass + own)
+    torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-12)

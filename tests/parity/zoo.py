@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from .architectures import ENTRIES, VOCAB, Entry
-from .weights import draw
+from .architectures import ENTRIES, VOCAB, Entry, draw
 
 BY_NAME: Mapping[str, Entry] = {entry.name: entry for entry in ENTRIES}
 NAMES: tuple[str, ...] = tuple(BY_NAME)
