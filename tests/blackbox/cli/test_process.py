@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,12 @@ def command(
         process.communicate()
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_documents(tmp_path / "docs")
+    return tmp_path
+
+
 def test_without_any_extra_the_command_answers_and_prints_json_alone(python: Process) -> None:
     extras = ["accelerate", "datasets", "langchain", "langchain_core", "llama_index", "lm_eval"]
     extras += ["matplotlib", "pypdf", "sacrebleu", "sentence_transformers", "spacy"]
@@ -84,7 +89,7 @@ def test_help_and_errors_of_use_do_not_wait_for_torch(args: list[str], python: P
     assert done.returncode == (0 if "--help" in args else 2)
 
 
-def piped_chat_in_another_encoding(model: str, folder: Path) -> None:
+def test_piped_chat_in_another_encoding(model: str, folder: Path) -> None:
     options = ("chat", "--max-new-tokens", "3")
     with command(model, folder, *options, stdin=subprocess.PIPE) as process:
         out, err = process.communicate(b"caf\xe9 bridge\nboats\n/exit\nbridge\n", timeout=DEADLINE)
@@ -93,7 +98,7 @@ def piped_chat_in_another_encoding(model: str, folder: Path) -> None:
     assert err == b""
 
 
-def ctrl_c_ends_an_answer_with_130(model: str, folder: Path) -> None:
+def test_ctrl_c_ends_an_answer_with_130(model: str, folder: Path) -> None:
     with command(model, folder, "ask", QUESTION, "--max-new-tokens", "800") as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
@@ -103,7 +108,7 @@ def ctrl_c_ends_an_answer_with_130(model: str, folder: Path) -> None:
     assert b"Traceback" not in err
 
 
-def a_closed_pipe_is_no_traceback(model: str, folder: Path) -> None:
+def test_a_closed_pipe_is_no_traceback(model: str, folder: Path) -> None:
     with command(model, folder, "ask", QUESTION, "--max-new-tokens", "800") as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
@@ -114,7 +119,7 @@ def a_closed_pipe_is_no_traceback(model: str, folder: Path) -> None:
     assert (process.returncode, err) == (1, b"")
 
 
-def chat_on_a_terminal(model: str, folder: Path) -> None:
+def test_chat_on_a_terminal(model: str, folder: Path) -> None:
     ours, theirs = pty.openpty()
     shown = bytearray()
 
@@ -145,35 +150,3 @@ def chat_on_a_terminal(model: str, folder: Path) -> None:
         type_line(b"/exit")
         assert process.wait(DEADLINE) == 0
     os.close(ours)
-
-
-PLAYS: dict[str, Callable[[str, Path], None]] = {
-    play.__name__: play
-    for play in (
-        piped_chat_in_another_encoding,
-        ctrl_c_ends_an_answer_with_130,
-        a_closed_pipe_is_no_traceback,
-        chat_on_a_terminal,
-    )
-}
-
-
-@pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[None]]]:
-    """What is wanted of `PLAYS`, two at a time: each waits seconds until PyTorch is loaded."""
-    wanted = {item.name: item for item in request.session.items if item.path == request.path}
-    with ThreadPoolExecutor(2) as pool:
-        found = {}
-        for name, play in PLAYS.items():
-            if f"test_in_a_process_of_its_own[{name}]" in wanted:
-                folder = tmp_path_factory.mktemp(name)
-                write_documents(folder / "docs")
-                found[name] = pool.submit(play, model, folder)
-        yield found
-
-
-@pytest.mark.parametrize("name", PLAYS)
-def test_in_a_process_of_its_own(name: str, outcomes: dict[str, Future[None]]) -> None:
-    outcomes[name].result()
