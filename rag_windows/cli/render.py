@@ -96,8 +96,6 @@ class OneLineErrors(Group):
 Counted = Callable[[int, int], None]
 """Told how much is done, and how much there is."""
 
-_LINE_S, _SELDOM_S = 10.0, 60.0
-
 
 def console() -> Console:
     """Standard output, where nothing in a text is taken for markup."""
@@ -137,9 +135,9 @@ def progress(what: str) -> Iterator[Counted]:
     Yields what is called with how much is done and how much there is, where work can be counted.
     """
     try:
-        every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or _LINE_S)
+        every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or 10)
     except ValueError:
-        every_s = _LINE_S
+        every_s = 10.0
     begun, over = time.monotonic(), threading.Event()
     first: int | None = None
     far = ""
@@ -154,7 +152,7 @@ def progress(what: str) -> Iterator[Counted]:
 
     def beat() -> None:
         spent = 0.0
-        while every_s > 0 and not over.wait(max(every_s, min(_SELDOM_S, spent / 10))):
+        while every_s > 0 and not over.wait(max(every_s, min(60.0, spent / 10))):
             spent = time.monotonic() - begun
             tell(f"{what}: {far}{time_shown(spent)} so far.")
 

@@ -110,8 +110,6 @@ class Prompt:
         `max_window_tokens` becomes several windows, each with the header, that cover its text
         without gap or overlap. `prefix` goes before a leading system message.
         """
-        if max_window_tokens is not None and max_window_tokens < 1:
-            raise LimitError(f"max_window_tokens must be at least 1, not {max_window_tokens}.")
         conversation = Conversation.of(query, prefix)
         at: At = "text" if self._layout.begins_in_text or conversation.system else "start"
         windows: list[WindowTokens] = []
@@ -214,17 +212,17 @@ _BOUNDARIES = [
 ]
 """Ends of paragraphs, of sentences, and white space."""
 
-Encode = Callable[[str], list[int]]
-"""Part of a passage -> ids of the whole window, header included."""
 
-
-def split(text: str, encode: Encode, limit: int, size: int) -> list[tuple[int, int, list[int]]]:
+def split(
+    text: str, encode: Callable[[str], list[int]], limit: int, size: int
+) -> list[tuple[int, int, list[int]]]:
     """Cut a text, whose window would have ``size`` tokens, for windows of ``limit`` tokens.
 
-    Parts (start, end, ids) follow each other without a gap or an overlap. A cut falls behind the
-    last paragraph that ends in the second half of what fits, else behind the last such sentence,
-    else behind the last white space, else between any two characters. How much fits is guessed from
-    the part before, so the work grows with the length of the text and not with its square.
+    `encode` gives the ids of a window with a part of the text, header included. Parts (start, end,
+    ids) follow each other without a gap or an overlap. A cut falls behind the last paragraph that
+    ends in the second half of what fits, else behind the last such sentence, else behind the last
+    white space, else between any two characters. How much fits is guessed from the part before, so
+    the work grows with the length of the text and not with its square.
     """
     around = len(encode(""))
     room = limit - around
