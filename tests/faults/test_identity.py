@@ -1,5 +1,5 @@
 """Row: one of weights, revision, tokenizer, template, dtype, rope, adapter, prefix, offset, format
-version, salt changed, or weights edited in place: every window misses; the unchanged twin hits."""
+version, salt changed: every window misses; the unchanged twin hits."""
 
 from __future__ import annotations
 
@@ -63,10 +63,6 @@ def adapt(setting: Setting, seed: int) -> None:
 
 def rope(setting: Setting) -> None:
     setting.model.config.rope_parameters = {"rope_type": "default", "rope_theta": 20000.0}
-
-
-def rebuilt_rope(setting: Setting) -> None:
-    rope(setting)
     setting.model.model.rotary_emb = type(setting.model.model.rotary_emb)(setting.model.config)
 
 
@@ -77,10 +73,6 @@ def weights(setting: Setting) -> None:
 def template(setting: Setting) -> None:
     """The prompt's ids stay as they are."""
     setting.tokenizer.chat_template = small.TEMPLATE.replace("{% if", "{%  if")
-
-
-def adapter(setting: Setting) -> None:
-    adapt(setting, seed=1)
 
 
 def adapter_scale(setting: Setting) -> None:
@@ -96,8 +88,7 @@ CHANGES: dict[str, Callable[[Setting], object]] = {
     "template": template,
     "dtype": lambda setting: setting.model.to(torch.bfloat16),
     "rope": rope,
-    "rebuilt rope": rebuilt_rope,
-    "adapter": adapter,
+    "adapter": lambda setting: adapt(setting, seed=1),
     "adapter scale": adapter_scale,
     "no adapter": lambda setting: None,
     "prefix": lambda setting: setting.request.update(prefix="Be brief!"),
@@ -108,12 +99,10 @@ CHANGES: dict[str, Callable[[Setting], object]] = {
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[[], Setting]:
-    def setting() -> Setting:
-        return Setting(
-            copy.deepcopy(small.model()), copy.deepcopy(small.tokenizer()), tmp_path / "windows"
-        )
-
-    return setting
+    """Makes equal settings that share no object but the folder."""
+    return lambda: Setting(
+        copy.deepcopy(small.model()), copy.deepcopy(small.tokenizer()), tmp_path / "windows"
+    )
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -160,35 +149,3 @@ def test_another_offset_misses(
     assert (stats.hits, stats.misses) == (1, len(PASSAGES))
     monkeypatch.undo()
     assert make().run().misses == 0
-
-
-@pytest.mark.parametrize("how", ["data", "no_grad", "scaling", "parameter"])
-def test_weights_edited_in_place_between_two_requests(
-    how: str, make: Callable[[], Setting]
-) -> None:
-    setting = make()
-    adapt(setting, seed=0)
-    projection = setting.model.model.layers[1].self_attn.q_proj
-    cache = PassageCache("50MB", path=setting.path)
-    lm = WindowedLM(setting.model, setting.tokenizer, cache=cache)
-
-    def ask() -> tuple[int, int]:
-        before = cache.stats()
-        lm.generate("What?", PASSAGES, max_new_tokens=1)
-        after = cache.stats()
-        return after.hits - before.hits, after.misses - before.misses
-
-    everything = len(PASSAGES) + 1
-    assert ask() == (0, everything)
-    assert ask() == (everything, 0)
-    if how == "data":
-        projection.lora_A.data[0, 0] += 1e-4
-    elif how == "no_grad":
-        with torch.no_grad():
-            projection.lora_A.add_(1e-4)
-    elif how == "scaling":
-        projection.scaling["default"] = 0.75
-    else:
-        projection.lora_A = torch.nn.Parameter(projection.lora_A.detach() + 1e-4)
-    assert ask() == (0, everything)
-    assert ask() == (everything, 0)

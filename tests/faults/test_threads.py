@@ -9,33 +9,128 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
+import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from tests.faults.shelves import (
-    KEYS,
-    CacheShelf,
-    DiskShelf,
-    MemoryShelf,
-    TierShelf,
-    version_of,
-)
+from rag_windows import PassageCache
+from rag_windows.cache.codec import Entry
+from rag_windows.cache.disk import DiskTier
+from rag_windows.cache.memory import MemoryTier
+from rag_windows.kv import Window
+from tests.rag_windows.cache.disk_cases import FULL, key_of
 
 THREADS = 16
-FULL = os.environ.get("RAG_WINDOWS_FAULTS") == "full"
-EVERY = range(len(KEYS))
+EVERY = range(6)
+KEYS = [key_of(number) for number in EVERY]
+VERSIONS = 16
+ROOM, TIGHT = 1_000_000, 8_000
+"""Bytes of memory for all entries, and for about half of them."""
+
 KINDS = ("put", "put", "put", "get", "get", "get", "remove")
 Operation = tuple[str, int, int]
 """What, on which key, with which version."""
+
+
+def entry_of(number: int, version: int) -> Entry:
+    """Its ids, numbers and size say which it is."""
+    value = float(100 * number + version)
+    tensors = tuple(torch.full((1 + version % 3, 2, 2), value + layer) for layer in range(2))
+    window = Window((number, version), 1, keys=tensors[:1], values=tensors[1:])
+    return Entry(window, 0.01 * (1 + number), (KEYS[number],), 0.0)
+
+
+ENTRIES = {
+    (number, version): entry_of(number, version) for number in EVERY for version in range(VERSIONS)
+}
+
+
+def version_of(number: int, entry: Entry) -> int:
+    """Which version of a key an entry is; fails unless every part of it is that one's."""
+    window = entry.window
+    # What was on disk does not know its ids, so the numbers tell.
+    version = int(window.keys[0][0, 0, 0]) - 100 * number
+    expected = ENTRIES[number, version].window
+    assert window.ids in (expected.ids, (0, 0))
+    assert window.start == expected.start
+    pairs = zip((*window.keys, *window.values), (*expected.keys, *expected.values), strict=True)
+    assert all(torch.equal(got, wanted) for got, wanted in pairs)
+    assert entry.labels == (KEYS[number],)
+    return version
+
+
+class Shelf:
+    """A tier by itself, or the whole cache.
+
+    Attributes:
+        roomy: everything fits, so nothing may be missing that was not removed.
+        versions: how many entries a key may stand for in turn; one where a key means one for ever.
+        forgetful: what is being stored is undone by a removal at the same moment, or by another
+            entry under the same key.
+    """
+
+    def __init__(self, kind: str, *, roomy: bool = True, store: str = "as computed") -> None:
+        self.roomy, self._kind = roomy, kind
+        self.versions = 1 if kind == "cache" else VERSIONS
+        self.forgetful = kind != "memory"
+        self._folder = tempfile.TemporaryDirectory(prefix="shelf-")
+        memory, disk = ROOM if roomy else TIGHT, 10_000_000
+        self._tier: Any
+        if kind == "memory":
+            self._tier = MemoryTier(memory, store)
+        elif kind == "disk":
+            self._tier = DiskTier(self._folder.name, disk)
+        else:
+            self._tier = PassageCache(memory, disk=disk, path=self._folder.name)
+
+    def put(self, number: int, version: int) -> bool:
+        key, entry = KEYS[number], ENTRIES[number, version]
+        if self._kind != "cache":
+            return bool(self._tier.put(key, entry))
+        self._tier.keep(key, entry, self._tier.epoch, wait=True)
+        return True
+
+    def get(self, numbers: Iterable[int]) -> dict[int, Entry]:
+        keys = [KEYS[number] for number in numbers]
+        if self._kind != "cache":
+            found = self._tier.get_many(keys)
+        else:
+            found = self._tier.quick(keys)
+            found |= self._tier.from_disk([key for key in keys if key not in found])
+        return {KEYS.index(key): entry for key, entry in found.items()}
+
+    def remove(self, number: int) -> None:
+        self._tier.remove([KEYS[number]])
+
+    def clear(self) -> None:
+        self._tier.clear()
+
+    def settle(self) -> None:
+        """Wait until nothing happens any more, and check what must then be true."""
+        if self._kind == "cache":
+            assert self._tier.flush(60.0)
+            tiers = list(self._tier.stats().tiers.values())
+        else:
+            tiers = [self._tier.stats()]
+            assert tiers[0].entries == sum(key in self._tier for key in KEYS)
+            assert not (self.roomy and tiers[0].evictions)
+        for stats in tiers:
+            assert 0 <= stats.bytes <= stats.limit_bytes
+            assert stats.quarantined == stats.failed == 0
+
+    def close(self) -> None:
+        self._tier.close()
+        self._folder.cleanup()
 
 
 def operation(byte: int, versions: dict[int, int], count: int) -> Operation:
@@ -51,7 +146,7 @@ def operation(byte: int, versions: dict[int, int], count: int) -> Operation:
 class Threads(RuleBasedStateMachine):
     """Steps of operations that run at once; the model knows what each key may hold."""
 
-    make: ClassVar[Callable[[], TierShelf]]
+    make: ClassVar[Callable[[], Shelf]]
     pool: ClassVar[ThreadPoolExecutor]
 
     def __init__(self) -> None:
@@ -129,13 +224,13 @@ class Threads(RuleBasedStateMachine):
         self.shelf.close()
 
 
-CASES: dict[str, tuple[Callable[[], TierShelf], int, int]] = {
-    "memory": (partial(MemoryShelf, roomy=True), 500, 5000),
-    "memory, evicting": (partial(MemoryShelf, roomy=False), 500, 5000),
-    "memory, int8": (partial(MemoryShelf, roomy=True, store="int8"), 20, 500),
-    "disk": (partial(DiskShelf, roomy=True), 10, 200),
-    "cache": (partial(CacheShelf, roomy=True), 15, 300),
-    "cache, evicting": (partial(CacheShelf, roomy=False), 15, 300),
+CASES: dict[str, tuple[Callable[[], Shelf], int, int]] = {
+    "memory": (partial(Shelf, "memory"), 500, 5000),
+    "memory, evicting": (partial(Shelf, "memory", roomy=False), 500, 5000),
+    "memory, int8": (partial(Shelf, "memory", store="int8"), 20, 500),
+    "disk": (partial(Shelf, "disk"), 10, 200),
+    "cache": (partial(Shelf, "cache"), 15, 300),
+    "cache, evicting": (partial(Shelf, "cache", roomy=False), 15, 300),
 }
 
 

@@ -216,12 +216,32 @@ def test_weights_edited_while_encoding_store_nothing(monkeypatch: pytest.MonkeyP
     assert lm.cache.stats().tiers["memory"].entries == 0
 
 
-def test_two_processes_share_a_folder(tmp_path: Path) -> None:
+def test_two_processes_share_a_folder_and_neither_waits_for_what_the_other_waits_for(
+    tmp_path: Path,
+) -> None:
     """Two objects on one folder see each other through files and locks alone, as processes do."""
     caches = [PassageCache("50MB", path=tmp_path / "w") for _ in "ab"]
+    orders = PASSAGES, PASSAGES[::-1]
     with ThreadPoolExecutor(2) as pool:
-        ask = (
-            pool.submit(cached(one).generate, "What?", PASSAGES, max_new_tokens=2) for one in caches
-        )
-        same(*(job.result(60) for job in list(ask)))
+        asked = [
+            pool.submit(cached(one).generate, "What?", order, max_new_tokens=2)
+            for one, order in zip(caches, orders, strict=True)
+        ]
+        for job, order in zip(asked, orders, strict=True):
+            same(job.result(60), small.lm().generate("What?", order, max_new_tokens=2))
     assert sum(one.stats().misses for one in caches) == len(PASSAGES) + 1
+
+
+def test_what_is_forgotten_while_it_is_encoded_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = cached()
+    assert lm.cache is not None
+    encoder, forget = lm.engine.plain_encoder, lm.cache.invalidate
+    original = encoder.encode_batches
+
+    def forgetful(*args: Any) -> Any:
+        yield from original(*args)
+        forget("one")
+
+    monkeypatch.setattr(encoder, "encode_batches", forgetful)
+    lm.generate("What?", PASSAGES, max_new_tokens=1)
+    assert lm.cache.stats().tiers["memory"].entries == 0

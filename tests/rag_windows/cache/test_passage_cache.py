@@ -55,15 +55,6 @@ def test_windows_survive_the_process_that_made_them_and_stay_in_memory(tmp_path:
         assert ask(lm) == (0, 4)
 
 
-def test_tenants_share_room_but_no_windows() -> None:
-    public = PassageCache("1MB")
-    tenants = public, public.tenant("ours"), public.tenant("theirs")
-    assert [ask(model(cache)) for cache in tenants] == [(0, 4)] * 3
-    assert [ask(model(cache)) for cache in tenants] == [(4, 0)] * 3
-    assert public.stats().tiers["memory"].entries == 12
-    assert ask(model(public.tenant("ours"))) == (4, 0)
-
-
 def test_the_salt_is_no_part_of_a_request() -> None:
     """Nothing that a request carries reaches it: an unknown option is transformers' own error."""
     lm = model(PassageCache("1MB", salt="ours"))
@@ -71,18 +62,6 @@ def test_the_salt_is_no_part_of_a_request() -> None:
         lm.generate("What?", PASSAGES, salt="theirs", max_new_tokens=1)
     with pytest.raises(InputError, match="salt"):
         lm.generate("What?", [{"text": "x", "salt": "theirs"}])
-
-
-@pytest.mark.parametrize(
-    ("ids", "count"), [("two", 1), (["report"], 1), (["report.txt"], 1), (["one", "two"], 2)]
-)
-def test_forgetting_by_id(ids: Any, count: int, tmp_path: Path) -> None:
-    with PassageCache("1MB", path=tmp_path / "w") as cache:
-        lm = model(cache)
-        ask(lm)
-        assert cache.invalidate("x") == 0
-        assert cache.invalidate(ids) == count
-        assert ask(lm) == (4 - count, count)
 
 
 def test_equal_texts_are_forgotten_by_any_of_their_ids(tmp_path: Path) -> None:
@@ -124,21 +103,6 @@ def test_what_is_read_from_disk_while_it_is_forgotten_does_not_stay(
         }[how]()
         assert read[0] == 1
         assert key not in cache
-
-
-def test_what_is_forgotten_while_it_is_encoded_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = PassageCache("1MB")
-    lm = model(cache)
-    encoder = lm.engine.plain_encoder
-    original = encoder.encode_batches
-
-    def forgetful(*args: Any) -> Any:
-        yield from original(*args)
-        cache.invalidate("one")
-
-    monkeypatch.setattr(encoder, "encode_batches", forgetful)
-    ask(lm)
-    assert cache.stats().tiers["memory"].entries == 0
 
 
 @pytest.mark.parametrize("how", ["read", "prune", "verify"])
