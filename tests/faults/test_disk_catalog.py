@@ -9,8 +9,6 @@ import os
 import resource
 import signal
 import sqlite3
-import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +17,6 @@ import pytest
 
 from rag_windows.cache import disk
 from tests.rag_windows.cache.disk_cases import (
-    FULL,
     STATEMENTS,
     System,
     TellingConnection,
@@ -195,37 +192,3 @@ def test_where_a_write_ahead_log_is_not_possible(
         assert [path.name for path in (tmp_path / "catalog").iterdir()] == ["windows.sqlite"]
         assert held(tier(tmp_path), NUMBERS) == [*NUMBERS]
         assert tier(tmp_path).keys_with(["passage-1"]) == [KEYS[1]]
-
-
-def test_a_forked_child_has_a_connection_of_its_own(tmp_path: Path) -> None:
-    """It is forked while threads of its parent write."""
-    user = tier(tmp_path)
-    stop = threading.Event()
-
-    def write(first: int) -> None:
-        number = first
-        while not stop.is_set():
-            number += 1
-            user.put(key_of(number % 50), entry_of(number % 50))
-
-    def child() -> bool:
-        files = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
-        assert not [path for path in files if str(database(tmp_path)) in str(path.readlink())]
-        assert user.put(key_of(100), entry_of(100))
-        assert held(user, range(100, 101)) == [100]
-        user.close()
-        return True
-
-    threads = [threading.Thread(target=write, args=(first,)) for first in (0, 25)]
-    for thread in threads:
-        thread.start()
-    for _ in range(100 if FULL else 15):
-        time.sleep(0.003)
-        assert end_of(in_child(child), 30.0) == 0
-    stop.set()
-    for thread in threads:
-        thread.join()
-    stats = user.stats()
-    assert stats.failed == stats.quarantined == 0
-    assert user.verify()[1] == 0
-    assert rows(tmp_path) == {*names(tmp_path)}

@@ -200,22 +200,6 @@ def test_a_lossy_store_gives_one_answer_cold_and_warm(tmp_path: Path) -> None:
         assert warm.usage.cached_tokens == sum(len(window.ids) for window in warm.windows)
 
 
-def test_weights_edited_while_encoding_store_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = copy.deepcopy(small.model())
-    lm = WindowedLM(model, small.tokenizer(), cache=PassageCache("50MB"))
-    encoder = lm.engine.plain_encoder
-    original = encoder.encode_batches
-
-    def edited(*args: Any) -> Any:
-        yield from original(*args)
-        model.lm_head.weight.data[0, 0] += 1
-
-    monkeypatch.setattr(encoder, "encode_batches", edited)
-    lm.generate("What?", PASSAGES, max_new_tokens=1)
-    assert lm.cache is not None
-    assert lm.cache.stats().tiers["memory"].entries == 0
-
-
 def test_two_processes_share_a_folder_and_neither_waits_for_what_the_other_waits_for(
     tmp_path: Path,
 ) -> None:
@@ -232,16 +216,23 @@ def test_two_processes_share_a_folder_and_neither_waits_for_what_the_other_waits
     assert sum(one.stats().misses for one in caches) == len(PASSAGES) + 1
 
 
-def test_what_is_forgotten_while_it_is_encoded_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = cached()
+@pytest.mark.parametrize("how", ["forgotten", "other weights"])
+def test_what_was_forgotten_or_edited_while_it_was_encoded_is_not_kept(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copy.deepcopy(small.model())
+    lm = WindowedLM(model, small.tokenizer(), cache=PassageCache("50MB"))
     assert lm.cache is not None
     encoder, forget = lm.engine.plain_encoder, lm.cache.invalidate
     original = encoder.encode_batches
 
-    def forgetful(*args: Any) -> Any:
+    def disturbed(*args: Any) -> Any:
         yield from original(*args)
-        forget("one")
+        if how == "forgotten":
+            forget("one")
+        else:
+            model.lm_head.weight.data.mul_(2)
 
-    monkeypatch.setattr(encoder, "encode_batches", forgetful)
+    monkeypatch.setattr(encoder, "encode_batches", disturbed)
     lm.generate("What?", PASSAGES, max_new_tokens=1)
     assert lm.cache.stats().tiers["memory"].entries == 0

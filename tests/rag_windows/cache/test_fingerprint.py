@@ -36,11 +36,6 @@ def by_data(model: PreTrainedModel) -> None:
     weight(model).data.mul_(1.5)
 
 
-def by_copy(model: PreTrainedModel) -> None:
-    with torch.no_grad():
-        weight(model).mul_(1.01)
-
-
 def by_state(model: PreTrainedModel) -> None:
     model.load_state_dict({name: value + 1e-3 for name, value in model.state_dict().items()})
 
@@ -50,20 +45,12 @@ def by_step(model: PreTrainedModel) -> None:
     torch.optim.SGD([weight(model)], lr=0.1).step()
 
 
-def by_parameter(model: PreTrainedModel) -> None:
-    model.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(weight(model) * 2)
-
-
 def by_swap(model: PreTrainedModel) -> None:
     weight(model).data = weight(model).detach().flip(0).contiguous()
 
 
 def by_buffer(model: PreTrainedModel) -> None:
     model.model.rotary_emb.inv_freq.data.mul_(1.1)
-
-
-def by_attribute(model: PreTrainedModel) -> None:
-    model.model.layers[0].self_attn.scaling *= 2
 
 
 def by_switch(model: PreTrainedModel) -> None:
@@ -75,8 +62,7 @@ def by_config(model: PreTrainedModel) -> None:
 
 
 EDITS: tuple[Callable[[PreTrainedModel], None], ...] = (
-    *(by_data, by_copy, by_state, by_step, by_parameter, by_swap, by_buffer, by_attribute),
-    *(by_switch, by_config),
+    *(by_data, by_state, by_step, by_swap, by_buffer, by_switch, by_config),
 )
 
 
@@ -103,7 +89,7 @@ def test_what_changes_no_key_changes_no_fingerprint() -> None:
     model.config._name_or_path = model.name_or_path = "/another/folder"
     assert known.fingerprint() == before
     original = weight(model).detach().clone()
-    by_copy(model)
+    by_step(model)
     assert known.fingerprint() != before
     weight(model).data.copy_(original)
     assert known.fingerprint() == before
