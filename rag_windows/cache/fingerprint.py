@@ -205,10 +205,10 @@ class _Reading:
             self._read_weights(twin, {kind.__module__ for kind in kinds})
 
     def _read_weights(self, twin: Twin, sources: set[str]) -> None:
-        away = {}  # what accelerate keeps elsewhere between calls
+        away: dict[str, torch.Tensor] = {}  # what accelerate keeps elsewhere between calls
         self._places: list[tuple[str, Mapping[str, Any]]] = []
         for name, module in self._modules:
-            kept = getattr(module.__dict__.get("_hf_hook"), "weights_map", None)
+            kept: Any = getattr(module.__dict__.get("_hf_hook"), "weights_map", None)
             for kind in ("_parameters", "_buffers"):
                 values = getattr(module, kind)
                 self._places.append((f"{name}.{kind}", values))

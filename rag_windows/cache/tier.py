@@ -77,8 +77,9 @@ def prometheus_text(stats: CacheStats, labels: Mapping[str, str]) -> str:
                 "(and not 'tier')."
             )
     samples: dict[str, list[str]] = {}
-    tiers = [("_tier", {**labels, "tier": name}, tier) for name, tier in stats.tiers.items()]
-    for part, given, owner in [("", labels, stats), *tiers]:
+    owners: list[tuple[str, Mapping[str, str], CacheStats | TierStats]] = [("", labels, stats)]
+    owners += [("_tier", {**labels, "tier": name}, tier) for name, tier in stats.tiers.items()]
+    for part, given, owner in owners:
         inside = ",".join(f'{name}="{_escape(text)}"' for name, text in given.items())
         shown = f"{{{inside}}}" if inside else ""
         for one in fields(owner):

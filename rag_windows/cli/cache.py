@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,9 +26,9 @@ def stats(cache_dir: options.CacheDir = None, json: options.Json = False) -> Non
     """Show the folder, and how many windows of how many bytes it holds."""
     with _open(cache_dir) as opened:
         held = _held(opened)
-    size, limit = _size(held["bytes"]), _size(held["limit_bytes"])
+    size, limit = (_size(held[name]) for name in ("bytes", "limit_bytes"))
     line = f"{held['folder']}: {held['entries']} windows, {size} of at most {limit}."
-    _print(json, line, **held)
+    _print(json, line, held)
 
 
 @cache.command()
@@ -55,12 +56,11 @@ def warm(
                 prefix=system,
                 on_warmed=lambda done, total: counted(done, total or done),
             )
-    names = ("passages", "encoded", "present", "tokens", "seconds")
     line = (
         f"{warmed.passages} passages: {warmed.encoded} windows encoded ({warmed.tokens} tokens), "
         f"{warmed.present} were there, in {warmed.seconds:.1f} s."
     )
-    _print(json, line, **{name: getattr(warmed, name) for name in names})
+    _print(json, line, dataclasses.asdict(warmed))
 
 
 @cache.command()
@@ -69,16 +69,16 @@ def verify(cache_dir: options.CacheDir = None, json: options.Json = False) -> No
     with _open(cache_dir) as opened, progress("Reading every window"):
         checked, quarantined = opened.verify()
     line = f"{checked} windows read, {quarantined} of them deleted."
-    _print(json, line, checked=checked, quarantined=quarantined)
+    _print(json, line, {"checked": checked, "quarantined": quarantined})
 
 
 @cache.command()
 def clear(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
     """Forget all windows of all models."""
     with _open(cache_dir) as opened:
-        before = _held(opened)["entries"]
+        removed = _held(opened)["entries"]
         opened.clear()
-    _print(json, f"{before} windows forgotten.", removed=before)
+    _print(json, f"{removed} windows forgotten.", {"removed": removed})
 
 
 @cache.command()
@@ -98,7 +98,7 @@ def invalidate(
     """Forget the windows of some passages or documents."""
     with _open(cache_dir) as opened:
         removed = opened.invalidate(ids, every_tenant=every_tenant)
-    _print(json, f"{removed} windows forgotten.", removed=removed)
+    _print(json, f"{removed} windows forgotten.", {"removed": removed})
 
 
 @cache.command()
@@ -110,15 +110,12 @@ def prune(
     json: options.Json = False,
 ) -> None:
     """Drop windows that are outdated, and with --disk those that do not fit."""
-    with _open(cache_dir) as opened:
-        before = _held(opened)["entries"]
-    limit = {} if disk is None else {"disk": disk}
-    with _open(cache_dir, **limit) as opened:
+    with _open(cache_dir, **({} if disk is None else {"disk": disk})) as opened:
         opened.prune()
-        held = _held(opened)
-    removed, size = before - held["entries"], _size(held["bytes"])
-    line = f"{removed} windows dropped; {held['entries']} of {size} are left."
-    _print(json, line, removed=removed, **held)
+        held, done = _held(opened), opened.stats().tiers["disk"]
+    removed = done.evictions + done.expired + done.quarantined
+    line = f"{removed} windows dropped; {held['entries']} of {_size(held['bytes'])} are left."
+    _print(json, line, {"removed": removed, **held})
 
 
 def _open(folder: str | None, **sizes: Any) -> PassageCache:
@@ -138,7 +135,7 @@ def _size(size: int) -> str:
     return ByteSize(size).human_readable(separator=" ")
 
 
-def _print(as_json: bool, line: str, **result: Any) -> None:
+def _print(as_json: bool, line: str, result: dict[str, Any]) -> None:
     if as_json:
         write_json(result)
     else:
