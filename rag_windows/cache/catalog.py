@@ -86,14 +86,10 @@ class Catalog:
 
     @contextlib.contextmanager
     def changing(self, *, lasting: bool = False) -> Iterator[sqlite3.Connection]:
-        """Change the database; what is raised inside undoes the change.
+        """Change the database; what is raised inside undoes it. Lasting: wait for the medium.
 
-        A lasting change waits for the medium; others may be lost with the power, and are found
-        again in the files.
-
-        Raises:
-            BlockingIOError: another process is changing it and did not end in time.
-            OSError: it can't be used; if it is damaged, the next call makes a new one.
+        Raises BlockingIOError if another process changes it for long, OSError if it can't be used;
+        if it is damaged, the next call makes a new one.
         """
         with _using_sqlite:
             connection = self._begun(lasting)
@@ -185,10 +181,7 @@ class Catalog:
         return found.st_ino, found.st_size
 
     def _delete_if_damaged(self, error: sqlite3.Error) -> bool:
-        """Whether the database is damaged: then it is gone, unless it is another one already.
-
-        A missing table is damage, too, and so is text that can't be decoded, which has no number.
-        """
+        """Whether the database is damaged (a missing table is damage, too): then it is gone."""
         unable = isinstance(error, sqlite3.OperationalError)
         if unable and _code(error) not in (None, sqlite3.SQLITE_ERROR):
             return False  # the system could not read or write it

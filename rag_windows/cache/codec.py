@@ -19,16 +19,10 @@ _LARGEST = 127.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One encoded window with what the tiers need to know about it.
+    """One encoded window with what the tiers need to know about it; never written to.
 
-    Its tensors are never written to after it was made: several requests read them at once.
-
-    Attributes:
-        window: the keys and values; from disk with 0 for every token id, as files hold none.
-        cost_s: seconds that encoding it took, its share of the batch that it was encoded in.
-        labels: digests of the document and passage ids that it belongs to, for `invalidate`.
-        created, expires: unix times; `expires` is None for an entry that may always be used.
-        more_labels: whether the disk's catalog may know further ones.
+    One that was on disk has 0 for every token id. `cost_s` is its share of the batch that it was
+    encoded in, `created` and `expires` are unix times; the catalog may know `more_labels`.
     """
 
     window: Window
@@ -94,16 +88,12 @@ def settle(store: str, window: Window) -> Window:
 
 
 def _as_int8(tensors: Sequence[torch.Tensor], layers: int) -> Stored:
-    """X is kept as round(x / peak * 127) in 8 bits, where peak = max |x| over the tokens.
+    """X is kept as round(x / peak * 127) in 8 bits, where peak = max |x| over a channel's tokens.
 
-    There is one peak a channel: a dimension of one key/value head of one layer. Keys have channels
-    much larger than others, whatever the token, so a scale per channel loses far less than one per
-    token would (KIVI, https://arxiv.org/abs/2402.02750).
-
-    Layers of one shape and dtype are stored as one tensor (n, heads, tokens, width), beside their
-    peaks (n, heads, 1, width) in float32, so that decoding a window takes a few operations however
-    many layers there are. A channel's peak comes back as it was, so what was decoded once can be
-    encoded and decoded again, on its way between tiers, without changing any more.
+    Keys have channels much larger than others, whatever the token, so a scale per channel loses
+    less than one per token would (KIVI, https://arxiv.org/abs/2402.02750). Layers of one shape and
+    dtype are one tensor (n, heads, tokens, width), beside their peaks (n, heads, 1, width) in
+    float32. A peak comes back as it was, so decoding and encoding again changes nothing any more.
     """
     groups: dict[tuple[torch.dtype, torch.Size, torch.device], list[int]] = {}
     for index, tensor in enumerate(tensors):

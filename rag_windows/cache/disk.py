@@ -123,11 +123,7 @@ class DiskTier(Tier):
         return None, outcome
 
     def _room(self, key: str) -> torch.Tensor | None:
-        """Memory for a thread to read an entry into.
-
-        What threads allocate themselves comes from heaps that the C library gives back as soon as
-        they are free, and new pages cost more than reading into old ones.
-        """
+        """Memory for a thread to read into: pages of its own heap would be new each time."""
         with contextlib.suppress(OSError, RuntimeError):  # no file, or no memory: reading will tell
             state = os.stat(self._path(key), follow_symlinks=False)
             if stat.S_ISREG(state.st_mode):
@@ -250,8 +246,7 @@ class DiskTier(Tier):
     def keys_with(self, labels: Collection[str]) -> list[str]:
         """Keys of the entries that carry any of the labels.
 
-        Where the catalog can't be used, the files are read: those that may carry more labels than
-        they hold are named, too.
+        Without the catalog the files tell; what may carry more labels than it holds is named, too.
         """
         statement = "SELECT key FROM labels WHERE label = ?"
         with self._trouble(), self._changing() as rows:

@@ -28,9 +28,8 @@ _POLL_S, _LONGEST_POLL_S = 0.005, 0.1
 class CachedEncoder:
     """An `Encoder` that asks a cache first and tells it what it had to compute.
 
-    Passages read one after the other (`Sequential`) are not cached: such a window depends on all
-    passages and their order, so it would rarely be asked for again. Their prefix is. With a lossy
-    store the prefix is not: every window and answer reads it.
+    What is read one after the other (`Sequential`) is not cached, but for the prefix: it depends on
+    all passages and their order. A lossy store keeps no prefix: every window and answer reads it.
     """
 
     def __init__(

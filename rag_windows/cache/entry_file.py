@@ -54,19 +54,13 @@ _SEAL = slice(LENGTH_BYTES + len(_MAGIC), LENGTH_BYTES + len(_MAGIC) + 64)
 
 
 class FormatError(CacheError):
-    """A file isn't what it should be, so its entry is a miss.
-
-    `inode` says which file it was, as somebody may have replaced it meanwhile.
-    """
+    """A file, of this inode if it could be opened, isn't what it should be: its entry is a miss."""
 
     inode: int | None = None
 
 
 class Note(BaseModel):
-    """What a file says of its entry, and what decoding needs.
-
-    `runs` says for each tensor of the payload which of the stored form's tensors it stacks.
-    """
+    """What a file says of its entry; `runs` are the tensors that each of its own stacks."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -112,10 +106,7 @@ class OpenFile:
 
 
 def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
-    """An entry as a file, without token ids: its header, and the parts of its payload.
-
-    Tensors of one dtype and shape are stacked as one, so that reading makes few of them.
-    """
+    """An entry as a file, without token ids; tensors of one dtype and shape are stacked as one."""
     stored = codec.encode(store, entry.window)
     runs: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
     for index, tensor in enumerate(stored.tensors):
@@ -173,10 +164,7 @@ def write_image(descriptor: int, image: Sequence[memoryview]) -> None:
 
 @contextlib.contextmanager
 def opened(path: str, key: str) -> Iterator[OpenFile]:
-    """Open an entry's file and prove its header, its key and its length.
-
-    What isn't what its name says, also if this is found out inside, is a `FormatError`.
-    """
+    """Open an entry's file and prove its header, its key and its length; else a `FormatError`."""
     inode = None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -176,12 +176,7 @@ class ModelIdentity:
 
 
 class _Reading:
-    """What a model was when it was read, and whether it still is.
-
-    Attributes:
-        unknown: why its fingerprint can't be told, if so.
-        contents: the fingerprint of all that was read.
-    """
+    """What a model was when it was read: its fingerprint, or why that is `unknown`."""
 
     def __init__(self, twin: Twin) -> None:
         self._version = twin.version

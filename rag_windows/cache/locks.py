@@ -28,11 +28,8 @@ def require_locks() -> None:
 def lock_file(path: Path, wait_s: float = 0.0) -> Callable[[], None] | None:
     """Take the lock of a file, made if it is missing; None if another living holder kept it.
 
-    Returns:
-        What gives it back, and removes the file; any thread may call it, again does nothing.
-
-    Raises:
-        OSError: the file can't be opened or locked, or is a link.
+    Returns what gives it back and removes the file, from any thread; again it does nothing. An
+    OSError says that the file can't be opened or locked, or is a link.
     """
     lock = FileLock(path, wait_s, 0o600, thread_local=False, poll_interval=0.005)
     try:

@@ -29,8 +29,7 @@ _TENSOR_BYTES = 512  # of one tensor's object
 class MemoryTier(Tier):
     """Entries in memory; the limit counts tensors and an estimate of the objects around them.
 
-    What `get_many` returns is shared between all who ask and must never be written to; what was
-    dropped lives on until the last request that reads it has ended.
+    What `get_many` returns is shared between all who ask and must never be written to.
     """
 
     def __init__(self, limit_bytes: int, store: str = EXACT, device: torch.device = HOST) -> None:

@@ -48,11 +48,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECAS
 
 
 def parse_size(size: Size, name: str, free: int | None = None) -> int:
-    """Bytes of a size, or of a share of what is free.
-
-    Raises:
-        InputError: no size, or not above zero.
-    """
+    """Bytes of a size, or of a share of what is free; InputError if it is none."""
     value = 0
     match = _SIZE.fullmatch(str(size).strip() if isinstance(size, int | str) else "")
     if match and match[2] != "%":
@@ -492,11 +488,7 @@ class Flights:
 
 
 class Writer:
-    """One thread that does jobs in order, with a bound on the bytes that wait.
-
-    The thread starts with a job and ends when nothing is left to do. One job that is larger than
-    the bound waits alone.
-    """
+    """A thread that does jobs in order while there are any, with a bound on the bytes that wait."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes

@@ -158,10 +158,7 @@ class Policy:
 
 @dataclass(slots=True)
 class _Member:
-    """A window's bytes, log2 of what one use of it is worth per byte, and its score.
-
-    The score is log2 of its decayed number of uses, plus the density; the lowest goes first.
-    """
+    """A window's bytes, log2 of a use's worth per byte, and that plus log2 of its uses."""
 
     nbytes: int
     density: float
