@@ -14,10 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from weakref import finalize
 
 import torch
+from filelock import FileLock, Timeout
 
 from rag_windows.cache.catalog import Catalog
 from rag_windows.cache.codec import EXACT, Entry
@@ -31,7 +33,6 @@ from rag_windows.cache.entry_file import (
     write_image,
 )
 from rag_windows.cache.keys import check_key, is_key
-from rag_windows.cache.locks import lock_file, require_locks
 from rag_windows.cache.tier import Outcome, Tier
 from rag_windows.errors import CacheError
 
@@ -475,3 +476,38 @@ def _key_of(path: str) -> str | None:
     """The key that a file is named by; None if it is no entry's, and then it is left alone."""
     key, ending = os.path.splitext(os.path.basename(path))
     return key if ending == ENDING and is_key(key) else None
+
+
+LOCKS_WORK = find_spec("fcntl") is not None
+"""Whether the system has POSIX file locks; Windows has none."""
+
+
+def require_locks() -> None:
+    """Refuse to keep windows on disk where the system has no POSIX file locks."""
+    if not LOCKS_WORK:
+        raise CacheError(
+            "Keeping windows on disk needs POSIX file locks (Python's fcntl), which this system "
+            "does not have; keep them in memory instead: leave path= and disk= out."
+        )
+
+
+def lock_file(path: Path, wait_s: float = 0.0) -> Callable[[], None] | None:
+    """Take the lock of a file, made if it is missing; None if another living holder kept it.
+
+    Returns what gives it back and removes the file, from any thread; again it does nothing. An
+    OSError says that the file can't be opened or locked, or is a link.
+    """
+    lock = FileLock(path, wait_s, 0o600, thread_local=False, poll_interval=0.005)
+    try:
+        lock.acquire()
+    except Timeout:
+        return None
+
+    def release() -> None:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            with contextlib.suppress(OSError):
+                lock.release()
+
+    return release

@@ -23,9 +23,8 @@ import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from rag_windows.cache.codec import EXACT, Entry, check_store
-from rag_windows.cache.disk import MOST_LABELS, DiskTier
+from rag_windows.cache.disk import LOCKS_WORK, MOST_LABELS, DiskTier
 from rag_windows.cache.keys import is_key, label_digest, salt_key
-from rag_windows.cache.locks import LOCKS_WORK
 from rag_windows.cache.memory import MemoryTier, to_host
 from rag_windows.cache.tier import CacheStats, prometheus_text
 from rag_windows.errors import CacheError, InputError

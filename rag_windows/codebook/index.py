@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rag_windows.cache.locks import lock_file, require_locks
+from rag_windows.cache.disk import lock_file, require_locks
 from rag_windows.errors import CacheError, InputError
 from rag_windows.passage import Passage
 
