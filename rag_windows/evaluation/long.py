@@ -21,7 +21,6 @@ from rag_windows.samples import samples_path
 PREFIX = "Answer the question from the passages. Give the number alone, without other words."
 """For invented needles."""
 
-_TRIES = 1000
 _STARTS = (
     "Bel Cor Dra Fen Gal Hes Jor Kel Lum Mar Nor Pol Quin Ros Sel Tam Ul Var Wen Yor Zim"
 ).split()
@@ -105,7 +104,7 @@ def invented_needles(
     rng, needles = random.Random(seed), []
     known = {word for one in pool for word in re.findall(r"\w+", one.text)}
     for number in range(1, count + 1):
-        for _ in range(_TRIES):
+        for _ in range(1000):
             names = [rng.choice(_STARTS) + rng.choice(_ENDS) for _ in range(2)]
             drawn = {*names, code := str(rng.randrange(10_000, 100_000))}
             if len(drawn - known) == 3:

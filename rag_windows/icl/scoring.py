@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -74,13 +75,14 @@ def likelihoods(
 def _read(
     decoder: Decoder, context: EncodedContext, asked: Iterable[Pair]
 ) -> Iterator[tuple[Pair, Likelihood]]:
-    """Each distinct pair and its likelihood.
-
-    The last token of an answer is predicted, never read: answers of one token share one row.
-    """
+    """Each distinct pair and its likelihood; the last token of an answer is never read."""
     pairs_of: dict[Ids, list[Pair]] = {}
     for question, answer in dict.fromkeys(asked):
         pairs_of.setdefault(question + answer[:-1], []).append((question, answer))
+    for row, longer in pairwise(sorted(pairs_of)):
+        if longer[: len(row)] == row:
+            # Who reads the longer one has read this one.
+            pairs_of[longer] += pairs_of.pop(row)
     starts = {row: min(len(q) for q, _ in pairs) - 1 for row, pairs in pairs_of.items()}
     for rows in _passes(decoder, context, starts):
         ids = torch.zeros(len(rows), len(rows[0]), dtype=torch.int64)
