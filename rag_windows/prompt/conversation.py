@@ -255,11 +255,7 @@ class _Said:
 class _Filling:
     """The messages of one conversation with a placeholder for each untrusted text.
 
-    Attributes:
-        roles: of the messages.
-        slot: the placeholder of the passages; None without passages.
-        said: placeholder -> text: contents, and strings of tool calls; empty ones have none.
-        marks: matches any placeholder, as a group.
+    `said` has the text behind each; `slot` is that of the passages, if there are any.
     """
 
     def __init__(
@@ -322,14 +318,9 @@ class _Filling:
 
 
 class BaseLayout:
-    """Questions and answers as plain text.
+    """Questions and answers as plain text, behind the ids that a tokenizer puts before a text."""
 
-    Attributes:
-        leading: ids that the tokenizer puts before a text by itself.
-    """
-
-    begins_in_text = False
-    """Without an instruction the first window begins the text."""
+    begins_in_text = False  # without an instruction the first window begins the text
 
     def __init__(self, tokenizer: Any) -> None:
         bare = tokenizer.encode("a", add_special_tokens=False)
@@ -375,7 +366,6 @@ class ChatTemplate:
 
     leading: tuple[int, ...] = ()
     begins_in_text = True
-    """A template writes its own beginning, and windows continue it."""
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
         taken = inspect.signature(tokenizer.apply_chat_template).parameters

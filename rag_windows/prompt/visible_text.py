@@ -31,8 +31,7 @@ def encodable(text: str) -> str:
 def strict_json(text: str) -> str:
     """The same JSON text as UTF-8 can hold it: half surrogate pairs become U+FFFD.
 
-    Raises:
-        ValueError: it is no JSON; or holds NaN or infinity, a key twice, or nests too deeply.
+    ValueError where it is no JSON, holds NaN, infinity or a key twice, or nests too deeply.
     """
     try:
         value = json.loads(text, object_pairs_hook=_keys_once, parse_constant=_not_a_number)

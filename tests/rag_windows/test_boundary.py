@@ -292,9 +292,3 @@ def test_the_dummy_prefix_behind_a_control_token_is_the_tokenizers_own(name: str
     ids = boundary.encode_pieces([Piece("<s>the ", trusted=True), Piece("</s>")])
     assert ids == [build(name).bos_token_id, *boundary.encode("the </s>", at)]
     assert boundary.encode("the </s>", "text") != boundary.encode("the </s>", "start")
-
-
-def test_text_merges_with_the_templates_text_as_in_one_string() -> None:
-    pieces = [Piece("<s>[INST] ", trusted=True), Piece("the harbour"), Piece(" [/INST]", True)]
-    whole = build("llama2")("<s>[INST] the harbour [/INST]", add_special_tokens=False)
-    assert BOUNDARIES["llama2"].encode_pieces(pieces) == whole["input_ids"]

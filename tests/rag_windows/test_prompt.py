@@ -245,14 +245,6 @@ def test_a_refused_system_message_goes_before_the_passages_of_the_first_user_mes
     assert tokenizer.decode(parts.query_ids) == "Who?<end_of_turn>\n<start_of_turn>model\n"
 
 
-def test_prefix_comes_before_a_leading_system_message() -> None:
-    tokenizer = build("qwen3")
-    messages = [{"role": "system", "content": "Second."}, {"role": "user", "content": "Who?"}]
-    parts = Prompt(tokenizer).build(messages, [Passage("A wall.")], prefix="First.")
-    expected = "<|im_start|>system\nFirst.\n\nSecond.<|im_end|>\n<|im_start|>user\n"
-    assert tokenizer.decode(parts.prefix_ids) == expected
-
-
 def test_template_variables_reach_the_template() -> None:
     tokenizer = build("qwen3")
     parts = Prompt(tokenizer, template_kwargs={"enable_thinking": False}).build("Who?", [])
@@ -331,26 +323,3 @@ def test_a_template_that_cannot_be_followed_is_refused(template: str, match: str
             with_template(template).build("What is that?", passages)
     with pytest.raises(PromptError, match="2 times"):
         with_template(EACH + EACH).build("One?", [Passage("a wall")])
-
-
-@pytest.mark.parametrize(
-    ("query", "match"),
-    [
-        ([], "non-empty list"),
-        (7, "must be a question"),
-        ([{"role": "user"}], "Message 0, content: Field required"),
-        (["hello"], "Message 0: .* it is 'hello'"),
-        ([{"role": "bot", "content": "x"}], "Message 0, role: .* it is 'bot'"),
-        ([{"role": "tool", "content": "x"}], "role 'tool'"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "Message 0, content: .*'type'"),
-        ([{"role": "user", "content": "x", "names": "y"}], "Message 0, names: Extra inputs"),
-        ([{"role": "system", "content": ""}], "hold no text"),
-        ([{"role": "user", "content": r} for r in "ab"], "roles must go user, assistant"),
-    ],
-)
-def test_conversations_that_make_no_sense_are_refused(query: Any, match: str) -> None:
-    prompt = Prompt(build("llama2"))
-    with pytest.raises(PromptError, match=match):
-        prompt.build(query, [])
-    with pytest.raises(PromptError, match="prefix must be a string"):
-        prompt.build("Who?", [], prefix=3)  # type: ignore[arg-type]  # the mistake under test

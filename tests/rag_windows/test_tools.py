@@ -65,6 +65,14 @@ def test_a_definition_that_holds_a_control_token_is_refused() -> None:
 @pytest.mark.parametrize(
     ("messages", "tools", "match"),
     [
+        ([], [], "non-empty list"),
+        (7, [], "must be a question"),
+        ([{"role": "user"}], [], "Message 0, content: Field required"),
+        (["hello"], [], "Message 0: .* it is 'hello'"),
+        ([*USER, {"role": "bot", "content": "x"}], [], "Message 1, role: .* it is 'bot'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], [], "Message 0, content: .*'type'"),
+        ([{"role": "user", "content": "x", "names": "y"}], [], "Message 0, names: Extra inputs"),
+        ([{"role": "system", "content": ""}], [], "hold no text"),
         ([{"role": "tool", "content": "x"}], [], "role 'tool' must follow"),
         (history()[:2], [], "nothing answers it"),
         (history("{no json"), [], "tool_calls.0.function.arguments: .* key must be a string"),
@@ -78,6 +86,8 @@ def test_a_definition_that_holds_a_control_token_is_refused() -> None:
 def test_what_makes_no_sense_is_refused(messages: Any, tools: Any, match: str) -> None:
     with pytest.raises(PromptError, match=match):
         integration.Conversation.of(messages, tools=tools)
+    with pytest.raises(PromptError, match="prefix must be a string"):
+        integration.Conversation.of("Who?", 3)  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_template() -> None:
