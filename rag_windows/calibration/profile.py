@@ -210,7 +210,9 @@ class Profile:
     def to_json(self) -> str:
         """The profile as JSON text; a `ProfileError` if one of its methods can't be read back."""
         data = _PROFILE.dump_python(self, mode="json")
-        text = json.dumps({"format": FORMAT, "version": VERSION, **data}, indent=1) + "\n"
+        # "guard" was a threshold once; who reads profiles finds that there is none.
+        file = {"format": FORMAT, "version": VERSION, **data, "guard": None}
+        text = json.dumps(file, indent=1) + "\n"
         try:
             kept = Profile.from_json(text) == self
         except ProfileError:

@@ -351,9 +351,10 @@ def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert (data["version"], data["model"]["name"]) == (1, "some/model")
     assert data.keys() == {
         *("format", "version", "model", "method", "best", "default", "beats_default", "verdict"),
-        *("criteria", "examples", "folds", "seed", "left_out", "held_out", "settings"),
+        *("criteria", "examples", "folds", "seed", "left_out", "held_out", "guard", "settings"),
     }
-    assert data["settings"][0].keys() == {"method", "fine", "figures"}
+    path.write_text(json.dumps({**data, "guard": {"threshold": 0.5}}))
+    assert Profile.load(path) == profile()
     assert data["held_out"][0].keys() == {"figure", "chosen", "default", "difference"}
 
 
