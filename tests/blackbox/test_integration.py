@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ def test_files_are_read_before_weights(small_folder: Path, monkeypatch: Any) -> 
     def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError("nothing has to be loaded for this")
 
-    loads: Callable[..., Any] = promised.load_shared
     monkeypatch.setattr("rag_windows.integration.shared_models.load_shared", refuse)
     source = promised.ModelSource(small_folder, template_kwargs={"a": 1})
     assert promised.position_limit(source.config()) == 1024
@@ -66,7 +65,7 @@ def test_files_are_read_before_weights(small_folder: Path, monkeypatch: Any) -> 
     assert source.template_kwargs() == {"a": 1}
     assert source.by_name
     assert source.tool_format() is None
-    monkeypatch.setattr("rag_windows.integration.shared_models.load_shared", loads)
+    monkeypatch.undo()
     assert source.lm() is promised.ModelSource(str(small_folder), template_kwargs={"a": 1}).lm()
 
 

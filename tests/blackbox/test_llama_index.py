@@ -26,8 +26,6 @@ TEXT = (
     ("arguments", "says"),
     [
         ({"temprature": 0.5}, "'temprature'; did you mean 'temperature'"),
-        ({"max_new_token": 5}, "'max_new_token'; did you mean 'max_new_tokens'"),
-        ({"sed": 1}, "'sed'"),
         ({"zzzz": 1}, "'zzzz'; leave it out"),
         ({"seed": 1}, "generate_kwargs={'seed': ...}"),
         ({"generate_kwargs": {"do_smaple": True}}, "did you mean 'do_sample'"),

@@ -102,24 +102,17 @@ def test_cancelling_stops_within_a_token(caller: Caller) -> None:
     assert asyncio.run(cancel()) <= 2  # the one under way, and the one whose end is awaited
 
 
-STREAMS: dict[str, tuple[Callable[..., Any], str, str]] = {
-    "ChatRagWindows": (ChatRagWindows, "stream", "astream"),
-    "RagWindows": (RagWindows, "stream", "astream"),
-    "complete": (RagWindowsLLM, "stream_complete", "astream_complete"),
-}
-
-
 @pytest.mark.usefixtures("alone_or_not")
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("kind", [*KINDS, RagWindowsLLM])
 @pytest.mark.parametrize("close", [True, False])
-def test_a_stream_that_is_left_stops(name: str, close: bool) -> None:
+def test_a_stream_that_is_left_stops(kind: Callable[..., Any], close: bool) -> None:
     """Closed, or left by break: then the loop closes it when nothing refers to it."""
-    kind, stream, astream = STREAMS[name]
+    stream = "stream_complete" if kind is RagWindowsLLM else "stream"
     pace = Pace(0.01)
     model = kind(lm=reader(), generate_kwargs={**LONG, "logits_processor": [pace]})
 
     async def leave() -> None:
-        pieces: Any = getattr(model, astream)("Who?")
+        pieces: Any = getattr(model, f"a{stream}")("Who?")
         pieces = await pieces if kind is RagWindowsLLM else pieces
         async for _ in pieces:
             break
@@ -151,9 +144,9 @@ def test_errors_and_timeouts_come_out_at_once(caller: Caller) -> None:
     else:
         with pytest.raises(RequestTimeoutError, match=r"not complete after 0\.2 seconds"):
             asyncio.run(asked(caller, Pace(0.01), timeout=0.2))
-        slow: dict[str, Any] = {"logits_processor": [Pace(0.01)], **LONG}
+        model = caller.kind(lm=reader(), generate_kwargs=LONG)
         with pytest.raises(RequestTimeoutError):
-            caller.kind(lm=reader()).invoke("Who?", timeout=0.1, **slow)
+            model.invoke("Who?", timeout=0.1, logits_processor=[Pace(0.01)])
 
 
 # Calls that are made at once

@@ -10,14 +10,14 @@ from typing import Any
 import faiss
 import pytest
 from langchain_classic.chains.retrieval import create_retrieval_chain
-from langchain_core.embeddings import Embeddings
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from llama_index.core import StorageContext, VectorStoreIndex
-from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.schema import NodeWithScore
 from llama_index.vector_stores.faiss import FaissVectorStore
 from pydantic import ValidationError
@@ -145,34 +145,10 @@ def test_they_do_not_block_the_event_loop() -> None:
     assert nodes[0].node_id == "late"
 
 
-class WordEmbeddings(Embeddings):
-    """Vectors out of words: no model, and good enough to find a name."""
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        found: list[list[float]] = WordEncoder().embed(texts, query=False).tolist()
-        return found
-
-    def embed_query(self, text: str) -> list[float]:
-        return self.embed_documents([text])[0]
-
-
-class WordEmbedding(BaseEmbedding):
-    """The same for LlamaIndex."""
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return WordEmbeddings().embed_query(text)
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_query_embedding(query)
-
-
 def test_what_a_vector_store_of_langchain_finds_becomes_windows() -> None:
     one, told = case(PLACES[0]), langchain.Told()
     documents = langchain.documents_of(one)
-    store = InMemoryVectorStore.from_documents(documents, WordEmbeddings())
+    store = InMemoryVectorStore.from_documents(documents, DeterministicFakeEmbedding(size=8))
     prompt = ChatPromptTemplate.from_messages([("human", "{context}\n\n{input}")])
     chain = create_retrieval_chain(
         store.as_retriever(search_kwargs={"k": len(documents)}),
@@ -189,9 +165,9 @@ def test_what_a_vector_store_of_langchain_finds_becomes_windows() -> None:
 def test_what_a_vector_store_of_llama_index_finds_becomes_windows() -> None:
     one = case(PLACES[0])
     given: list[Any] = [node.node for node in llama_index.nodes_of(one)]
-    vectors = FaissVectorStore(faiss_index=faiss.IndexFlatIP(WordEncoder().dimension))
+    vectors = FaissVectorStore(faiss_index=faiss.IndexFlatIP(8))
     context = StorageContext.from_defaults(vector_store=vectors)
-    index = VectorStoreIndex(given, storage_context=context, embed_model=WordEmbedding())
+    index = VectorStoreIndex(given, storage_context=context, embed_model=MockEmbedding(embed_dim=8))
     llm = llama_index.llm()
     synthesizer = WindowSynthesizer(llm, text_qa_template=llama_index.BARE)
     options = {"similarity_top_k": len(given), "response_synthesizer": synthesizer}

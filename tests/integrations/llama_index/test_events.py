@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 from llama_index.core.callbacks import (
     CallbackManager,
-    CBEventType,
     EventPayload,
     LlamaDebugHandler,
     TokenCountingHandler,
 )
 
-from llama_index.llms.rag_windows import Parts, RagWindowsLLM
+from llama_index.llms.rag_windows import RagWindowsLLM
 from tests.integrations.cases import LONG, Pace, reader
 from tests.integrations.llama_index.asking import (
-    BARE,
     ENDPOINTS,
     NAMES,
-    WAYS,
     ask,
     question,
     told,
@@ -56,18 +53,6 @@ def test_each_call_is_told_once(verb: str, way: str) -> None:
     usage = pieces[-1].raw["usage"]
     assert tokens.completion_llm_token_count == usage["completion_tokens"] == 5
     assert tokens.prompt_llm_token_count == usage["prompt_tokens"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_template_calls_are_told_once(way: str) -> None:
-    model, debug, _ = watched()
-    with told() as seen:
-        parts = Parts.of(["Here.", "There."])
-        ask(model, "predict", way, BARE, context_str=parts, query_str="Where?")
-    for name in ("LLMPredictStartEvent", "LLMChatStartEvent", "LLMChatEndEvent"):
-        assert len(seen.named(name)) == 1
-    assert len(debug.get_llm_inputs_outputs()) == 1
-    assert len(debug.get_event_pairs(CBEventType.TEMPLATING)) == 1
 
 
 @EACH

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -36,7 +35,6 @@ from tests.integrations.llama_index.asking import (
     BARE,
     WAYS,
     ListRetriever,
-    ScriptedLLM,
     Year,
     ask,
     llm,
@@ -45,6 +43,7 @@ from tests.integrations.llama_index.asking import (
     told,
     user,
 )
+from tests.tool_models import scripted
 
 
 @pytest.fixture(autouse=True)
@@ -226,8 +225,9 @@ def test_an_object_is_answered_over_windows(mode: Any, way: str) -> None:
             return WindowSynthesizer(model, output_cls=Year)
         return get_response_synthesizer(llm=model, response_mode=mode, output_cls=Year)
 
-    scripted = ScriptedLLM(lm=reader(), max_new_tokens=2, says='{"year": 1861}')
-    engine = RetrieverQueryEngine(ListRetriever(nodes("One.", "Two.")), made(scripted))
+    lm = scripted("thinking", 'Hm.</think>{"year": 1861}')
+    found = ListRetriever(nodes("One.", "Two."))
+    engine = RetrieverQueryEngine(found, made(RagWindowsLLM(lm=lm)))
     with told() as seen:
         _, response, _ = ask(engine, "query", way, "When?")
     assert response.response == Year(year=1861)
@@ -287,8 +287,3 @@ def test_a_long_conversation_is_cut_to_what_a_prompt_holds(kind: Any) -> None:
     turn = sizes[1] - sizes[0]
     assert sizes[:3] == [sizes[0], sizes[0] + turn, sizes[0] + 2 * turn], "it remembers"
     assert max(sizes) == max(sizes[:6]) < 1024 / 2, "and is cut to half a window"
-
-
-def test_nothing_here_needs_openai() -> None:
-    assert not any(name.split(".")[0] == "openai" for name in sys.modules)
-    assert "llama_index.llms.openai" not in sys.modules

@@ -214,7 +214,7 @@ def test_add_remove_and_ask_at_once(tmp_path: Path) -> None:
 
         def ask(_: str) -> None:
             begin.wait()
-            for _ in range(ROUNDS):
+            for _turn in range(ROUNDS):
                 out = lm.generate(QUESTION, held, max_new_tokens=2)
                 found = [citation.id for citation in out.citations or ()]
                 assert len(found) == len(set(found)) == 3

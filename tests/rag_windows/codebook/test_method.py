@@ -66,14 +66,6 @@ def test_a_passage_of_several_windows_is_chosen_as_a_whole() -> None:
     assert len(parts) > 2
 
 
-def test_fused_positions_count_for_their_passages_in_equal_parts() -> None:
-    passages = [f"about the {name}" for name in ("cats", "dogs", "fish", "ants", "bees")]
-    method = Codebook(retrieve=3, fusion="mean")
-    out = small.lm().generate("the dogs?", passages, method=method, max_new_tokens=2)
-    masses = [citation.mass for citation in out.citations or () if citation.mass]
-    assert masses == pytest.approx([sum(masses) / 3] * 3)
-
-
 def test_the_passage_that_holds_the_answer_is_found_and_read() -> None:
     """Of 16 passages a question; the names in all of them are held out from training."""
     lm = WindowedLM.from_pretrained("tiny-reader")
@@ -109,10 +101,3 @@ def test_the_passage_that_holds_the_answer_is_found_and_read() -> None:
 def test_refused_by_name(options: dict[str, object], says: str) -> None:
     with pytest.raises(MethodError, match=says):
         Codebook(**options)  # type: ignore[arg-type]  # wrong on purpose
-
-
-def test_a_layer_that_the_model_has_not() -> None:
-    lm = small.lm()
-    context = lm.encode_ids([5], [[7], [8]], method=Codebook(retrieve=1, layers=(2,)))
-    with pytest.raises(MethodError, match="layers 0 to 1"):
-        lm.logits(context, [9])

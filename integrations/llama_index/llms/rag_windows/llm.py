@@ -147,8 +147,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
         stopping_ids: tokens that end an answer, beside the model's own.
-        profile: of a calibration, or the path of one: brings the method, where ``method`` gives
-            none.
+        profile: of a calibration, or the path of one: brings the method (where ``method`` gives
+            none) and the guard's threshold.
         citations: whether to measure each passage's attention mass.
         on_encoded: told how many windows are encoded, of how many.
         arguments: those above that are fields, those of `rag_windows.integration.ModelOptions`, and
