@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import torch
 from tokenizers import AddedToken
-from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rag_windows import BatchRequest, WindowedLM
+from tests.parity.engine import Recorder
 from tests.rag_windows import small
 
 _RESULT = "{% elif m.role == 'tool' %}<|user|>"
@@ -96,18 +97,6 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-class _Forced(LogitsProcessor):
-    """Lets one sequence of tokens out."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self._ids = iter(ids)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, next(self._ids)] = 0.0
-        return forced
-
-
 Script = Callable[[Any], str]
 """What the model answers to a query."""
 
@@ -132,7 +121,7 @@ class ScriptedLM(WindowedLM):
             self.asked.append((asked.query, list(cast("list[Any]", asked.passages))))
             text = self.script(asked.query) + "</s>" * self.ends
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            options = {**asked.options, "logits_processor": [_Forced(list(ids))]}
+            options = {**asked.options, "logits_processor": [Recorder(list(ids))]}
             return ask(replace(asked, options=options, max_new_tokens=len(ids)))
 
         self.engine.ask = forced  # type: ignore[method-assign]  # what a script is for

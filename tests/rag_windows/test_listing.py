@@ -46,9 +46,7 @@ def llama_index() -> Any:
 
 SOURCES: dict[str, Callable[[], Any]] = {
     "hybrid": lambda: SimpleNamespace(retrievers=(ours(), ours())),
-    "langchain store": langchain_store,
     "langchain retriever": lambda: langchain_store().as_retriever(),
-    "llama-index": llama_index,
     "llama-index retriever": lambda: llama_index().as_retriever(),
 }
 

@@ -131,14 +131,6 @@ def test_limits_that_nothing_fits_into_are_refused_by_name() -> None:
         Prompt(small.tokenizer()).build("Who?", [Passage("東京")], max_window_tokens=4)
 
 
-def test_base_model_layout() -> None:
-    tokenizer = build("gpt2")
-    parts = Prompt(tokenizer).build("Who?", [Passage("A wall.")], prefix="Be short.")
-    assert tokenizer.decode(parts.prefix_ids) == "Be short.\n\n"
-    assert tokenizer.decode(parts.windows[0].ids) == "A wall.\n\n"
-    assert tokenizer.decode(parts.query_ids) == "Question: Who?\nAnswer:"
-
-
 def test_a_base_model_gets_its_own_beginning_once() -> None:
     tokenizer = build("bert")  # puts [CLS] before a text and [SEP] behind it
     parts = Prompt(tokenizer).build("who?", [Passage("a wall.")], prefix="be short.")
