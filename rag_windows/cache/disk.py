@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 MOST_LABELS = 16
 """Ids that one entry may carry: windows of equal text are one entry, whatever their ids."""
 
-_USES_TOGETHER = 512  # are written into the catalog at once
 _WRITING = re.compile(r"[0-9a-f]{64}\.([0-9]{1,19}\.)?[0-9a-f]{16}\.tmp")
 _WORTH_THREADS_BYTES = 1 << 22  # below, starting threads takes longer than it saves
 _MOST_THREADS = 8
@@ -154,11 +153,6 @@ class DiskTier(Tier):
     def _holds(self) -> tuple[int, int]:
         sizes = self._sizes()
         return len(sizes), sum(sizes.values())
-
-    @property
-    def many_uses(self) -> bool:
-        """Whether there are enough uses that they should be written."""
-        return len(self._catalog.uses) >= _USES_TOGETHER
 
     # Writing
 

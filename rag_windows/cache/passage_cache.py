@@ -368,12 +368,12 @@ class PassageCache:
             self._put(near, key, entry, epoch)
         more = [key for key, entry in found.items() if entry.more_labels and near]
 
-        def look() -> None:  # writes uses, too
+        def look() -> None:
             for key, labels in disk.labels(more).items():
                 for tier in near:
                     tier.add_labels(key, labels)
 
-        if more or disk.many_uses:
+        if more:
             self._writer.submit(look, 0)
         return found
 

@@ -61,61 +61,45 @@ for make in (
 def test_a_stopped_process_stops_no_other_one_that_uses_its_book(
     python: Process, tmp_path: Path
 ) -> None:
-    """Its writer is stopped at many moments; at some of them it is in the midst of a change."""
+    """A writer is stopped where it puts the book's new file in place, in the midst of a change."""
     done = python(
         """
-import os, random, signal, subprocess, sys, time
-from rag_windows import WindowedLM
-from rag_windows import CacheError
+import os, pathlib, signal, subprocess, sys, time
+from rag_windows import CacheError, WindowedLM
 
-def opened():
-    return WindowedLM.from_pretrained("tiny-reader").codebook(path=FOLDER, wait_s=0.5)
+def stop(one, other, *rest, **options):
+    if str(other).endswith("book.json"):
+        os.kill(os.getpid(), signal.SIGSTOP)
 
+book = WindowedLM.from_pretrained("tiny-reader").codebook(path=FOLDER, wait_s=0.5)
 if len(sys.argv) > 1:
-    with opened() as book:
-        print("ready", flush=True)
-        while True:
-            book.add([{"id": "other", "text": "Aldan Pellby was born in Birholm."}])
-            book.remove("other")
-
-book = opened()
+    os.replace = os.rename = pathlib.Path.replace = pathlib.Path.rename = stop
+    book.add([{"id": "other", "text": "Aldan Pellby was born in Birholm."}])
 book.add([{"id": "one", "text": "Vara Zelmont was born in Sulava."}])
 code = sys.orig_argv[sys.orig_argv.index("-c") + 1]
-writer = subprocess.Popen([sys.executable, "-c", code, "writer"], stdout=subprocess.PIPE)
-writer.stdout.readline()
+writer = subprocess.Popen([sys.executable, "-c", code, "writer"])
+os.waitpid(writer.pid, os.WUNTRACED)
+two = [{"id": "two", "text": "Ilvo Tarrent was born in Merrin."}]
+start = time.monotonic()
 try:
-    for attempt in range(100):
-        time.sleep(random.uniform(0.0, 0.02))
-        while attempt > 4 and not os.path.exists(os.path.join(FOLDER, "book.lock")):
-            pass
-        os.kill(writer.pid, signal.SIGSTOP)
-        print(book.lm.generate("Where was Vara Zelmont born?", book).text)
-        start = time.monotonic()
-        try:
-            book.add([{"id": "two", "text": "Ilvo Tarrent was born in Merrin."}])
-            book.remove("two")
-        except CacheError as error:
-            if "process ?," in str(error):  # stopped before it wrote its number into the lock
-                os.kill(writer.pid, signal.SIGCONT)
-                continue
-            print(0.4 < time.monotonic() - start < 5, f"process {writer.pid}," in str(error))
-            print(error)
-            break
-        os.kill(writer.pid, signal.SIGCONT)
-finally:
-    writer.kill()
-    writer.wait()
-book.add([{"id": "two", "text": "Ilvo Tarrent was born in Merrin."}])
-print(len(book) in (2, 3))
+    book.add(two)
+except CacheError as error:
+    print(0.4 < time.monotonic() - start < 5, f"process {writer.pid}," in str(error))
+    print(error)
+print(book.lm.generate("Where was Vara Zelmont born?", book).text)
+writer.kill()
+writer.wait()
+book.add(two)
+print(len(book))
 """.replace("FOLDER", repr(str(tmp_path / "book"))),
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    *answers, timely, message, last = done.stdout.splitlines()
-    assert set(answers) == {ANSWER}
+    timely, message, answer, count = done.stdout.splitlines()
     assert timely == "True True", message
     assert "wait_s" in message
-    assert last == "True"
+    assert answer == ANSWER
+    assert count == "2"
 
 
 SECRET = "The patient of bed nine has the grey fever."

@@ -6,8 +6,7 @@ import copy
 import functools
 import time
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -260,12 +259,6 @@ def test_edits_are_looked_for_in_about_a_millisecond() -> None:
     assert min([spent() for _ in range(30)]) < 0.005
 
 
-@contextmanager
-def autocast(dtype: torch.dtype = torch.bfloat16) -> Iterator[None]:
-    with torch.autocast("cpu", dtype=dtype):
-        yield
-
-
 METHODS = (
     "ape",
     "pcw",
@@ -282,7 +275,7 @@ METHODS = (
 def test_methods_answer_under_autocast(method: str) -> None:
     lm = wrapped(fresh())
     expected = lm.logits(lm.encode_ids([0, 4], WINDOWS, method=method), QUERY)
-    with autocast():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         context = lm.encode_ids([0, 4], WINDOWS, method=method)
         rounded = lm.logits(context, QUERY)
         answer = lm.generate("How deep?", PASSAGES, method=method, max_new_tokens=3)
@@ -300,7 +293,7 @@ def test_methods_answer_under_autocast(method: str) -> None:
 def test_a_stream_goes_on_under_autocast() -> None:
     model = fresh()
     lm = wrapped(model)
-    with autocast():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         whole = lm.generate("How deep?", PASSAGES, max_new_tokens=8).text
         seen: set[torch.dtype] = set()
         model.lm_head.register_forward_hook(lambda _, __, output: seen.add(output.dtype))

@@ -74,12 +74,13 @@ def truncations(data: bytes) -> Iterator[bytes]:
 
 
 def others(data: bytes) -> Iterator[bytes]:
-    """Junk at the end, files of other kinds, bytes in another order."""
+    """Junk at the end, files of other kinds and of an older version, bytes in another order."""
     end = end_of_header(data)
     yield from (data + more for more in (b"\0", b" " * 64, b"junk" * 4096, data))
     yield from (b"\0" * len(data), b"\xff" * len(data), data[end:] + data[:end])
     yield data[:end] + b"\0" * (len(data) - end)
     yield data[:-64] + data[-32:] + data[-64:-32]
+    yield data.replace(b"rag-windows window 2", b"rag-windows window 1")
 
 
 @pytest.mark.parametrize("damage", [header_bits, payload_bits, truncations, others])

@@ -105,27 +105,6 @@ def test_what_is_read_from_disk_while_it_is_forgotten_does_not_stay(
         assert key not in cache
 
 
-@pytest.mark.parametrize("how", ["read", "prune", "verify"])
-def test_files_of_older_versions_are_deleted(how: str, tmp_path: Path) -> None:
-    with PassageCache(None, path=tmp_path / "w") as cache:
-        lm = model(cache)
-        ask(lm)
-        for file in (tmp_path / "w" / "entries").iterdir():
-            held = file.read_bytes()
-            assert held.count(b"rag-windows window 2") == 1
-            file.write_bytes(held.replace(b"rag-windows window 2", b"rag-windows window 1"))
-        (tmp_path / "w" / "catalog" / "windows.sqlite").unlink()  # older versions had none
-        if how == "prune":
-            cache.prune()
-        elif how == "verify":
-            assert cache.verify() == (4, 4)
-        if how != "read":
-            assert not [*(tmp_path / "w" / "entries").iterdir()]
-        assert [ask(lm), ask(lm)] == [(0, 4), (4, 0)]
-        disk = cache.stats().tiers["disk"]
-        assert (disk.expired, disk.quarantined, disk.failed) == (0, 4, 0)
-
-
 def test_entries_whose_time_is_up_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PassageCache("1MB", ttl=1000)
     lm = model(cache)
