@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -271,6 +272,9 @@ MUON_RATE, ADAM_RATE = 0.02, 2e-3
 """Learning rates after warm-up, before the final decrease."""
 MAX_BYTES = 12_000_000
 """Of a shipped model's weights."""
+SAVE_EVERY = 50
+"""Steps between checkpoints; a run that was killed loses no more."""
+CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -364,6 +368,46 @@ class Trainer:
         self.step += 1
         return sum(losses) / BATCHES
 
+    def save(self) -> None:
+        """Writes a checkpoint in place of the last one."""
+        tensors = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
+        for number, optimizer in enumerate(self.optimizers):
+            for index, values in optimizer.state_dict()["state"].items():
+                tensors |= {f"{number}.{index}.{name}": values[name] for name in values}
+        course = self.curriculum
+        facts = [self.step, course.level, course.steps_here, list(course.accuracy.items())]
+        path = self.settings.out / CHECKPOINT
+        fresh = path.with_suffix(".new")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            fresh,
+            metadata={"facts": json.dumps(facts)},
+        )
+        fresh.replace(path)
+
+    def resume(self) -> None:
+        """Goes on from the checkpoint, if there is one."""
+        path = self.settings.out / CHECKPOINT
+        if not path.exists():
+            return
+        states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in self.optimizers]
+        parameters = dict(self.model.named_parameters())
+        with safe_open(path, framework="pt", device=self.settings.device) as file:
+            for key in file.keys():  # noqa: SIM118 - it is no mapping
+                part, _, name = key.partition(".")
+                if part == "model":
+                    parameters[name].data.copy_(file.get_tensor(key))
+                else:
+                    index, _, name = name.partition(".")
+                    states[int(part)].setdefault(int(index), {})[name] = file.get_tensor(key)
+            facts = json.loads(file.metadata()["facts"])
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        course = self.curriculum
+        self.step, course.level, course.steps_here, accuracy = facts
+        course.accuracy = dict(accuracy)
+
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Writes the folder that is shipped.
@@ -390,16 +434,20 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Pat
 
 
 def train(settings: Settings) -> Trainer:
-    """Trains a reader, writes its folder, and returns the finished trainer."""
+    """Trains a reader, or goes on with it; writes its folder and returns the finished trainer."""
     disable_progress_bar()
     tokenizer, begun = train_tokenizer(), time.monotonic()
     trainer = Trainer(settings, tokenizer)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    trainer.resume()
     while trainer.step < settings.steps:
         loss = trainer.train_step()
-        if trainer.step in (settings.steps, *range(0, settings.steps, 50)):
+        if trainer.step in (settings.steps, *range(0, settings.steps, SAVE_EVERY)):
+            trainer.save()
             minutes, right = (time.monotonic() - begun) / 60, trainer.curriculum.accuracy
             log.info("step %d, %.1f min, loss %.3f, right %s", trainer.step, minutes, loss, right)
     export(trainer.model, tokenizer, settings.out)
+    (settings.out / CHECKPOINT).unlink(missing_ok=True)
     return trainer
 
 

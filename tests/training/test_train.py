@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +42,26 @@ def test_twenty_steps_lower_the_loss_and_keep_the_positional_heads(trainer: Trai
     assert max(trainer.train_step() for _ in range(3)) < min(before) - 0.1
     for kept, first in zip(frozen_parameters(trainer.model), start, strict=True):
         assert torch.equal(kept, first)
+
+
+def test_a_killed_run_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.train.SAVE_EVERY", 2)
+    whole = train(Settings(tmp_path / "whole", steps=5, tokens=512))
+    killed = Settings(tmp_path / "killed", steps=5, tokens=512)
+    begun = Trainer(killed, TOKENIZER)
+    killed.out.mkdir()
+    for _ in range(2):
+        begun.train_step()
+    begun.save()
+    begun.train_step()  # lost with the process
+    again = train(killed)
+    assert again.step == whole.step
+    assert again.curriculum.accuracy == whole.curriculum.accuracy
+    for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not [path for path in killed.out.iterdir() if "checkpoint" in path.name]
 
 
 def test_what_is_exported_answers_and_is_trained_further(trainer: Trainer) -> None:
