@@ -223,7 +223,7 @@ class _Reading:
             digests = dict(zip(map(id, unique), pool.map(_digest_of, unique), strict=True))
         self.contents = _sha256(
             canonical(twin.model.config.to_dict()),
-            canonical({source: _origin(source) for source in sources}),
+            canonical(sorted(f"{source} {_origin(source)}" for source in sources)),
             canonical(self._switched),
             *(_described(name, module) for name, module in self._modules),
             *(

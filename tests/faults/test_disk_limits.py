@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows import InputError
 from tests.rag_windows.cache.disk_cases import (
     entry_of,
     entry_path,
@@ -148,10 +147,3 @@ def test_clear_and_writes_at_once(tmp_path: Path) -> None:
     assert names(tmp_path) == []
     assert user.stats().failed == 0
     assert tier(tmp_path, 30 * SIZE).stats().bytes == 0
-
-
-def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(InputError):
-        tier(tmp_path, store="zip")
-    with pytest.raises(InputError):
-        tier(tmp_path, -1)

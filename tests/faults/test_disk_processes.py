@@ -21,7 +21,6 @@ from tests.rag_windows.cache.disk_cases import (
     end_of,
     entry_of,
     folder_bytes,
-    held,
     in_child,
     key_of,
     names,
@@ -176,13 +175,3 @@ def test_one_of_many_gets_a_keys_lock_and_a_dead_owners_is_free(tmp_path: Path) 
 
     children = [in_child(work) for _ in range(4)]
     assert [end_of(child) for child in children] == [0] * 4
-
-
-def test_entries_of_another_process_are_found(tmp_path: Path) -> None:
-    user = tier(tmp_path)
-    assert key_of(1) not in user
-    assert end_of(in_child(lambda: tier(tmp_path).put(key_of(1), entry_of(1)))) == 0
-    assert key_of(1) in user
-    assert held(user, range(3)) == [1]
-    assert user.stats().entries == 1
-    assert user.stats().bytes == folder_bytes(tmp_path)

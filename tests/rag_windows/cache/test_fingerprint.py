@@ -97,14 +97,12 @@ def test_what_changes_no_key_changes_no_fingerprint() -> None:
     assert known.fingerprint() == before
 
 
-def test_dtypes_revisions_and_arithmetic_differ() -> None:
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    prints = {identity(fresh().to(dtype)).fingerprint() for dtype in dtypes}
-    prints |= {identity(fresh(), revision=name).fingerprint() for name in ("main", "v2")}
+def test_arithmetic_counts() -> None:
     known = identity(fresh())
+    before = known.fingerprint()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        prints.add(known.fingerprint())
-    assert len(prints) == 7
+        assert known.fingerprint() != before
+    assert known.fingerprint() == before
 
 
 def test_nothing_is_said_about_a_model_with_foreign_hooks(caplog: Any) -> None:
