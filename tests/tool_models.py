@@ -97,19 +97,13 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-Script = Callable[[Any], str]
-"""What the model answers to a query."""
-
-
 class ScriptedLM(WindowedLM):
-    """The real engine and a real model whose answers are written beforehand.
+    """The real engine and a real model whose answers `script` writes, by the query.
 
-    Attributes:
-        asked: every query it got, with its passages.
-        ends: whether answers end by themselves, and are not cut.
+    `asked` has every query with its passages; where it never `ends`, an answer is cut.
     """
 
-    script: Script
+    script: Callable[[Any], str]
     ends: bool = True
     asked: list[tuple[Any, list[Any]]]
 

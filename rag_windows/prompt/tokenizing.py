@@ -19,9 +19,6 @@ Span = tuple[int, int, int]
 """The first character that a token is made of, the one behind the last, and the token's id."""
 
 
-_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A stretch of a prompt.
@@ -67,7 +64,7 @@ class Boundary:
         self._whole.encode_special_tokens = False
         names = _control_tokens(tokenizer, text_tokens)
         # Characters may come to bytes and to the unknown token, but not by spelling their names.
-        bytes_ = {backend.token_to_id(name): name for name in _BYTES}
+        bytes_ = {backend.token_to_id(name): name for name in map("<0x{:02X}>".format, range(256))}
         self._spelled: dict[int | None, str] = {
             id_: name for id_, name in bytes_.items() if id_ not in names.values()
         }

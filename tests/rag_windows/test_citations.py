@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from tests.rag_windows import small
 
 PREFIX, QUERY = [0, 4, 70], [99, 65, 5, 30]
 WINDOWS = [list(range(80, 95)), [33, 44], list(range(120, 153))]
+FULL = [None] * small.model().config.num_hidden_layers
 RULES: dict[str, tuple[Method, Any]] = {
     "pcw": (PCW(), dense.Rule()),
     "ape": (APE(0.7, 0.8), dense.Rule(0.7, 0.8)),
@@ -72,34 +73,29 @@ def test_weights_are_those_of_the_dense_softmax_at_each_step(name: str, rule: st
 def test_weights_without_a_prefix_where_the_query_is_weighed() -> None:
     recorder = decoded(small.lm(), MateICL(3), prefix=[]).recorder
     shares = recorder.average([recorder.first_position], [0])
-    full = [None] * small.model().config.num_hidden_layers
-    expected = reference(small.model(), full, Weighed(copies=3), QUERY, prefix=[])
+    expected = reference(small.model(), FULL, Weighed(copies=3), QUERY, prefix=[])
     assert torch.allclose(shares, expected, atol=1e-5)
 
 
 def test_sequential_passages_have_weights_of_their_own() -> None:
     recorder = decoded(small.lm(), Sequential()).recorder
     shares = recorder.average([recorder.first_position], [0])
-    ids = [*PREFIX, *(token for window in WINDOWS for token in window), *QUERY]
+    ids = [*chain(PREFIX, *WINDOWS, QUERY)]
     eager = float64.twin(small.model(), "eager")
     with torch.no_grad():
         attentions = eager(torch.tensor([ids]), output_attentions=True).attentions
     row = torch.stack([layer[0, :, -1] for layer in attentions]).mean(dim=(0, 1)).float()
-    borders = [0, len(PREFIX)]
-    for window in WINDOWS:
-        borders.append(borders[-1] + len(window))
-    borders.append(len(ids))
+    borders = [0, *accumulate(map(len, (PREFIX, *WINDOWS, QUERY)))]
     prefix, *groups, query = [row[a:b].sum() for a, b in pairwise(borders)]
     assert torch.allclose(shares, torch.stack([*groups, prefix, query]), atol=1e-5)
 
 
 def test_beams_follow_the_winning_beam() -> None:
     made = decoded(small.lm(), APE(0.7, 0.8), num_beams=3)
-    full = [None] * small.model().config.num_hidden_layers
     for step, row in enumerate(made.rows[0]):
         shares = made.recorder.average([made.recorder.first_position + step], [row])
         query = [*QUERY, *made.sequences[0][:step]]
-        expected = reference(small.model(), full, dense.Rule(0.7, 0.8), query)
+        expected = reference(small.model(), FULL, dense.Rule(0.7, 0.8), query)
         assert torch.allclose(shares, expected, atol=1e-5), step
 
 

@@ -43,14 +43,10 @@ def test_bytes_on_both_sides_of_a_special_token_wait_for_each_other() -> None:
     assert detokenizer.text(ids) == "s\ufffd\ufffd"
 
 
-def test_an_unfinished_character_waits_and_the_rest_does_not() -> None:
+def test_an_unfinished_character_and_a_possible_stop_string_wait() -> None:
     detokenizer = Detokenizer(small.tokenizer())
     ids = small.tokenizer()("aé", add_special_tokens=False)["input_ids"]
     assert [detokenizer.settled(ids[:n]) for n in range(4)] == ["", "a", "a", "aé"]
-
-
-def test_a_possible_stop_string_waits() -> None:
-    detokenizer = Detokenizer(small.tokenizer())
     ids = small.tokenizer()("a stone", add_special_tokens=False)["input_ids"]
     assert detokenizer.settled(ids[:4], ["stop"]) == "a "
     assert detokenizer.settled(ids, ["stop"]) == "a stone"
