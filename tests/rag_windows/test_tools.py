@@ -158,18 +158,11 @@ def test_a_call_can_be_forced(kind: str) -> None:
     assert either.query(USER).opening == WRITTEN[kind].partition("search")[0]
 
 
-@pytest.mark.parametrize(
-    ("written", "instead"),
-    [
-        ('"arguments"', '"with"'),
-        ('{"name": "{{ c.function.name }}", ', '{"function": "{{ c.function.name }}", '),
-        ('{"name": "{{ c.function.name }}", ', "<function={{ c.function.name }}>{"),
-    ],
-)
+@pytest.mark.parametrize("instead", ['{"function": "{{ c.function.name }}", ', "<function=f>{"])
 def test_a_form_of_calls_that_is_not_known_is_refused(
-    monkeypatch: pytest.MonkeyPatch, written: str, instead: str
+    monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
-    strange = TEMPLATES["hermes"].replace(written, instead)
+    strange = TEMPLATES["hermes"].replace('{"name": "{{ c.function.name }}", ', instead)
     monkeypatch.setattr(tokenizer("hermes"), "chat_template", strange)
     with pytest.raises(ToolsUnsupportedError, match="form that is not known here"):
         integration.ToolFormat.of(tokenizer("hermes"), {})
