@@ -26,8 +26,7 @@ from rag_windows.kv import Members, PackedWindows, RowsCache, Shelf, Window, pac
 from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import window_starts
-from rag_windows.steps.recompute import recompute
-from rag_windows.steps.refinement import check_room, refine
+from rag_windows.steps.recompute import check_room, recompute, refine
 
 
 def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

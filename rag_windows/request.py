@@ -18,7 +18,7 @@ from rag_windows.prefill import OnEncoded, Source
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.sampling import LogprobRecorder
-from rag_windows.steps.refinement import check_room
+from rag_windows.steps.recompute import check_room
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
 PassageLike = Passage | str | Mapping[str, Any]

@@ -1,9 +1,10 @@
-"""Selective recompute: some tokens of each window are encoded again, in sight of the others."""
+"""Windows that change after they were encoded: selective recompute, and Deep-Thinking's passes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -12,9 +13,10 @@ from transformers import PreTrainedModel
 
 from rag_windows.attention.layout import AllCaptured, Capture, Layout, TextsLayout, use_layout
 from rag_windows.attention.segments import MAX_MASK, Reading, Rows, Segment, Segments
+from rag_windows.errors import LimitError
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
-from rag_windows.methods import Linked
+from rag_windows.methods import DeepThinking, Linked
 
 
 class RecomputeLayout(Layout):
@@ -150,3 +152,62 @@ def encode_again(
         made.append(Window(window.ids, window.start, *own))
         start = place.stop
     return made
+
+
+Run = Callable[..., list[Window]]
+
+
+@torch.no_grad()
+def refine(
+    refinement: DeepThinking, run: Run, windows: Sequence[Window], prefix: Window | None
+) -> list[Window]:
+    """Refine each window of a batch by itself; ``run`` is `rag_windows.prefill.Encoder.run`."""
+    ids = [window.ids for window in windows]
+    behind = refinement.positions == "continue"
+    starts = [window.end if behind else window.start for window in windows]
+    exact = torch.promote_types(windows[0].keys[0].dtype, torch.float32)
+    states = [[t.to(exact, copy=True) for t in (*w.keys, *w.values)] for w in windows]
+    speeds: dict[tuple[int, int], torch.Tensor] = {}
+    now = list(windows)
+    layers = len(windows[0].keys)
+    for _ in range(refinement.steps):
+        for index, window in enumerate(run(ids, starts, prefix, before=now)):
+            targets = (*window.keys, *window.values)
+            for place, (state, target) in enumerate(zip(states[index], targets, strict=True)):
+                moving = target.to(exact) - state
+                if refinement.momentum:
+                    if (index, place) in speeds:
+                        moving.add_(speeds[index, place], alpha=refinement.momentum)
+                    speeds[index, place] = moving
+                state.add_(moving, alpha=refinement.eta)
+            pairs = zip(states[index], targets, strict=True)
+            moved = tuple(state.to(target.dtype) for state, target in pairs)
+            now[index] = replace(now[index], keys=moved[:layers], values=moved[layers:])
+    return now
+
+
+def check_room(
+    refinement: DeepThinking,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    limit: int | None,
+    name: Callable[[int], str],
+) -> None:
+    """Refuse windows whose further passes would stand beyond the model's positions.
+
+    ``name`` is how the error calls a window, by its index.
+
+    Raises:
+        LimitError: naming the first window that does not fit, and what to do.
+    """
+    if limit is None or refinement.positions == "reuse":
+        return
+    for index, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        end = start + 2 * length
+        if end > limit:
+            fitting = max(0, (limit - start) // 2)
+            raise LimitError(
+                f"{name(index)} has {length} tokens from position {start} on, and the passes that "
+                f"refine it stand behind it: they reach {end} positions, and the model has {limit}."
+                f" Use positions='reuse', or windows of at most {fitting} tokens."
+            )

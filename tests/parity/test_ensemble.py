@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -27,36 +27,16 @@ FORCED = tuple(zoo.ids(2, 31))
 SCORES = (0.3, -1.2, 2.0, 0.9)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """The combination, restated; `nucleus` = 1 corrects every token."""
-
-    weights: str = "uniform"
-    pooling: str = "inverse"
-    temperature: float = 1.0
-    beta: float = 0.0
-    nucleus: float = 1.0
-
-    @property
-    def method(self) -> ParallelEnsemble:
-        return ParallelEnsemble(
-            weights=self.weights,  # type: ignore[arg-type]  # RULES holds no other names
-            pooling=self.pooling,  # type: ignore[arg-type]  # RULES holds no other names
-            score_temperature=self.temperature,
-            beta=self.beta,
-            nucleus=self.nucleus,
-        )
-
-
-RULES: Mapping[str, Rule] = {
-    "uniform": Rule(),
-    "uniform, prior": Rule(beta=0.5),
-    "retrieval": Rule("retrieval", temperature=0.7),
-    "entropy": Rule("entropy"),
-    "minimum": Rule("entropy", "minimum"),
-    "nbce": Rule("entropy", "minimum", beta=0.25),
-    "nbce, nucleus": Rule("entropy", "minimum", beta=0.25, nucleus=0.8),
-    "inverse, nucleus": Rule("entropy", beta=1.5, nucleus=0.95),
+# Their numbers are read in `combined`, their formulas are not; nucleus=1 corrects every token.
+RULES: Mapping[str, ParallelEnsemble] = {
+    "uniform": ParallelEnsemble(),
+    "uniform, prior": ParallelEnsemble(beta=0.5, nucleus=1),
+    "retrieval": ParallelEnsemble("retrieval", score_temperature=0.7),
+    "entropy": ParallelEnsemble("entropy", beta=0),
+    "minimum": ParallelEnsemble("entropy", "minimum", beta=0),
+    "nbce": ParallelEnsemble("entropy", "minimum", nucleus=1),
+    "nbce, nucleus": ParallelEnsemble("entropy", "minimum", nucleus=0.8),
+    "inverse, nucleus": ParallelEnsemble("entropy", beta=1.5),
 }
 
 
@@ -77,7 +57,7 @@ def rows(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
     return torch.stack(made).double().log_softmax(-1)
 
 
-def combined(name: str, layout: str, answer: Sequence[int], rule: Rule) -> Tensor:
+def combined(name: str, layout: str, answer: Sequence[int], rule: ParallelEnsemble) -> Tensor:
     """(tokens of query and answer, vocabulary): the specification."""
     *each, prior = rows(name, layout, tuple(answer))
     logs = torch.stack(each)
@@ -86,7 +66,7 @@ def combined(name: str, layout: str, answer: Sequence[int], rule: Rule) -> Tenso
         weights = torch.full(logs.shape[:2], 1 / count, dtype=torch.float64)
     elif rule.weights == "retrieval":
         scores = torch.tensor(SCORES[:count], dtype=torch.float64)
-        weights = torch.softmax(scores / rule.temperature, 0)[:, None].expand(logs.shape[:2])
+        weights = torch.softmax(scores / rule.score_temperature, 0)[:, None].expand(logs.shape[:2])
     else:
         entropy = torch.distributions.Categorical(logits=logs).entropy()
         if rule.pooling == "inverse":
@@ -97,9 +77,11 @@ def combined(name: str, layout: str, answer: Sequence[int], rule: Rule) -> Tenso
     for weight, log in zip(weights, logs, strict=True):
         product += weight[:, None] * log
     product = product.log_softmax(-1)
-    if not rule.beta:
+    default = 0.25 if rule.weights == "entropy" else 0.0
+    beta = default if rule.beta is None else rule.beta
+    if not beta:
         return product
-    corrected = (1 + rule.beta) * product - rule.beta * prior
+    corrected = (1 + beta) * product - beta * prior
     both = nucleus(product, rule.nucleus) & nucleus(prior, rule.nucleus)
     return torch.where(both, corrected, product).log_softmax(-1)
 
@@ -119,11 +101,9 @@ def nucleus(logs: Tensor, share: float) -> Tensor:
     return inside
 
 
-def encoded(name: str, one: Case, rule: Rule) -> EncodedContext:
+def encoded(name: str, one: Case, rule: ParallelEnsemble) -> EncodedContext:
     scores = SCORES[: len(one.windows)]
-    return engine.shared(name).encode_ids(
-        one.prefix, one.windows, method=rule.method, scores=scores
-    )
+    return engine.shared(name).encode_ids(one.prefix, one.windows, method=rule, scores=scores)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_threads_equal_serial() -> None:
     def answer(number: int) -> tuple[torch.Tensor, list[int]]:
         torch.set_num_threads(1)
         one = case(number % 3 * 2, tuple(1 + (number * 7 + 5 * i) % 19 for i in range(4)), 4)
-        method = RULES[names[number]].method if number % 4 < 3 else PCW()
+        method = RULES[names[number]] if number % 4 < 3 else PCW()
         scores = test_ensemble.SCORES
         context = lm.encode_ids(one.prefix, one.windows, method=method, scores=scores)
         return (
