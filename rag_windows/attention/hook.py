@@ -39,17 +39,10 @@ def windowed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of the fed tokens over what the current layout says they read.
 
-    Args:
-        module: the attention module; its ``layer_idx`` is the layer.
-        query: (batch, heads, rows, head dim).
-        key: (batch, kv heads, tokens, head dim), of the KV cache with the fed tokens behind.
-        value: (batch, kv heads, tokens, value dim).
-        attention_mask: must be None, as ``position_bias``: a model with its own can't be served.
-        dropout: ignored, as what else a model passes: windows are for inference.
-        scaling: multiplies the logits; head dim ** -0.5 if None.
-        softcap: caps the logits, as Gemma 2 does.
-        s_aux: (heads,) logits of attention sinks, as gpt-oss has them.
-        position_bias: must be None.
+    ``query`` is (batch, heads, rows, head dim); ``key`` and ``value`` (batch, kv heads, tokens,
+    dim) are those of the KV cache with the fed tokens behind. Logits are multiplied by ``scaling``
+    and capped by ``softcap``; ``s_aux`` (heads,) are those of attention sinks. A model with a mask
+    or a position bias of its own can't be served; what else it passes is ignored, as dropout is.
 
     Returns:
         (batch, rows, heads, value dim) in the query's dtype, and None for the weights.

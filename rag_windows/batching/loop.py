@@ -143,11 +143,7 @@ class BatchLoop:
         return self.rows[len(self._caches.lengths) :]
 
     def admit(self, row: Row) -> None:
-        """Let a row, whose context comes from `encoder`, join before the next step.
-
-        Raises:
-            LimitError: it would leave the positions up to which the rotary tables stay.
-        """
+        """Let a row, whose context comes from `encoder`, join before the next step."""
         check_tables(self._table_limit, row.last)
         self._replan()
         self.rows.append(row)

@@ -66,11 +66,7 @@ class Method:
     paper: ClassVar[str]
 
     def require(self, parameter: str, good: bool, wanted: str) -> None:
-        """Refuse a parameter's value unless it is good.
-
-        Raises:
-            MethodError: with what the value must be.
-        """
+        """Refuse a parameter's value unless it is good, and say what it must be."""
         if not good:
             raise MethodError(
                 f"{type(self).__name__} {parameter} must be {wanted}, "
@@ -140,11 +136,7 @@ class Method:
 
 
 def query_bias(method: Method, windows: int) -> float:
-    """What a method adds to the query segment's log-sum-exp; 0 where it does not weigh it.
-
-    Raises:
-        MethodError: the method's weight is not a finite number above 0.
-    """
+    """What a method adds to the query segment's log-sum-exp; 0 where it does not weigh it."""
     weight = method.query_weight(windows)
     if not finite(weight) or weight <= 0:
         raise MethodError(
