@@ -17,7 +17,6 @@ from rag_windows import (
     PCW,
     Codebook,
     DeepThinking,
-    InputError,
     Linked,
     MateICL,
     Method,
@@ -280,13 +279,6 @@ def test_retrieval_weighs_passages_and_not_their_windows() -> None:
     impossible = logs([0.0, 1.0], [0.5, 0.5], [0.25, 0.75])
     combined = RETRIEVAL.combine(impossible, RETRIEVAL.weigh(impossible, far_apart), None)
     assert combined.exp().flatten().tolist() == pytest.approx([0.25, 0.75])
-
-
-@pytest.mark.parametrize("score", [None, math.nan, math.inf, "0.5"])
-def test_a_score_that_is_none_is_refused_by_name(score: Any) -> None:
-    with pytest.raises(InputError, match=r"The second .*score=.*'uniform'"):
-        RETRIEVAL.check([0.5, score], ["The first", "The second"])
-    ParallelEnsemble().check([0.5, score], ["", ""])
 
 
 def test_what_no_window_can_say_stays_finite() -> None:

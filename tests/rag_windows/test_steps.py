@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rag_windows import (
     APE,
@@ -28,6 +28,7 @@ from rag_windows import (
 from rag_windows.prefill import Encoder
 from rag_windows.results import Generation
 from tests.parity import zoo
+from tests.parity.engine import Recorder
 from tests.rag_windows import small
 
 PREFIX, QUERY = zoo.ids(4, 1), zoo.ids(3, 2)
@@ -188,23 +189,6 @@ def test_threads_with_other_links() -> None:
         assert list(pool.map(work, options)) == alone
 
 
-class Written(LogitsProcessor):
-    """Makes the model write given tokens, or "a" again and again; calls back at every step."""
-
-    def __init__(self, at_step: Any = lambda _: None, tokens: list[int] | None = None) -> None:
-        self.count = 0
-        self._at_step = at_step
-        self._tokens = tokens
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.count += 1
-        self._at_step(self.count)
-        written = torch.full_like(scores, -torch.inf)
-        a = small.tokenizer().convert_tokens_to_ids("a")
-        written[:, a if self._tokens is None else self._tokens[self.count - 1]] = 0.0
-        return written
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -239,7 +223,7 @@ def test_citations_of_an_ensemble_are_weights_times_the_rows_attention() -> None
     def masses(context: Any, forced: list[int] | None = None) -> tuple[list[int], torch.Tensor]:
         options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
         if forced is not None:
-            options["logits_processor"] = [Written(tokens=forced)]
+            options["logits_processor"] = [Recorder(forced)]
         decoded = lm.engine.decoder.generate(context, query, options=options, record_weights=True)
         recorder = decoded.recorder
         assert recorder is not None
