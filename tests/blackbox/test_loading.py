@@ -70,10 +70,20 @@ WAYS = ("python", "langchain", "llama-index", "command")
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("count", "place"), [(0, None), (1, "cuda"), (2, "auto")])
-def test_the_best_device_is_taken_everywhere_alike(
+@pytest.mark.parametrize(
+    ("count", "named", "place"),
+    [
+        (0, None, None),
+        (1, None, "cuda"),
+        (2, None, "auto"),
+        (2, "cpu", "cpu"),
+        (2, "cuda:1", "cuda:1"),
+    ],
+)
+def test_the_best_device_is_taken_or_the_one_that_is_named(
     way: str,
     count: int,
+    named: str | None,
     place: str | None,
     small_folder: Path,
     run: Run,
@@ -81,24 +91,9 @@ def test_the_best_device_is_taken_everywhere_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     devices(monkeypatch, count)
+    given = {} if named is None else {"device_map": named}
     with contextlib.suppress(ModelLoadError):
-        ways(small_folder, run)[way]()
-    assert [asked.get("device_map") for asked in options] == [place]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("place", ["cpu", "cuda:1"])
-def test_a_device_that_is_named_is_taken(
-    way: str,
-    place: str,
-    small_folder: Path,
-    run: Run,
-    options: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    devices(monkeypatch, 2)
-    with contextlib.suppress(ModelLoadError):
-        ways(small_folder, run, device_map=place)[way]()
+        ways(small_folder, run, **given)[way]()
     assert [asked.get("device_map") for asked in options] == [place]
 
 
@@ -123,10 +118,9 @@ def test_a_device_that_is_not_there_is_one_clear_line(
     assert len(told.strip().splitlines()) <= 2
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
-def test_a_dtype(small_folder: Path, dtype: Any) -> None:
-    lm = WindowedLM.from_pretrained(str(small_folder), dtype=dtype)
-    assert lm.model.dtype == (torch.bfloat16 if dtype == "bfloat16" else dtype)
+def test_a_dtype(small_folder: Path) -> None:
+    lm = WindowedLM.from_pretrained(str(small_folder), dtype="bfloat16")
+    assert lm.model.dtype == torch.bfloat16
     logits = lm.logits(lm.encode_ids([5, 6], [[7, 8, 9], [10]]), [11, 12])
     assert logits.dtype == torch.float32
     assert logits.isfinite().all()
@@ -173,9 +167,11 @@ def test_a_broken_config(tmp_path: Path) -> None:
         WindowedLM.from_pretrained(tmp_path)
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_what_is_no_model_and_options_that_do_not_apply_are_refused() -> None:
     with pytest.raises(InputError, match="not Linear"):
         WindowedLM.from_pretrained(torch.nn.Linear(2, 2))
+    with pytest.raises(InputError, match="loaded already"):
+        WindowedLM.from_pretrained(small.model(), dtype="bfloat16")
 
 
 def test_a_model_of_another_kind(tmp_path: Path) -> None:
@@ -183,11 +179,6 @@ def test_a_model_of_another_kind(tmp_path: Path) -> None:
     small.tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="is no causal language model"):
         WindowedLM.from_pretrained(tmp_path)
-
-
-def test_options_of_loading_do_not_apply_to_a_loaded_model() -> None:
-    with pytest.raises(InputError, match="loaded already"):
-        WindowedLM.from_pretrained(small.model(), dtype="bfloat16")
 
 
 def test_models_that_cannot_read_windows_are_refused_by_name() -> None:
@@ -218,10 +209,6 @@ def test_spreading_a_model_names_the_extra_that_it_needs(
     without(monkeypatch, "accelerate")
     with pytest.raises(MissingExtraError, match=r"accelerate.*pip install \"\.\[cuda\]\""):
         WindowedLM.from_pretrained(small_folder, device_map=place)
-
-
-def test_one_device_needs_no_extra(small_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "accelerate")
     lm = WindowedLM.from_pretrained(small_folder, device_map="cpu")
     assert lm.generate("Who?", ["One."], max_new_tokens=2).token_ids
 
@@ -377,24 +364,11 @@ def test_windows_of_an_adapter_are_cached_apart(adapter: Path, small_folder: Pat
     assert found.token_ids == other.token_ids
 
 
-@pytest.mark.parametrize("way", ["langchain", "llama-index"])
-def test_adapters_load_in_the_frameworks(way: str, adapter: Path, run: Run) -> None:
-    ways(adapter, run)[way]()
-
-
 def test_a_pickled_adapter_is_refused(adapter: Path, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
     torch.save({}, tmp_path / "adapter_model.bin")
     with pytest.raises(ModelLoadError, match="pickled weights are never loaded"):
         WindowedLM.from_pretrained(tmp_path)
-
-
-def test_an_adapter_names_the_extra_that_it_needs(
-    adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without(monkeypatch, "peft")
-    with pytest.raises(MissingExtraError, match=r"peft.*pip install \"\.\[peft\]\""):
-        WindowedLM.from_pretrained(adapter)
 
 
 gguf = pytest.importorskip("gguf")
@@ -462,16 +436,20 @@ def test_a_gguf_file_is_loaded_by_its_option_or_its_path(
 
 
 @pytest.mark.parametrize("way", ["langchain", "llama-index"])
-def test_gguf_files_load_in_the_frameworks(way: str, gguf_folder: Path, run: Run) -> None:
-    ways(gguf_folder / "small.gguf", run)[way]()
-
-
-def test_a_gguf_file_names_the_extra_that_it_needs(
-    gguf_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_adapters_and_gguf_files_load_in_the_frameworks(
+    way: str, gguf_folder: Path, adapter: Path, run: Run
 ) -> None:
-    without(monkeypatch, "gguf")
-    with pytest.raises(MissingExtraError, match=r"gguf.*pip install \"\.\[gguf\]\""):
-        WindowedLM.from_pretrained(gguf_folder, gguf_file="small.gguf")
+    for path in (gguf_folder / "small.gguf", adapter):
+        ways(path, run)[way]()
+
+
+def test_adapters_and_gguf_files_name_the_extra_that_they_need(
+    gguf_folder: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package, path in {"gguf": gguf_folder / "small.gguf", "peft": adapter}.items():
+        without(monkeypatch, package)
+        with pytest.raises(MissingExtraError, match=rf"{package}.*install \"\.\[{package}\]\""):
+            WindowedLM.from_pretrained(path)
 
 
 def test_a_folder_of_gguf_files_says_how_to_name_one(gguf_folder: Path) -> None:
