@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Self, cast
@@ -445,7 +446,9 @@ class Engine:
 
         def run() -> None:
             try:
-                with autocast():
+                with ExitStack() as scope:
+                    for mode in autocast:
+                        scope.enter_context(mode)
                     results.put(self.answer(request, streamer, cancelled))
             except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
                 results.put(without_stop_iteration(error))

@@ -6,8 +6,8 @@ import importlib.util
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -54,19 +54,10 @@ def check_device(asked: Any, argument: str = "device_map=") -> None:
             )
 
 
-def autocast_here() -> Callable[[], AbstractContextManager[None]]:
-    """What switches autocast on in another thread as it is in this one, now."""
+def autocast_here() -> list[torch.autocast]:
+    """The autocast of this thread, for another one to enter."""
     kinds = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.is_autocast_enabled(kind)]
-    modes = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
-
-    @contextmanager
-    def there() -> Iterator[None]:
-        with ExitStack() as scope:
-            for kind, dtype in modes:
-                scope.enter_context(torch.autocast(kind, dtype=dtype))
-            yield
-
-    return there
+    return [torch.autocast(kind, dtype=torch.get_autocast_dtype(kind)) for kind in kinds]
 
 
 def _cuda_devices() -> int:

@@ -20,7 +20,6 @@ FIRST, SECOND = (
 )
 OWN = {
     "classify": "24 of 24 right",
-    "many_passages": "pcw: Sulava",
     "stream_a_conversation": "honey",
 }
 EVIDENCE = "Restless Ring|restless-ring|from 16 documents"

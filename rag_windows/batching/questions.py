@@ -10,7 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.rows import Row, served
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError, without_stop_iteration
+from rag_windows.loading import autocast_here
 from rag_windows.prefill import EncodedContext, Prefill
 from rag_windows.prompt.detokenize import Pieces
 from rag_windows.request import BatchRequest, Request
@@ -49,7 +50,10 @@ class Question(Future[Generation]):
         self, engine: Engine, request: Request, *, alone: bool, on_text: OnText | None = None
     ) -> None:
         super().__init__()
-        self.engine, self.request, self.alone = engine, request, alone
+        # Rows of a batch are computed alike, so a question under autocast is answered by itself.
+        self.autocast = autocast_here()
+        self.engine, self.request = engine, request
+        self.alone = alone or bool(self.autocast)
         self.context = contextvars.copy_context()
         self.stopped = threading.Event()
         self.first = FirstToken()
@@ -99,7 +103,10 @@ class Question(Future[Generation]):
 
     def answered_alone(self) -> Generation:
         """The answer as `WindowedLM.generate` makes it."""
-        generation = self.engine.answer(self.request, self.pieces, self.stopped)
+        with ExitStack() as scope:
+            for mode in self.autocast:
+                scope.enter_context(mode)
+            generation = self.engine.answer(self.request, self.pieces, self.stopped)
         self.tell_rest(generation)
         return generation
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils import parametrizations
 from transformers import PreTrainedModel
 
+from langchain_rag_windows import ChatRagWindows
 from rag_windows import PassageCache, UnsupportedModelError, WindowedLM
 from tests.rag_windows import small
 
@@ -290,7 +291,7 @@ def test_methods_answer_under_autocast(method: str) -> None:
     assert sum(citation.mass for citation in answer.citations or ()) > 0
 
 
-def test_a_stream_goes_on_under_autocast() -> None:
+def test_streams_and_adapters_answer_under_autocast() -> None:
     model = fresh()
     lm = wrapped(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -298,7 +299,10 @@ def test_a_stream_goes_on_under_autocast() -> None:
         seen: set[torch.dtype] = set()
         model.lm_head.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
         pieces = [chunk.text for chunk in lm.stream("How deep?", PASSAGES, max_new_tokens=8)]
+        chat = ChatRagWindows(lm=lm, max_new_tokens=8)
+        asked = chat.invoke("How deep?", documents=PASSAGES)
     assert "".join(pieces) == whole
+    assert asked.text == whole
     assert seen == {torch.bfloat16}
 
 
