@@ -14,27 +14,8 @@ from rag_windows.steps import ensemble as passes
 from . import engine, test_ensemble, tolerances, zoo
 from .cases import CASES, Case, case, plain
 from .test_ensemble import RULES, combined, encoded
-from .test_options import OPTIONS
 
 SEED = 3
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_one_window_is_the_plain_model(option: str) -> None:
-    """With one window the ensemble is that window, whatever the options."""
-    model, one, options = zoo.build(zoo.BY_NAME["llama"]), case(5, (20,), 6), OPTIONS[option]
-    lm = engine.wrap(model)
-    context = lm.encode_ids(one.prefix, one.windows, method=ParallelEnsemble())
-    seed = SEED if "do_sample" in options else None
-    if option == "early exit":
-        with pytest.raises(GenerationError, match="assistant_early_exit"):
-            lm.generate_ids(context, one.query, max_new_tokens=8, seed=seed, **options)
-        return
-    got = lm.generate_ids(context, one.query, max_new_tokens=8, seed=seed, **options)
-    tokens = torch.tensor([one.flat])
-    torch.manual_seed(SEED)
-    alone = model.generate(tokens, max_new_tokens=8, **{"do_sample": False, **options})
-    assert got == alone[0, tokens.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3_text-sliding"])

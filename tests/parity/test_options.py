@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rag_windows import GenerationError
+from rag_windows import PCW, GenerationError, Method, ParallelEnsemble
 
 from . import engine, zoo
 from .cases import Case, case
@@ -33,18 +33,23 @@ SEED = 3
 
 
 CASES = [
-    (name, option)
-    for name in NAMES
-    for option in OPTIONS
-    # transformers itself fails at this with GPT-2.
-    if (name, option) != ("gpt2", "early exit")
+    *(
+        (name, option, PCW())
+        for name in NAMES
+        for option in OPTIONS
+        # transformers itself fails at this with GPT-2.
+        if (name, option) != ("gpt2", "early exit")
+    ),
+    *(("llama", option, ParallelEnsemble()) for option in OPTIONS),
 ]
 
 
-def ours(model: PreTrainedModel, one: Case, options: dict[str, Any]) -> list[int] | GenerationError:
+def ours(
+    model: PreTrainedModel, one: Case, method: Method, options: dict[str, Any]
+) -> list[int] | GenerationError:
     """The generated tokens, or why the engine refuses the options."""
     lm = engine.wrap(model)
-    context = lm.encode_ids(one.prefix, one.windows)
+    context = lm.encode_ids(one.prefix, one.windows, method=method)
     seed = SEED if "do_sample" in options else None
     try:
         return lm.generate_ids(context, one.query, max_new_tokens=8, seed=seed, **options)
@@ -52,11 +57,11 @@ def ours(model: PreTrainedModel, one: Case, options: dict[str, Any]) -> list[int
         return error
 
 
-@pytest.mark.parametrize(("name", "option"), CASES)
-def test_option_behind_one_window(name: str, option: str) -> None:
+@pytest.mark.parametrize(("name", "option", "method"), CASES)
+def test_option_behind_one_window(name: str, option: str, method: Method) -> None:
     """What an option can't do beside windows is refused; it never changes the answer unseen."""
     model, one, options = zoo.build(zoo.BY_NAME[name]), case(5, (20,), 6), OPTIONS[option]
-    got = ours(model, one, options)
+    got = ours(model, one, method, options)
     if isinstance(got, GenerationError):
         assert any(key in str(got) for key in options)
         return
