@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, Guard
@@ -17,7 +17,7 @@ from rag_windows.passage import Passage
 from rag_windows.prefill import OnEncoded, Source
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.sampling import LogprobRecorder
+from rag_windows.sampling import LogprobRecorder, whole_number
 from rag_windows.steps.recompute import check_room
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
@@ -224,7 +224,7 @@ def seed_of(seed: object) -> int | None:
     """What seeds a generator of PyTorch's, or None."""
     if seed is None:
         return None
-    number = None if isinstance(seed, bool) or not isinstance(seed, SupportsIndex) else int(seed)
-    if number is None or not -(2**63) <= number < 2**64:
-        raise InputError(f"seed must be a whole number from -2**63 to 2**64 - 1, got {seed!r}.")
+    number = whole_number("seed", seed, least=-(2**63))
+    if number >= 2**64:
+        raise InputError(f"seed must be below 2**64, got {seed!r}.")
     return number
