@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +19,8 @@ from pydantic import AliasChoices, BaseModel, Field
 from rag_windows import Passage
 from rag_windows.errors import DocumentError, InputError, missing
 
-SUFFIXES = {
-    ".txt": "text",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".jsonl": "jsonl",
-    ".pdf": "pdf",
-}
-"""A file name's suffix -> how it is read; files of other suffixes are read only when named."""
+SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf")
+"""Files of other suffixes are read only when named, as plain text."""
 
 DEFAULT_WORDS = 120
 
@@ -61,13 +55,10 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file, folder or line that was left out, and why.
+    """A file, folder or line (``label:number``) that was left out, and why.
 
-    Attributes:
-        label: its name, see `load_documents`; a line is ``label:number``.
-        reason: why it was left out, and for a problem what to do.
-        problem: whether it should have been read and could not be: damaged, in another encoding,
-            or in need of a package. The others were never meant, such as pictures.
+    It is a problem where it should have been read and could not be: damaged, in another encoding,
+    or in need of a package. The others were never meant, such as pictures.
     """
 
     label: str
@@ -106,114 +97,110 @@ def load_documents(
             ``strict``, something can't be read; the message names file and line.
     """
     names = [os.fspath(path) for path in paths]
-    loader = _Loader(root or Path(), strict)
+    documents: list[Document] = []
+    skipped: list[Skipped] = []
+    opened: set[Path] = set()
     for name in names:
-        loader.add(name)
-    if not loader.documents:
-        told = sorted(loader.skipped, key=lambda one: not one.problem)[:3]
+        for one in _found(name, root or Path(), opened):
+            if isinstance(one, Document) and one.text.strip():
+                documents.append(one)
+            elif isinstance(one, Document):
+                skipped.append(Skipped(one.id, "no text"))
+            elif one.problem and strict:
+                raise DocumentError(f"{one.label}: {one.reason}")
+            else:
+                skipped.append(one)
+    if not documents:
+        told = sorted(skipped, key=lambda one: not one.problem)[:3]
         examples = ", ".join(f"{one.label}: {one.reason}" for one in told)
-        left_out = f" ({len(loader.skipped)} left out: {examples})" if told else ""
+        left_out = f" ({len(skipped)} left out: {examples})" if told else ""
         raise DocumentError(
             f"No text found in {', '.join(names) or 'nothing'}{left_out}; "
             "name .txt, .md, .jsonl or .pdf files, or a folder of them, that hold some."
         )
-    return Documents(tuple(loader.documents), tuple(loader.skipped))
+    return Documents(tuple(documents), tuple(skipped))
 
 
-class _Loader:
-    """Walks through what was named, reads it, and keeps what was left out."""
+def _found(name: str, root: Path, opened: set[Path]) -> Iterator[Document | Skipped]:
+    """What is behind a file, a folder or a pattern, without the files that were opened before."""
+    given = Path(name).expanduser()
+    tops = [given]
+    try:
+        if named := not glob.has_magic(name) or given.exists():
+            given.stat()
+        else:
+            # pathlib's ** does not follow links; glob's does, round and round.
+            tops = sorted(Path(given.anchor).glob(str(given.relative_to(given.anchor))))
+    except (OSError, ValueError) as error:
+        raise DocumentError(
+            f"{_encodable(name)}: {_reason(error)}; name files, folders or quoted patterns "
+            "such as 'docs/**/*.md'."
+        ) from error
+    if not tops:
+        raise DocumentError(f"{given}: the pattern matches nothing; check it with ls.")
+    for top in tops:
+        paths, errors = [], list[OSError]()
+        for folder, folders, files in os.walk(top, onerror=errors.append):
+            folders[:] = [one for one in folders if not one.startswith(".")]
+            paths += [Path(folder, one) for one in files]
+        for error in errors if top.is_dir() else ():
+            yield Skipped(_encodable(str(error.filename)), _reason(error), problem=True)
+        for path in sorted(paths) if top.is_dir() else [top]:
+            if not any(one.startswith(".") for one in path.parts if one not in given.parts):
+                label = _encodable(Path(os.path.relpath(path, root)).as_posix())
+                yield from _opened(path, label, named and path is top, opened)
 
-    def __init__(self, root: Path, strict: bool) -> None:
-        self.documents: list[Document] = []
-        self.skipped: list[Skipped] = []
-        self._root, self._strict = root, strict
-        self._read: set[Path] = set()
 
-    def add(self, name: str) -> None:
-        given = Path(name).expanduser()
-        tops = [given]
-        try:
-            if named := not glob.has_magic(name) or given.exists():
-                given.stat()
-            else:
-                # pathlib's ** does not follow links; glob's does, round and round.
-                tops = sorted(Path(given.anchor).glob(str(given.relative_to(given.anchor))))
-        except (OSError, ValueError) as error:
-            raise DocumentError(
-                f"{_encodable(name)}: {_reason(error)}; name files, folders or quoted patterns "
-                "such as 'docs/**/*.md'."
-            ) from error
-        if not tops:
-            raise DocumentError(f"{given}: the pattern matches nothing; check it with ls.")
-        for top in tops:
-            for path in self._below(top) if top.is_dir() else [top]:
-                if not any(one.startswith(".") for one in path.parts if one not in given.parts):
-                    label = Path(os.path.relpath(path, self._root)).as_posix()
-                    self._file(path, _encodable(label), named and path is top)
-
-    def _below(self, top: Path) -> list[Path]:
-        """All files of a folder; links to folders are not followed."""
-
-        def unreadable(error: OSError) -> None:
-            self._leave_out(str(error.filename), _reason(error), error)
-
-        found = []
-        for folder, folders, files in os.walk(top, onerror=unreadable):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            found += [Path(folder, name) for name in files]
-        return sorted(found)
-
-    def _file(self, path: Path, label: str, named: bool) -> None:
-        suffix, whole = path.suffix.lower(), path.resolve()
-        kind = SUFFIXES.get(suffix, "text")
-        if not path.is_file():
-            return self._leave_out(label, "no regular file", problem=named)
-        if suffix not in SUFFIXES and not named:
-            return self._leave_out(label, "not .txt, .md, .jsonl or .pdf", problem=False)
-        if whole in self._read:
-            return None
-        self._read.add(whole)
+def _opened(path: Path, label: str, named: bool, opened: set[Path]) -> Iterator[Document | Skipped]:
+    if not path.is_file():
+        yield Skipped(label, "no regular file", problem=named)
+    elif path.suffix.lower() not in SUFFIXES and not named:
+        yield Skipped(label, "not .txt, .md, .jsonl or .pdf")
+    elif path.resolve() not in opened:
+        opened.add(path.resolve())
         try:
             data = path.read_bytes()
-            if data.startswith(b"%PDF-") or kind == "pdf":
-                text, title = _pdf(data)
-            elif b"\x00" in data:
-                raise DocumentError("binary, not UTF-8 text; name .txt, .md, .jsonl or .pdf files")
-            else:
-                text, title = _plain_lines(data.decode("utf-8-sig")), ""
+            yield from _documents(data, label, path)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             advice = f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {label}"
             reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
-            return self._leave_out(f"{label}:{line}", reason, error)
+            yield Skipped(f"{label}:{line}", reason, problem=True)
         except (OSError, DocumentError) as error:
-            return self._leave_out(label, _reason(error), error)
-        if kind == "markdown":
-            title, text = _first_heading(text)
-        if kind != "jsonl":
-            return self._keep(Document(text, label, title or path.stem, metadata={"source": label}))
-        # Not splitlines: U+2028 and its like may stand inside a JSON string.
-        for number, row in enumerate(text.split("\n"), start=1):
-            if row.strip():
-                place = f"{label}:{number}"
-                try:
-                    self._keep(_Row.model_validate(json.loads(row)).document(label, place))
-                except (ValueError, RecursionError) as error:
-                    self._leave_out(place, _ROW, error)
-        return None
+            yield Skipped(label, _reason(error), problem=True)
 
-    def _keep(self, document: Document) -> None:
-        if document.text.strip():
-            self.documents.append(document)
-        else:
-            self._leave_out(document.id, "no text", problem=False)
 
-    def _leave_out(
-        self, label: str, reason: str, cause: Exception | None = None, problem: bool = True
-    ) -> None:
-        if problem and self._strict:
-            raise DocumentError(f"{label}: {reason}") from cause
-        self.skipped.append(Skipped(_encodable(label), reason, problem))
+def _documents(data: bytes, label: str, path: Path) -> Iterator[Document | Skipped]:
+    """The documents of a file's bytes."""
+    suffix, metadata = path.suffix.lower(), {"source": label}
+    if data.startswith(b"%PDF-") or suffix == ".pdf":
+        text, title = _pdf(data)
+    elif b"\x00" in data:
+        raise DocumentError("binary, not UTF-8 text; name .txt, .md, .jsonl or .pdf files")
+    else:
+        text, title = _plain_lines(data.decode("utf-8-sig")), ""
+    if suffix in (".md", ".markdown"):
+        title, text = _first_heading(text)
+    if suffix != ".jsonl":
+        yield Document(text, label, title or path.stem, metadata=metadata)
+        return
+    # Not splitlines: U+2028 and its like may stand inside a JSON string.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = _Row.model_validate(json.loads(line))
+        except (ValueError, RecursionError):
+            yield Skipped(f"{label}:{number}", _ROW, problem=True)
+            continue
+        stated = "" if row.id is None else _encodable(str(row.id))
+        yield Document(
+            text=_encodable(_plain_lines(row.text)),
+            id=stated or f"{label}:{number}",
+            title=_encodable(row.title or "").strip() or None,
+            named=bool(stated),
+            metadata={**(row.model_extra or {}), **(row.metadata or {}), **metadata},
+        )
 
 
 class _Row(BaseModel, extra="allow", strict=True):
@@ -223,17 +210,6 @@ class _Row(BaseModel, extra="allow", strict=True):
     id: str | int | None = Field(None, validation_alias=AliasChoices("id", "_id"))
     title: str | None = None
     metadata: dict[str, Any] | None = None
-
-    def document(self, label: str, place: str) -> Document:
-        """The document of a file's line."""
-        named = self.id is not None and str(self.id) != ""
-        return Document(
-            text=_encodable(_plain_lines(self.text)),
-            id=_encodable(str(self.id)) if named else place,
-            title=_encodable(self.title or "").strip() or None,
-            named=named,
-            metadata={**(self.model_extra or {}), **(self.metadata or {}), "source": label},
-        )
 
 
 def _plain_lines(text: str) -> str:
@@ -260,9 +236,8 @@ def _heading(line: str) -> str:
     """What a line of the form ``## Title ##`` names; nothing for other lines."""
     match = _HEADING.match(line)
     text = match[1].strip() if match else ""
-    open_end = text.rstrip("#")
-    closed = open_end != text and (not open_end or open_end[-1] in " \t")
-    return open_end.rstrip() if closed else text
+    words, _, closing = text.rpartition(" ")
+    return text if closing.strip("#") else words.rstrip()
 
 
 def _pdf(data: bytes) -> tuple[str, str]:
@@ -273,12 +248,12 @@ def _pdf(data: bytes) -> tuple[str, str]:
     except ImportError as error:
         raise DocumentError(missing("Reading PDF files", "pypdf", "pdf")) from error
 
-    broken = (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+    broken = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError)
     try:
         reader = PdfReader(io.BytesIO(data))
         text = "\n\n".join(page.extract_text() for page in reader.pages)
         title = reader.metadata.title if reader.metadata else None
-    except (PyPdfError, DependencyError, ArithmeticError, *broken) as error:
+    except (PyPdfError, DependencyError, TypeError, ValueError, *broken) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DocumentError(f"not a PDF file that pypdf reads ({first}); save it anew.") from error
     if not text.strip():
@@ -304,6 +279,7 @@ _WORD = re.compile(rf"[぀-ヿ㐀-䶿一-鿿]|[^\s぀-ヿ㐀-䶿一-鿿]{{1,{_LO
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 _SENTENCE = re.compile(r"[.!?…][\"”’')\]]*\s+(?=[^\sa-z])|[。！？][”’」』]*")
 _LINE = re.compile(r"\n")
+_SPACE = re.compile(r"\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +297,7 @@ class TokenBudget:
 
     def __post_init__(self) -> None:
         if self.limit < 1:
-            raise InputError(f"A passage needs at least 1 token, not {self.limit}.")
+            raise InputError(f"A passage needs at least 1 word or token, not {self.limit}.")
 
 
 def split_documents(
@@ -342,14 +318,12 @@ def split_document(
     """Cut a document at paragraph borders, then sentences, then lines, then words.
 
     Neighbouring short paragraphs share a passage. All text between the first and the last visible
-    character of the document is in exactly one passage, except blank space at the cuts. Counted in
-    words, a last passage of less than a quarter joins the one before, which may then hold up to
-    ``1.25 * words``; a budget in tokens is never exceeded.
+    character of the document is in exactly one passage, except blank space at the cuts.
 
     Args:
         document: the document; its title and metadata go with every passage.
-        words: aimed-at length, at least 1. A word is a run of visible characters, or one character
-            of a script that is written without spaces.
+        words: of a passage at most, at least 1. A word is a run of visible characters, or one
+            character of a script that is written without spaces.
         tokens: a limit in a model's tokens, instead of `words`. The title is not counted.
 
     Returns:
@@ -360,17 +334,8 @@ def split_document(
     Raises:
         InputError: ``words`` is below 1, or the budget is too small for a single character.
     """
-    text = document.text
-    if tokens is not None:
-        spans = fitting(text, tokens.count, tokens.limit)
-    elif words < 1:
-        raise InputError(f"A passage needs at least 1 word, not {words}.")
-    else:
-        spans = fitting(text, _count_words, words)
-        if len(spans) > 1 and _count_words(text[slice(*spans[-1])]) * 4 < words:
-            joined = spans[-2][0], spans[-1][1]
-            if _count_words(text[slice(*joined)]) <= words * 5 // 4:
-                spans[-2:] = [joined]
+    text, budget = document.text, tokens or TokenBudget(words, _count_words)
+    spans = _fitting(text, budget)
     keep = document.named and len(spans) == 1
     return tuple(
         Passage(
@@ -387,67 +352,50 @@ def _count_words(text: str) -> int:
     return sum(1 for _ in _WORD.finditer(text))
 
 
-def fitting(text: str, measure: Callable[[str], int], limit: int) -> list[tuple[int, int]]:
-    """Stretches of a text as long as fit: (start, end), without blank space around them.
-
-    Lengths need not add up. An `InputError` where a single character is longer.
-    """
+def _fitting(text: str, budget: TokenBudget) -> list[tuple[int, int]]:
+    """Stretches of a text as long as fit, without blank space around them; lengths don't add up."""
     spans: list[tuple[int, int]] = []
 
+    def fits(start: int, end: int) -> bool:
+        return budget.count(text[start:end]) <= budget.limit
+
     def add(start: int, end: int, *borders: re.Pattern[str]) -> None:
-        if spans and measure(text[spans[-1][0] : end]) <= limit:
+        if spans and fits(spans[-1][0], end):
             spans[-1] = (spans[-1][0], end)
-        elif measure(text[start:end]) <= limit:
+        elif fits(start, end):
             spans.append((start, end))
         elif borders:
             for first, last in _between(text, start, end, borders[0]):
                 add(first, last, *borders[1:])
         else:
-            spans.extend(_longest_first(text, start, end, measure, limit))
+            cut_word(start, end)
+
+    def cut_word(start: int, end: int) -> None:
+        while start < end:
+            stops = range(start + 1, min(end, start + _LONGEST * budget.limit) + 1)
+            stop = start + bisect_left(stops, True, key=lambda stop: not fits(start, stop))
+            if stop == start:
+                raise InputError(
+                    f"A passage of {budget.limit} tokens can't hold the character {text[start]!r}, "
+                    f"which has {budget.count(text[start])}; give it more tokens."
+                )
+            spans.append((start, stop))
+            start = stop
 
     for start, end in _between(text, 0, len(text), _PARAGRAPH):
-        add(start, end, _SENTENCE, _LINE)
+        add(start, end, _SENTENCE, _LINE, _SPACE)
     return spans
 
 
 def _between(text: str, start: int, end: int, border: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """Visible text between borders."""
+    """Visible text between borders; a heading belongs to what follows it."""
     cuts = [start]
     for match in border.finditer(text, start, end):
-        line = text[text.rfind("\n", start, match.start()) + 1 : match.start()]
-        # A heading belongs to what follows it.
-        if text[match.start()] != "\n" or not _heading(line):
+        before = match.start()
+        line = text[text.rfind("\n", start, before) + 1 : before] if text[before] == "\n" else ""
+        if border is _SPACE or not _heading(line):
             cuts.append(match.end())
     for first, last in itertools.pairwise([*cuts, end]):
-        yield from _visible(text, first, last)
-
-
-def _visible(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    part = text[start:end]
-    if part.strip():
-        yield start + len(part) - len(part.lstrip()), start + len(part.rstrip())
-
-
-def _longest_first(
-    text: str, start: int, end: int, measure: Callable[[str], int], limit: int
-) -> Iterator[tuple[int, int]]:
-    """As much as fits, again and again: cut between words where one ends in its second half."""
-
-    def length(stop: int) -> int:
-        return measure(text[start:stop])
-
-    while start < end:
-        stops = range(start + 1, min(end, start + _LONGEST * limit) + 1)
-        fits = bisect_right(stops, limit, key=length)
-        if not fits:
-            raise InputError(
-                f"A passage of {limit} tokens can't hold a character of {length(start + 1)}; "
-                "give it more tokens."
-            )
-        stop = start + fits
-        words = text[start:stop].rsplit(maxsplit=1)
-        inside = stop < end and not (text[stop - 1].isspace() or text[stop].isspace())
-        if inside and len(words) == 2 and len(words[0]) > fits // 2:
-            stop = start + len(words[0])
-        yield from _visible(text, start, stop)
-        start = stop
+        if part := text[first:last].strip():
+            first = text.index(part, first)
+            yield first, first + len(part)

@@ -1,8 +1,7 @@
 """Indexes over passages: by words, by meaning, and both in a folder that follows the files.
 
 An index is one safetensors file, which is replaced as a whole: whoever reads meanwhile, and whoever
-starts after a crash, finds the old one or the new one. The checksum finds damage, not malice: open
-indexes only from people whose models you would load.
+starts after a crash, finds the old one or the new one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import re
 import tempfile
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,14 +83,24 @@ about 0.01; another model, pooling, prompt or fine-tuning moves it by more."""
 
 
 def _write(
-    path: Path, passages: Sequence[Passage], settings: Mapping[str, Any], arrays: dict[str, Any]
+    path: Path, passages: Sequence[Passage], settings: dict[str, Any], arrays: dict[str, Any]
 ) -> None:
     """Replace the index by passages without their scores, settings (JSON) and arrays."""
     from safetensors.numpy import save
 
-    rows = "\n".join(_row(one) for one in passages)
-    arrays = {**arrays, "passages": np.frombuffer(rows.encode("ascii"), dtype=np.uint8)}
-    head = json.dumps({"format": _FORMAT, "settings": dict(settings)})
+    try:
+        rows = [
+            json.dumps({"text": p.text, "id": p.id, "title": p.title, "metadata": dict(p.metadata)})
+            for p in passages
+        ]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"A passage's metadata can't be saved as JSON ({error}); "
+            "keep strings, numbers, lists and objects in it."
+        ) from error
+    lines = "\n".join(rows).encode("ascii")
+    arrays = {**arrays, "passages": np.frombuffer(lines, dtype=np.uint8)}
+    head = json.dumps({"format": _FORMAT, "settings": settings})
     data = save(arrays, {"index": head, "sha256": _digest(head, arrays)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,17 +144,6 @@ def _read(path: Path) -> tuple[tuple[Passage, ...], dict[str, Any], dict[str, An
         ) from error
 
 
-def _row(passage: Passage) -> str:
-    row = {"text": passage.text, "id": passage.id, "title": passage.title}
-    try:
-        return json.dumps({**row, "metadata": dict(passage.metadata)})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"The metadata of passage {passage.id!r} can't be saved as JSON ({error}); "
-            "keep strings, numbers, lists and objects in it."
-        ) from error
-
-
 def _digest(head: str, arrays: dict[str, Any]) -> str:
     digest = hashlib.sha256(head.encode())
     for name, array in sorted(arrays.items()):
@@ -168,25 +166,20 @@ class BM25Retriever:
     twice. Passages that share no word with it are not found.
 
     Args:
-        passages: the corpus; must not be empty.
-        k1: how soon repeated words stop counting, at least 0.
-        b: how much longer passages are discounted, 0 to 1.
+        passages: the corpus.
 
     Raises:
         RetrievalError: there are no passages, or none holds a word.
-        InputError: ``k1`` or ``b`` is out of range.
     """
 
-    def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
-        if not k1 >= 0 or not 0 <= b <= 1:
-            raise InputError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1={k1}, b={b}.")
+    def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = tuple(passages)
         words = [tokenize(ranked_text(one)) for one in passages]
         if not any(words):
             raise RetrievalError("No passage holds a word; check the documents' contents.")
         import bm25s  # on first use: importing the engine needs none of it
 
-        self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+        self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", backend="numpy")
         self._index.index(words, show_progress=False)
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
@@ -228,7 +221,6 @@ class SentenceEncoder:
 
     Args:
         model: a local folder, a name on the Hub, or a loaded `SentenceTransformer`.
-        revision: of the model on the Hub; None for its main one.
         device: "cpu", "cuda", ...; None for the best there is.
 
     Raises:
@@ -241,15 +233,12 @@ class SentenceEncoder:
         self,
         model: str | Path | SentenceTransformer,
         *,
-        revision: str | None = None,
         device: str | None = None,
     ) -> None:
-        self._model = sentence_model("SentenceTransformer", model, revision, device)
+        self._model = sentence_model("SentenceTransformer", model, device)
         # The tokenizer's padding and truncation are states.
         self._lock = threading.Lock()
-        config = getattr(self._model[0], "config", None)
-        given = str(model) if isinstance(model, str | Path) else ""
-        self.name = given or getattr(config, "_name_or_path", "") or "a model without a name"
+        self.name = str(model) if isinstance(model, str | Path) else "a loaded model"
         self.dimension = int(self._model.get_embedding_dimension() or 0)
         similarity = str(self._model.similarity_fn_name or "cosine")
         if similarity not in ("cosine", "dot"):
@@ -260,7 +249,7 @@ class SentenceEncoder:
         self._normalize = similarity == "cosine"
 
     def count(self, text: str) -> int:
-        """Length of a text in the model's tokens, as `split_documents` asks for."""
+        """Length of a text in the model's tokens, for a `TokenBudget`."""
         return len(self._ids([text])[0]) - len(self._ids([""])[0])
 
     def embed(
@@ -296,11 +285,7 @@ class SentenceEncoder:
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Progress]:
-    """A bar on standard error, shown only where that is a terminal.
-
-    Args:
-        label: stands before the bar.
-    """
+    """A bar on standard error behind a label, shown only where that is a terminal."""
     from tqdm import tqdm
 
     with tqdm(desc=label, unit=" texts", disable=None) as bar:
@@ -324,10 +309,6 @@ class DenseRetriever:
         known: an older retriever with the same model: what it holds is not embedded again.
         progress: told how many texts are embedded.
 
-    Attributes:
-        passages: the corpus.
-        encoder: what embeds it.
-
     Raises:
         RetrievalError: no passage holds text.
         InputError, ModelLoadError, MissingExtraError: see `SentenceEncoder`.
@@ -342,23 +323,17 @@ class DenseRetriever:
         progress: Progress | None = None,
     ) -> None:
         self.passages, self.encoder = tuple(passages), _encoder(model)
-        rows = {} if known is None else known._rows()
-        texts = [ranked_text(one) for one in passages if one.text.strip()]
+        self._searched = _with_text(passages)
+        if not self._searched:
+            raise RetrievalError("There is no text to search; load some documents first.")
+        rows: dict[str, Vectors] = {}
+        if known is not None:
+            rows.update(zip(map(ranked_text, known._searched), known._vectors, strict=True))
+        texts = [ranked_text(one) for one in self._searched]
         if new := [text for text in dict.fromkeys(texts) if text not in rows]:
             vectors = self.encoder.embed(new, query=False, progress=progress)
-            rows.update(zip(new, vectors[:, None], strict=True))
-        nothing = np.zeros((0, self.encoder.dimension), dtype=np.float32)
-        mine = [rows.get(ranked_text(one), nothing) for one in passages]
-        self._vectors = np.concatenate([nothing, *mine]).astype(np.float32, copy=False)
-        self._owners = np.repeat(np.arange(len(mine)), [len(each) for each in mine])
-        if not len(self._vectors):
-            raise RetrievalError("There is no text to search; load some documents first.")
-
-    def _rows(self) -> dict[str, Vectors]:
-        """The vectors of each text; older files have several of a long one."""
-        starts = np.searchsorted(self._owners, np.arange(1, len(self.passages)))
-        texts = map(ranked_text, self.passages)
-        return dict(zip(texts, np.split(self._vectors, starts), strict=True))
+            rows.update(zip(new, vectors, strict=True))
+        self._vectors = np.stack([rows[text] for text in texts], dtype=np.float32)
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Rank the passages by their nearness to the query; see `Retriever.retrieve`."""
@@ -366,13 +341,8 @@ class DenseRetriever:
         paragraphs = [one for one in BLANK_LINE.split(query) if one.strip()]
         if not paragraphs:
             return []
-        # A conversation's question comes several times and is embedded once.
-        once = list(dict.fromkeys(paragraphs))
-        vectors = dict(zip(once, self.encoder.embed(once, query=True), strict=True))
-        asked = np.mean([vectors[one] for one in paragraphs], axis=0)
-        scores = np.full(len(self.passages), -np.inf, dtype=np.float32)
-        np.maximum.at(scores, self._owners, self._vectors @ asked)
-        return best(self.passages, scores, k)
+        asked = self.encoder.embed(paragraphs, query=True).mean(axis=0)
+        return best(self._searched, self._vectors @ asked, k)
 
     def save(self, folder: str | Path) -> None:
         """Write passages and vectors into a folder, in place of an index that is there.
@@ -382,16 +352,14 @@ class DenseRetriever:
             RetrievalError: the folder can't be written.
         """
         probe = self.encoder.embed(PROBE, query=False)
-        arrays = {"vectors": self._vectors, "owners": self._owners, "probe": probe}
+        arrays = {"vectors": self._vectors, "probe": probe}
         _write(Path(folder) / DENSE_FILE, self.passages, {"model": self.encoder.name}, arrays)
 
     @classmethod
     def load(cls, folder: str | Path, model: Model) -> DenseRetriever:
         """Read what `save` wrote; nothing but a few probe texts is embedded.
 
-        Args:
-            folder: given to `save`.
-            model: the one that the vectors were made with, wherever it lies now.
+        The model must be the one that the vectors were made with, wherever it lies now.
 
         Raises:
             RetrievalError: there is no dense index, it is damaged, or it holds the vectors of
@@ -401,8 +369,10 @@ class DenseRetriever:
         path, encoder = Path(folder) / DENSE_FILE, _encoder(model)
         loaded = cls.__new__(cls)
         loaded.passages, settings, arrays = _read(path)
-        loaded.encoder, probe = encoder, arrays["probe"]
-        loaded._vectors, loaded._owners = arrays["vectors"], arrays["owners"]
+        loaded.encoder, probe, loaded._vectors = encoder, arrays["probe"], arrays["vectors"]
+        loaded._searched = _with_text(loaded.passages)
+        if len(loaded._vectors) != len(loaded._searched):
+            raise RetrievalError(f"The index {path} is of another version; build it anew.")
         # A name is not compared: the same model may lie in another folder now.
         if same := probe.shape[1] == encoder.dimension:
             moved = np.linalg.norm(encoder.embed(PROBE, query=False) - probe, axis=1)
@@ -415,18 +385,19 @@ class DenseRetriever:
         return loaded
 
 
+def _with_text(passages: Iterable[Passage]) -> list[Passage]:
+    return [one for one in passages if one.text.strip()]
+
+
 def _encoder(model: Model) -> Encoder:
     return model if isinstance(model, Encoder) else SentenceEncoder(model)
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What `ingest` made and `open_index` opens.
+    """What `ingest` made and `open_index` opens; without an embedding model, BM25 alone.
 
-    Attributes:
-        bm25: ranks by words.
-        dense: ranks by meaning; None without an embedding model.
-        skipped: what was left out of the files, and why.
+    `skipped` says what `ingest` left out of the files, and why.
     """
 
     bm25: BM25Retriever
@@ -457,17 +428,14 @@ def ingest(
     """Read documents, split them, and keep an index of them in a folder.
 
     Called again, it embeds only passages whose text or title is new; those that are gone from the
-    files go from the index. Passages have the same ids whenever the same files are read, see
-    `split_document`. BM25's statistics are those of the whole corpus and are counted anew, which
-    takes a fraction of the embedding.
+    files go from the index.
 
     Args:
         paths: see `load_documents`.
         folder: of the index; made where it is missing.
         model: embeds passages, see `DenseRetriever`; None for BM25 alone.
-        words: see `split_document`.
-        tokens: see `split_document`.
-        root: folder that ids are relative to; None is the working directory.
+        words, tokens: see `split_document`.
+        root: see `load_documents`.
         progress: told how many passages are embedded; `progress_bar` makes one.
 
     Raises:
@@ -491,11 +459,7 @@ def ingest(
 
 
 def open_index(folder: str | Path, model: Model | None = None) -> Index:
-    """Open what `ingest` keeps in a folder.
-
-    Args:
-        folder: given to `ingest`.
-        model: the one given to `ingest`; None for BM25 alone.
+    """Open what `ingest` keeps in a folder, with the model it was given; None for BM25 alone.
 
     Raises:
         RetrievalError: there is no such index, or it holds another model's vectors.

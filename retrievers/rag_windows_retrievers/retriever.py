@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import re
 import threading
@@ -30,7 +29,6 @@ Condense: TypeAlias = Callable[[Messages], str]
 to look for."""
 
 BLANK_LINE = re.compile(r"\n\s*\n")
-_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -118,30 +116,24 @@ class HybridRetriever:
         found: dict[object, ScoredPassage] = {}
         scores: dict[object, float] = {}
         for retriever, weight in zip(self.retrievers, self.weights, strict=True):
-            ranks: dict[object, int] = {}
-            for one in retriever.retrieve(query, max(k, self.depth)):
-                # An id alone would do only if nobody ever gave one id to two texts.
-                key = (one.id, one.title, one.text)
+            some = retriever.retrieve(query, max(k, self.depth))
+            # An id alone would do only if nobody ever gave one id to two texts.
+            distinct = {(one.id, one.title, one.text): one for one in some}
+            for rank, (key, one) in enumerate(distinct.items(), start=1):
                 found.setdefault(key, one)
-                ranks.setdefault(key, len(ranks) + 1)
-            for name, rank in ranks.items():
-                scores[name] = scores.get(name, 0.0) + weight / (60 + rank)
+                scores[key] = scores.get(key, 0.0) + weight / (60 + rank)
         return best(list(found.values()), list(scores.values()), k)
 
 
-def sentence_model(kind: str, model: Any, revision: str | None, device: str | None) -> Any:
+def sentence_model(kind: str, model: Any, device: str | None) -> Any:
     """A model of one of sentence-transformers' classes, loaded where it is a name or a folder."""
     if hasattr(model, "tokenizer"):
         return model
-    if not isinstance(model, str | Path):
-        told = f"model must be a name, a folder or a loaded {kind}, not {type(model).__name__}."
-        raise InputError(told)
     try:
         import sentence_transformers  # on first use: it takes seconds
 
         return getattr(sentence_transformers, kind)(
             str(model),
-            revision=revision,
             device=device,
             trust_remote_code=False,
             model_kwargs={"use_safetensors": True},
@@ -161,20 +153,17 @@ class Reranker:
     """Orders what another retriever found by a cross-encoder's scores.
 
     Where query and passage together are longer than the model reads, the end of the longer one is
-    left out. Weights come from safetensors files only; no code of a repository is run. Threads may
-    share it.
+    left out. Threads may share it.
 
     Args:
         retriever: finds the candidates.
         model: a local folder, a name on the Hub, or a loaded `CrossEncoder` with one output.
         candidates: how many to ask for, where `k` is not more.
-        revision: of the model on the Hub; None for its main one.
         device: "cpu", "cuda", ...; None for the best there is.
 
     Raises:
-        ModelLoadError: the model is not found or can't be loaded.
         InputError: the model has several outputs, or an argument is out of its range.
-        MissingExtraError: `sentence-transformers` is not installed.
+        ModelLoadError, MissingExtraError: see `SentenceEncoder`.
     """
 
     def __init__(
@@ -183,20 +172,17 @@ class Reranker:
         model: str | Path | CrossEncoder,
         *,
         candidates: int = 50,
-        revision: str | None = None,
         device: str | None = None,
     ) -> None:
         check_k(candidates)
         self.retriever, self.candidates = retriever, candidates
-        self._model, self._lock = (
-            sentence_model("CrossEncoder", model, revision, device),
-            threading.Lock(),
-        )
+        self._model = sentence_model("CrossEncoder", model, device)
+        self._lock = threading.Lock()
         if self._model.num_labels != 1:
-            raise InputError(
-                f"This cross-encoder has {self._model.num_labels} outputs; choose one for ranking, "
-                "which has one."
+            told = (
+                f"This cross-encoder has {self._model.num_labels} outputs; choose one for ranking."
             )
+            raise InputError(told)
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Ask the retriever and order what it found; see `Retriever.retrieve`."""
@@ -252,8 +238,7 @@ class ConversationalRetriever:
             if one.get("role") == "user"
             or (one.get("role") == "assistant" and isinstance(one.get("content"), str))
         ]
-        asked = [one.get("content") for one in said if one["role"] == "user"]
-        words = all(isinstance(one, str) for one in asked)
+        words = all(isinstance(one.get("content"), str) for one in said)
         if not words or not said or said[-1]["role"] != "user":
             raise InputError(
                 'A conversation must end with a message of the user, and each has a "role" and a '
@@ -308,9 +293,6 @@ def rewritten_by(ask: Callable[[str], str]) -> Condense:
         told = "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
         # Models like to go on: the question is the first line that says something.
         lines = ask(f"{instruction}\n\n{told}").strip().splitlines()
-        if not lines:
-            _log.warning("The model rewrote a question to nothing; its conversation is asked.")
-            return last_turns()(messages)
-        return lines[0].strip()
+        return lines[0].strip() if lines else last_turns()(messages)
 
     return condense

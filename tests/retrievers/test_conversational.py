@@ -61,7 +61,7 @@ def test_a_question_alone_is_asked_as_it_is() -> None:
     assert retriever.retrieve([TALK[0], {"role": "user", "content": "lakes"}]) == expected
 
 
-def test_a_model_rewrites_the_question(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_rewrites_the_question() -> None:
     prompts: list[str] = []
 
     def ask(prompt: str) -> str:
@@ -72,7 +72,6 @@ def test_a_model_rewrites_the_question(caplog: pytest.LogCaptureFixture) -> None
     assert prompts[0].startswith("Rewrite the last question of this conversation")
     assert prompts[0].endswith("Assistant: Yes, at Halden.\nUser: When was its bridge built?")
     assert query(rewritten_by(lambda prompt: " \n")) == query(last_turns())
-    assert "rewrote a question to nothing" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_loaded_index_ranks_alike_and_keeps_strange_texts(tmp_path: Path) -> N
 
 
 def test_metadata_must_be_json(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="metadata of passage 'x' can't be saved"):
+    with pytest.raises(InputError, match="metadata can't be saved as JSON"):
         dense(Passage("word", "x", metadata={"k": object()})).save(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -49,21 +49,16 @@ def test_metadata_must_be_json(tmp_path: Path) -> None:
 ANOTHER = b'{"other":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "another", "settings"])
-def test_damage_is_told_and_can_be_written_over(tmp_path: Path, damage: str) -> None:
+def test_damage_is_told_and_can_be_written_over(tmp_path: Path) -> None:
     dense(*CORPUS).save(tmp_path)
     file = tmp_path / "dense.safetensors"
     data = file.read_bytes()
-    made = {
-        "cut": data[:-9],
-        "flipped": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
-        "empty": b"",
-        "another": struct.pack("<Q", len(ANOTHER)) + ANOTHER + b"x",
-        "settings": data.replace(b"settings", b"Settings"),
-    }
-    file.write_bytes(made[damage])
-    with pytest.raises(RetrievalError, match=r"is damaged \(.*; delete it and build it anew"):
-        DenseRetriever.load(tmp_path, WordEncoder())
+    flipped = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+    another = struct.pack("<Q", len(ANOTHER)) + ANOTHER + b"x"
+    for damaged in (data[:-9], flipped, b"", another, data.replace(b"settings", b"Settings")):
+        file.write_bytes(damaged)
+        with pytest.raises(RetrievalError, match=r"is damaged \(.*; delete it and build it anew"):
+            DenseRetriever.load(tmp_path, WordEncoder())
     file.write_bytes(data.replace(b'format\\": 2', b'format\\": 9'))
     with pytest.raises(RetrievalError, match="another version"):
         DenseRetriever.load(tmp_path, WordEncoder())

@@ -32,7 +32,7 @@ def test_sizes_are_kept_and_no_text_is_lost_or_repeated(text: str, words: int, l
         for one in passages:
             start, end = one.metadata["start"], one.metadata["end"]
             assert text[start:end] == one.text == one.text.strip() != ""
-    assert all(len(WORD.findall(one.text)) <= words * 1.25 for one in by_words)
+    assert all(len(WORD.findall(one.text)) <= words for one in by_words)
     assert all(bytes_and_joints(one.text) <= limit for one in by_tokens)
 
 
@@ -50,7 +50,6 @@ def test_sizes_are_kept_and_no_text_is_lost_or_repeated(text: str, words: int, l
         ("東京は大きい。京都は古い。", 7, ["東京は大きい。", "京都は古い。"]),
         ("x" * 1000, 10, ["x" * 400, "x" * 400, "x" * 200]),
         ("One two three four.\n\n## Next\n\nFive.", 5, ["One two three four.", "## Next\n\nFive."]),
-        ("a b c d e f g h i", 8, ["a b c d e f g h i"]),
         ("a b c d e f g h i j k", 8, ["a b c d e f g h", "i j k"]),
     ],
 )
@@ -83,9 +82,7 @@ def test_a_long_text_without_borders_takes_linear_time() -> None:
 
 
 def test_sizes_that_are_refused() -> None:
-    with pytest.raises(InputError, match="at least 1 word"):
+    with pytest.raises(InputError, match="at least 1 word or token, not 0"):
         split_document(Document("a", "doc"), words=0)
-    with pytest.raises(InputError, match="at least 1 token, not 0"):
-        TokenBudget(0, len)
-    with pytest.raises(InputError, match="can't hold a character of 3"):
+    with pytest.raises(InputError, match="can't hold the character '東', which has 3"):
         split_document(Document("東", "doc"), tokens=TokenBudget(2, bytes_and_joints))
