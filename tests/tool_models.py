@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
-import torch
 from tokenizers import AddedToken
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -89,12 +88,9 @@ def tokenizer(kind: str) -> PreTrainedTokenizerFast:
 @cache
 def model() -> LlamaForCausalLM:
     """One small layer, room for long prompts of single bytes."""
-    torch.manual_seed(0)
-    config = copy.deepcopy(small.model().config)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     sizes |= {"num_hidden_layers": 1, "num_key_value_heads": 1, "vocab_size": 512}
-    config.update({**sizes, "max_position_embeddings": 8192, "layer_types": None})
-    return LlamaForCausalLM(config).eval()
+    return small.build(**sizes, max_position_embeddings=8192)
 
 
 class ScriptedLM(WindowedLM):

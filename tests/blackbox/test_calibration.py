@@ -62,7 +62,7 @@ def calibrate(some: Sequence[Any], **options: Any) -> Profile:
 def windows_asked_for(**options: Any) -> int:
     """How often a calibration looks for a window in its cache."""
     cache = PassageCache(memory="16MiB")
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), cache=cache)
+    lm = small.wrapped(cache=cache)
     lm.calibrate(examples(), **{**QUICK, **options})
     found = cache.stats().tiers["memory"]
     return found.hits + found.misses
@@ -211,9 +211,7 @@ def test_the_same_seed_gives_the_same_profile_whatever_is_kept_or_cached() -> No
     mappings = [{"query": e.query, "passages": list(e.passages)} for e in examples()]
     assert calibrate(mappings) == calibrate(examples(), keep_bytes=0) == one
     assert other.settings[0].figures != one.settings[0].figures
-    cached = WindowedLM.from_pretrained(
-        small.model(), tokenizer=small.tokenizer(), cache=PassageCache(memory="16MiB")
-    )
+    cached = small.wrapped(cache=PassageCache(memory="16MiB"))
     assert cached.calibrate(examples(), **QUICK) == one
     out = cached.generate("Which door?", examples()[0].passages, max_new_tokens=2)
     assert out.usage.cached_tokens > 0
@@ -409,12 +407,10 @@ def stamped() -> Profile:
 def test_a_model_takes_its_method_from_the_profile(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     stamped().save(path)
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), profile=path)
+    lm = small.wrapped(profile=path)
     assert lm.method == APE(0.95, 0.949)
     assert lm.profile == stamped() == lm.with_cache(None).profile
-    explicit = WindowedLM.from_pretrained(
-        small.model(), tokenizer=small.tokenizer(), profile=stamped(), method="pcw"
-    )
+    explicit = small.wrapped(profile=stamped(), method="pcw")
     assert (explicit.method.name, explicit.profile) == ("pcw", stamped())
 
 

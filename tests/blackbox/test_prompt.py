@@ -7,12 +7,11 @@ import functools
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers import normalizers as n
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from rag_windows import Passage, RagWindowsError, WindowedLM
 from tests.rag_windows import small
@@ -65,24 +64,9 @@ def model(normalizer: str, flags: str) -> WindowedLM:
     )
     tokenizer.add_tokens([AddedToken(role, **FLAGS[flags]) for role in ROLES])
     tokenizer.chat_template = TURNS
-    return WindowedLM.from_pretrained(tiny(len(tokenizer)), tokenizer=tokenizer)
-
-
-@functools.cache
-def tiny(size: int) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=size,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        max_position_embeddings=4096,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=2,
-    )
-    return LlamaForCausalLM(config).eval()
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "max_position_embeddings": 4096}
+    made = small.build(vocab_size=len(tokenizer), eos_token_id=None, **sizes)
+    return WindowedLM.from_pretrained(made, tokenizer=tokenizer)
 
 
 def asked(lm: WindowedLM, messages: list[dict[str, str]], passages: list[str]) -> list[int]:
@@ -235,7 +219,7 @@ def test_an_answer_that_was_begun_goes_on(passages: list[Passage]) -> None:
 
 
 def test_windows_are_found_again_whatever_follows_the_question(passages: list[Passage]) -> None:
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), cache=True)
+    lm = small.wrapped(cache=True)
     plain = lm.generate(said("system: A.", "user: Who?"), passages, max_new_tokens=1)
     assert not plain.usage.cached_tokens
     for more in (["assistant: It was"], ["system: B."], ["assistant: C.", "system: D.", "user: E"]):

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor
 from langchain_rag_windows import ChatRagWindows, RagWindows
 from langchain_rag_windows.errors import RequestTimeoutError
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import GenerationError, InputError, WindowedLM
+from rag_windows import GenerationError, InputError
 from tests.integrations.cases import (
     LONG,
     PLACES,
@@ -149,6 +149,35 @@ def test_errors_and_timeouts_come_out_at_once(caller: Caller) -> None:
             model.invoke("Who?", timeout=0.1, logits_processor=[Pace(0.01)])
 
 
+def stop_iteration(*_: object) -> Any:
+    """A callback of somebody who called next() without a default."""
+    return next(iter(()))
+
+
+@EACH
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logits_processor": [stop_iteration]},
+        {"stopping_criteria": [stop_iteration]},
+        {"prefix_allowed_tokens_fn": stop_iteration},
+        {"on_encoded": stop_iteration},
+        {"header": stop_iteration},
+    ],
+    ids=lambda options: "".join(options),
+)
+def test_a_call_ends_when_a_callback_raises_stop_iteration(
+    caller: Caller, options: dict[str, Any]
+) -> None:
+    """Nothing that a coroutine awaits can raise one: it would wait for ever."""
+    of_model = {key: value for key, value in options.items() if key == "header"}
+    model = caller.kind(lm=small.wrapped(**of_model))
+    of_call = {key: value for key, value in options.items() if key != "header"}
+    asking = caller.ask(model, "Who?", ["One two three.", "Four five six."], **of_call)
+    with pytest.raises(GenerationError, match="StopIteration"):
+        asyncio.run(asyncio.wait_for(asking, timeout=20))
+
+
 # Calls that are made at once
 
 COUNT = 16
@@ -175,7 +204,7 @@ def assert_their_own(texts: Sequence[str], same: bool = False) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, RagWindowsLLM])
 def test_threads_and_models_of_one_engine_share_steps(kind: Callable[..., Any]) -> None:
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer())
+    lm = small.wrapped()
     models = [crowded(kind, lm=lm) for _ in range(4)]
     with passes(lm) as rows, ThreadPoolExecutor(COUNT) as threads:
         asking = []

@@ -62,7 +62,7 @@ def test_a_fallback_is_told(kind: Kind) -> None:
 
 @KINDS
 def test_an_engine_that_is_given_keeps_its_method(kind: Kind) -> None:
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), method="pcw")
+    lm = small.wrapped(method="pcw")
     assert ask(kind, {"lm": lm})[1]["method"] == {"name": "pcw"}
     assert ask(kind, {"lm": lm, "method": "ape"})[1]["method"]["name"] == "ape"
     assert ask(kind, {"lm": lm}, method="ape")[1]["method"]["name"] == "ape"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from rag_windows import PCW, GenerationError, Method, ParallelEnsemble
 
@@ -14,6 +14,13 @@ from . import engine, zoo
 from .cases import Case, case
 
 NAMES = ["llama", "gemma3_text-sliding", "gpt2"]
+
+
+class Favour(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + torch.linspace(0, 3, scores.shape[-1])
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "without a cache": {"use_cache": False},
@@ -28,6 +35,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "early exit": {"assistant_early_exit": 1},
     "end token": {"eos_token_id": 50},
     "banned words": {"bad_words_ids": [[5]]},
+    "min-p": {"do_sample": True, "min_p": 0.05},
+    "beams, length penalty": {"num_beams": 3, "length_penalty": 0.3, "early_stopping": True},
+    "logits processor": {"logits_processor": LogitsProcessorList([Favour()])},
+    "min new tokens": {"min_new_tokens": 7, "eos_token_id": 50},
+    "no repeated bigram": {"no_repeat_ngram_size": 2, "do_sample": True},
+    "generation config": {"generation_config": GenerationConfig(top_k=7), "do_sample": True},
 }
 SEED = 3
 
@@ -57,11 +70,16 @@ def ours(
         return error
 
 
+@pytest.mark.parametrize("windows", [(20,), ()], ids=["one window", "no window"])
 @pytest.mark.parametrize(("name", "option", "method"), CASES)
-def test_option_behind_one_window(name: str, option: str, method: Method) -> None:
+def test_option_is_that_of_transformers(
+    name: str, option: str, method: Method, windows: tuple[int, ...]
+) -> None:
     """What an option can't do beside windows is refused; it never changes the answer unseen."""
-    model, one, options = zoo.build(zoo.BY_NAME[name]), case(5, (20,), 6), OPTIONS[option]
+    model, one, options = zoo.build(zoo.BY_NAME[name]), case(5, windows, 6), OPTIONS[option]
+    before = torch.get_rng_state()
     got = ours(model, one, method, options)
+    assert torch.equal(torch.get_rng_state(), before), "a seeded call left the global generator"
     if isinstance(got, GenerationError):
         assert any(key in str(got) for key in options)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -34,27 +35,39 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-@cache
-def model(seed: int = 0) -> LlamaForCausalLM:
+SHAPE: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+
+
+def build(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
     """Two layers, grouped heads, fp32; weights large enough that attention is uneven."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer()),
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=POSITIONS,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-    )
+    config = LlamaConfig(**{"vocab_size": len(tokenizer()), **SHAPE, **changes})
     return LlamaForCausalLM(config).eval()
 
 
 @cache
+def model(seed: int = 0) -> LlamaForCausalLM:
+    """The one that tests share. Never change it."""
+    return build(seed)
+
+
+def wrapped(**options: Any) -> WindowedLM:
+    """An engine of its own on the shared model."""
+    return WindowedLM.from_pretrained(model(), tokenizer=tokenizer(), **options)
+
+
+@cache
 def lm() -> WindowedLM:
-    """The wrapped model, method "ape"."""
-    return WindowedLM.from_pretrained(model(), tokenizer=tokenizer())
+    """The wrapped model that tests share, method "ape"."""
+    return wrapped()

@@ -182,9 +182,7 @@ def test_the_same_text_twice_counts_twice() -> None:
     lm = small.lm()
     long = "same words " * 40
     asked = [{**ASK, "passages": [long]}] * 2
-    short = WindowedLM.from_pretrained(
-        small.model(), tokenizer=small.tokenizer(), max_window_tokens=11, header="none"
-    )
+    short = small.wrapped(max_window_tokens=11, header="none")
     assert_same(short.generate_batch(asked), alone(short, asked))
     assert_same(lm.generate_batch(asked), alone(lm, asked))
 
@@ -331,12 +329,8 @@ def test_closing_can_cancel() -> None:
     assert running.result(WAIT).finish_reason == "cancelled"
 
 
-def own_lm() -> WindowedLM:
-    return WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer())
-
-
 def test_who_asks_for_as_many_rows_gets_the_same() -> None:
-    lm = own_lm()
+    lm = small.wrapped()
     first = lm.shared_scheduler(max_rows=8)
     assert lm.shared_scheduler(max_rows=8) is first
     assert lm.shared_scheduler(max_rows=9) is not first
@@ -349,7 +343,7 @@ def test_who_asks_for_as_many_rows_gets_the_same() -> None:
 
 
 def test_it_keeps_no_model_alive() -> None:
-    lm = own_lm()
+    lm = small.wrapped()
     lm.shared_scheduler().submit(ASK).result(WAIT)
     gone = weakref.ref(lm)
     del lm
@@ -364,7 +358,7 @@ def test_it_keeps_no_model_alive() -> None:
 
 
 def test_a_lone_question_is_answered_as_generate_does(steps: list[int]) -> None:
-    lm = own_lm()
+    lm = small.wrapped()
     scheduler = lm.shared_scheduler()
     pieces: list[str] = []
     answers = [
@@ -384,7 +378,7 @@ def test_a_lone_question_is_answered_as_generate_does(steps: list[int]) -> None:
 def test_those_that_come_while_a_lone_one_is_answered_share_steps(
     steps: list[int], waiting: bool
 ) -> None:
-    lm, slow = own_lm(), Gate()
+    lm, slow = small.wrapped(), Gate()
     scheduler = lm.shared_scheduler()
     first = {**ASK, "logits_processor": [slow]}
     asked = mixed(4)
@@ -404,7 +398,7 @@ def test_those_that_come_while_a_lone_one_is_answered_share_steps(
 
 
 def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
-    scheduler = own_lm().shared_scheduler()
+    scheduler = small.wrapped().shared_scheduler()
 
     def fails(done: int, total: int) -> None:
         raise ZeroDivisionError("on purpose")
@@ -416,7 +410,7 @@ def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
 
 
 def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
-    lm = own_lm()
+    lm = small.wrapped()
     scheduler = lm.shared_scheduler()
     gates = [Gate() for _ in range(APART + 1)]
     alone = {**ASK, "fallback": "sequential"}
@@ -433,7 +427,7 @@ def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
 
 def test_a_callback_may_ask_too() -> None:
     """Without deadlock: the worker can't answer what it waits for itself."""
-    lm = own_lm()
+    lm = small.wrapped()
     scheduler = lm.shared_scheduler()
     inner: list[str] = []
 
@@ -449,7 +443,7 @@ def test_a_callback_may_ask_too() -> None:
 @pytest.mark.parametrize("kind", [{}, {"fallback": "sequential"}])
 def test_callbacks_run_in_the_context_of_who_asks(kind: dict[str, Any]) -> None:
     variable = contextvars.ContextVar("variable", default="unset")
-    scheduler = own_lm().shared_scheduler()
+    scheduler = small.wrapped().shared_scheduler()
     seen: list[str] = []
     for value in ("one", "two"):
         variable.set(value)

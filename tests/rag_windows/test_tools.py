@@ -145,19 +145,6 @@ def test_broken_calls_are_told(kind: str, text: str, match: str) -> None:
     assert broken.text.strip() in text
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_call_can_be_forced(kind: str) -> None:
-    reader = integration.AnswerReader.of(tokenizer(kind), {}, [SEARCH], "search")
-    opening = reader.query(USER).opening
-    assert WRITTEN[kind].startswith(opening)
-    assert "search" in opening
-    made = answer(kind, WRITTEN[kind].removeprefix(opening), "search")
-    assert [(call.name, call.arguments["k"]) for call in made.calls] == [("search", 2)]
-    other = {"type": "function", "function": {"name": "other"}}
-    either = integration.AnswerReader.of(tokenizer(kind), {}, [SEARCH, other], "any")
-    assert either.query(USER).opening == WRITTEN[kind].partition("search")[0]
-
-
 @pytest.mark.parametrize("instead", ['{"function": "{{ c.function.name }}", ', "<function=f>{"])
 def test_a_form_of_calls_that_is_not_known_is_refused(
     monkeypatch: pytest.MonkeyPatch, instead: str

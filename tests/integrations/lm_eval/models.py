@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any
 
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import LlamaForCausalLM
@@ -20,12 +18,10 @@ POSITIONS = 512
 
 @functools.cache
 def weights(name: str) -> LlamaForCausalLM:
-    tokenizer, config = build(name), copy.deepcopy(small.model().config)
-    torch.manual_seed(0)
+    tokenizer = build(name)
     own = ("bos_token_id", "eos_token_id", "pad_token_id")
-    config.update({"vocab_size": len(tokenizer) + 8, "max_position_embeddings": POSITIONS})
-    config.update({id_: getattr(tokenizer, id_) for id_ in own})
-    return LlamaForCausalLM(config).eval()
+    ids = {id_: getattr(tokenizer, id_) for id_ in own}
+    return small.build(vocab_size=len(tokenizer) + 8, max_position_embeddings=POSITIONS, **ids)
 
 
 def ours(name: str, **arguments: Any) -> RagWindowsLM:

@@ -98,10 +98,3 @@ def test_one_large_newcomer_does_not_displace_many_that_are_worth_more_together(
     assert policy.admit("large", 100, 5.0) is None
     assert policy.admit("large", 100, 50.0) is not None
     assert len(policy) == 1
-
-
-def test_what_was_used_often_before_a_restart_stays() -> None:
-    policy = Policy(20)
-    assert policy.sync([("often", 10, 1.0, 50), ("once", 10, 1.0, 1)]) == []
-    policy.touch("new")
-    assert policy.admit("new", 10, 1.0) == ["once"]

@@ -139,7 +139,7 @@ def test_every_method_classifies_many_texts_as_each_alone(
     name: str, encoded: list[Windows]
 ) -> None:
     # The model's own header stays out of the demonstrations.
-    lm = WindowedLM.from_pretrained(small.model(), tokenizer=small.tokenizer(), header="number")
+    lm = small.wrapped(header="number")
     encoded.clear()
     together = lm.classify(TEXTS, SHOWN, LABELS, windows=4, method=name)
     assert len(encoded) <= 1
