@@ -18,7 +18,7 @@ from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.calibrate import KEEP_BYTES, By, Metric, OnProgress, calibrate
-from rag_windows.codebook.book import OnPrepared, PassageBook, codebook_of
+from rag_windows.codebook.book import OnPrepared, PassageBook
 from rag_windows.engine import Engine, OnWarmed, Warmed
 from rag_windows.errors import InputError, stop_iteration_told
 from rag_windows.guard import FallbackOption
@@ -30,7 +30,7 @@ from rag_windows.icl.classifier import (
     score_choices,
 )
 from rag_windows.icl.scoring import Score
-from rag_windows.methods import Codebook, Method
+from rag_windows.methods import Method
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import passages_of
 from rag_windows.prefill import EncodedContext, OnEncoded, encode_context
@@ -589,9 +589,6 @@ class WindowedLM:
             InputError: a method or header whose windows depend on a request.
             CacheError: the folder can't be used, is damaged, or was made with something else.
         """
-        chosen = self.engine.method_of(method)
-        if codebook_of(chosen) is None:
-            chosen = Codebook(reader=chosen)
         folder = None if path is None else Path(path).expanduser()
         cache = PassageCache(
             memory,
@@ -602,7 +599,7 @@ class WindowedLM:
         return PassageBook(
             self.with_cache(cache),
             cache,
-            chosen,
+            self.engine.method_of(method),
             path=folder,
             prefix=prefix,
             conversation=conversation,

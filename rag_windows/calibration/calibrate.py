@@ -45,7 +45,7 @@ By = Literal["labels", "agreement"]
 Metric = Callable[[str, str], float]
 """From a greedy answer and the right one to a number; more is better."""
 
-OnProgress = Callable[[str, int, int | None], None]
+OnProgress = Callable[[str, int, int], None]
 """Called with what goes on, how much of it is done, and how much there is."""
 
 Table = dict[Figure, dict[Method, list[float]]]
@@ -202,7 +202,7 @@ def calibrate(
         ),
         held_out=choice.held_out,
         examples=len(ready),
-        folds=choice.folds,
+        folds=FOLDS,
         seed=seed,
         left_out=tuple(left_out),
         model=ModelFingerprint.of(engine.model),
@@ -211,10 +211,10 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """One example, tokenized for windows, and the answer that every setting is held against.
+    """One example, and the answer that every setting is held against.
 
     That is the right answer and an end token; or the sequential reader's greedy answer, with the
-    distribution of each of its tokens, (tokens, vocabulary) log-probabilities.
+    log-probabilities, (tokens, vocabulary), along it.
     """
 
     example: Example
@@ -225,11 +225,7 @@ class _Ready:
 
 @dataclass(slots=True)
 class _Measuring:
-    """Fills the table of figures, one round of settings after the other.
-
-    Windows are encoded once for all settings that encode them alike, if they fit into
-    bytes.
-    """
+    """Fills the table of figures, one round of settings after the other."""
 
     engine: Engine
     max_new_tokens: int
@@ -242,16 +238,13 @@ class _Measuring:
 
     @property
     def ends(self) -> list[int]:
-        """Tokens that end an answer."""
         return sorted(self.engine.decoder.end_tokens({}))
 
     def answer(self, context: EncodedContext, query: Sequence[int]) -> tuple[int, ...]:
-        """The greedy answer."""
         options = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "num_beams": 1}
         return tuple(self.engine.decoder.generate(context, query, options=options).sequences[0])
 
     def _counted(self, what: str, items: Sequence[T]) -> Iterator[T]:
-        """The items, with progress."""
         told = stop_iteration_told(self.on_progress or (lambda *_: None))
         for done, item in enumerate(items):
             told(what, done, len(items))
@@ -309,12 +302,8 @@ class _Measuring:
     def measure(self, examples: Sequence[_Ready], settings: Sequence[Method]) -> Table:
         """The table, with settings that were not in it yet."""
         known = next(iter(self.table.values()), {})
-        # Side by side where they share an encoding.
-        alike: dict[Hashable, dict[Method, None]] = {}
-        for one in settings:
-            if one not in known:
-                alike.setdefault(_encoding(one), {})[one] = None
-        fresh = [one for group in alike.values() for one in group]
+        fresh = [one for one in dict.fromkeys(settings) if one not in known]
+        fresh.sort(key=lambda one: repr(_encoding(one)))  # one encoding for neighbours
         asked = list(product(enumerate(examples), fresh))
         for (number, example), method in self._counted("Trying settings", asked):
             for figure, value in self._figures(number, example, method).items():
@@ -401,11 +390,9 @@ def default_grid(method: Method) -> tuple[Method, ...]:
     return tuple(_combinations(method, values))
 
 
-def _around(value: float) -> tuple[float, ...]:
-    factors = (0.25, 0.5, 1, 2, 4)
-    if isinstance(value, int):
-        return tuple(sorted({max(1, round(value * factor)) for factor in factors}))
-    return tuple(value * factor for factor in factors)
+def _around(value: float) -> list[float]:
+    values = [value * factor for factor in (0.25, 0.5, 1, 2, 4)]
+    return [max(1, round(one)) for one in values] if isinstance(value, int) else values
 
 
 def _combinations(method: Method, values: Mapping[str, Sequence[Any]]) -> list[Method]:
@@ -420,11 +407,7 @@ def _combinations(method: Method, values: Mapping[str, Sequence[Any]]) -> list[M
 
 
 def finer(best: Method, settings: Sequence[Method]) -> list[Method]:
-    """Settings half-way between the best one and its neighbours in the grid, in every direction.
-
-    Half-way is the geometric mean (the mean where a value is not positive), rounded to three
-    digits; a whole number has neighbours half-way only where there is a whole number between.
-    """
+    """Settings half-way between the best one and its neighbours in the grid, in every direction."""
     here = numbers_of(best)
     choices: dict[str, list[float]] = {}
     for name, values in varying(one for one in settings if type(one) is type(best)).items():
@@ -437,6 +420,7 @@ def finer(best: Method, settings: Sequence[Method]) -> list[Method]:
 
 
 def _half_way(one: float, other: float) -> float:
+    """The geometric mean, to three digits; a whole number between whole numbers."""
     if one == other:
         return one
     if isinstance(one, int) and isinstance(other, int):
@@ -453,7 +437,6 @@ class Choice:
     best: Method
     fine: tuple[Method, ...]
     held_out: tuple[Comparison, ...]
-    folds: int
 
 
 def search(
@@ -473,8 +456,7 @@ def search(
     """
     table = measure(coarse)
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed)).tolist()
-    count = min(FOLDS, examples)
-    folds = [order[fold::count] for fold in range(count)]
+    folds = [order[fold::FOLDS] for fold in range(FOLDS)]
     choosing = [[one for one in range(examples) if one not in fold] for fold in folds]
     choosing.append(list(range(examples)))
     rounds: list[list[Method]] = [[] for _ in choosing]
@@ -494,7 +476,7 @@ def search(
         means = bootstrap([chosen, rows[default], gains], seed)
         comparisons.append(Comparison(figure, *means))
     fine = tuple(dict.fromkeys(one for some in rounds for one in some))
-    return Choice(best, fine, tuple(comparisons), count)
+    return Choice(best, fine, tuple(comparisons))
 
 
 def _best(
@@ -513,7 +495,7 @@ def _best(
 def bootstrap(rows: Sequence[Sequence[float]], seed: int) -> list[Mean]:
     """Percentile bootstrap (B. Efron, Annals of Statistics 1979) of the mean of each row.
 
-    Rows are of equal lengths and are resampled alike: entry ``i`` of each is the same example.
+    Rows are resampled alike: entry ``i`` of each is the same example.
     """
     values = np.asarray(rows, dtype=np.float64)
     count = values.shape[1]
@@ -528,10 +510,7 @@ def bootstrap(rows: Sequence[Sequence[float]], seed: int) -> list[Mean]:
 
 
 def verdict(best: Method, default: Method, held_out: Sequence[Comparison]) -> tuple[bool, str]:
-    """Whether the choice replaces the default, and a sentence that says why.
-
-    The first criterion decides; where it says neither way, the next one may.
-    """
+    """Whether the choice replaces the default, by the first figure that tells, and why."""
     shown = "; ".join(
         f"{one.figure} {one.chosen.value:.4g} against {one.default.value:.4g}, 95% interval of the "
         f"gain {one.difference.low:.2g} to {one.difference.high:.2g}"

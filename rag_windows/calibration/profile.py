@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,10 +55,6 @@ _SHOWN = 500
 
 
 def _method(value: Any) -> Method:
-    if isinstance(value, Method):
-        return value
-    if not isinstance(value, Mapping):
-        raise ValueError(f"a method is an object with its name and numbers, not {value!r}")
     try:
         return resolve(value)
     except MethodError as error:
@@ -213,16 +210,13 @@ class Profile:
         # "guard" was a threshold once; who reads profiles finds that there is none.
         file = {"format": FORMAT, "version": VERSION, **data, "guard": None}
         text = json.dumps(file, indent=1) + "\n"
-        try:
-            kept = Profile.from_json(text) == self
-        except ProfileError:
-            kept = False
-        if not kept:
-            raise ProfileError(
-                f"A profile can't hold {self.best!r}: it takes this package's methods with numbers "
-                "and text as parameters. Calibrate one of these."
-            )
-        return text
+        with contextlib.suppress(ProfileError):
+            if Profile.from_json(text) == self:
+                return text
+        raise ProfileError(
+            f"A profile can't hold {self.best!r}: it takes this package's methods with numbers "
+            "and text as parameters. Calibrate one of these."
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
@@ -339,10 +333,10 @@ def label(method: Method) -> str:
     return f"{method.name}({', '.join(shown)})"
 
 
-def varying(settings: Iterable[Method]) -> dict[str, tuple[float, ...]]:
+def varying(settings: Iterable[Method]) -> dict[str, list[float]]:
     """Numbers in which settings differ: name -> sorted values."""
     values: dict[str, set[float]] = {}
     for setting in settings:
         for name, value in numbers_of(setting).items():
             values.setdefault(name, set()).add(value)
-    return {name: tuple(sorted(some)) for name, some in values.items() if len(some) > 1}
+    return {name: sorted(some) for name, some in values.items() if len(some) > 1}

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +77,19 @@ class Retrieved:
 class _Held:
     """What a book holds at one moment; never changed, so that a search needs no lock.
 
-    ``records`` are by id, in the order in which they came; ``rows`` are the pages of all of them in
-    one matrix, ``owners`` whose each one is.
+    ``rows`` are the pages of all records in one matrix, ``owners`` whose each one is.
     """
 
-    records: Mapping[str, Record] = field(default_factory=dict)
-    rows: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
-    owners: torch.Tensor = field(default_factory=lambda: page_owners([]))
+    records: Mapping[str, Record]
+    rows: torch.Tensor
+    owners: torch.Tensor
 
     @classmethod
     def of(cls, records: Mapping[str, Record]) -> _Held:
         """These records, their pages as views of one matrix."""
         pages = [one.pages for one in records.values() if one.pages is not None]
         if not pages:
-            return cls()
+            return cls({}, torch.zeros(0), page_owners([]))
         sizes, rows = [len(own) for own in pages], torch.cat(pages)
         views = zip(records.items(), rows.split(sizes), strict=True)
         kept = {name: replace(one, pages=view) for (name, one), view in views}
@@ -131,11 +130,9 @@ class PassageBook:
         wait_s: float,
         on_loaded: OnPrepared | None = None,
     ) -> None:
-        codebook, engine = codebook_of(method), lm.engine
+        engine, codebook = lm.engine, codebook_of(method)
         if codebook is None:
-            raise InputError(f"A book needs a Codebook among its methods, not {method!r}.")
-        if not isinstance(engine.encoder, CachedEncoder):
-            raise InputError("A book keeps its windows in a cache; give the model one.")
+            method = codebook = Codebook(reader=method)
         if engine.numbered:
             raise InputError(
                 "The header writes a passage's number into its window, and numbers are only known "
@@ -152,14 +149,14 @@ class PassageBook:
         self.codebook = codebook
         self.path = path
         self.prefix = prefix
-        self._encoder = engine.encoder
+        self._encoder: CachedEncoder = engine.encoder
         self._question: Messages = "?" if conversation is None else conversation
         request = engine.request(self._question, [Passage("?")], prefix=prefix, method=method)
         self._prefix_ids = request.parts.prefix_ids
         self._made_for = self._identity()
         self._index = None if path is None else Index(path, wait_s)
         self._lock = Lock()
-        self._held = _Held()
+        self._held = _Held.of({})
         self._stamp: Stamp | None = None
         self._found: dict[str, float] = {}  # when, as far as it is not written yet
         self._refresh(on_loaded)
@@ -256,16 +253,9 @@ class PassageBook:
         return [Retrieved(records[at].passage, float(alike[at])) for at in best]
 
     def chosen(self, model: PreTrainedModel, asked: BatchRequest) -> tuple[Engine, BatchRequest]:
-        """What answers a question, and the question with the passages that this book chose for it.
-
-        Raises:
-            InputError: this book is another model's, or the request has another prefix.
-            MethodError: a method that can't read what the book keeps.
-        """
+        """What answers a question, and the question with the passages that this book chose."""
         if self.lm.model is not model:
-            raise InputError(
-                "This book belongs to another model; ask the one that made it (book.lm)."
-            )
+            raise InputError("This book is another model's; ask the one that made it (book.lm).")
         method = self.method if asked.method is None else resolve(asked.method)
         codebook = codebook_of(method) or self.codebook
         if not (
@@ -308,7 +298,6 @@ class PassageBook:
     def _put(
         self, passages: Iterable[PassageLike], on_added: OnPrepared | None, *, replacing: bool
     ) -> Added:
-        """Encode passages, and take them in."""
         given = self._named(passages)
         encoded, notes = self._encode(given, on_added)
         with self._changing() as records:
@@ -437,7 +426,6 @@ class PassageBook:
         }
 
     def _check_made_for(self, made_for: Mapping[str, Any]) -> None:
-        """Refuse windows that were made for something else than there is now, naming all of it."""
         now = self._identity()
         differs = [what for name, what in _WHAT.items() if made_for.get(name) != now[name]]
         if differs:
@@ -449,7 +437,7 @@ class PassageBook:
     def _encode(
         self, passages: Sequence[Passage], told: OnPrepared | None = None
     ) -> tuple[list[Record], tuple[Note, ...]]:
-        """Records of passages, whose windows and pages are encoded and kept, or were already."""
+        """Records of passages, whose windows and pages are then in the cache."""
         if not passages:
             return [], ()
         engine: Engine = self.lm.engine
@@ -468,14 +456,12 @@ class PassageBook:
         own: dict[int, list[tuple[torch.Tensor, tuple[str, str]]]] = {}
         for one, window in zip(made, parts.windows, strict=True):
             own.setdefault(window.passage, []).append(one)
-        for note in parts.notes:
-            if note.kind == "duplicate" and note.of in own:
-                own[note.passage] = own[note.of]
+        first_of = {note.passage: note.of for note in parts.notes if note.of is not None}
         records, now = [], time.time()
         for number, passage in enumerate(passages):
-            windows_of = own.get(number, [])
-            pages = torch.cat([rows for rows, _ in windows_of]) if windows_of else None
-            keys = tuple(key for _, pair in windows_of for key in pair)
+            encoded = own.get(first_of.get(number, number), [])
+            pages = torch.cat([rows for rows, _ in encoded]) if encoded else None
+            keys = tuple(key for _, pair in encoded for key in pair)
             records.append(Record(passage, now, keys, pages))
         return records, parts.notes
 
@@ -509,8 +495,12 @@ class PassageBook:
             key = keys[at][1]
             rows[key] = search.pages(window).float().cpu()
             if disk is not None:
-                disk.put(key, _entry(rows[key], start))
-        return [(rows[pages], (window, pages)) for window, pages in keys]
+                # As the cache keeps windows: one layer and head, one token a page, and no values.
+                pages = rows[key].unsqueeze(0)
+                none = pages.new_zeros(*pages.shape[:2], 0)
+                kept = Window((0,) * pages.shape[1], start, (pages,), (none,))
+                disk.put(key, Entry(kept, cost_s=0.0, labels=(), created=time.time()))
+        return [(rows[pair[1]], pair) for pair in keys]
 
     def _query_keys(self, query: Messages, prefix: str | None) -> torch.Tensor:
         """What is compared of a query behind the book's prefix: (T, width) fp32 on the CPU."""
@@ -525,13 +515,6 @@ class PassageBook:
         encoded = complete(self._encoder.prefill(ToEncode(self._prefix_ids, [], self.method)))
         window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
         return self.codebook.tokens(window).cpu()
-
-
-def _entry(rows: torch.Tensor, start: int) -> Entry:
-    """Pages as the cache keeps windows: one layer and head, one token a page, and no values."""
-    keys = rows.unsqueeze(0)
-    window = Window((0,) * len(rows), start, (keys,), (keys.new_zeros(1, len(rows), 0),))
-    return Entry(window, cost_s=0.0, labels=(), created=time.time())
 
 
 def codebook_of(method: Method) -> Codebook | None:

@@ -25,13 +25,10 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A passage of a book.
+    """A passage of a book, with its id, and the unix time at which it came or was found last.
 
-    Attributes:
-        passage: with its id.
-        used: unix time at which it came or a search found it last.
-        keys: of its windows and their pages in the cache; they follow from its text.
-        pages: what is searched, (pages, width) fp32 in host memory; None before it is encoded.
+    ``keys`` are those of its windows and pages in the cache, ``pages`` what is searched, (pages,
+    width) fp32 in host memory; None before it is encoded, or where its text is blank.
     """
 
     passage: Passage
@@ -72,23 +69,21 @@ class Index:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only process that changes this book; CacheError if another one does not end."""
+        lock = self._folder / LOCK
         try:
-            release = lock_file(self._folder / LOCK, wait_s=self._wait_s)
+            release = lock_file(lock, wait_s=self._wait_s)
             if release is None:
-                holder = ""
-                with contextlib.suppress(OSError, ValueError):
-                    holder = (self._folder / LOCK).read_text(encoding="ascii").strip()
                 raise CacheError(
                     f"The book in {str(self._folder)!r} is being changed by process "
-                    f"{holder or '?'}, which has not finished within {self._wait_s:g} s. If it was "
-                    "stopped or hangs, continue it or end it; else try again later, or with a "
-                    "larger wait_s."
+                    f"{lock.read_text('ascii', 'replace') or '?'}, which has not finished within "
+                    f"{self._wait_s:g} s. If it was stopped or hangs, continue it or end it; else "
+                    "try again later, or with a larger wait_s."
                 )
         except OSError as error:
             raise CacheError(f"The book can't be changed: {error}.") from error
         try:
             with contextlib.suppress(OSError):  # a full disk: then it has no name
-                (self._folder / LOCK).write_text(str(os.getpid()), encoding="ascii")
+                lock.write_text(str(os.getpid()), encoding="ascii")
             yield
         finally:
             release()
@@ -104,11 +99,7 @@ class Index:
         return state.st_ino, state.st_mtime_ns, state.st_size
 
     def read(self) -> tuple[Mapping[str, Any], dict[str, Record]] | None:
-        """What the windows were made for, and the records by id; None if nothing is written yet.
-
-        Raises:
-            CacheError: the index is damaged, or of another format.
-        """
+        """What the windows were made for, and the records by id; None if nothing is written yet."""
         try:
             whole = json.loads(self._file.read_bytes())
             body = whole["book"]

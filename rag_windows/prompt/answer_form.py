@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import threading
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 # As json.dumps and chat templates write it; free white space would let an answer go on for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-_tokenizers: WeakKeyDictionary[Any, dict[Any, LLTokenizer]] = WeakKeyDictionary()
-_making = threading.Lock()
 
 
 def available() -> bool:
@@ -75,12 +71,7 @@ def call_grammar(calls: Mapping[str, Mapping[str, Any]], brackets: str) -> str |
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """See at once whether answers can be held to a schema.
-
-    Raises:
-        MissingExtraError: llguidance is not installed.
-        InputError: they can't; the message says why.
-    """
+    """Refuse a schema that answers can't be held to, or any without llguidance."""
     _source("json_schema", schema)
 
 
@@ -182,11 +173,8 @@ def _closed(schema: Any) -> Any:
     return [_closed(value) for value in schema] if isinstance(schema, list | tuple) else schema
 
 
+@lru_cache(maxsize=4)
 def _vocabulary(tokenizer: Any, size: int, ends: frozenset[int]) -> LLTokenizer:
     from llguidance.hf import from_tokenizer
 
-    with _making:
-        known = _tokenizers.setdefault(tokenizer, {})
-        if (size, ends) not in known:
-            known[size, ends] = from_tokenizer(tokenizer, size, [*ends] or None)
-        return known[size, ends]
+    return from_tokenizer(tokenizer, size, [*ends] or None)

@@ -111,7 +111,8 @@ class Prompt:
         without gap or overlap. `prefix` goes before a leading system message.
         """
         conversation = Conversation.of(query, prefix)
-        at: At = "text" if self._layout.begins_in_text or conversation.system else "start"
+        # Without an instruction the first window begins the text of a base model.
+        at: At = "text" if self.is_chat or conversation.system else "start"
         windows: list[WindowTokens] = []
         notes: list[Note] = []
         first: dict[tuple[str, str], int] = {}

@@ -115,11 +115,6 @@ class Conversation:
         """Whether the answer goes on with what the assistant said last."""
         return bool(self.turns) and self.turns[-1].role == "assistant"
 
-    @property
-    def asked(self) -> bool:
-        """Whether the user says anything in it."""
-        return any(turn.role == "user" for turn in self.turns)
-
     @classmethod
     def of(
         cls,
@@ -140,10 +135,6 @@ class Conversation:
             prefix: the instruction; put before a leading system message, with a blank line between.
             tools: what the model may call, see `check_tools`.
             opening: how the answer begins. Never put a user's or a passage's text here.
-
-        Raises:
-            PromptError: no messages, a wrong role or content, a tool's message that answers no
-                call, or calls in the last message, whose answers are missing.
         """
         if prefix is not None and not isinstance(prefix, str):
             raise PromptError(f"prefix must be a string or None, not {type(prefix).__name__}.")
@@ -253,10 +244,7 @@ class _Said:
 
 
 class _Filling:
-    """The messages of one conversation with a placeholder for each untrusted text.
-
-    `said` has the text behind each; `slot` is that of the passages, if there are any.
-    """
+    """The messages of one conversation with a placeholder for each untrusted text."""
 
     def __init__(
         self, conversation: Conversation, *, system: str | None, folded: str, slot: bool
@@ -320,8 +308,6 @@ class _Filling:
 class BaseLayout:
     """Questions and answers as plain text, behind the ids that a tokenizer puts before a text."""
 
-    begins_in_text = False  # without an instruction the first window begins the text
-
     def __init__(self, tokenizer: Any) -> None:
         bare = tokenizer.encode("a", add_special_tokens=False)
         full = tokenizer.encode("a")
@@ -365,7 +351,6 @@ class ChatTemplate:
     """
 
     leading: tuple[int, ...] = ()
-    begins_in_text = True
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
         taken = inspect.signature(tokenizer.apply_chat_template).parameters
@@ -380,7 +365,8 @@ class ChatTemplate:
 
     def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
         """What stands before the passages, and after them; all of it after, without passages."""
-        if slot and not conversation.asked:
+        asked = any(turn.role == "user" for turn in conversation.turns)
+        if slot and not asked:
             raise PromptError(
                 "Passages stand at the start of the first user message, and this conversation has "
                 'none. Append the question as {"role": "user", "content": "..."}, or leave the '
@@ -390,7 +376,7 @@ class ChatTemplate:
         try:
             return self._cut(conversation, slot, system=system or None)
         except _RefusedError as refusal:
-            if not system or not conversation.asked:
+            if not system or not asked:
                 raise
             with suppress(_RefusedError):
                 return self._cut(conversation, slot, folded=f"{system}\n\n")

@@ -21,12 +21,7 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a prompt.
-
-    Attributes:
-        text: its characters.
-        trusted: whether the template wrote it, so that control tokens in it are meant.
-    """
+    """A stretch of a prompt; trusted if the template wrote it and means its control tokens."""
 
     text: str
     trusted: bool = False
@@ -37,16 +32,8 @@ class Boundary:
 
     Text is read as the tokenizer reads it. Where a control token comes out, the text is cut behind
     the first character of that token, and the parts are read, until none comes out any more.
-
-    Args:
-        tokenizer: a fast transformers tokenizer.
-        text_tokens: spellings of special or added tokens that text may produce after all.
-
-    Attributes:
-        controls: spelling -> id of the tokens that text must never produce.
-
-    Raises:
-        PromptError: a tokenizer of another kind, or an unknown name in ``text_tokens``.
+    ``text_tokens`` spell special or added tokens that text may produce after all; ``controls`` are
+    all others, spelling -> id.
     """
 
     def __init__(self, tokenizer: Any, text_tokens: Collection[str] = ()) -> None:
@@ -86,15 +73,8 @@ class Boundary:
     def encode(self, text: str, at: At = "start") -> list[int]:
         """Ids of untrusted text: the ordinary ones, where those hold no control token.
 
-        Args:
-            text: any text.
-            at: what stands before it. ``start`` (nothing) gives exactly the ids of
-                ``tokenizer(text, add_special_tokens=False)``; ``text`` leaves out the dummy prefix
-                that SentencePiece tokenizers put before a text.
-
-        Raises:
-            PromptError: a character of the text is itself a control token of this tokenizer, or is
-                half a surrogate pair.
+        At the ``start`` they are those of ``tokenizer(text, add_special_tokens=False)``; behind
+        other text the dummy prefix of SentencePiece tokenizers is left out.
         """
         ids, found = self._read(text, at)
         cuts = {cut for span in found for cut in _inside(text, span)}
@@ -211,9 +191,9 @@ def _has_unknown(tokenizer: Any, model: Any) -> bool:
 
 
 def _without_prefix(tokenizer: Tokenizer) -> tuple[Any, Any, str]:
-    """Normalizer and splitter without the dummy prefix, and whether it was put.
+    """Normalizer and splitter without the dummy prefix, and whether it was put before a text.
 
-    Which is "never", "first" (at the very start alone), or "always" (behind control tokens too).
+    That is "never", "first" (at the very start alone), or "always" (behind control tokens too).
     """
     prefixed = "never"
     stages: Any = tokenizer.normalizer

@@ -68,12 +68,7 @@ class ToolFormat:
 
     @classmethod
     def of(cls, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ToolFormat:
-        """Try a chat template with a tool, a call and a result.
-
-        Raises:
-            ToolsUnsupportedError: there is none, or one that leaves any of them out, or that writes
-                calls in a way not known here.
-        """
+        """Try a chat template with a tool, a call and a result; ToolsUnsupportedError otherwise."""
         if getattr(tokenizer, "chat_template", None) is None:
             raise ToolsUnsupportedError(f"This model has no chat template. {_ADVICE}")
 
@@ -83,15 +78,18 @@ class ToolFormat:
 
         try:
             shown = render(_USER, prompt=True)
-            _check_shown("the tools to the model", _NAME, shown)
             said = render(_USER, {"role": "assistant", "content": _SAID})
             called = render(_USER, _CALL)
-            _check_shown("calls of tools", _VALUE, called)
-            _check_shown("the tools' answers", _RESULT, render(_USER, _CALL, _ANSWER))
+            answered = render(_USER, _CALL, _ANSWER)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ToolsUnsupportedError(
                 f"This model's chat template refuses a tool call: {error}. {_ADVICE}"
             ) from error
+        if _NAME not in shown or _VALUE not in called or _RESULT not in answered:
+            raise ToolsUnsupportedError(
+                "This model's chat template does not show the tools, calls of them, or their "
+                f"answers to the model. {_ADVICE}"
+            )
         before, _, after = said.partition(_SAID)
         # What the template writes in place of an assistant's text when there is a call.
         written = called[alike(before, called) :]
@@ -119,11 +117,6 @@ class ToolFormat:
         reasoning = {**joined, "open": think, "close": said}
         fields = {"tool_calls": calls, "content": joined, "reasoning_content": reasoning}
         return {"start_anchor_pattern": r"\A", "fields": fields}
-
-
-def _check_shown(what: str, probe: str, rendered: str) -> None:
-    if probe not in rendered:
-        raise ToolsUnsupportedError(f"This model's chat template does not show {what}. {_ADVICE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +189,12 @@ class AnswerReader:
     ) -> AnswerReader:
         """A reader for one request.
 
-        Args:
-            tokenizer: of the model.
-            template_kwargs: further variables of its chat template.
-            tools: definitions, see `check_tools`.
-            choice: None, False or "auto" force no call; "any", "required" or True force one; a
-                tool's name, or OpenAI's ``{"type": "function", "function": {"name": ...}}``, forces
-                that one. With "none", the tools are not shown.
+        As a `choice`, None, False or "auto" force no call; "any", "required" or True force one; a
+        tool's name, or OpenAI's ``{"type": "function", "function": {"name": ...}}``, forces that
+        one. With "none", the tools are not shown.
 
         Raises:
             ToolsUnsupportedError: the template shows no tools, its calls can't be read, or forced.
-            PromptError: a definition, or the choice, can't be used.
         """
         if not tools or choice == "none":
             return cls()
@@ -292,7 +280,6 @@ class AnswerReader:
         return replace(rest, text=shown + rest.text)
 
     def _restart(self) -> None:
-        """Read an answer from its start."""
         if self._form is not None:
             self._parser = self._tokenizer.get_response_parser(
                 self._form.response_template, prefix=self._prefix + self._opening
