@@ -11,10 +11,10 @@ import io
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import (
@@ -27,8 +27,17 @@ from pydantic import (
 )
 
 from rag_windows.errors import DataError
-from rag_windows.evaluation.files import read, shown, write_whole
-from rag_windows.evaluation.task import Array, Example, Record, Reference, Score, digest_of, ratio
+from rag_windows.evaluation.files import Name, read, shown, write_whole
+from rag_windows.evaluation.task import (
+    Array,
+    Example,
+    Record,
+    Reference,
+    Score,
+    Task,
+    digest_of,
+    ratio,
+)
 from rag_windows.passage import Passage
 
 Style = Literal["chatrag", "plain"]
@@ -42,8 +51,8 @@ INSTRUCTION = (
     "helpful, detailed, and polite answers to the user's questions based on the context. The "
     "assistant should also indicate when the answer cannot be found in the context."
 )
-MAX_NEW_TOKENS, LAST_MESSAGES = 64, 7
-"""The benchmark's limits for an answer and for a conversation."""
+LAST_MESSAGES = 7
+"""The benchmark's limit for a conversation."""
 
 _LONG = "Please give a full and complete answer for the question. "
 _SHORT = {
@@ -114,7 +123,7 @@ class _Message(BaseModel):
 
 class _Passage(BaseModel):
     text: str
-    id: str | int | None = None
+    id: Name | None = None
     title: str | None = None
     # DPR writes them as strings.
     score: Annotated[
@@ -122,7 +131,7 @@ class _Passage(BaseModel):
     ] = Field(None, allow_inf_nan=False)
 
     def made(self, style: Style) -> Passage:
-        name = str(self.id or digest_of(self.text))
+        name = self.id or digest_of(self.text)
         return titled(Passage(self.text, name, self.title or None, self.score), style)
 
 
@@ -144,30 +153,12 @@ class _Row(BaseModel):
         return value
 
 
-@dataclass(frozen=True)
-class ChatRagTask:
+class ChatRagTask(Task):
     """One of `DATASETS`, ready to be asked.
 
     Examples are one a record, ``dataset/number`` as their keys. Records with the same first message
     are one group. Kinds tell "answerable" from "unanswerable" where a dataset has both.
     """
-
-    dataset: str
-    examples: Sequence[Example]
-    prefix: str | None
-    settings: Mapping[str, Any]
-
-    max_new_tokens = MAX_NEW_TOKENS
-
-    @property
-    def name(self) -> str:
-        """Such as "chatrag/doc2dial"."""
-        return f"chatrag/{self.dataset}"
-
-    @property
-    def metrics(self) -> Sequence[str]:
-        """The main one first."""
-        return [one.name for one in chatrag_scores(self.dataset, [], [])]
 
     @classmethod
     def read(cls, path: str | Path, dataset: str, *, style: Style = "chatrag") -> ChatRagTask:
@@ -181,7 +172,9 @@ class ChatRagTask:
         source, examples, groups = read(path), [], dict[str, str]()
         for number, (place, row) in enumerate(source.records(_Row), start=1):
             if dataset == "convfinqa" and row.exe_answer is None:
-                raise place.error('"exe_answer" is missing; it must be a number or a string.')
+                raise DataError(
+                    f'{place}: "exe_answer" is missing; it must be a number or a string.'
+                )
             key, refused = f"{dataset}/{number}", row.answers[0] == SORRY
             conversation = [one.model_dump() for one in row.messages]
             examples.append(
@@ -196,13 +189,14 @@ class ChatRagTask:
                 )
             )
         if not examples:
-            raise source.place.error("there is no record in it; fetch or write it again.")
+            raise DataError(f"{path}: there is no record in it; fetch or write it again.")
         settings = {"dataset": dataset, "data": source.stamp, "style": style}
-        return cls(dataset, examples, INSTRUCTION if style == "chatrag" else None, settings)
+        prefix = INSTRUCTION if style == "chatrag" else None
+        return cls(name=f"chatrag/{dataset}", examples=examples, settings=settings, prefix=prefix)
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
-        """Score one arm's records; see `chatrag_scores`."""
-        return chatrag_scores(self.dataset, examples, [one.answer for one in records])
+        """See `chatrag_scores`."""
+        return chatrag_scores(self.settings["dataset"], examples, [one.answer for one in records])
 
 
 def chatrag_scores(
@@ -241,7 +235,7 @@ def chatrag_scores(
         sad = Score.mean("unanswerable_accuracy", refused)
         # Both shares count the same, however many questions each has: it is no mean over these.
         both = np.concatenate([sad.rows, right.rows], axis=1)
-        mean = Score.of_sums("mean_accuracy", both, _mean_of_ratios)
+        mean = Score("mean_accuracy", both, _mean_of_ratios)
         scores += [Score.mean("answerable_f1", counted), sad, right, mean]
     return scores
 
@@ -331,11 +325,10 @@ def write_answers(path: str | Path, answers: Sequence[str]) -> None:
 
 def read_answers(path: str | Path, count: int) -> tuple[str, ...]:
     """Read as many answers as there are records; the benchmark's script would take fewer."""
-    source = read(path)
-    lines = tuple(line.strip() for line in io.StringIO(source.text, newline=None))
+    lines = tuple(line.strip() for line in io.StringIO(read(path).text, newline=None))
     if len(lines) != count:
-        raise source.place.error(
-            f"{len(lines)} line(s) for {count} record(s); it must hold one answer a line, "
+        raise DataError(
+            f"{path}: {len(lines)} line(s) for {count} record(s); it must hold one answer a line, "
             "an empty line for an empty answer."
         )
     return lines
@@ -354,10 +347,9 @@ def score_chatrag(
     answers, keys = read_answers(predictions, len(examples)), None
     if answerable is not None:
         there = [example.key for example in examples if not unanswerable(example)]
-        source = read(answerable)
         try:
-            keys = {there[place] for place in source.json(list[NonNegativeInt])}
+            keys = {there[place] for place in read(answerable).json(list[NonNegativeInt])}
         except IndexError as error:
-            raise source.place.error(f"{len(there)} questions are answerable.") from error
+            raise DataError(f"{answerable}: {len(there)} questions are answerable.") from error
     scores = chatrag_scores(dataset, examples, answers, keys)
     return {**{one.name: one.value for one in scores}, "n": len(examples)}

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from rag_windows import __version__
 from rag_windows.errors import DataError
@@ -28,32 +28,24 @@ from rag_windows.prompt.visible_text import encodable, strict_json, visible
 
 T = TypeVar("T")
 
-_SHOWN = 80
-
-
-class Place(str):
-    """A file as the user named it, and perhaps what of it, such as "dev.json, line 3"."""
-
-    def at(self, record: str) -> Place:
-        """A place inside this one."""
-        return Place(f"{self}, {record}")
-
-    def error(self, problem: str) -> DataError:
-        """What to raise; the problem says what to do, and ends with a full stop."""
-        return DataError(f"{self}: {problem}")
+Name = Annotated[str, BeforeValidator(lambda one: str(one) if type(one) is int else one)]
+"""An id or a label, which files may write as a whole number."""
 
 
 def shown(value: object) -> str:
     """A foreign value in a message: control characters spelled out, long ones shortened."""
-    text = repr(value[: _SHOWN + 1] if isinstance(value, str) else value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
-def validated(kind: type[T], text: str, place: Place) -> T:
-    """A JSON text as a type that pydantic knows; a `DataError` names the first field in the way."""
+def validated(kind: type[T], text: str, place: str) -> T:
+    """A JSON text as a type that pydantic knows; a `DataError` names the first field in the way.
+
+    ``place`` is where the text stands, such as "dev.json, line 3".
+    """
     try:
         found: T = _adapter(kind).validate_json(strict_json(text), strict=True)
     except ValidationError as error:
@@ -62,58 +54,53 @@ def validated(kind: type[T], text: str, place: Place) -> T:
             f" {step + 1}" if isinstance(step, int) else f", {step}" for step in first["loc"]
         )
         inside = visible(f"record{inside}" if inside.startswith(" ") else inside[2:])
-        where = place.at(inside) if inside else place
-        raise where.error(f"{first['msg'].removeprefix('Value error, ').rstrip('.')}.") from error
+        where = f"{place}, {inside}" if inside else place
+        problem = first["msg"].removeprefix("Value error, ").rstrip(".")
+        raise DataError(f"{where}: {problem}.") from error
     except ValueError as error:
-        raise place.error(f"Invalid JSON: {error}.") from error
+        raise DataError(f"{place}: Invalid JSON: {error}.") from error
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that was read whole: its place, the digest of its bytes, and its text."""
+    """A file that was read whole, and what a manifest keeps of it: its name and its digest."""
 
-    place: Place
-    sha256: str
+    path: str | Path
+    stamp: dict[str, str]
     text: str
-
-    @property
-    def stamp(self) -> dict[str, str]:
-        """What a manifest keeps of it: its name without folders, and its digest."""
-        return {"file": Path(self.place).name, "sha256": self.sha256}
 
     def json(self, kind: type[T]) -> T:
         """The value of the whole file; see `validated`."""
-        return validated(kind, self.text, self.place)
+        return validated(kind, self.text, str(self.path))
 
-    def lines(self) -> Iterator[tuple[Place, str]]:
-        """The lines that are not blank ("line 1", ...)."""
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Place and text of the lines that are not blank."""
         # Not splitlines: U+2028 and its like may stand inside a JSON string.
         for number, line in enumerate(self.text.split("\n"), start=1):
             if line.strip():
-                yield self.place.at(f"line {number}"), line.rstrip("\r")
+                yield f"{self.path}, line {number}", line.rstrip("\r")
 
-    def records(self, kind: type[T]) -> Iterator[tuple[Place, T]]:
-        """The entries of a JSON list ("record 1", ...), or else of JSON lines ("line 1", ...)."""
+    def records(self, kind: type[T]) -> Iterator[tuple[str, T]]:
+        """Place and value of the entries of a JSON list, or of JSON lines."""
         if self.text.lstrip().startswith("{"):
             for place, line in self.lines():
                 yield place, validated(kind, line, place)
         else:
             for number, value in enumerate(self.json(list[kind]), start=1):  # type: ignore[valid-type] # mypy knows no types in variables
-                yield self.place.at(f"record {number}"), value
+                yield f"{self.path}, record {number}", value
 
 
 def read(path: str | Path) -> Source:
     """Read a UTF-8 file of any size, which gzip may have compressed."""
-    place = Place(path)
     try:
         data = Path(path).read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
+        stamp = {"file": Path(path).name, "sha256": hashlib.sha256(data).hexdigest()}
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
-        return Source(place, digest, data.decode("utf-8-sig"))
+        return Source(path, stamp, data.decode("utf-8-sig"))
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise place.error(f"it can't be read ({_reason(error)}); check the file.") from error
+        raise DataError(f"{path}: it can't be read ({_reason(error)}); check the file.") from error
 
 
 def write_whole(path: str | Path, text: str) -> None:
@@ -156,14 +143,14 @@ class JsonLines:
         self.path = path
         self.torn = 0
 
-    def read(self, kind: Any) -> Iterator[tuple[Place, Any]]:
+    def read(self, kind: Any) -> Iterator[tuple[str, Any]]:
         """Place and value of each whole line."""
         if self.path.exists():
             # Bytes of a line without its end may be no text.
             *whole, rest = self.path.read_bytes().split(b"\n")
             self.torn = len(rest)
             for number, line in enumerate(whole, start=1):
-                place = Place(f"{self.path}, line {number}")
+                place = f"{self.path}, line {number}"
                 yield place, validated(kind, line.decode("utf-8", "replace"), place)
 
     def repair(self) -> None:

@@ -5,24 +5,31 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, StringConstraints
+from pydantic import BaseModel, StringConstraints
 
 from rag_windows import Demonstration, WindowedLM
-from rag_windows.errors import InputError, LimitError
-from rag_windows.evaluation.files import Place, read, shown
-from rag_windows.evaluation.run import Answered, Arm, Asked
-from rag_windows.evaluation.task import Example, ReadPassage, Record, Reference, Score, digest_of
+from rag_windows.errors import DataError, InputError, LimitError
+from rag_windows.evaluation.files import Name, read, shown
+from rag_windows.evaluation.run import Answered, Arm, Asked, as_far_as_fits
+from rag_windows.evaluation.task import (
+    Example,
+    ReadPassage,
+    Record,
+    Reference,
+    Score,
+    Task,
+    digest_of,
+)
 from rag_windows.icl import Classification, Template
-from rag_windows.icl.classifier import Normalize
-from rag_windows.methods import Method
-from rag_windows.request import in_order
+
+BATCH = 32
+"""So many texts are answered in one encoding."""
 
 USUAL = 8
 """So many windows are filled where nobody says how many, if each gets so many demonstrations."""
@@ -31,71 +38,60 @@ USUAL = 8
 class Text(BaseModel):
     """A line of a task's file."""
 
-    id: str | int | None = None
+    id: Name | None = None
     split: Literal["train", "test"] | None = None
     text: Annotated[str, StringConstraints(pattern=r"\S")]
-    label: Annotated[
-        str,
-        BeforeValidator(lambda one: str(one) if type(one) is int else one),
-        StringConstraints(pattern=r"\S"),
-    ]
+    label: Annotated[Name, StringConstraints(pattern=r"\S")]
 
 
 def from_files(
     test: Path, demonstrations: Path | None, labels: Sequence[str] | None
-) -> tuple[list[Text], dict[str, Text], tuple[str, ...], dict[str, Any]]:
-    """What may be shown, what is asked by its key, the labels, and what a manifest keeps of it.
+) -> tuple[list[Demonstration], list[Example], list[str], dict[str, Any]]:
+    """What may be shown, what is asked, the labels, and what a manifest keeps of the files.
 
     One file, whose lines name their split, or two. Labels are by default those that are shown.
     """
-    train: list[Text] = []
-    asked: dict[str, Text] = {}
-    stamp = {}
+    train, asked, stamp = list[Demonstration](), list[Example](), {}
     for part, path in (("demonstrations", demonstrations), ("test", test)):
         if path is None:
             continue
         source, taken = read(path), set[str]()
         stamp[part] = source.stamp
         for number, (place, line) in enumerate(source.records(Text), start=1):
-            key = str(number if line.id is None else line.id)
+            key = str(number) if line.id is None else line.id
             if key in taken:
-                raise place.error(f'the "id" {shown(key)} stands twice.')
+                raise DataError(f'{place}: the "id" {shown(key)} stands twice.')
             taken.add(key)
             if (line.split or part) == "test":
-                asked[key] = line
+                messages = ({"role": "user", "content": line.text},)
+                asked.append(Example(key, messages, (Reference(line.label),), key, (line.label,)))
             else:
-                train.append(line)
+                train.append(Demonstration(line.text, line.label))
     if not asked:
-        raise Place(str(test)).error('no line has "split": "test", so there is nothing to ask.')
-    known = list(labels or dict.fromkeys(one.label for one in train or asked.values()))
-    strange = {one.label for one in (*train, *asked.values())} - set(known)
+        raise DataError(f'{test}: no line has "split": "test", so there is nothing to ask.')
+    told, right = [one.label for one in train], [one.references[0].text for one in asked]
+    known = list(labels or dict.fromkeys(told or right))
+    strange = {*told, *right} - set(known)
     if len(known) < 2 or strange:
-        raise Place(str(test)).error(
-            f"{shown(sorted(strange) or known[0])} stands beside the labels {known}; there must be "
-            "two at least, and no others: name all of them with --label."
+        raise DataError(
+            f"{test}: {shown(sorted(strange) or known[0])} stands beside the labels {known}; there "
+            "must be two at least, and no others: name all of them with --label."
         )
-    return train, asked, tuple(known), stamp
+    return train, asked, known, stamp
 
 
-@dataclass(frozen=True)
-class IclTask:
+@dataclass(frozen=True, kw_only=True)
+class IclTask(Task):
     """Texts to label, behind demonstrations in windows.
 
     An arm's `top_k` is its number of demonstrations; 0 shows none, which is the blind baseline of
     the model itself. Those of a deeper arm begin with those of a shallower one. Examples bring no
-    passages: `IclAnswerer` knows the demonstrations.
+    passages: the task knows the demonstrations.
     """
 
-    name: str
     demonstrations: Sequence[Demonstration]
-    texts: Mapping[str, Text]
-    labels: tuple[str, ...]
     template: Template
-    settings: Mapping[str, Any]
-
-    prefix: None = None
     max_new_tokens: int = 1
-    metrics: tuple[str, ...] = ("accuracy",)
 
     @classmethod
     def open(
@@ -105,7 +101,6 @@ class IclTask:
         demonstrations: str | None = None,
         template: str | None = None,
         labels: Sequence[str] | None = None,
-        normalize: Normalize | None = None,
         seed: int = 0,
         windows: int | None = None,
         calibrate_with: Sequence[str] = (),
@@ -121,14 +116,13 @@ class IclTask:
         train, asked, known, stamp = from_files(Path(task), demos, labels)
         if texts is not None and texts < len(asked):
             chosen = random.Random(seed).sample(range(len(asked)), texts)
-            asked = {key: one for at, (key, one) in enumerate(asked.items()) if at in chosen}
+            asked = [asked[place] for place in sorted(chosen)]
         form = Template() if template is None else Template(template)
-        counts = Counter(one.label for one in asked.values())
+        counts = Counter(one.references[0].text for one in asked)
         settings = {
             "data": stamp,
-            "labels": list(known),
+            "labels": known,
             "template": asdict(form),
-            "normalize": normalize or "sum",
             "seeds": [seed],
             "windows": windows,
             "calibrate_with": list(calibrate_with),
@@ -140,30 +134,22 @@ class IclTask:
             },
             # No command changes these.
             "kind": "classification",
+            "normalize": "sum",
             "window_tokens": None,
             "demonstrations": 32,
             "balanced": True,
             "choices_as": "text",
         }
-        return cls(Path(task).stem, drawn(train, seed), asked, known, form, settings)
-
-    @cached_property
-    def examples(self) -> tuple[Example, ...]:
-        """One a text, in the order of the file."""
-        return tuple(
-            Example(
-                key=key,
-                messages=({"role": "user", "content": one.text},),
-                references=(Reference(one.label),),
-                group=key,
-                kinds=(one.label,),
-                passages=(),
-            )
-            for key, one in self.texts.items()
+        return cls(
+            name=Path(task).stem,
+            examples=asked,
+            settings=settings,
+            demonstrations=drawn(train, seed),
+            template=form,
         )
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
-        """Score one arm's records, one an example in the same order."""
+        """Whether labels are right."""
         pairs = zip(examples, records, strict=True)
         right = [100.0 * (record.answer == one.references[0].text) for one, record in pairs]
         return [Score.mean("accuracy", right)]
@@ -178,99 +164,81 @@ class IclTask:
             )
         return self.demonstrations[:count]
 
-
-def drawn(texts: Sequence[Text], seed: int) -> list[Demonstration]:
-    """All texts in the order in which they are shown: the first n make n demonstrations.
-
-    They come in rounds of one text a label, in an order drawn anew for each round, until the
-    labels run out one by one.
-    """
-    rng = random.Random(seed)
-    by_label: dict[str, list[Text]] = {}
-    for one in rng.sample(texts, len(texts)):
-        by_label.setdefault(one.label, []).append(one)
-    made: list[Demonstration] = []
-    # Not in the order of the draw, so that every label leads as often as another.
-    for row in zip_longest(*(by_label[label] for label in sorted(by_label))):
-        found = [Demonstration(one.text, one.label) for one in row if one is not None]
-        made += rng.sample(found, len(found))
-    return made
-
-
-@dataclass(frozen=True, slots=True)
-class IclAnswerer:
-    """Answers an `IclTask`, so many examples in an encoding, behind a system prompt or None."""
-
-    task: IclTask
-    prefix: str | None
-    batch: int = 32
-
-    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
+    def answer(
+        self, prefix: str | None, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]
+    ) -> list[Answered]:
         """Answer examples by one arm; the passages beside them count for nothing."""
-        shown = self.task.shown(arm.top_k)
+        texts = [example.question for example, _ in asked]
+        settings, demonstrations = self.settings, self.shown(arm.top_k)
+
+        def label(some: Sequence[Demonstration], windows: int | None) -> list[Classification]:
+            return lm.classify(
+                texts,
+                some,
+                settings["labels"],
+                template=self.template,
+                method=arm.method,
+                prefix=prefix,
+                calibrate_with=settings["calibrate_with"],
+                windows=windows,
+            )
+
+        def ask(some: Sequence[Demonstration]) -> list[Classification]:
+            windows = settings["windows"] or min(USUAL, len(some) // USUAL)
+            try:
+                return label(some, max(1, min(windows, len(some))))
+            except LimitError:
+                if settings["windows"]:
+                    raise
+                # As few as hold them.
+                return label(some, None)
+
         begun, before = time.perf_counter(), _misses(lm)
-        found, kept = self._labelled(lm, arm, [example.question for example, _ in asked], shown)
+        found, read = as_far_as_fits(arm, demonstrations, ask)
         seconds = (time.perf_counter() - begun) / len(asked)
         # The prefix counts as one in the cache.
         encoded = min(_misses(lm) - before, found[0].windows)
-        form = self.task.template
-        text = form.separator.join(form.show(one) for one in shown[:kept])
-        texts = [text] if kept else []
+        named = [self.template.separator.join(map(self.template.show, read))] if read else []
         made: list[Answered] = []
-        for (example, _), label in zip(asked, found, strict=True):
+        for (example, _), one in zip(asked, found, strict=True):
             record = Record(
                 key=example.key,
                 arm=arm.name,
-                answer=label.label,
+                answer=one.label,
                 finish_reason="chosen",
-                passages=tuple(ReadPassage(digest_of(one), "demonstrations") for one in texts),
-                left_out=len(shown) - kept,
+                passages=tuple(ReadPassage(digest_of(text), "demonstrations") for text in named),
+                left_out=len(demonstrations) - len(read),
                 # The first of a batch pays for what the others find.
                 windows_encoded=encoded,
-                windows_reused=label.windows - encoded,
+                windows_reused=one.windows - encoded,
                 ttft_s=seconds,
                 total_s=seconds,
-                scores=label.scores,
-                notes=tuple(note.message for note in label.notes),
+                scores=one.scores,
+                notes=tuple(note.message for note in one.notes),
             )
-            made.append((record, texts))
+            made.append((record, named))
             encoded = 0
         return made
-
-    def _labelled(
-        self, lm: WindowedLM, arm: Arm, texts: list[str], shown: Sequence[Demonstration]
-    ) -> tuple[list[Classification], int]:
-        """Labels of texts, and how many of the demonstrations were read.
-
-        Those that are read one after the other are read as far as they fit, to a twentieth.
-        """
-        settings, kept = self.task.settings, len(shown)
-        windows = settings["windows"] or max(1, min(USUAL, kept // USUAL))
-        while True:
-            try:
-                found = lm.classify(
-                    texts,
-                    shown[:kept],
-                    self.task.labels,
-                    template=self.task.template,
-                    method=arm.method,
-                    prefix=self.prefix,
-                    normalize=settings["normalize"],
-                    calibrate_with=settings["calibrate_with"],
-                    windows=windows and max(1, min(windows, kept)),
-                )
-            except LimitError:
-                if windows and not settings["windows"]:
-                    # So many windows may be too few.
-                    windows = None
-                elif in_order(cast(Method, arm.method)) and kept > 1:
-                    kept -= max(1, kept // 20)
-                else:
-                    raise
-            else:
-                return found, kept
 
 
 def _misses(lm: WindowedLM) -> int:
     """How many windows the model has encoded so far."""
     return 0 if lm.cache is None else lm.cache.stats().misses
+
+
+def drawn(texts: Sequence[Demonstration], seed: int) -> list[Demonstration]:
+    """All texts in the order in which they are shown.
+
+    They come in rounds of one text a label, in an order drawn anew for each round, until the
+    labels run out one by one.
+    """
+    rng = random.Random(seed)
+    by_label: dict[str, list[Demonstration]] = {}
+    for one in rng.sample(texts, len(texts)):
+        by_label.setdefault(one.label, []).append(one)
+    made: list[Demonstration] = []
+    # Not in the order of the draw, so that every label leads as often as another.
+    for row in zip_longest(*(by_label[label] for label in sorted(by_label))):
+        found = [one for one in row if one is not None]
+        made += rng.sample(found, len(found))
+    return made

@@ -12,7 +12,6 @@ import json
 import re
 import string
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
@@ -21,19 +20,18 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from rag_windows.errors import MissingExtraError, install
+from rag_windows.errors import DataError, MissingExtraError, install
 from rag_windows.evaluation.chatrag import (
     ARTICLES,
     INSTRUCTION,
-    MAX_NEW_TOKENS,
     Style,
     bag_f1,
     chatrag_f1,
     titled,
     worded,
 )
-from rag_windows.evaluation.files import read, shown, validated, write_whole
-from rag_windows.evaluation.task import Array, Example, Record, Reference, Score
+from rag_windows.evaluation.files import Name, read, shown, validated, write_whole
+from rag_windows.evaluation.task import Array, Example, Record, Reference, Score, Task
 from rag_windows.passage import Passage
 from rag_windows.prompt.visible_text import encodable
 
@@ -75,15 +73,24 @@ class _Turn(BaseModel):
             raise ValueError("user and agent take turns in it, and the user's question is the last")
         return value
 
-    def example(self, name: str, number: int, style: Style) -> Example:
+    def example(
+        self, name: str, number: int, style: Style, passages: dict[str, Passage]
+    ) -> Example:
+        """The turn's example; what it rests on is added to the file's passages."""
+        for one in (one for label in self.labels for one in label.evidence):
+            # Section titles may be written in several ways; the first one stays.
+            passages.setdefault(one.passage_id, one.made(style))
+        references = tuple(label.reference() for label in self.labels)
+        named = dict.fromkeys(name for one in references for name in one.evidence)
         roles = cycle(("user", "assistant"))
         conversation = [{"role": next(roles), "content": text} for text in self.context]
         return Example(
             key=f"{name}/{number}",
             messages=worded(conversation, "inscit", style),
-            references=tuple(label.reference() for label in self.labels),
+            references=references,
             group=name,
             kinds=tuple(dict.fromkeys(label.responseType for label in self.labels)),
+            passages=tuple(passages[one] for one in named),
             details={"conversation": conversation, "turn": number},
         )
 
@@ -92,26 +99,12 @@ class _Conversation(BaseModel):
     turns: list[_Turn]
 
 
-@dataclass(frozen=True)
-class InscitTask:
+class InscitTask(Task):
     """INSCIT, ready to be asked.
 
     Examples are one a turn, ``conversation/turn`` as their keys, turns counted from 1. A turn's
     kinds are the types of its labels: where two annotators chose differently, it counts in both.
-    ``passages`` are those of evidence in the data file, by id, ``evidence`` is how many passages
-    count as that of an answer.
     """
-
-    examples: Sequence[Example]
-    pool: Sequence[Passage]
-    evidence: int
-    prefix: str | None
-    settings: Mapping[str, Any]
-    passages: Mapping[str, Passage]
-
-    name = "inscit"
-    max_new_tokens = MAX_NEW_TOKENS
-    metrics = ("response_f1", "bleu", "evidence_f1", "chatrag_f1")
 
     @classmethod
     def read(
@@ -122,46 +115,41 @@ class InscitTask:
         style: Style = "plain",
         evidence: int = 1,
     ) -> InscitTask:
-        """Read INSCIT's data file, and the passages to search, which are else its own evidence."""
+        """Read INSCIT's data file, and the passages to search, which are else its own evidence.
+
+        ``evidence`` is how many passages count as that of an answer.
+        """
         source, examples = read(path), list[Example]()
         passages: dict[str, Passage] = {}
         for name, conversation in source.json(dict[str, _Conversation]).items():
             for number, turn in enumerate(conversation.turns, start=1):
-                for one in (one for label in turn.labels for one in label.evidence):
-                    # Section titles may be written in several ways; the first one stays.
-                    passages.setdefault(one.passage_id, one.made(style))
-                examples.append(turn.example(name, number, style))
+                examples.append(turn.example(name, number, style, passages))
         if not examples:
-            raise source.place.error("there is no turn in it; is this INSCIT's data file?")
+            raise DataError(f"{path}: there is no turn in it; is this INSCIT's data file?")
         pool, stamp = tuple(passages.values()), None
         if corpus is not None:
             found, stamp = read_corpus(corpus)
             pool = tuple(titled(one, style) for one in found)
         settings = {"data": source.stamp, "corpus": stamp, "style": style, "evidence": evidence}
         prefix = INSTRUCTION if style == "chatrag" else None
-        return cls(examples, pool, evidence, prefix, settings, passages)
+        return cls(name="inscit", examples=examples, settings=settings, prefix=prefix, pool=pool)
 
     @property
     def unfound(self) -> int:
         """How many passages of evidence are not in the pool, so that no retriever can find them."""
-        return len(self.passages.keys() - {one.id for one in self.pool})
-
-    def gold(self, example: Example) -> tuple[Passage, ...]:
-        """The passages that any label of a turn rests on, in the order of the labels."""
-        named = dict.fromkeys(name for one in example.references for name in one.evidence)
-        return tuple(self.passages[name] for name in named)
+        named = {name for one in self.examples for name in one.evidence}
+        return len(named - {one.id for one in self.pool})
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
-        """Score one arm's records; the official figures over these examples."""
-        answers = [one.answer for one in records]
-        named = [evidence_of(one, self.evidence) for one in records]
-        return inscit_scores(examples, answers, named)
+        """The official figures over these examples."""
+        named = [evidence_of(one, self.settings["evidence"]) for one in records]
+        return inscit_scores(examples, [one.answer for one in records], named)
 
 
 class _Named(BaseModel):
     """A passage of a corpus in JSON."""
 
-    id: Annotated[str, BeforeValidator(lambda one: str(one) if type(one) is int else one)]
+    id: Name
     text: str
     title: str | None = None
 
@@ -183,16 +171,18 @@ def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
             if columns in _HEADERS:
                 continue
             if not 2 <= len(columns) <= 3:
-                raise place.error("a line is a JSON object, or id, text and title with tabs.")
+                raise DataError(
+                    f"{place}: a line is a JSON object, or id, text and title with tabs."
+                )
             title = TITLES.join(re.split(r"\s*\[SEP\]\s*", "".join(columns[2:])))
             one = _Named(id=columns[0], text=columns[1], title=title)
         passage = Passage(one.text, one.id, one.title or None)
         name = str(passage.id)
         if not name or name in found:
-            raise place.error(f"the id {shown(name)} is empty or stands twice; change it.")
+            raise DataError(f"{place}: the id {shown(name)} is empty or stands twice; change it.")
         found[name] = passage
     if not found:
-        raise source.place.error("there is no passage in it; fetch or write it again.")
+        raise DataError(f"{path}: there is no passage in it; fetch or write it again.")
     return tuple(found.values()), source.stamp
 
 
@@ -251,7 +241,7 @@ def bleu_score(answers: Sequence[str], references: Sequence[Sequence[str]]) -> S
     for answer, right in zip(answers, references, strict=True):
         one = metric.corpus_score([answer], [[text] for text in right])
         rows.append((*one.counts, *one.totals, one.sys_len, one.ref_len))
-    return Score.of_sums("bleu", np.array(rows, dtype=np.float64).reshape(-1, 10), bleu)
+    return Score("bleu", np.array(rows, dtype=np.float64), bleu)
 
 
 def bleu(sums: Array) -> Array:
@@ -346,8 +336,7 @@ def read_predictions(
     path: str | Path, examples: Sequence[Example]
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Answers with the ids of their evidence, in the order of the examples; one for each."""
-    source = read(path)
-    listed = source.json(list[_Prediction])
+    listed = read(path).json(list[_Prediction])
     rows = {f"{row.conv_id}/{row.turn_id}": row for row in listed}
     found = []
     for example in examples:
@@ -355,13 +344,13 @@ def read_predictions(
         # The official script joins a context before it compares.
         context = " ".join(message["content"] for message in example.conversation)
         if row is None or " ".join(row.context) != context:
-            raise source.place.error(
-                f"turn {shown(example.key)} is not predicted, or with another context; the score "
-                "needs every turn of the data file."
+            raise DataError(
+                f"{path}: turn {shown(example.key)} is not predicted, or with another context; the "
+                "score needs every turn of the data file."
             )
         found.append((row.output.response, tuple(one.passage_id for one in row.output.evidence)))
     if len(listed) > len(examples):
-        raise source.place.error("a turn is predicted twice, or is not in the data file.")
+        raise DataError(f"{path}: a turn is predicted twice, or is not in the data file.")
     return found
 
 

@@ -6,16 +6,15 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
 from rag_windows.evaluation.chatrag import chatrag_words
-from rag_windows.evaluation.task import Example, Record, Reference, Score, digest_of
+from rag_windows.evaluation.task import Example, Record, Reference, Score, Task, digest_of
 from rag_windows.samples import samples_path
 
 PREFIX = "Answer the question from the passages. Give the number alone, without other words."
@@ -39,21 +38,28 @@ class Needle:
     passage: Passage
     haystack: tuple[Passage, ...]
 
+    def examples(self, sizes: Sequence[int], depths: Sequence[float]) -> Iterator[Example]:
+        """By number of passages, and by the needle's place among them.
 
-def grid(sizes: Sequence[int], depths: Sequence[float]) -> list[tuple[int, int, float | None]]:
-    """By number of passages and place: the number, the needle's index, and its depth.
-
-    Depths go from 0 (first) to 1 (last), and are None for a single passage, which stands
-    everywhere. Where two mean the same place, as 50% and 75% do among two, the nearer one names it.
-    """
-    cells: list[tuple[int, int, float | None]] = []
-    for size in sorted(sizes):
-        last = size - 1
-        # Halves go up, unlike round(), so that steps stay even.
-        for index in sorted({int(depth * last + 0.5) for depth in depths}):
-            nearest = min(sorted(depths), key=lambda depth: abs(depth * last - index))
-            cells.append((size, index, nearest if last else None))
-    return cells
+        Depths go from 0 (first) to 1 (last). Where two mean the same place, as 50% and 75% do among
+        two, the nearer one names it; a single passage stands everywhere.
+        """
+        for size in sorted(sizes):
+            last = size - 1
+            # Halves go up, unlike round(), so that steps stay even.
+            for index in sorted({int(depth * last + 0.5) for depth in depths}):
+                nearest = min(sorted(depths), key=lambda depth: abs(depth * last - index))
+                yield Example(
+                    key=f"{self.key}/{size}/{index}",
+                    messages=({"role": "user", "content": self.question},),
+                    references=(Reference(self.answer),),
+                    group=self.key,
+                    kinds=(f"{size} passages", f"position {nearest:.0%}")
+                    if last
+                    else ("1 passage",),
+                    passages=(*self.haystack[:index], self.passage, *self.haystack[index:last]),
+                    details={"needle": digest_of(self.passage.text)},
+                )
 
 
 def _others(
@@ -125,8 +131,7 @@ def invented_needles(
     return needles, {"texts": source, **_stamp(pool)}
 
 
-@dataclass(frozen=True)
-class LongTask:
+class LongTask(Task):
     """The same questions in every cell, over nested haystacks.
 
     A question's haystack of 16 passages begins with its haystack of 8, in the same order, and only
@@ -134,14 +139,6 @@ class LongTask:
     another. All cells of a question come one after the other. Methods that give every window the
     same positions can't tell places apart, by design; the sequential one can.
     """
-
-    name: str
-    needles: Sequence[Needle]
-    settings: Mapping[str, Any]
-    prefix: str | None
-
-    max_new_tokens: int = 32
-    metrics: tuple[str, ...] = ("contained", "needle_most_read")
 
     @classmethod
     def open(
@@ -183,34 +180,17 @@ class LongTask:
             "seed": seed,
             "passage_words": passage_words,
         }
-        return cls(f"long/{source}", needles, settings, prefix)
-
-    @cached_property
-    def examples(self) -> tuple[Example, ...]:
-        """Question by question, each in all cells."""
-        return tuple(
-            Example(
-                key=f"{one.key}/{size}/{index}",
-                messages=({"role": "user", "content": one.question},),
-                references=(Reference(one.answer),),
-                group=one.key,
-                kinds=("1 passage",)
-                if depth is None
-                else (f"{size} passages", f"position {depth:.0%}"),
-                passages=(*one.haystack[:index], one.passage, *one.haystack[index : size - 1]),
-                details={
-                    "size": size,
-                    "depth": depth,
-                    "index": index,
-                    "needle": digest_of(one.passage.text),
-                },
-            )
-            for one in self.needles
-            for size, index, depth in grid(self.settings["sizes"], self.settings["depths"])
+        examples = [cell for one in needles for cell in one.examples(sizes, depths)]
+        return cls(
+            name=f"long/{source}",
+            examples=examples,
+            settings=settings,
+            prefix=prefix,
+            max_new_tokens=32,
         )
 
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
-        """Score one arm's records, one an example in the same order.
+        """Whether needles were found.
 
         "contained" is whether the answer holds the right one's words in a row, "needle_most_read",
         where attention was measured, whether the needle got more of it than any other passage.

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -381,7 +380,7 @@ def _values(run: ReportedRun) -> pd.DataFrame:
         asked = [examples[place] for place in places]
         if asked:
             main, *_ = run.task.scores(asked, [records[one.key] for one in asked])
-            found.loc[places, arm] = np.array(main.values, dtype=float)
+            found.loc[places, arm] = main.values
     return found
 
 

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pandas as pd
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
-from rag_windows import Passage, WindowedLM
+from rag_windows import Generation, Passage, WindowedLM
 from rag_windows.cache.fingerprint import tokenizer_fingerprint
 from rag_windows.calibration import ModelFingerprint
 from rag_windows.errors import (
+    DataError,
     InputError,
     LimitError,
     MissingExtraError,
@@ -26,7 +27,6 @@ from rag_windows.errors import (
     RagWindowsError,
 )
 from rag_windows.evaluation.files import JsonLines, read, shown, surroundings, write_whole
-from rag_windows.evaluation.inscit import InscitTask
 from rag_windows.evaluation.task import Example, Line, ReadPassage, Record, Task, digest_of, line_of
 from rag_windows.methods import Method, describe
 from rag_windows.methods.registry import plain
@@ -34,6 +34,9 @@ from rag_windows.request import in_order
 
 if TYPE_CHECKING:
     from rag_windows_retrievers import Encoder, Retriever
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 BASE = "sequential"
 """The method that others are compared with, where it was run at the same depth."""
@@ -162,12 +165,14 @@ class RunFolder:
             if not isinstance(found, Record):
                 continue
             if found.arm not in self.records:
-                raise place.error(f'"arm" is {shown(found.arm)}, which the manifest does not name.')
+                raise DataError(
+                    f'{place}: "arm" is {shown(found.arm)}, which the manifest does not name.'
+                )
             self.records[found.arm][found.key] = found
         for place, one in self._passages.read(dict[str, str]):
             text = one.get("passage", "")
             if one.get("text") != digest_of(text):
-                raise place.error("the passage was changed; begin anew in another folder.")
+                raise DataError(f"{place}: the passage was changed; begin anew in another folder.")
             self.texts[digest_of(text)] = text
 
     @classmethod
@@ -182,7 +187,15 @@ class RunFolder:
 
         With ``fresh``, what an earlier run left here is removed; other files stay.
         """
-        with _lock(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / ".lock").acquire(timeout=0)
+        except (OSError, Timeout) as error:
+            raise InputError(
+                f"{folder} can't be made or locked ({error}); wait for the process that writes "
+                "it, or name another folder with --out."
+            ) from error
+        with lock:
             known = (folder / MANIFEST).is_file()
             if not known and (folder / RECORDS).exists():
                 raise InputError(f"{folder} holds {RECORDS} but no {MANIFEST}; name another --out.")
@@ -216,20 +229,6 @@ class RunFolder:
             self.records[record.arm][record.key] = record
 
 
-def _lock(path: Path) -> FileLock:
-    """Take the lock of a folder, which is made if it is missing; never waits."""
-    lock = FileLock(path / ".lock")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except (OSError, Timeout) as error:
-        raise InputError(
-            f"{path} can't be made or locked ({error}); wait for the process that writes "
-            "it, or name another folder with --out."
-        ) from error
-    return lock
-
-
 def _remove_run(folder: Path) -> None:
     """Remove what a run has written, and nothing else."""
     shutil.rmtree(folder / PREDICTIONS, ignore_errors=True)
@@ -252,9 +251,9 @@ TURNS, WEIGHT = 3, 3
 class Search:
     """How passages are found, at most ``depth`` of them; None for all that are given.
 
-    "gold" is the evidence of an INSCIT example alone, "given" are the example's own passages,
-    "hybrid" is BM25 and dense search by reciprocal rank fusion. Dense search needs an embedder: a
-    sentence-transformers name or folder, or an `Encoder`.
+    "gold" and "given" are the example's own passages, "hybrid" is BM25 and dense search by
+    reciprocal rank fusion. Dense search needs an embedder: a sentence-transformers name or folder,
+    or an `Encoder`.
     """
 
     kind: Literal["bm25", "dense", "hybrid", "gold", "given"] = "given"
@@ -283,11 +282,8 @@ class Search:
 
         Vectors are kept in the folder ``index``, so that a run that goes on embeds nothing again.
         """
-        depth, inscit = self.depth, cast(InscitTask, task)
-        if self.kind == "given":
-            return lambda example: (example.passages or ())[:depth]
-        if self.kind == "gold":
-            return lambda example: inscit.gold(example)[:depth]
+        if self.kind in ("gold", "given"):
+            return lambda example: example.passages[: self.depth]
         from rag_windows_retrievers import (
             BM25Retriever,
             ConversationalRetriever,
@@ -298,14 +294,14 @@ class Search:
 
         found: list[Retriever] = []
         if self.kind != "dense":
-            found.append(BM25Retriever(inscit.pool))
+            found.append(BM25Retriever(task.pool))
         if self.embedder is not None and any(index.glob("*.safetensors")):
             found.append(DenseRetriever.load(index, self.embedder))
         elif self.embedder is not None:
-            made = DenseRetriever(inscit.pool, self.embedder)
+            made = DenseRetriever(task.pool, self.embedder)
             made.save(index)
             found.append(made)
-        most = depth or 0
+        most = self.depth or 0
         retriever = found[0] if len(found) == 1 else HybridRetriever(found, depth=max(100, most))
         conversational = ConversationalRetriever(retriever, last_turns(TURNS, weight=WEIGHT))
         return lambda example: conversational.retrieve(example.conversation, most)
@@ -321,6 +317,24 @@ Answered = tuple[Record, Sequence[str]]
 
 Answerer = Callable[[WindowedLM, Arm, Sequence[Asked]], list[Answered]]
 """Answers some examples by one arm; an error of one alone is kept as its record."""
+
+
+def as_far_as_fits(
+    arm: Arm, items: Sequence[T], ask: Callable[[Sequence[T]], R]
+) -> tuple[R, Sequence[T]]:
+    """An answer over items, and which of them were read.
+
+    Where they are read one after the other, those at the end are left out until the others fit, to
+    a twentieth. Side by side, fewer of them would fit no better.
+    """
+    while True:
+        try:
+            return ask(items), items
+        except LimitError:
+            shorter = items[: -max(1, len(items) // 20)]
+            if arm.method is None or not in_order(arm.method) or not shorter:
+                raise
+            items = shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,25 +360,13 @@ class Generating:
     def _one(
         self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
     ) -> Answered:
-        kept = passages
-        while True:
-            try:
-                generation = lm.generate(
-                    list(example.messages),
-                    kept,
-                    method=arm.method,
-                    do_sample=False,
-                    num_beams=1,
-                    **asdict(self),
-                )
-                break
-            except LimitError:
-                # Where passages are read side by side, fewer of them would fit no better.
-                shorter = kept[:-1]
-                one_by_one = arm.method is not None and in_order(arm.method)
-                if not one_by_one or not any(one.text.strip() for one in shorter):
-                    raise
-                kept = shorter
+        def ask(some: Sequence[Passage]) -> Generation:
+            asked, options = list(example.messages), asdict(self)
+            return lm.generate(
+                asked, some, method=arm.method, do_sample=False, num_beams=1, **options
+            )
+
+        generation, kept = as_far_as_fits(arm, passages, ask)
         spans: list[list[tuple[int, int]]] = [[] for _ in kept]
         for window in generation.windows:
             spans[window.passage].append((window.start, window.end))

@@ -34,10 +34,6 @@ MOST_LOST = 0.01
 _ELEMENTS = 10_000_000
 """Of the arrays that are resampled at once."""
 
-TOKENS = ["prompt_tokens", "cached_tokens", "completion_tokens"]
-WINDOWS, TIMES = ["windows_encoded", "windows_reused"], ["encode_s", "ttft_s", "total_s"]
-"""Fields of a record that are summed, and those whose medians are told."""
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -154,8 +150,7 @@ def _results(
             "metric": score.name,
             # An example that a metric does not count adds nothing at all.
             "n": int(rows[:, place].any(axis=1).sum()),
-            # The dataset's own figure, to the last bit.
-            "estimate": estimate(score.value if tested else values[place], drawn[place]),
+            "estimate": estimate(values[place], drawn[place]),
             "against": None if base == place else against,
         }
         made.append(result)
@@ -300,15 +295,18 @@ def _work(records: Sequence[Record]) -> Summary:
     answered = found[found["error"].isna()]
     first, left_out = answered["ttft_s"], found["left_out"]
     encoded, reused = answered["windows_encoded"], answered["windows_reused"]
+    seconds = answered[["encode_s", "ttft_s", "total_s"]].median()
+    tokens = ["prompt_tokens", "cached_tokens", "completion_tokens"]
+    sums = found[["windows_encoded", "windows_reused", *tokens]].sum()
     return {
         "counters": {
-            **found[[*WINDOWS, *TOKENS]].sum().astype(int).to_dict(),
+            **sums.astype(int).to_dict(),
             "left_out_passages": int(left_out.sum()),
             "left_out_questions": int((left_out > 0).sum()),
             "errors": len(found) - len(answered),
             "unfinished": int((answered["finish_reason"] == "length").sum()),
         },
-        "times": answered[TIMES].median().to_dict() if len(answered) else None,
+        "times": seconds.to_dict() if len(answered) else None,
         "cold_s": first[reused == 0].median(),
         "warm_s": first[(encoded == 0) & (reused > 0)].median(),
     }

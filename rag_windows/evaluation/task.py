@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,6 @@ LogProbability = Annotated[
     # JSON has no infinity: an impossible choice's score is null.
     BeforeValidator(lambda value: -math.inf if value is None else value),
 ]
-
-
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -118,8 +117,8 @@ class Example:
     """One question with its right answers; its key is the same on every reading of the dataset.
 
     Examples of a ``group``, as the turns of a conversation, are resampled together, and results are
-    broken down by ``kinds``. ``passages`` are best first, and None where they are retrieved.
-    ``details`` are what the dataset's own metric or file format needs beside.
+    broken down by ``kinds``. ``passages`` are the dataset's own, best first: INSCIT's are its
+    evidence. ``details`` are what the dataset's own metric or file format needs beside.
     """
 
     key: str
@@ -127,7 +126,7 @@ class Example:
     references: tuple[Reference, ...]
     group: str
     kinds: tuple[str, ...] = ()
-    passages: tuple[Passage, ...] | None = None
+    passages: tuple[Passage, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -158,53 +157,46 @@ class Score:
     """One metric of one arm in percent, as sums over examples: it can be had for any draw of them.
 
     ``rows`` (examples, k) are what is added up, zeros for an example that does not count, and
-    ``formula`` makes (...) percent of (..., k) sums. ``values`` are None for an example that does
-    not count, or where the metric is no mean over examples.
+    ``formula`` makes (...) percent of (..., k) sums.
     """
 
     name: str
-    value: float
-    values: tuple[float | None, ...]
     rows: Array
     formula: Formula = ratio
 
     @classmethod
     def mean(cls, name: str, values: Sequence[float | None]) -> Score:
         """The mean of those values that are not None."""
-        counted = [one for one in values if one is not None]
-        value = sum(counted) / len(counted) if counted else float("nan")
-        rows = [(0.0, 0.0) if one is None else (float(one), 1.0) for one in values]
-        return cls(name, value, tuple(values), np.array(rows, dtype=np.float64).reshape(-1, 2))
-
-    @classmethod
-    def of_sums(cls, name: str, rows: Array, formula: Formula) -> Score:
-        """A metric that is no mean over examples."""
-        value = float(formula(rows.sum(axis=0))) if len(rows) else float("nan")
-        return cls(name, value, (None,) * len(rows), rows, formula)
-
-
-class Task(Protocol):
-    """A dataset, ready to be asked."""
+        rows = [(0.0, 0.0) if one is None else (one, 1.0) for one in values]
+        return cls(name, np.array(rows, dtype=np.float64))
 
     @property
-    def name(self) -> str:
-        """Such as "inscit" or "chatrag/doc2dial"; stands in the manifest and the report."""
+    def value(self) -> float:
+        """Of all examples."""
+        return float(self.formula(self.rows.sum(axis=0)))
 
     @property
-    def examples(self) -> Sequence[Example]:
-        """In the order of the file, with different keys."""
+    def values(self) -> Array:
+        """Of single examples; NaN for one that does not count."""
+        return self.formula(self.rows)
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """What the answers depend on, for the manifest: digests of the files, options. JSON."""
 
-    @property
-    def prefix(self) -> str | None:
-        """The instruction before the passages, unless the user gives another."""
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A dataset, ready to be asked.
 
-    @property
-    def max_new_tokens(self) -> int:
-        """Length of an answer at most, unless the user gives another."""
+    ``settings`` are what the answers depend on, for the manifest: digests of the files, options;
+    as JSON. ``prefix``, the instruction before the passages, and ``max_new_tokens`` hold unless the
+    user gives others. ``pool`` is what a retriever searches.
+    """
 
+    name: str
+    examples: Sequence[Example]
+    settings: Mapping[str, Any]
+    prefix: str | None = None
+    max_new_tokens: int = 64
+    pool: Sequence[Passage] = ()
+
+    @abstractmethod
     def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
         """Score one arm's records, one an example in the same order, by the main metric first."""

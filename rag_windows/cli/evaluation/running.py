@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -97,8 +98,7 @@ def evaluate(
     if isinstance(task, icl.IclTask):
         for arm in arms:
             task.shown(arm.top_k)
-        classifying = icl.IclAnswerer(task, generating.prefix)
-        answerer, batch = classifying.answer, classifying.batch
+        answerer, batch = functools.partial(task.answer, generating.prefix), icl.BATCH
     with loaded_model(asking) as lm:
         manifest = runs.Manifest.of(lm, task, arms, search.settings, generating)
         path = asking.out or _default_folder(manifest, asking.name)
@@ -172,7 +172,7 @@ def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
     records = folder.records[arm]
     if isinstance(task, inscit.InscitTask):
         path = path.with_name(f"{path.name}.json")
-        inscit.write_predictions(path, task.examples, records, task.evidence)
+        inscit.write_predictions(path, task.examples, records, task.settings["evidence"])
     else:
         path = path.with_name(f"{path.name}.txt")
         chatrag.write_answers(path, [records[one.key].answer for one in task.examples])

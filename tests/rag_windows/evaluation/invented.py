@@ -14,13 +14,11 @@ from rag_windows.evaluation import run, task
 PETS = ("lion", "donkey", "bear", "hare", "goose", "otter", "wren")
 
 
-@dataclass(frozen=True)
-class Invented:
+@dataclass(frozen=True, kw_only=True)
+class Invented(task.Task):
     """Conversations of one, two, ... questions, over passages that share some texts."""
 
-    examples: Sequence[task.Example]
     name: str = "invented"
-    pool: Sequence[Passage] = ()
     settings: Mapping[str, Any] = field(default_factory=lambda: {"seed": 1})
     prefix: str | None = "Answer."
     max_new_tokens: int = 4
@@ -54,12 +52,12 @@ def invented(conversations: int = 3) -> Invented:
                     ),
                 )
             )
-    return Invented(made)
+    return Invented(examples=made)
 
 
 def given(example: task.Example) -> Sequence[Passage]:
     """The passages that an example brings."""
-    return example.passages or ()
+    return example.passages
 
 
 def arms_of(*names: str, depths: Sequence[int | None] = (None,)) -> tuple[run.Arm, ...]:

@@ -65,7 +65,7 @@ def test_the_style_of_chatrag(tmp_path: Path, talks: inscit.InscitTask) -> None:
     assert one.conversation == talks.examples[1].conversation
     text = f"title: Lighthouse, source: {TEXTS['Lighthouse:1']}"
     assert (styled.pool[0].text, styled.pool[0].title) == (text, None)
-    assert styled.gold(styled.examples[0])[0].text == text
+    assert styled.examples[0].passages[0].text == text
 
 
 def test_chatrags_records_become_examples(tmp_path: Path) -> None:
@@ -77,7 +77,6 @@ def test_chatrags_records_become_examples(tmp_path: Path) -> None:
         *("In 1902.", "1902", "12.5")
     ]
     assert [one.group, two.group, three.group] == ["coqa/1", "coqa/2", "coqa/1"]
-    assert one.passages is not None
     assert [one.text for one in one.passages] == list(TEXTS.values())
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n\n".join(json.dumps(row) for row in (chatrag_row(), other, chatrag_row())))

@@ -90,7 +90,7 @@ def test_records_hold_what_generate_gave(tmp_path: Path) -> None:
 def test_a_long_passage_has_a_span_for_each_window(tmp_path: Path) -> None:
     long = Passage("Kadan keeps a lion, and a hare beside it. " * 30, "p", score=2.5)
     example = replace(TASK.examples[0], passages=(long, Passage(" "), long))
-    go(tmp_path, small.lm(), Invented([example]), arms_of("pcw"))
+    go(tmp_path, small.lm(), Invented(examples=[example]), arms_of("pcw"))
     record = run.RunFolder.open(tmp_path).records["pcw"][example.key]
     first, blank, again = record.passages
     assert (first.spans[0][0], first.spans[-1][1]) == (0, len(long.text))
@@ -108,7 +108,7 @@ def test_what_does_not_fit_in_order_is_left_out_and_counted(
     # One byte is one token in the small model, which has 1024 positions.
     passages = tuple(Passage(chr(97 + n) * size, f"p{n}") for n, size in enumerate(sizes))
     example = replace(TASK.examples[0], passages=passages)
-    go(tmp_path, small.lm(), Invented([example]), ARMS)
+    go(tmp_path, small.lm(), Invented(examples=[example]), ARMS)
     folder = run.RunFolder.open(tmp_path)
     record = folder.records["sequential"][example.key]
     assert [one.id for one in record.passages] == [f"p{n}" for n in range(read)]

@@ -24,7 +24,7 @@ KINDS = ("answer", "clarification")
 
 # Twelve talks of three questions; the last question of a talk names no evidence.
 HARBOUR = Invented(
-    [
+    examples=[
         task.Example(
             key=f"{talk}/{turn}",
             messages=({"role": "user", "content": f"Question {turn}?"},),
