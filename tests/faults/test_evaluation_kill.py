@@ -74,15 +74,23 @@ def dying(evaluate: Evaluate, folder: Path, at: int, share: float) -> Callable[[
 def found(folder: Path) -> Found:
     """What a run answered, without what differs from run to run.
 
-    That is seconds, and what a cache that died with the process can't give the next one.
+    That is seconds, what a cache that died with the process can't give the next one, and the last
+    bits of attention: windows are encoded with others beside them than before.
     """
     kept = run.RunFolder.open(folder)
     names = ("encode_s", "ttft_s", "total_s", "windows_encoded", "windows_reused", "cached_tokens")
     nothing: dict[str, Any] = dict.fromkeys(names, 0)
-    return {
-        arm.name: [replace(one, **nothing) for one in kept.records[arm.name].values()]
-        for arm in ARMS
-    }
+
+    def plain(one: task.Record) -> task.Record:
+        passages = tuple(replace(read, mass=digits(read.mass)) for read in one.passages)
+        masses = {name: digits(getattr(one, name)) for name in ("prefix_mass", "query_mass")}
+        return replace(one, passages=passages, **nothing, **masses)
+
+    return {arm.name: [plain(one) for one in kept.records[arm.name].values()] for arm in ARMS}
+
+
+def digits(mass: float | None) -> float | None:
+    return None if mass is None else round(mass, 4)
 
 
 def lines(folder: Path) -> int:
