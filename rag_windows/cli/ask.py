@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json as json_format
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -13,25 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.cells import cell_len, set_cell_size
+from rich.table import Column
 
-from rag_windows.cli import options
-from rag_windows.cli.options import (
-    DEFAULT_METHOD,
-    ModelOptions,
-    SearchOptions,
-    loaded_model,
-    open_corpus,
-    option,
-)
-from rag_windows.cli.render import (
-    console,
-    progress,
-    show,
-    show_notes,
-    tell,
-    write_json,
-)
+from rag_windows.cli import options, render
+from rag_windows.cli.options import DEFAULT_METHOD, ModelOptions, SearchOptions, option
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.passage import Passage
 from rag_windows.prompt.visible_text import encodable, one_line, visible
@@ -42,7 +26,6 @@ if TYPE_CHECKING:
     from rag_windows_retrievers import BM25Retriever
 
 
-_PROMPT = "> "
 _HELP = "/clear forgets the conversation, /exit or Ctrl-D leaves."
 _NAME, _BAR, _TEXTS_FROM = 32, 16, 72
 """Widths in characters: of names and bars, and of terminals that have room for texts and bars."""
@@ -85,18 +68,14 @@ def ask(
 
     if not question.strip():
         raise InputError("The question is empty; write one, in quotes.")
-    path = Path(question)
-    lone = question.split() == [question]
-    if lone and (path.suffix.lower() in SUFFIXES or ("/" in question and path.exists())):
+    if len(question.split()) == 1 and Path(question).suffix.lower() in SUFFIXES:
         raise InputError(
             f"The question {question!r} is the name of a file; give each file a --docs of its own, "
             "and the question in quotes."
         )
-    retriever, notes = open_corpus(search, model.model)
-    passages = retriever.retrieve(question, search.top_k)
-    with loaded_model(model) as lm:
-        # Notes wait for the answer: where there is none, the error alone is told.
-        _reply(lm, model.name, answer, question, passages, notes, [])
+    passages = options.open_corpus(search, model.model).retrieve(question, search.top_k)
+    with options.loaded_model(model) as lm:
+        _reply(lm, model.name, answer, question, passages, [])
 
 
 @options.spreading()
@@ -104,24 +83,22 @@ def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -
     """The same as a conversation: one question a line, follow-ups welcome, /exit leaves."""
     from rag_windows.prompt.conversation import search_text
 
-    retriever, notes = open_corpus(search, model.model)
+    retriever = options.open_corpus(search, model.model)
     # A process may be started without any standard input.
     interactive = sys.stdin is not None and sys.stdin.isatty()
     dialogue: list[Mapping[str, str]] = []
-    with loaded_model(model) as lm:
-        for note in notes:
-            tell(f"Note: {note}")
+    with options.loaded_model(model) as lm:
         if interactive:
-            tell(f"{len(retriever.passages)} passages, {model.name}. {_HELP}")
+            render.tell(f"{len(retriever.passages)} passages, {model.name}. {_HELP}")
         for line in _typed() if interactive else sys.stdin or ():
             question = encodable(line).strip()
             if question == "/exit":
                 return
             if question == "/clear":
                 dialogue = []
-                tell("The conversation is forgotten.")
+                render.tell("The conversation is forgotten.")
             elif question == "/help":
-                tell(_HELP)
+                render.tell(_HELP)
             if question in ("", "/clear", "/help"):
                 continue
             found = retriever.retrieve(search_text(dialogue, question), search.top_k)
@@ -129,16 +106,16 @@ def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -
             heard: list[str] = []
             # On a terminal, Ctrl-C stops an answer and an error ends only its turn.
             try:
-                _reply(lm, model.name, answer, query, found, (), heard)
+                _reply(lm, model.name, answer, query, found, heard)
             except KeyboardInterrupt:
                 if not interactive:
                     raise
                 print("" if answer.json else "\n", end="")
-                tell("Stopped.")
+                render.tell("Stopped.")
             except RagWindowsError as error:
                 if not interactive:
                     raise
-                tell(f"Error: {error} {_HELP}")
+                render.tell(f"Error: {error} {_HELP}")
                 continue
             dialogue = [*query, {"role": "assistant", "content": "".join(heard)}]
 
@@ -147,14 +124,9 @@ def _typed() -> Iterator[str]:
     """Lines that are typed at a prompt."""
     with suppress(ModuleNotFoundError):  # Windows has none
         import readline  # noqa: F401 - importing it is what makes input() edit lines
-    while True:
-        shown = sys.stdout.isatty()
-        if not shown:
-            print(_PROMPT, end="", file=sys.stderr, flush=True)
-        try:
-            yield input(_PROMPT if shown else "")
-        except EOFError:
-            return
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
 
 
 def _reply(
@@ -163,7 +135,6 @@ def _reply(
     told: AnswerOptions,
     query: str | Sequence[Mapping[str, str]],
     passages: Sequence[Passage],
-    notes: Sequence[str],
     heard: list[str],
 ) -> None:
     """Answer as text with its sources, or one JSON object; `heard` gets the text as it comes."""
@@ -179,7 +150,7 @@ def _reply(
         **sampling_options(told.temperature),
     }
     method = linked(lm.method, told.link_tokens).name
-    with progress("Encoding the passages" if passages else "Answering") as on_encoded:
+    with render.progress("Encoding the passages" if passages else "Answering") as on_encoded:
         stream = lm.stream(query, passages, on_encoded=on_encoded, **settings)
         begun = next(stream)
     generation = begun.generation
@@ -193,14 +164,14 @@ def _reply(
             generation = chunk.generation
     if generation is None:
         raise GenerationError("The stream ended without a result; please report this.")
-    notes = [*notes, *_notes(generation, passages, told.max_new_tokens)]
+    notes = _notes(generation, passages, told.max_new_tokens)
     usage, timings, fallback = generation.usage, generation.timings, generation.fallback
     found = {one.passage: one.mass for one in generation.citations or ()}
     weights = [found.get(index) for index in range(len(passages))]
     if told.json:
         counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
         fields = ("id", "title", "text", "score")
-        write_json(
+        render.write_json(
             {
                 "answer": generation.text,
                 "passages": [
@@ -214,12 +185,12 @@ def _reply(
                 "fallback": None if fallback is None else fallback.as_dict(),
             }
         )
-        show_notes(notes, as_json=True)
+        render.show_notes(notes, as_json=True)
         return
     print("\n")
     _show_passages(generation, passages, weights)
-    show_notes(notes, as_json=False)
-    show(
+    render.show_notes(notes, as_json=False)
+    render.show(
         f"{name}, {method}: passages encoded in {timings.encode_s:.2f} s, first token "
         f"after {timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; "
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
@@ -237,22 +208,26 @@ def _show_passages(
     """
     if not passages:
         return
-    out = console()
-    longest = max((weight for weight in weights if weight is not None), default=0.0)
-    names = [one_line(one.id or one.title or "-") for one in passages]
-    room, wide = out.width - len("00  ") - len("  00.0%"), out.width >= _TEXTS_FROM
-    width = min(max(map(cell_len, names)), _NAME if wide else room)
+    out = render.console()
+    wide = out.width >= _TEXTS_FROM
+    room = _NAME if wide else out.width - len("00  ") - len("  00.0%")
+    text, bar = Column(ratio=1, no_wrap=True, overflow="crop"), Column(width=_BAR)
+    name, share = Column(no_wrap=True, overflow="crop"), Column(justify="right", no_wrap=True)
+    table = render.plain_table("", name, *((text, bar) if wide else ()), share)
+    table.show_header, table.expand = False, wide
     block = "█" if out.encoding.lower().startswith("utf") else "#"
-    for number, (name, passage, weight) in enumerate(zip(names, passages, weights, strict=True), 1):
+    longest = max(weight or 0.0 for weight in weights) or 1.0
+    for number, (passage, weight) in enumerate(zip(passages, weights, strict=True), 1):
         # Of a long path, the end tells most.
-        line = f"{number:<4}{set_cell_size(name[-width:], width)}"
+        cells = [str(number), one_line(passage.id or passage.title or "-")[-room:]]
         if wide:
             title = f"{one_line(passage.title)}: " if passage.title else ""
-            text = set_cell_size(title + one_line(passage.text[:400]), room - width - _BAR - 4)
-            line += f"  {text}  {block * round(_BAR * (weight or 0.0) / (longest or 1.0)):<{_BAR}}"
-        print(line + ("" if weight is None else f"{weight:>7.1%}"))
+            cells.append(title + one_line(passage.text[:400]))
+            cells.append(block * round(_BAR * (weight or 0.0) / longest))
+        table.add_row(*cells, "" if weight is None else f"{weight:.1%}")
+    out.print(table)
     if generation.prefix_mass is not None and generation.query_mass is not None:
-        show(
+        render.show(
             f"The rest of the attention: prefix {generation.prefix_mass:.1%}, "
             f"question and answer {generation.query_mass:.1%}.",
             "dim",
@@ -286,24 +261,21 @@ def demo(
     device: options.Device = "auto", json: options.Json = False, verbose: options.Verbose = False
 ) -> None:
     """Answer three questions over the sample corpus, sequentially and with windows."""
-    retriever, _ = open_corpus(SearchOptions(), None)
+    retriever = options.open_corpus(SearchOptions(), None)
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
-    with loaded_model(ModelOptions(device=device, no_cache=True, verbose=verbose)) as lm:
-        # The first call of a process pays for lazy set-up that no method is to be charged with.
-        for method in METHODS:
-            lm.generate("Why?", retriever.passages[:2], method=method, max_new_tokens=2)
-        with progress("Answering"):
-            rows = [_answer(lm, retriever, task, method) for task in tasks for method in METHODS]
+    asked = ModelOptions(device=device, no_cache=True, verbose=verbose)
+    with options.loaded_model(asked) as lm, render.progress("Answering"):
+        rows = [_answer(lm, retriever, task, method) for task in tasks for method in METHODS]
     if json:
-        write_json(rows)
+        render.write_json(rows)
         return
     for row in rows:
         if row["method"] == METHODS[0]:
-            show(f"{row['question']} ({row['passages']} passages)", "bold")
+            render.show(f"{row['question']} ({row['passages']} passages)", "bold")
         right = "right" if row["right"] else f"wrong: {row['expected']}"
         first = f"first token after {row['first_token_s']:.3f} s"
-        show(f"  {row['method']:<12}{first}  {one_line(row['answer'])} ({right})")
-    show(f"Seconds to the first token: the best of {_RUNS} runs.", "dim")
+        render.show(f"  {row['method']:<12}{first}  {one_line(row['answer'])} ({right})")
+    render.show(f"Seconds to the first token: the best of {_RUNS} runs.", "dim")
 
 
 def _answer(
@@ -314,8 +286,7 @@ def _answer(
     passages = retriever.retrieve(question, top_k)
     found = {one.id for one in passages}
     # Where fewer share a word with the question, any others stand behind them.
-    others = (one for one in retriever.passages if one.id not in found)
-    passages += itertools.islice(others, top_k - len(passages))
+    passages += [one for one in retriever.passages if one.id not in found][: top_k - len(found)]
     greedy: dict[str, Any] = {"max_new_tokens": _ANSWER_TOKENS, "do_sample": False}
     runs = [lm.generate(question, passages, method=method, **greedy) for _ in range(_RUNS)]
     best = min(runs, key=lambda one: one.timings.ttft_s)
@@ -326,10 +297,5 @@ def _answer(
         "answer": best.text.strip(),
         "expected": task["answer"],
         "first_token_s": best.timings.ttft_s,
-        "right": _words(best.text) == _words(task["answer"]),
+        "right": best.text.strip() == task["answer"],
     }
-
-
-def _words(text: str) -> list[str]:
-    words = re.findall(r"\w+", text.casefold())
-    return [word for word in words if word not in ("a", "an", "the")]

@@ -10,7 +10,7 @@ from pydantic import ByteSize
 
 from rag_windows.cli import options
 from rag_windows.cli.options import ModelOptions, SearchOptions, loaded_model, open_corpus, quieten
-from rag_windows.cli.render import Group, progress, show, tell, write_json
+from rag_windows.cli.render import Group, progress, show, write_json
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache
@@ -46,16 +46,11 @@ def warm(
 
     Give the model, the instruction (--system) and the lengths that the questions will have.
     """
-    retriever, notes = open_corpus(search, model.model)
-    with loaded_model(model) as lm:
-        for note in notes:
-            tell(f"Note: {note}")
-        with progress("Encoding the passages") as counted:
-            warmed = lm.warm(
-                retriever.passages,
-                prefix=system,
-                on_warmed=lambda done, total: counted(done, total or done),
-            )
+    passages = open_corpus(search, model.model).passages
+    with loaded_model(model) as lm, progress("Encoding the passages") as counted:
+        warmed = lm.warm(
+            passages, prefix=system, on_warmed=lambda done, total: counted(done, total or done)
+        )
     line = (
         f"{warmed.passages} passages: {warmed.encoded} windows encoded ({warmed.tokens} tokens), "
         f"{warmed.present} were there, in {warmed.seconds:.1f} s."

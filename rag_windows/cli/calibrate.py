@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from rich.table import Column
 from rich.text import Text
 
-from rag_windows.cli import options
-from rag_windows.cli.options import (
-    ModelOptions,
-    SearchOptions,
-    count,
-    loaded_model,
-    open_corpus,
-    option,
-)
-from rag_windows.cli.render import console, plain_table, progress, show, show_notes, write_json
+from rag_windows.cli import options, render
+from rag_windows.cli.options import ModelOptions, SearchOptions, count, option
 from rag_windows.errors import InputError, MissingExtraError, missing
 from rag_windows.samples import samples_path
 
@@ -67,8 +59,8 @@ def calibrate(
             raise InputError(f"{flag} {path!r}: the folder does not exist, or this is one.")
     if plot is not None and find_spec("matplotlib") is None:
         raise MissingExtraError(missing("The picture", "matplotlib", "figures"))
-    given, notes = _examples(search, model.model, examples, limit)
-    with loaded_model(model) as lm, progress("Calibrating") as counted:
+    given = _examples(search, model.model, examples, limit)
+    with options.loaded_model(model) as lm, render.progress("Calibrating") as counted:
         begun = time.perf_counter()
         profile = lm.calibrate(
             given,
@@ -84,24 +76,25 @@ def calibrate(
         profile.save(out)
     if plot is not None:
         profile.plot(plot)
-    notes += profile.left_out
     if json:
-        write_json(json_format.loads(profile.to_json()))
-        show_notes(notes, as_json=True)
+        render.write_json(json_format.loads(profile.to_json()))
+    else:
+        _show(profile)
+    render.show_notes(profile.left_out, as_json=json)
+    if json:
         return
-    _show(profile)
-    show_notes(notes, as_json=False)
-    show(f"{profile.examples} examples, {len(profile.settings)} settings, {seconds:.1f} s.", "dim")
+    tried = f"{profile.examples} examples, {len(profile.settings)} settings"
+    render.show(f"{tried}, {seconds:.1f} s.", "dim")
     if out is not None:
-        show(f"Wrote {out}. Use it: --profile {out}", "dim")
+        render.show(f"Wrote {out}. Use it: --profile {out}", "dim")
     if plot is not None:
-        show(f"Wrote {plot}.", "dim")
+        render.show(f"Wrote {plot}.", "dim")
 
 
 def _examples(
     search: SearchOptions, model: str | None, path: str | None, limit: int
-) -> tuple[list[Example], list[str]]:
-    """The examples, with retrieved passages where they bring none, and what to tell of them."""
+) -> list[Example]:
+    """The examples, with retrieved passages where they bring none."""
     from rag_windows.calibration import Example, read_examples
 
     if path is not None:
@@ -118,21 +111,20 @@ def _examples(
     examples = examples[:limit]
     bare = [place for place, one in enumerate(examples) if not one.passages]
     if not bare:
-        told = "Every example has passages of its own; --docs was not read."
-        return examples, [told] if search.docs else []
+        return examples
     if path is not None and not search.docs:
         raise InputError(
             f"Example {bare[0] + 1} of {path!r} has no passages: give it some, or the documents to "
             "retrieve them from, with --docs."
         )
-    retriever, notes = open_corpus(search, model)
+    retriever = options.open_corpus(search, model)
     for place in bare:
         query = examples[place].query
         if not isinstance(query, str):
             raise InputError("Examples of whole conversations need passages of their own.")
         found = retriever.retrieve(query, search.top_k)
         examples[place] = replace(examples[place], passages=found)
-    return examples, notes
+    return examples
 
 
 def _show(profile: Profile) -> None:
@@ -143,7 +135,7 @@ def _show(profile: Profile) -> None:
     names = list(default.figures)
     figures = [Column(name, justify="right", no_wrap=True) for name in names]
     rank, setting = Column(justify="right", style="dim"), Column("setting", no_wrap=True)
-    table = plain_table(rank, setting, *figures, "")
+    table = render.plain_table(rank, setting, *figures, "")
     for place, one in enumerate(ranked, start=1):
         if place > 10 and one != default:
             continue
@@ -153,6 +145,6 @@ def _show(profile: Profile) -> None:
         cells = [f"{mean.value:.3g} ({mean.low:.3g} to {mean.high:.3g})" for mean in means]
         text = Text(label(one.method), "bold" if "chosen" in marks else "")
         table.add_row(str(place), text, *cells, ", ".join(marks))
-    console().print(table)
-    show("In brackets: 95% intervals.", "dim")
-    show(profile.verdict, "bold")
+    render.console().print(table)
+    render.show("In brackets: 95% intervals.", "dim")
+    render.show(profile.verdict, "bold")

@@ -1,24 +1,32 @@
-"""The commands of `rag-windows`."""
+"""The commands of `rag-windows`; the short ones stand here."""
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
+import sys
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter
+from rich.table import Column
 
 from rag_windows import __version__
-from rag_windows.cli import options
+from rag_windows.benchmark.result import Plan, Result, markdown
+from rag_windows.cli import options, render
 from rag_windows.cli.ask import ask, chat, demo
-from rag_windows.cli.bench import bench
 from rag_windows.cli.cache import cache
 from rag_windows.cli.calibrate import calibrate
-from rag_windows.cli.classify import classify
 from rag_windows.cli.evaluation.app import evaluation
-from rag_windows.cli.render import OneLineErrors, show, write_json
+from rag_windows.cli.options import ModelOptions, count, option
+from rag_windows.evaluation.files import write_whole
+from rag_windows.prompt.visible_text import encodable, one_line
 
 app = typer.Typer(
     name="rag-windows",
-    cls=OneLineErrors,
+    cls=render.OneLineErrors,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -41,6 +49,81 @@ def rag_windows(
     """Answer questions over documents; each retrieved passage is read in a window of its own."""
 
 
+for command in (ask, chat, demo, calibrate):
+    app.command()(command)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Learner(ModelOptions):
+    """The model that classifies."""
+
+    model: options.Model = "tiny-learner"
+
+
+@app.command()
+@options.spreading(without=("max_window_tokens",))
+def classify(
+    *,
+    texts: Annotated[
+        list[str],
+        typer.Argument(metavar="TEXT...", help="What to label, each quoted.", parser=encodable),
+    ],
+    demos: Annotated[str, option("FILE", 'Demonstrations: JSONL with "text" and "label" a line.')],
+    label: Annotated[
+        list[str] | None,
+        option("LABEL", "To choose from, repeated. Default: those of --demos.", parser=encodable),
+    ] = None,
+    calibrate_with: Annotated[
+        list[str] | None,
+        option("TEXT", "One that says nothing, as N/A: its probabilities divide the others."),
+    ] = None,
+    windows: Annotated[int | None, count("Default: as few as hold the demonstrations.")] = None,
+    system: options.System = None,
+    model: _Learner,
+    json: options.Json = False,
+) -> None:
+    """Label texts as demonstrations show it, with as many of them as there are."""
+    from rag_windows.calibration.calibrate import read_lines
+    from rag_windows.icl.classifier import demonstration_of
+
+    shown = read_lines(demos, demonstration_of, '{"text": "...", "label": "..."}')
+    with options.loaded_model(model) as lm:
+        begun = time.perf_counter()
+        with render.progress("Reading the demonstrations"):
+            found = lm.classify(
+                texts,
+                shown,
+                label or None,
+                prefix=system,
+                calibrate_with=calibrate_with or (),
+                windows=windows,
+            )
+        seconds, method = time.perf_counter() - begun, lm.method.name
+    if json:
+        fields = ("text", "label", "probabilities", "scores")
+        render.write_json(
+            {
+                "texts": [{name: getattr(one, name) for name in fields} for one in found],
+                "demonstrations": len(shown),
+                "windows": found[0].windows,
+                "seconds": seconds,
+                "method": method,
+                "model": model.name,
+            }
+        )
+        return
+    probability = Column(justify="right", no_wrap=True, min_width=len("100%"))
+    text = Column("text", no_wrap=True, overflow="ellipsis", style="dim")
+    table = render.plain_table(Column("label", style="bold"), probability, text)
+    for one in found:
+        share = f"{one.probabilities[one.label]:.0%}"
+        table.add_row(one_line(one.label), share, one_line(one.text))
+    render.console().print(table)
+    read = f"{len(shown)} demonstrations in {found[0].windows} window"
+    read += "s" * (found[0].windows != 1)
+    render.show(f"{model.name}, {method}: {read}, {seconds:.2f} s.", "dim")
+
+
 @app.command()
 def methods(json: options.Json = False) -> None:
     """List the methods with their formulas, parameters and papers."""
@@ -48,18 +131,46 @@ def methods(json: options.Json = False) -> None:
 
     rows = method_rows()
     if json:
-        write_json(rows)
+        render.write_json(rows)
         return
     width = max(len(row["name"]) for row in rows) + 2
     for row in rows:
         paper = "" if row["paper"] == "-" else f"  ({row['paper']})"
-        show(f"{row['name']:<{width}}{row['formula']}{paper}", "bold")
-        show(" " * width + row["summary"])
+        render.show(f"{row['name']:<{width}}{row['formula']}{paper}", "bold")
+        render.show(" " * width + row["summary"])
         if row["parameters"]:
-            show(" " * width + settings_of(row), "dim")
+            render.show(" " * width + settings_of(row), "dim")
 
 
-for command in (ask, chat, demo, calibrate, classify, bench):
-    app.command()(command)
+@app.command()
+@options.spreading()
+def bench(
+    plan: Plan,
+    threads: Annotated[int | None, count("On the CPU. Default: all.")] = None,
+    out: Annotated[str | None, option("DIR", "Writes performance.json and .md there.")] = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Time windows beside plain transformers, the same tokens for both, on any weights."""
+    options.quieten(verbose)
+    import torch
+
+    from rag_windows.benchmark.run import check, run
+    from rag_windows.loading import best_device, check_device
+
+    check_device(plan.device, "--device ")
+    if plan.device == "auto":
+        plan = dataclasses.replace(plan, device="cpu" if best_device() == "cpu" else "cuda")
+    check(plan)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), render.tell)
+    print(markdown(result))
+    if out is not None:
+        found = TypeAdapter(Result).dump_json(result, indent=1).decode()
+        write_whole(Path(out) / "performance.json", f"{found}\n")
+        write_whole(Path(out) / "performance.md", markdown(result))
+        render.tell(f"{out}: performance.json and performance.md")
+
+
 app.add_typer(cache, name="cache")
 app.add_typer(evaluation, name="eval")

@@ -12,7 +12,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 from urllib.parse import urlsplit
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 def option(metavar: str | None, text: str, **settings: Any) -> Any:
     """An option that takes a value; further arguments are those of `typer.Option`."""
     return typer.Option(metavar=metavar, help=text, **settings)
-
-
-def text_option(metavar: str, text: str) -> Any:
-    """An option that takes any text; bytes that are no text are replaced."""
-    return typer.Option(metavar=metavar, help=text, parser=encodable)
 
 
 def flag(name: str, text: str) -> Any:
@@ -73,7 +68,9 @@ _FOLDER = "Of the passage cache. Default: the platform's cache folder."
 Model = Annotated[str, option("MODEL", "A shipped model, a local folder or a name on the Hub.")]
 LinkTokens = Annotated[Any, option("K", _LINKED, parser=_link_tokens)]
 PassageWords = Annotated[int, count("Length of a passage, about, in words.")]
-System = Annotated[str | None, text_option("TEXT", "Instruction that stands before the passages.")]
+System = Annotated[
+    str | None, option("TEXT", "Instruction that stands before the passages.", parser=encodable)
+]
 MaxNewTokens = Annotated[int, count("Length of the answer at most.")]
 Device = Annotated[str, option("DEVICE", "auto, cpu, cuda, or cuda:N.", callback=_device)]
 CacheDir = Annotated[str | None, option("DIR", _FOLDER)]
@@ -128,11 +125,7 @@ class SearchOptions:
 
     docs: Annotated[
         list[str] | None,
-        option(
-            "PATH",
-            "A file, a folder or a quoted pattern, repeated for each: .txt, .md, .pdf, or .jsonl "
-            "with id, title, text. Default: the sample corpus.",
-        ),
+        option("PATH", "File, folder or quoted pattern; repeatable. Default: the sample corpus."),
     ] = None
     strict: Annotated[
         bool, flag("--strict", "Stop where a file or a line of --docs can't be read.")
@@ -156,11 +149,7 @@ class ModelOptions:
     ] = None
     method: Annotated[
         str | None,
-        option(
-            "NAME",
-            "How windows are read, with numbers as in ape:temperature=0.9,scale=0.9; see "
-            "rag-windows methods. Default: the profile's, else ape.",
-        ),
+        option("NAME", "See rag-windows methods; or as ape:scale=0.9. Default: profile's or ape."),
     ] = None
     profile: Annotated[
         str | None, option("FILE", "A method's numbers, by rag-windows calibrate.")
@@ -226,11 +215,8 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
         )
     if profile is not None and (told := profile.model.mismatch(lm.model)):
         tell(f"Note: {told}")
-    try:
+    with lm.cache or nullcontext():
         yield lm
-    finally:
-        if lm.cache is not None:
-            lm.cache.close()
 
 
 def _method(model: ModelOptions) -> Method | None:
@@ -292,8 +278,8 @@ def _notice_missing_network() -> None:
         constants.HF_HUB_OFFLINE = True
 
 
-def open_corpus(search: SearchOptions, model: str | None) -> tuple[BM25Retriever, list[str]]:
-    """An index over the documents' passages, and what to tell of the documents."""
+def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
+    """An index over the documents' passages; what was not read is told."""
     if search.docs and model is None:
         unnamed = InputError(
             "--docs needs a model that can read them: name one with --model or in "
@@ -308,26 +294,30 @@ def open_corpus(search: SearchOptions, model: str | None) -> tuple[BM25Retriever
 
     # It warns of oddities inside files that it reads all the same.
     logging.getLogger("pypdf").setLevel(logging.ERROR)
-    sample = samples_path() / "corpus"
     with progress("Reading documents"):
-        root = None if search.docs else sample
-        loaded = load_documents(search.docs or [sample], root=root, strict=False)
-        bad = [f"{one.label}: {one.reason}" for one in loaded.skipped if one.problem]
-        of_all = f"{len(bad)} of the documents' files and lines"
-        if search.strict and len(bad) == 1:
-            raise DocumentError(bad[0])
-        if search.strict and bad:
-            error = DocumentError(
-                f"{of_all} can't be read; mend them, or leave --strict out to read the others."
-            )
-            for one in bad:
-                error.add_note(f"- {one}")
-            raise error
+        if search.docs:
+            loaded = load_documents(search.docs, strict=False)
+        else:
+            sample = samples_path() / "corpus"
+            loaded = load_documents([sample], root=sample)
         retriever = BM25Retriever(split_documents(loaded.documents, words=search.passage_words))
+    bad = [f"{one.label}: {one.reason}" for one in loaded.skipped if one.problem]
+    of_all = f"{len(bad)} of the documents' files and lines"
+    if search.strict and len(bad) == 1:
+        raise DocumentError(bad[0])
+    if search.strict and bad:
+        error = DocumentError(
+            f"{of_all} can't be read; mend them, or leave --strict out to read the others."
+        )
+        for one in bad:
+            error.add_note(f"- {one}")
+        raise error
     if bad:
         tell(f"Not read: {of_all} (--strict stops there).")
     for one in bad:
         tell(f"- {one}")
     others = [f"{one.label} ({one.reason})" for one in loaded.skipped if not one.problem]
-    more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
-    return retriever, [f"Left out: {'; '.join(others[:3])}{more}."] if others else []
+    if others:
+        more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
+        tell(f"Note: Left out: {'; '.join(others[:3])}{more}.")
+    return retriever

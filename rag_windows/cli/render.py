@@ -1,9 +1,4 @@
-"""What terminals and scripts see: text, tables, JSON, errors, and signs of life.
-
-RAG_WINDOWS_PROGRESS_S says after how many seconds the first sign comes; 0 is silence. Work of
-minutes and hours tells less often, down to once a minute. Every error of use is one line on stderr
-and exit code 2; no traceback.
-"""
+"""What terminals and scripts see: text, tables, JSON, errors in one line, and signs of life."""
 
 from __future__ import annotations
 
@@ -93,10 +88,6 @@ class OneLineErrors(Group):
         sys.exit(code)
 
 
-Counted = Callable[[int, int], None]
-"""Told how much is done, and how much there is."""
-
-
 def console() -> Console:
     """Standard output, where nothing in a text is taken for markup."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
@@ -124,37 +115,33 @@ def show_notes(notes: Iterable[str], *, as_json: bool) -> None:
 
 def write_json(value: Any) -> None:
     """Write one JSON value on one line, in ASCII, so that no terminal or encoding minds."""
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(value), flush=True)
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Counted]:
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Print on stderr, now and then, how long `what` has taken and how far it is.
 
     Yields what is called with how much is done and how much there is, where work can be counted.
+    RAG_WINDOWS_PROGRESS_S is how many seconds the first sign takes, 0 is silence; work of minutes
+    and hours tells less often, down to once a minute.
     """
     try:
         every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or 10)
     except ValueError:
         every_s = 10.0
     begun, over = time.monotonic(), threading.Event()
-    first: int | None = None
     far = ""
 
     def counted(done: int, whole: int) -> None:
-        nonlocal first, far
-        # What an earlier run did is told at once, and took no time.
-        first = done if first is None else first
-        left = (time.monotonic() - begun) * (whole - done) / max(1, done - first)
-        estimate = f" ({time_shown(left)} left)" if done > first else ""
-        far = f"{done} of {whole}{estimate}, "
+        nonlocal far
+        far = f"{done} of {whole}, "
 
     def beat() -> None:
         spent = 0.0
         while every_s > 0 and not over.wait(max(every_s, min(60.0, spent / 10))):
             spent = time.monotonic() - begun
-            tell(f"{what}: {far}{time_shown(spent)} so far.")
+            tell(f"{what}: {far}{spent:.0f} s so far.")
 
     thread = threading.Thread(target=beat, name="rag-windows-progress", daemon=True)
     thread.start()
@@ -163,11 +150,3 @@ def progress(what: str) -> Iterator[Counted]:
     finally:
         over.set()
         thread.join()
-
-
-def time_shown(seconds: float) -> str:
-    """A time for people."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from rag_windows.methods.base import Method, finite
 
@@ -49,7 +49,7 @@ class APE(Method):
         wanted = "a finite number above 0 (the paper searches 0.1 to 1.0)"
         for name, value in (("temperature", self.temperature), ("scale", self.scale)):
             self.require(name, finite(value) and value > 0, wanted)
-        self.require("form", self.form in get_args(Form), f"one of {list(get_args(Form))}")
+        self.require_one("form", Form)
 
     @classmethod
     def from_released(cls, temperature: float, scale: float) -> APE:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from rag_windows.errors import MethodError
 
@@ -68,10 +68,13 @@ class Method:
     def require(self, parameter: str, good: bool, wanted: str) -> None:
         """Refuse a parameter's value unless it is good, and say what it must be."""
         if not good:
-            raise MethodError(
-                f"{type(self).__name__} {parameter} must be {wanted}, "
-                f"got {getattr(self, parameter)!r}."
-            )
+            given = getattr(self, parameter)
+            raise MethodError(f"{type(self).__name__} {parameter} must be {wanted}, got {given!r}.")
+
+    def require_one(self, parameter: str, kind: Any) -> None:
+        """Refuse a parameter's value unless it is one of a `Literal`."""
+        names = list(get_args(kind))
+        self.require(parameter, getattr(self, parameter) in names, f"one of {names}")
 
     @property
     def windowed(self) -> bool:
@@ -94,10 +97,7 @@ class Method:
         return 0.0
 
     def query_weight(self, windows: int) -> float:
-        """Factor, finite and above 0, on the weight of the query's own tokens; 1 changes nothing.
-
-        Generated tokens are among them, the prefix is not. ``windows``, at least one, are read.
-        """
+        """Factor, finite and above 0, on the weight of the query's own and of generated tokens."""
         return 1.0
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 
@@ -64,13 +64,14 @@ class Codebook(Composed):
         Composed.__post_init__(self)
         if isinstance(self.layers, list):
             object.__setattr__(self, "layers", tuple(self.layers))
-        similarities, fusions = list(get_args(Similarity)), list(get_args(Fusion))
         sized = self.size is None or whole(self.size, 1)
         self.require("size", sized, "a number of passages, or None")
         self.require("retrieve", whole(self.retrieve, 1), "a number of passages above 0")
-        self.require("similarity", self.similarity in similarities, f"one of {similarities}")
-        self.require("fusion", self.fusion in fusions, f"one of {fusions}")
-        self.require("layers", _are_layers(self.layers), "layers, such as (-2, -1), or None")
+        self.require_one("similarity", Similarity)
+        self.require_one("fusion", Fusion)
+        layers = (0,) if self.layers is None else self.layers
+        numbers = isinstance(layers, tuple) and all(type(one) is int for one in layers)
+        self.require("layers", bool(layers) and numbers, "layers, such as (-2, -1), or None")
         self.require("page", whole(self.page, 1), "a number of tokens above 0")
         if self.reader.recompute is not None or self.reader.alignment == "in order":
             self.refuse("its windows see each other before the query is known; use ape or pcw.")
@@ -88,11 +89,7 @@ class Codebook(Composed):
         return mine == theirs
 
     def layers_of(self, depth: int) -> tuple[int, ...]:
-        """The layers compared in a model of ``depth`` layers, ascending.
-
-        Raises:
-            MethodError: the model has no such layer.
-        """
+        """The layers compared in a model of ``depth`` layers, ascending."""
         wanted = (depth // 2, depth - 1) if self.layers is None else self.layers
         outside = [layer for layer in wanted if not -depth <= layer < depth]
         if outside:
@@ -144,9 +141,3 @@ class Codebook(Composed):
 def page_owners(counts: Sequence[int]) -> torch.Tensor:
     """(P,) int64: the owner of each page, from how many pages each one has."""
     return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
-
-
-def _are_layers(layers: object) -> bool:
-    if not isinstance(layers, tuple):
-        return layers is None
-    return bool(layers) and all(type(one) is int for one in layers)

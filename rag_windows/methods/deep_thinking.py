@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from rag_windows.methods.base import finite, whole
 from rag_windows.methods.composed import Composed
@@ -56,8 +56,7 @@ class DeepThinking(Composed):
         self.require("steps", whole(self.steps, 0), "a whole number of passes, 0 or more")
         self.require("eta", finite(eta) and 0 < eta <= 1, "above 0 and at most 1")
         self.require("momentum", finite(momentum) and 0 <= momentum < 1, "at least 0, below 1")
-        names = list(get_args(Positions))
-        self.require("positions", self.positions in names, f"one of {names}")
+        self.require_one("positions", Positions)
         if self.reader.recompute is not None:
             self.refuse("linking comes after refining; use Linked(reader=DeepThinking()).")
 

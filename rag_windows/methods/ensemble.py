@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 
@@ -72,9 +72,8 @@ class ParallelEnsemble(Method):
 
     def __post_init__(self) -> None:
         heat, beta, nucleus = self.score_temperature, self.beta, self.nucleus
-        kinds, poolings = list(get_args(Weights)), list(get_args(EntropyPooling))
-        self.require("weights", self.weights in kinds, f"one of {kinds}")
-        self.require("pooling", self.pooling in poolings, f"one of {poolings}")
+        self.require_one("weights", Weights)
+        self.require_one("pooling", EntropyPooling)
         self.require("score_temperature", finite(heat) and heat > 0, "a finite number above 0")
         corrects = beta is None or (finite(beta) and beta >= 0)
         self.require("beta", corrects, "a finite number of at least 0, or None")
@@ -98,11 +97,7 @@ class ParallelEnsemble(Method):
         return self.correction != 0
 
     def check(self, scores: Sequence[float | None], names: Sequence[str]) -> None:
-        """Refuse scores of windows that can't be weights; ``names`` is how errors call them.
-
-        Raises:
-            InputError: retrieval scores are wanted, and one is missing or no finite number.
-        """
+        """Refuse scores of windows that can't be weights; ``names`` is how errors call them."""
         if self.weights != "retrieval":
             return
         for score, name in zip(scores, names, strict=True):
@@ -114,10 +109,7 @@ class ParallelEnsemble(Method):
                 )
 
     def fixed(self, scores: Sequence[float], groups: Sequence[int]) -> torch.Tensor | None:
-        """(windows,) fp32 weights that no step changes; None where distributions give them.
-
-        ``scores`` and ``groups`` (the passage) are of each window.
-        """
+        """(windows,) fp32 weights by score and passage of each window; None for "entropy"."""
         if self.weights == "entropy":
             return None
         if self.weights == "uniform":
@@ -146,10 +138,7 @@ class ParallelEnsemble(Method):
     def combine(
         self, logprobs: torch.Tensor, weights: torch.Tensor, prior: torch.Tensor | None
     ) -> torch.Tensor:
-        """One distribution for all windows: (queries, tokens, vocabulary) log-probabilities.
-
-        ``prior`` is of that shape and needed where `prior` says so.
-        """
+        """One distribution for all windows, as ``prior`` is: (queries, tokens, vocabulary) logs."""
         pooled = torch.einsum("qwt,qwtv->qtv", weights, logprobs.clamp_min(LOWEST))
         pooled = pooled.log_softmax(dim=-1)
         if not self.prior or prior is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from rag_windows.methods.base import Alignment, Method, whole
 from rag_windows.methods.composed import Composed
@@ -60,7 +60,7 @@ class Linked(Composed):
             "a number of tokens from 0 on (an int), a share from 0.0 to 1.0 (a float; 0.15 is a "
             "usual start) or 'all'",
         )
-        self.require("choose", self.choose in get_args(Choose), f"one of {list(get_args(Choose))}")
+        self.require_one("choose", Choose)
         if self.reader.combination is not None:
             self.refuse("each of its windows answers alone; use ape or pcw as the reader.")
         if self.reader.selection is not None:

@@ -41,7 +41,6 @@ METHODS: Mapping[str, type[Method]] = {
 _PLUS = re.compile(r"\+(?!\d)")
 # A comma before name= stands between parameters of one method.
 _COMMA = re.compile(r",(?!\s*\w+\s*=)")
-_WORDS = {"none": None, "true": True, "false": False}
 
 
 def resolve(method: str | Method | Mapping[str, Any]) -> Method:
@@ -57,15 +56,13 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
     if isinstance(method, Method):
         return method
     described = _described(method) if isinstance(method, str) else method
-    if not isinstance(described, Mapping):
-        raise MethodError(f"Unknown method {method!r}; choose one of {sorted(METHODS)}.")
-    values = {name: _parameter(value) for name, value in described.items() if name != "name"}
-    name = described.get("name")
+    name = described.get("name") if isinstance(described, Mapping) else described
     kind = METHODS.get(str(name).lower())
     if kind is None:
         raise MethodError(
             f"Unknown method {name!r} in {method!r}; choose one of {sorted(METHODS)}."
         )
+    values = {name: _parameter(value) for name, value in described.items() if name != "name"}
     if "reader" in values and not issubclass(kind, Composed):
         raise MethodError(
             f"{method!r}: {kind.name} reads windows by itself, so it stands last; before a '+' "
@@ -94,8 +91,8 @@ def _described(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    if text.lower() == "none":
+        return None
     for number in (int, float):
         try:
             return number(text)
@@ -132,18 +129,10 @@ def _fields(method: Method | type[Method]) -> list[str]:
     return [field.name for field in dataclasses.fields(method)]
 
 
-def parameters(method: Method) -> list[str]:
-    """Names of the parameters of a method and of the readers inside it."""
-    return [name for one in chain(method) for name in _fields(one) if name != "reader"]
-
-
 def with_parameters(method: Method, values: Mapping[str, Any]) -> Method:
-    """The method with these values, each where it or the first reader inside it has that parameter.
-
-    Raises:
-        MethodError: none of them has it, or a value is outside of its domain.
-    """
-    _check_names(method.name, values, parameters(method))
+    """The method with these values, each where it or the first reader inside has that parameter."""
+    known = [name for one in chain(method) for name in _fields(one) if name != "reader"]
+    _check_names(method.name, values, known)
     own = {name: value for name, value in values.items() if name in _fields(method)}
     if isinstance(method, Composed):
         inner = {name: value for name, value in values.items() if name not in own}
@@ -152,10 +141,7 @@ def with_parameters(method: Method, values: Mapping[str, Any]) -> Method:
 
 
 def numbers_of(method: Method) -> dict[str, float]:
-    """Numeric parameters of a method and of the readers inside it, as `with_parameters` sets them.
-
-    Whole numbers are ints, booleans are no numbers.
-    """
+    """Numeric parameters of a method and of the readers inside, as `with_parameters` sets them."""
     found: dict[str, float] = {}
     for one in chain(method):
         for name in _fields(one):
@@ -183,27 +169,22 @@ def plain(value: Any) -> Any:
 
 
 def method_rows() -> list[dict[str, Any]]:
-    """What users see of each method: its name, formula, summary, parameters and paper."""
-    rows = []
-    for name, kind in METHODS.items():
-        summary = (inspect.getdoc(kind) or "").partition("\n")[0].replace("``", "")
-        defaults = {key: value for key, value in describe(kind()).items() if key != "name"}
-        rows.append(
-            {
-                "name": name,
-                "formula": kind.formula,
-                "summary": summary,
-                "parameters": defaults,
-                "paper": kind.paper,
-            }
-        )
-    return rows
+    """What users see of each method; the summary is the first line of its docstring."""
+    return [
+        {
+            "name": name,
+            "formula": kind.formula,
+            "summary": (inspect.getdoc(kind) or "").partition("\n")[0].replace("``", ""),
+            "parameters": {key: one for key, one in describe(kind()).items() if key != "name"},
+            "paper": kind.paper,
+        }
+        for name, kind in METHODS.items()
+    ]
 
 
 def settings_of(row: Mapping[str, Any]) -> str:
     """The parameters of a row of `method_rows` in one line, as ``name=value``."""
-    shown = {
-        name: value["name"] if isinstance(value, dict) else value
+    return ", ".join(
+        f"{name}={value['name'] if isinstance(value, dict) else value}"
         for name, value in row["parameters"].items()
-    }
-    return ", ".join(f"{name}={value}" for name, value in shown.items())
+    )

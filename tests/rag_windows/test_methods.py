@@ -191,7 +191,7 @@ def test_descriptions_hold_readers_and_refuse_what_is_unknown() -> None:
 
 def test_parameters_of_a_method_and_its_readers() -> None:
     method = Linked(4, reader=DeepThinking(steps=3, reader=APE(0.8, 0.7)))
-    names = registry.parameters(method)
+    names = registry.numbers_of(method)
     assert {"tokens", "steps", "temperature"} <= set(names)
     assert "reader" not in names
     changed = registry.with_parameters(method, {"tokens": 8, "scale": 1.0})

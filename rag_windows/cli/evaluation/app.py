@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,36 +33,35 @@ def _running() -> Any:
     return running
 
 
-def _numbers(value: str, least: int = 0) -> list[int]:
-    words = [word.strip() for word in value.split(",")]
-    if not all(word.isascii() and word.isdecimal() and int(word) >= least for word in words):
-        raise typer.BadParameter(
-            f"{value!r} is no list of whole numbers from {least} on, such as 5,10,20"
-        )
-    return sorted({int(word) for word in words})
+def _several(
+    text: str,
+    least: int,
+    most: float = math.inf,
+    kind: Callable[[str], float] = int,
+    wanted: str = "whole numbers from {} on, such as 5,10,20",
+) -> Any:
+    """An option that takes numbers with commas between them."""
 
+    def parsed(value: str) -> list[float]:
+        try:
+            found: list[float] = sorted({kind(word) for word in value.split(",")})
+        except ValueError:
+            found = []
+        if not found or not all(least <= one <= most for one in found):
+            raise typer.BadParameter(f"{value!r} is no list of {wanted.format(least)}")
+        return found
 
-def _counts(value: str) -> list[int]:
-    return _numbers(value, least=1)
-
-
-def _positions(value: str) -> list[float]:
-    try:
-        found = sorted({float(word) for word in value.split(",")})
-    except ValueError:
-        found = [math.nan]
-    if not all(0 <= one <= 1 for one in found):
-        raise typer.BadParameter(f"{value!r} is no list of numbers from 0 to 1, such as 0,0.5")
-    return found
+    return option("N,...", text, parser=parsed)
 
 
 Data = Annotated[str, option("FILE", "The dataset's own file.")]
 Dataset = Annotated[str, option("NAME", "Which of the ten, such as doc2dial.")]
 Methods = Annotated[str, option("NAME,...", "To compare, such as sequential,ape:temperature=0.8.")]
-TopK = Annotated[Any, option("N,...", "Passages to read; several are compared.", parser=_counts)]
-Shots = Annotated[Any, option("N,...", "Demonstrations; several are compared.", parser=_numbers)]
-Sizes = Annotated[Any, option("N,...", "How many, the needle's included.", parser=_counts)]
-Places = Annotated[Any, option("X,...", "Of the needle, 0 (first) to 1 (last).", parser=_positions)]
+TopK = Annotated[Any, _several("Passages to read; several are compared.", 1)]
+Shots = Annotated[Any, _several("Demonstrations; several are compared.", 0)]
+Sizes = Annotated[Any, _several("How many, the needle's included.", 1)]
+_PLACES = "numbers from 0 to 1, such as 0,0.5"
+Places = Annotated[Any, _several("Of the needle, 0 (first) to 1 (last).", 0, 1, float, _PLACES)]
 Style = Annotated[Literal["plain", "chatrag"], option(None, "How a question is put to the model.")]
 Retriever = Annotated[
     Literal["bm25", "dense", "hybrid", "gold"],
@@ -132,8 +132,6 @@ def icl(
     shots: Shots = "32",
     windows: Annotated[int | None, count("Default: one for every eight, up to eight.")] = None,
     calibrate_with: Annotated[list[str] | None, option("TEXT", "Such as N/A; repeated.")] = None,
-    template: Annotated[str | None, option("FORM", 'Default: "{text}: {label}".')] = None,
-    label: Annotated[list[str] | None, option("LABEL", "To choose from, repeated.")] = None,
     asking: Asking,
 ) -> None:
     """In-context learning: texts to label, behind demonstrations in windows."""
@@ -142,8 +140,6 @@ def icl(
         "seed": asking.seed,
         "windows": windows,
         "calibrate_with": calibrate_with or [],
-        "template": template,
-        "labels": label or None,
     }
     asking = replace(asking, model=asking.model or "tiny-learner")
     _running().evaluate(asking, "icl", task, chosen, shots, {})
@@ -177,10 +173,9 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders that runs wrote.")],
     out: Annotated[Path | None, option("DIR", "Default: that of the first run.")] = None,
     data: Annotated[str | None, option("FILE", "The data, if they lie elsewhere now.")] = None,
-    json: options.Json = False,
 ) -> None:
     """Score runs again and write their report, several runs in one."""
-    _running().report_again(folders, out or folders[0], data, json_alone=json)
+    _running().report_again(folders, out or folders[0], data)
 
 
 @score.command("inscit")

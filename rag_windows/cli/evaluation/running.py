@@ -135,7 +135,7 @@ def evaluate(
         raise typer.Exit(EXIT_ERROR)
 
 
-def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_alone: bool) -> None:
+def report_again(folders: Sequence[Path], out: Path, data: str | None) -> None:
     """Score runs again and write one report of them; the data may lie elsewhere now."""
     reported = []
     for path in folders:
@@ -154,13 +154,6 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_a
         reported.append(report.ReportedRun(task, folder, summary, source.command))
     with progress("Scoring"):
         paths = [str(one) for one in report.write_report(reported, out)]
-    if json_alone:
-        nothing: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
-        files = [{"folder": str(path), **nothing} for path in folders]
-        pairs = zip(reported, files, strict=True)
-        told = [{**as_json(one.summary), "files": own} for one, own in pairs]
-        render.write_json({"runs": told, "report": paths})
-        return
     for one in reported:
         render.show(f"{report.terminal(one.summary)}\n")
     render.show(f"Report: {', '.join(paths)}", "dim")
