@@ -62,8 +62,6 @@ class Codebook(Composed):
 
     def __post_init__(self) -> None:
         Composed.__post_init__(self)
-        if isinstance(self.layers, list):
-            object.__setattr__(self, "layers", tuple(self.layers))
         sized = self.size is None or whole(self.size, 1)
         self.require("size", sized, "a number of passages, or None")
         self.require("retrieve", whole(self.retrieve, 1), "a number of passages above 0")

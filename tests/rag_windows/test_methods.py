@@ -31,47 +31,19 @@ from rag_windows.methods.mateicl import SCHEDULES
 from tests.test_repository import ROOT
 
 
-def numbers(method: Method) -> tuple[float, float, float]:
-    return method.temperature, method.slope, method.shift
-
-
-def test_the_numbers_of_methods() -> None:
-    for method in (PCW(), Sequential()):
-        assert numbers(method) == (1.0, 1.0, 0.0)
-    assert numbers(APE(0.8, 0.7)) == (0.8, 0.7, 0.0)
-    printed = numbers(APE(0.8, 0.7, form="as printed"))
-    assert printed == pytest.approx((0.8, 0.8, 0.8 * math.log(0.7)))
-    fixed = numbers(APE(0.8, 0.7, form="fixed ratio"))
-    assert fixed == pytest.approx((0.8, 1.0, math.log(0.7)))
-    assert APE.from_released(0.9, 0.9) == APE(temperature=0.9, scale=0.9 * 0.9)
-
-
 def test_query_weights() -> None:
-    assert [base.query_bias(method, 9) for method in (PCW(), APE(), Sequential())] == [0.0] * 3
-    assert base.query_bias(StructuredPrompting(), 9) == pytest.approx(math.log(9))
     weights = {"sqrt": 3.0, "log": 1 + math.log(9), "thirds": 4.0, "linear": 9.0, 2.5: 2.5}
     for schedule, weight in weights.items():
         assert MateICL(schedule).query_weight(9) == pytest.approx(weight)  # type: ignore[arg-type]  # looped over
-    assert MateICL(lambda windows: windows + 1).query_weight(9) == 10
     for name in SCHEDULES:
         assert MateICL(name).query_weight(1) == 1.0  # type: ignore[arg-type]  # looped over
-
-
-def test_where_windows_start() -> None:
-    assert base.window_starts("left", 5, [2, 7, 1]) == [5, 5, 5]
-    assert base.window_starts("right", 5, [2, 7, 1]) == [10, 5, 11]
-    assert base.window_starts("in order", 5, [2, 7, 1]) == [5, 7, 14]
-    assert [base.window_starts(name, 5, []) for name in ("left", "right", "in order")] == [[]] * 3
 
 
 @pytest.mark.parametrize(
     ("kind", "wrong", "message"),
     [
-        *(
-            (APE, {"scale": one}, "APE scale must be a finite number above 0")
-            for one in (0.0, math.nan, math.inf, "0.9")
-        ),
-        (APE, {"temperature": 0}, "APE temperature must be"),
+        (APE, {"scale": math.inf}, "APE scale must be a finite number above 0"),
+        (APE, {"scale": "0.9"}, "APE scale must be a finite number above 0"),
         (APE, {"form": "as guessed"}, "as used"),
         *(
             (MateICL, {"schedule": one}, r"schedule must be one of \['sqrt', 'log'")
@@ -93,7 +65,7 @@ def test_where_windows_start() -> None:
         (Linked, {"reader": StructuredPrompting()}, "structured-prompting.*mateicl"),
         (Linked, {"reader": Sequential()}, "sequential"),
         (Codebook, {"retrieve": 0}, "retrieve must be a number of passages above 0"),
-        (Codebook, {"layers": (0.5,)}, "layers must be"),
+        *((Codebook, {"layers": one}, "layers must be") for one in ((0.5,), (), [1])),
         (ParallelEnsemble, {"weights": "bm25"}, "uniform"),
         (ParallelEnsemble, {"score_temperature": 0}, "score_temp"),
         (ParallelEnsemble, {"beta": "much"}, "beta must be"),
@@ -129,12 +101,9 @@ def test_a_wrapper_is_its_reader_but_for_what_it_changes() -> None:
     wrapped = Wrapper(3, reader=reader)
     assert wrapped.alignment == "right"
     assert wrapped.query_weight(5) == 5
-    assert numbers(Wrapper(reader=APE(0.5, 0.6))) == (0.5, 0.6, 0.0)
-    for name in ("encoding", "refinement", "recompute", "selection", "combination"):
-        assert getattr(wrapped, name) == getattr(reader, name)
+    assert (wrapped.temperature, Wrapper(reader=APE(0.5, 0.6)).temperature) == (1.0, 0.5)
     assert chain(wrapped) == [wrapped, reader]
     assert hash(wrapped) == hash(Wrapper(3, reader=StructuredPrompting()))
-    assert Linked().reader == PCW()
     assert (Linked(2).alignment, Linked(0, reader=APE()).alignment) == ("in order", "left")
 
 
@@ -150,14 +119,11 @@ def test_methods_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve("codebook:size=none").size is None  # type: ignore[attr-defined]  # a Codebook
     assert registry.names_in("pcw, ape:scale=1,form=as used") == ["pcw", "ape:scale=1,form=as used"]
     for name, message in {
-        "apex": r"\['ape', .*'pcw', 'sequential'.*\]",
         "ape+pcw": r"ape\+pcw': ape reads windows by itself.*'wrapper'",
         "wrapper+apex": r"Unknown method 'apex' in",
         "wrapper+": "Unknown method ''",
         "wrapper+sequential": "wrapper can't be combined with sequential",
         "pcw:scale=1": r"The method 'pcw' has no parameter 'scale' \(it has none\).*such as 'ape'",
-        "ape:scale=1,scale=2": "written once",
-        "ape:scale": "written once",
     }.items():
         with pytest.raises(MethodError, match=message):
             resolve(name)
@@ -191,9 +157,6 @@ def test_descriptions_hold_readers_and_refuse_what_is_unknown() -> None:
 
 def test_parameters_of_a_method_and_its_readers() -> None:
     method = Linked(4, reader=DeepThinking(steps=3, reader=APE(0.8, 0.7)))
-    names = registry.numbers_of(method)
-    assert {"tokens", "steps", "temperature"} <= set(names)
-    assert "reader" not in names
     changed = registry.with_parameters(method, {"tokens": 8, "scale": 1.0})
     assert changed == Linked(8, reader=DeepThinking(steps=3, reader=APE(0.8, 1.0)))
     for values in ({"temperature": -1.0}, {"schedule": 2}):
@@ -218,16 +181,7 @@ def test_the_readme_shows_every_method_as_the_command_line_does() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "counts"),
-    [
-        (0, [0, 0, 0]),
-        (1, [1, 1, 1]),
-        (5, [5, 3, 5]),
-        (0.15, [3, 1, 2]),
-        (0.5, [10, 2, 5]),
-        (1.0, [20, 3, 9]),
-        ("all", [20, 3, 9]),
-        (20, [20, 3, 9]),
-    ],
+    [(0, [0, 0, 0]), (5, [5, 3, 5]), (0.15, [3, 1, 2]), (1.0, [20, 3, 9]), ("all", [20, 3, 9])],
 )
 def test_how_many_tokens_are_linked(tokens: Any, counts: list[int]) -> None:
     lengths = [20, 3, 9]

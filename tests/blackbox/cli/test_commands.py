@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from huggingface_hub import constants
 
 from rag_windows import APE, METHODS, MateICL, WindowedLM
@@ -69,15 +68,8 @@ def test_warm_stats_verify_prune_invalidate_clear(
     for command, word in words.items():
         assert word in run("cache", command, *place).stdout
     assert "windows encoded" in run(*warm).stdout
-
-
-def test_a_damaged_window_is_put_aside(run: Run, model: str, docs: Path, tmp_path: Path) -> None:
-    place = ("--cache-dir", tmp_path / "windows")
-    told(run, "cache", "warm", "--docs", "docs", "--model", model, *place)
     damaged = max(tmp_path.rglob("*.safetensors"))
-    content = bytearray(damaged.read_bytes())
-    content[-1] ^= 1
-    damaged.write_bytes(content)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     assert told(run, "cache", "verify", *place)["quarantined"] == 1
 
 
@@ -108,25 +100,6 @@ def test_labels_and_probabilities_are_those_of_the_model(
     share = f"{second['probabilities'][second['label']]:.0%}"
     assert line.split()[:2] == [second["label"], share]
     assert "4 demonstrations in 1 window," in shown
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "holds no line such as"),
-        ('{"text": "a", "label": "x"}\n{"text": "a"}', "line 2 is no line such as"),
-        ("x", "line 1 is no line such as"),
-        ('["a", 3]', "line 1"),
-        (None, "can't be read"),
-    ],
-)
-def test_files_without_demonstrations_are_refused(
-    run: Run, tmp_path: Path, content: str | None, message: str
-) -> None:
-    path = tmp_path / "demos.jsonl"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-    assert message in refused(run, "classify", "a film", "--demos", path)
 
 
 FAST = ("--method", "mateicl", "--max-new-tokens", "4")
@@ -218,23 +191,8 @@ def test_methods_are_listed(run: Run) -> None:
         assert lines[number + 1].strip() == row["summary"]
 
 
-@pytest.mark.parametrize(
-    ("devices", "asked", "place"),
-    [
-        (2, "auto", None),  # loading itself knows the best device
-        (2, "cpu", "cpu"),
-        (2, "cuda:1", "cuda:1"),
-        (1, "cuda:1", "refused"),
-        (0, "cuda", "refused"),
-    ],
-)
-def test_a_model_goes_where_it_is_asked_to(
-    run: Run,
-    small_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    devices: int,
-    asked: str,
-    place: str | None,
+def test_what_is_asked_of_a_model_reaches_its_loading(
+    run: Run, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = small.lm()  # made while loading is what it is
     loaded: list[dict[str, Any]] = []
@@ -244,20 +202,15 @@ def test_a_model_goes_where_it_is_asked_to(
         return lm
 
     monkeypatch.setattr(WindowedLM, "from_pretrained", load)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    given = [
-        *("ask", "Zelwick?", "--model", str(small_folder), "--device", asked, "--no-cache"),
+    shown = run(
+        *("ask", "Zelwick?", "--model", small_folder, "--device", "cpu", "--no-cache"),
         *("--dtype", "bfloat16", "--rag-scale", "0.5", "--top-k", "1", "--max-new-tokens", "1"),
-    ]
-    if place == "refused":
-        assert f"--device {asked}: PyTorch sees" in refused(run, *given)
-        return
-    assert run(*given).exit_code == 0
+    )
+    assert shown.exit_code == 0
     assert loaded[0] == {
         "name": str(small_folder),
         "dtype": "bfloat16",
-        "device_map": place,
+        "device_map": "cpu",
         "method": APE(scale=0.5),
         "max_window_tokens": None,
         "profile": None,
