@@ -272,7 +272,6 @@ def test_answers_are_held_to_their_own_schemas(
         ({"grammar": "start"}, "Answers can't be held to this grammar"),
         ({"top_logprobs": 3}, "needs logprobs=True"),
         ({"logprobs": True, "top_logprobs": 21}, "from 0 to 20"),
-        ({"logprobs": 3}, "True or False"),
         ({"logprobs": True, "num_beams": 2}, "leave num_beams"),
         ({"logprobs": True, "prompt_lookup_num_tokens": 2}, "leave one of them out"),
     ],

@@ -15,7 +15,8 @@ from torch.nn.utils import parametrizations
 from transformers import PreTrainedModel
 
 from langchain_rag_windows import ChatRagWindows
-from rag_windows import PassageCache, UnsupportedModelError, WindowedLM
+from rag_windows import METHODS, PassageCache, UnsupportedModelError, WindowedLM
+from tests.blackbox.test_requests import WAYS
 from tests.rag_windows import small
 
 peft: Any = pytest.importorskip("peft")
@@ -71,10 +72,6 @@ def scaling(model: Any) -> None:
         layer.self_attn.scaling = 0.05
 
 
-def epsilon(model: Any) -> None:
-    model.model.norm.variance_epsilon = 5.0
-
-
 def embeddings(model: Any) -> None:
     torch.manual_seed(7)
     model.resize_token_embeddings(small.model().config.vocab_size + 8)
@@ -101,7 +98,6 @@ EDITS: tuple[Edit, ...] = (
     another_module,
     activation_function,
     scaling,
-    epsilon,
     embeddings,
     quantize,
     weight_norm,
@@ -216,30 +212,15 @@ def test_an_adapter_of_prompts_is_refused_with_the_reason() -> None:
         wrapped(peft.get_peft_model(fresh(), config))
 
 
-@pytest.mark.parametrize("way", ["generate", "stream", "generate_batch", "scheduler", "score"])
+@pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_ask_sees_an_edit(way: str) -> None:
     model = fresh()
     lm = wrapped(model)
-
-    def ask(asked: WindowedLM) -> Any:
-        options: dict[str, Any] = {"passages": PASSAGES, "max_new_tokens": 6}
-        if way == "generate":
-            return asked.generate("How deep?", **options).token_ids
-        if way == "stream":
-            return "".join(chunk.text for chunk in asked.stream("How deep?", **options))
-        if way == "generate_batch":
-            answers = asked.generate_batch([{"query": "How deep?", **options}] * 2)
-            return [answer.token_ids for answer in answers]
-        if way == "scheduler":
-            with asked.scheduler() as scheduler:
-                return scheduler.answer({"query": "How deep?", **options}).token_ids
-        scores = asked.score("How deep?", PASSAGES, choices=["very", "not"])
-        return [round(score.logprob, 3) for score in scores]
-
-    before = ask(lm)
+    asked: dict[str, Any] = {"query": "How deep?", "passages": PASSAGES, "max_new_tokens": 6}
+    before = WAYS[way](lm, **asked)
     attach(model)
     activation_function(model)
-    assert ask(lm) == ask(wrapped(model)) != before
+    assert WAYS[way](lm, **asked) == WAYS[way](wrapped(model), **asked) != before
 
 
 @pytest.mark.timing
@@ -260,19 +241,7 @@ def test_edits_are_looked_for_in_about_a_millisecond() -> None:
     assert min([spent() for _ in range(30)]) < 0.005
 
 
-METHODS = (
-    "ape",
-    "pcw",
-    "structured-prompting",
-    "mateicl",
-    "ensemble",
-    "deep-thinking",
-    "linked",
-    "sequential",
-)
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_methods_answer_under_autocast(method: str) -> None:
     lm = wrapped(fresh())
     expected = lm.logits(lm.encode_ids([0, 4], WINDOWS, method=method), QUERY)

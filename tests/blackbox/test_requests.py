@@ -22,28 +22,30 @@ Ask = Callable[..., Any]
 
 
 def _generate(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
-    return lm.generate(query, **arguments)
+    return lm.generate(query, **arguments).text
 
 
 def _stream(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
-    return list(lm.stream(query, **arguments))
+    return "".join(chunk.text for chunk in lm.stream(query, **arguments))
 
 
 def _batch(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
-    return lm.generate_batch([{"query": "Who?"}, {"query": query, **arguments}])
+    return lm.generate_batch([{"query": "Who?"}, {"query": query, **arguments}])[1].text
 
 
 def _scheduled(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
     with lm.scheduler() as scheduler:
-        return scheduler.submit({"query": query, **arguments}).result(timeout=60)
+        return scheduler.submit({"query": query, **arguments}).result(timeout=60).text
 
 
 def _score(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
-    return lm.score(query, arguments.get("passages", ()), ["yes", "no"])
+    scores = lm.score(query, arguments.get("passages", ()), ["yes", "no"])
+    return [round(one.logprob, 3) for one in scores]
 
 
 def _score_batch(lm: WindowedLM, query: Any, **arguments: Any) -> Any:
-    return lm.score_batch(["Who?", query], arguments.get("passages", ()), ["yes", "no"])
+    scores = lm.score_batch(["Who?", query], arguments.get("passages", ()), ["yes", "no"])[1]
+    return [round(one.logprob, 3) for one in scores]
 
 
 ANSWERS: dict[str, Ask] = {

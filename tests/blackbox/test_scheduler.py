@@ -203,18 +203,6 @@ def test_cancelling_counts_while_passages_are_encoded(
         assert scheduler.submit({**ASK, "query": "Next?"}).result(WAIT).text
 
 
-def test_windows_that_two_questions_want_are_encoded_once(small_lm: WindowedLM) -> None:
-    shared = long_passages(8)
-    asked: list[dict[str, Any]] = [
-        {"query": f"{n}?", "passages": [*shared, f"My own {n}."], "max_new_tokens": 4}
-        for n in range(3)
-    ]
-    with small_lm.scheduler() as scheduler:
-        answers = [future.result(WAIT) for future in [scheduler.submit(one) for one in asked]]
-    assert [one.text for one in answers] == [small_lm.generate(**one).text for one in asked]
-    assert sum(one.usage.windows - one.usage.cached_windows for one in answers) in (11, 19, 27)
-
-
 STOPS_ITSELF = """
 import os, signal, sys
 from rag_windows import PassageCache, WindowedLM

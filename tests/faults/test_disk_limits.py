@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -125,24 +125,17 @@ def test_remove_clear_and_close(tmp_path: Path) -> None:
 def test_clear_and_writes_at_once(tmp_path: Path) -> None:
     """What is being written when the cache is cleared doesn't come back."""
     user = tier(tmp_path, 30 * SIZE)
-    errors: list[BaseException] = []
 
     def write(begin: int) -> None:
-        try:
-            for number in range(begin, begin + 30):
-                user.put(key_of(number), entry_of(number))
-                held(user, range(number, number + 1))
-        except BaseException as error:  # noqa: BLE001 - a thread's error is the test's
-            errors.append(error)
+        for number in range(begin, begin + 30):
+            user.put(key_of(number), entry_of(number))
+            held(user, range(number, number + 1))
 
-    threads = [threading.Thread(target=write, args=(100 * i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        user.clear()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as threads:
+        writing = [threads.submit(write, 100 * i) for i in range(4)]
+        while not all(one.done() for one in writing):
+            user.clear()
+    assert [one.exception() for one in writing] == [None] * 4
     user.clear()
     assert names(tmp_path) == []
     assert user.stats().failed == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +12,13 @@ import pytest
 
 from langchain_rag_windows import ChatRagWindows
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import APE, Guard, InputError, WindowedLM
+from rag_windows import Guard, InputError
+from tests.blackbox.test_calibration import stamped
 from tests.rag_windows import small
 
 PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new."]
 KINDS = pytest.mark.parametrize("kind", [ChatRagWindows, RagWindowsLLM])
 Kind = Callable[..., Any]
-
-
-PROFILED = APE(0.9, 0.6)
-"""The method that it brings; not the default."""
 
 
 def ask(kind: Kind, given: dict[str, Any], **of_call: Any) -> tuple[str, dict[str, Any]]:
@@ -73,12 +69,7 @@ def test_a_profile_brings_the_method(kind: Kind, tmp_path: Path) -> None:
     folder, path = tmp_path / "model", tmp_path / "profile.json"
     small.model().save_pretrained(folder)
     small.tokenizer().save_pretrained(folder)
-    words = "tower river bridge lamp stone field door lake".split()
-    examples = [{"query": f"{word}?", "passages": [f"a {word}", "a stone"]} for word in words]
-    found = WindowedLM.from_pretrained(folder).calibrate(
-        examples, settings=[PROFILED], max_new_tokens=2, refine=False
-    )
-    profile = dataclasses.replace(found, method=PROFILED, best=PROFILED, beats_default=True)
+    profile = stamped()
     profile.save(path)
     name = "profile" if kind is RagWindowsLLM else "calibration"
 
@@ -86,7 +77,7 @@ def test_a_profile_brings_the_method(kind: Kind, tmp_path: Path) -> None:
         return ask(kind, {"model_name": str(folder), **options})[1]["method"]
 
     for given in (str(path), profile):
-        assert method(**{name: given}) == method(method=PROFILED) != method()
+        assert method(**{name: given}) == method(method=profile.method) != method()
         model = kind(model_name=str(folder), **{name: given})
         lm = model.lm if kind is RagWindowsLLM else model.windowed_lm()
         assert lm.profile == profile

@@ -15,7 +15,7 @@ whose attention is a softmax over explicit log weights:
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -142,26 +142,29 @@ def masked_logits(
     model: PreTrainedModel, sliding: Sequence[int | None], packed: Packed, mask_by_type: bool
 ) -> Tensor:
     """The same for T = S = 1 by the model's own eager attention and 4D additive masks."""
-    mask: Any = _additive(packed, sliding[0])
-    if mask_by_type:
-        reach = next((r for r in sliding if r is not None), None)
-        mask = {
-            "full_attention": _additive(packed, None),
-            "sliding_attention": _additive(packed, reach),
-        }
     output = twin(model, "eager")(
         input_ids=packed.ids[None],
         position_ids=packed.positions[None],
-        attention_mask=mask,
+        attention_mask=masks(packed.visible, sliding, mask_by_type),
         use_cache=False,
     )
     return output.logits[0, packed.rows].float()
 
 
-def _additive(packed: Packed, reach: int | None) -> Tensor:
-    hidden = ~packed.visible(reach)
-    blocked = torch.zeros(hidden.shape, dtype=torch.float64)
-    return blocked.masked_fill(hidden, torch.finfo(torch.float64).min)[None, None]
+def masks(
+    visible: Callable[[int | None], Tensor], sliding: Sequence[int | None], by_type: bool
+) -> Any:
+    """4D additive masks as a model takes them, of which keys are visible within a reach."""
+
+    def additive(reach: int | None) -> Tensor:
+        hidden = ~visible(reach)
+        blocked = torch.zeros(hidden.shape, dtype=torch.float64)
+        return blocked.masked_fill(hidden, torch.finfo(torch.float64).min)[None, None]
+
+    if not by_type:
+        return additive(sliding[0])
+    reach = next((r for r in sliding if r is not None), None)
+    return {"full_attention": additive(None), "sliding_attention": additive(reach)}
 
 
 @torch.no_grad()

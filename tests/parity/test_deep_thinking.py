@@ -15,7 +15,7 @@ from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompti
 from rag_windows.kv import PackedWindows
 from rag_windows.prefill import EncodedContext
 
-from . import engine, float64, tolerances, zoo
+from . import dense, engine, float64, tolerances, zoo
 from .architectures import Entry
 from .cases import Case, case, expected
 
@@ -152,23 +152,18 @@ def _call(
     new = torch.tensor(positions)
     old = torch.tensor(places, dtype=torch.int64)
 
-    def additive(reach: int | None) -> Tensor:
+    def visible(reach: int | None) -> Tensor:
         earlier = torch.ones(len(new), len(old), dtype=torch.bool)
         own = torch.ones(len(new), len(new), dtype=torch.bool).tril()
         seen = torch.cat([earlier, own], dim=1)
         if reach is not None:
             seen &= new[:, None] - torch.cat([old, new])[None, :] < reach
-        blocked = torch.zeros(seen.shape, dtype=torch.float64)
-        return blocked.masked_fill(~seen, torch.finfo(torch.float64).min)[None, None]
+        return seen
 
-    mask: Any = additive(entry.sliding[0])
-    if entry.mask_by_type:
-        reach = next((r for r in entry.sliding if r is not None), None)
-        mask = {"full_attention": additive(None), "sliding_attention": additive(reach)}
     return float64.twin(model, "eager")(
         input_ids=torch.tensor([list(tokens)]),
         position_ids=new[None],
-        attention_mask=mask,
+        attention_mask=dense.masks(visible, entry.sliding, entry.mask_by_type),
         past_key_values=cache,
         use_cache=True,
     )

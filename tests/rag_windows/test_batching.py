@@ -210,8 +210,6 @@ def test_arguments_are_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InputError, match="query"):
         lm.generate_batch([ASK, {"passages": PASSAGES}])
     with pytest.raises(InputError, match="max_rows"):
-        lm.generate_batch([ASK], max_rows=0)
-    with pytest.raises(InputError, match="max_rows"):
         lm.shared_scheduler(max_rows=0)
     assert lm.generate_batch([]) == []
 

@@ -17,26 +17,6 @@ PASSAGES: list[Any] = [
 ]
 
 
-def test_what_a_generation_carries() -> None:
-    out = small.lm().generate("What?", PASSAGES, max_new_tokens=6)
-    parts = small.lm().engine.text.prompt.build("What?", [*map(Passage.of, PASSAGES)])
-    tokens = len(parts.prefix_ids) + len(parts.query_ids) + sum(len(w.ids) for w in parts.windows)
-    assert (out.usage.prompt_tokens, out.usage.cached_tokens) == (tokens, 0)
-    assert out.usage.completion_tokens == len(out.token_ids) == 6
-    assert out.finish_reason == "length"
-    assert 0 < out.timings.encode_s <= out.timings.ttft_s <= out.timings.total_s
-    assert out.citations is not None
-    assert [c.passage for c in out.citations] == [0, 1]
-
-
-def test_the_end_token_finishes_an_answer() -> None:
-    first = small.lm().generate("What?", PASSAGES, max_new_tokens=6).token_ids[2]
-    out = small.lm().generate("What?", PASSAGES, max_new_tokens=6, eos_token_id=first)
-    assert out.finish_reason == "stop"
-    assert out.token_ids[-1] == first
-    assert len(out.token_ids) <= 3
-
-
 def test_a_stop_string_ends_the_text_before_it() -> None:
     options: dict[str, Any] = {"max_new_tokens": 40, "do_sample": True, "seed": 3, "top_k": 40}
     whole = small.lm().generate("What?", PASSAGES, **options)
@@ -80,11 +60,9 @@ def test_assisted_decoding_gives_the_greedy_answer() -> None:
     ("options", "message"),
     [
         ({"input_ids": torch.tensor([[1]])}, "can't be passed to generate"),
-        ({"past_key_values": None}, "can't be passed to generate"),
         ({"cache_implementation": "static"}, "outside of any cache"),
         ({"output_attentions": True}, "read Generation.citations"),
         ({"guidance_scale": 2.0}, "unconditional pass"),
-        ({"negative_prompt_ids": torch.tensor([[1, 2]])}, "unconditional pass"),
         ({"assistant_early_exit": 1}, "would not read the windows"),
     ],
 )
@@ -118,6 +96,20 @@ def test_bad_arguments_say_what_to_do() -> None:
         WindowedLM.from_pretrained(small.model()).generate("What?")
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_a_generation_carries(beams: int) -> None:
+    """The windows' tokens count, and are never copied into the cache of an answer."""
+    out = small.lm().generate("What?", PASSAGES * 3, max_new_tokens=6, num_beams=beams)
+    parts = small.lm().engine.text.prompt.build("What?", [*map(Passage.of, PASSAGES)])
+    around = len(parts.prefix_ids) + len(parts.query_ids)
+    tokens = around + sum(len(window.ids) for window in parts.windows)
+    assert out.raw.past_key_values.get_seq_length() == around + len(out.token_ids) - 1
+    assert (out.usage.prompt_tokens, out.usage.cached_tokens) == (tokens, 0)
+    assert out.usage.completion_tokens == len(out.token_ids) == 6
+    assert out.finish_reason == "length"
+    assert 0 < out.timings.encode_s <= out.timings.ttft_s <= out.timings.total_s
+
+
 @pytest.mark.parametrize("method", ["ape", "sequential"])
 def test_encoding_tells_how_far_it_is(method: str) -> None:
     lm = small.wrapped(max_batch_tokens=40, method=method)
@@ -128,15 +120,6 @@ def test_encoding_tells_how_far_it_is(method: str) -> None:
     assert told[-1] == (windows, windows)
     assert told == sorted(set(told))
     assert len(told) > 1 or method == "sequential"
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_the_tail_never_holds_the_windows(beams: int) -> None:
-    out = small.lm().generate("What?", PASSAGES * 3, max_new_tokens=6, num_beams=beams)
-    parts = small.lm().engine.text.prompt.build("What?", [*map(Passage.of, PASSAGES)])
-    tail = len(parts.prefix_ids) + len(parts.query_ids) + len(out.token_ids) - 1
-    assert out.raw.past_key_values.get_seq_length() == tail
-    assert out.usage.prompt_tokens > tail
 
 
 def test_added_words_may_be_allowed_in_text() -> None:

@@ -298,7 +298,6 @@ def test_what_a_template_does_to_texts_is_followed(template: str, prefix: str, q
     [
         ("{% for m in messages %}{{ m.content[:3] }}{% endfor %}", "leaves out|changes"),
         ("{% for m in messages %}{{ m.content | replace('?', '') }}{% endfor %}", "changes"),
-        ("{% for m in messages %}{{ m.content.split('is')[-1] }}{% endfor %}", "changes"),
         (
             "{% for m in messages %}{% if 'What' in m.content %}<|im_start|>{% endif %}"
             "{{ m.content }}{% endfor %}",
@@ -306,7 +305,6 @@ def test_what_a_template_does_to_texts_is_followed(template: str, prefix: str, q
         ),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out message 0"),
         ("{{ raise_exception('only on sundays') }}", "only on sundays"),
-        ("{{ messages[7].content }}", "refuses this conversation"),
     ],
 )
 def test_a_template_that_cannot_be_followed_is_refused(template: str, match: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import Passage, PromptError, ToolsUnsupportedError, WindowedLM, integration
+from rag_windows import Passage, PromptError, ToolsUnsupportedError, integration
 from rag_windows.prompt.builder import Prompt
 from tests.fixtures_tokenizers import build
 from tests.tool_models import SEARCH, TEMPLATES, scripted, tokenizer
@@ -67,8 +67,6 @@ def test_a_definition_that_holds_a_control_token_is_refused() -> None:
     [
         ([], [], "non-empty list"),
         (7, [], "must be a question"),
-        ([{"role": "user"}], [], "Message 0, content: Field required"),
-        (["hello"], [], "Message 0: .* it is 'hello'"),
         ([*USER, {"role": "bot", "content": "x"}], [], "Message 1, role: .* it is 'bot'"),
         ([{"role": "user", "content": [{"type": "text"}]}], [], "Message 0, content: .*'type'"),
         ([{"role": "user", "content": "x", "names": "y"}], [], "Message 0, names: Extra inputs"),
@@ -76,9 +74,7 @@ def test_a_definition_that_holds_a_control_token_is_refused() -> None:
         ([{"role": "tool", "content": "x"}], [], "role 'tool' must follow"),
         (history()[:2], [], "nothing answers it"),
         (history("{no json"), [], "tool_calls.0.function.arguments: .* key must be a string"),
-        (history([1]), [], r"Message 1, tool_calls.0.function.arguments: .* it is \[1\]"),
         (history({"x": object()}), [], "arguments.x: input was not a valid JSON value"),
-        ("Who?", [{"name": "search"}], "Tool 0, function.name: Field required"),
         ("Who?", [SEARCH, SEARCH], "Two tools have the name 'search'"),
         ("Who?", [{"function": {"name": "</s>"}}], "Tool 0, function.name: .* it is '</s>'"),
     ],
@@ -94,11 +90,6 @@ def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_templat
     reader = build("gemma")
     with pytest.raises(PromptError, match="leaves out message 1"):
         Prompt(reader).build(history({"k": 3}), [])
-    with pytest.raises(ToolsUnsupportedError, match="does not show the tools"):
-        integration.ToolFormat.of(reader, {})
-    shipped = WindowedLM.from_pretrained("tiny-reader")
-    with pytest.raises(NotImplementedError, match="pass the documents without tools"):
-        integration.ToolFormat.of(shipped.tokenizer, shipped.template_kwargs)
     bare = build("bert")
     with pytest.raises(ToolsUnsupportedError, match="has no chat template"):
         integration.ToolFormat.of(bare, {})
@@ -131,9 +122,7 @@ def test_answers_without_calls_are_text(kind: str) -> None:
     ("kind", "text", "match"),
     [
         ("hermes", "<tool_call>{broken</tool_call>", "no JSON"),
-        ("hermes", '<tool_call>{"name": "search", "arg', "no JSON"),
         ("hermes", '<tool_call>{"name": "a b", "arguments": {}}</tool_call>', "function.name: "),
-        ("hermes", "<tool_call>[3]</tool_call>", "function.name: .* it is 3"),
         ("mistral", "[CALLS]{", "no JSON"),
     ],
 )

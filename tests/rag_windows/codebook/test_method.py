@@ -87,11 +87,8 @@ def test_the_passage_that_holds_the_answer_is_found_and_read() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"retrieve": 0}, "retrieve"),
         ({"similarity": "manhattan"}, "similarity"),
-        ({"fusion": "max"}, "fusion"),
         ({"page": 0}, "page"),
-        ({"layers": ()}, "layers"),
         ({"reader": Sequential()}, "sequential"),
         ({"reader": Linked(4)}, "linked"),
         ({"reader": Codebook()}, "itself"),
