@@ -19,7 +19,6 @@ from training.world import (
     NamesOf,
     Split,
     are_held_out,
-    draw_entities,
     draw_name,
     kind_named,
     pick,
@@ -143,10 +142,14 @@ def draw_context(rng: np.random.Generator, recipe: Recipe, split: Split) -> Cont
     if recipe.linked:
         entities = _draw_linked(rng, recipe, split)
     else:
-        kinds, count = _kinds(rng, recipe), _facts(rng, recipe)
-        for kind in dict.fromkeys(kind.name for kind in kinds):
-            same = sum(other.name == kind for other in kinds)
-            entities += _draw_kind(rng, recipe, split, kind_named(kind), same, count)
+        if recipe.entities > 1 and rng.random() < recipe.mixed:
+            kinds = rng.integers(len(KINDS), size=recipe.entities).tolist()
+        else:
+            # Persons have the most relations and the longest lists of names: more often.
+            kinds = [rng.choice(len(KINDS), p=[0.32, 0.17, 0.17, 0.17, 0.17])] * recipe.entities
+        facts = _facts(rng, recipe)
+        for kind in dict.fromkeys(kinds):
+            entities += _draw_kind(rng, recipe, split, KINDS[kind], kinds.count(kind), facts)
     shuffled = [entities[i] for i in rng.permutation(len(entities))]
     forms = [
         {name: one.kind.relations[name].draw_pair(rng, split)[0] for name in one.facts}
@@ -160,14 +163,6 @@ def _facts(rng: np.random.Generator, recipe: Recipe) -> int:
     return int(rng.integers(1, recipe.facts + 1)) if fewer else recipe.facts
 
 
-def _kinds(rng: np.random.Generator, recipe: Recipe) -> list[Kind]:
-    if recipe.entities > 1 and rng.random() < recipe.mixed:
-        return [KINDS[int(k)] for k in rng.integers(len(KINDS), size=recipe.entities)]
-    # Persons have the most relations and the longest lists of names: they come up more often.
-    kind = KINDS[int(rng.choice(len(KINDS), p=[0.32, 0.17, 0.17, 0.17, 0.17]))]
-    return [kind] * recipe.entities
-
-
 def _draw_kind(
     rng: np.random.Generator,
     recipe: Recipe,
@@ -177,11 +172,24 @@ def _draw_kind(
     facts: int,
     always: str | None = None,
 ) -> list[Entity]:
-    names = [r for r in kind.relations if r != always]
-    relations = [names[i] for i in rng.permutation(len(names))[: facts - (always is not None)]]
+    """Entities with different names that state the same relations, each at least one of them."""
+    others = [r for r in kind.relations if r != always]
+    relations = [others[i] for i in rng.permutation(len(others))[: facts - (always is not None)]]
     if always is not None:
         relations.append(always)
-    return draw_entities(rng, kind, count, relations, split, recipe.kin, recipe.missing)
+    entities: list[Entity] = []
+    while len(entities) < count:
+        like = pick(rng, entities) if entities and rng.random() < recipe.kin else None
+        first, second = draw_name(rng, kind, split, like)
+        shared = any({first, second} & {one.first, one.second} for one in entities)
+        same = any((first, second) == (one.first, one.second) for one in entities)
+        # Short word lists run out of names without a common word: then any new name will do.
+        if same or (shared and like is None and rng.random() < 0.9):
+            continue
+        kept = [r for r in relations if rng.random() >= recipe.missing] or [pick(rng, relations)]
+        facts_of = {r: kind.relations[r].draw_value(rng, split) for r in kept}
+        entities.append(Entity(kind, first, second, facts_of))
+    return entities
 
 
 # In the order in which the shipped models' sequences were drawn.
@@ -227,18 +235,16 @@ def draw_turns(
     turns: list[Turn] = []
     while len(turns) < recipe.questions:
         turn: Turn | None
+        before = turns[-1].passage if turns else None
         if rng.random() < recipe.unstated:
             turn = _unstated(rng, context, split)
         elif rng.random() < recipe.hops:
             turn = _hop(rng, context, split)
+        elif before is not None and rng.random() < recipe.follow:
+            relation = pick(rng, list(context.entities[before].facts))
+            turn = _stated(rng, context, before, relation, split, True)
         else:
-            before = turns[-1].passage if turns else None
-            if before is not None and rng.random() < recipe.follow:
-                own = list(context.entities[before].facts)
-                turn = _stated(rng, context, before, pick(rng, own), split, True)
-            else:
-                e, relation = pick(rng, facts)
-                turn = _stated(rng, context, e, relation, split, False)
+            turn = _stated(rng, context, *pick(rng, facts), split, False)
         if turn is not None:
             turns.append(turn)
     return tuple(turns)
@@ -287,7 +293,7 @@ def _unstated(rng: np.random.Generator, context: Context, split: Split) -> Turn 
         first, second = draw_name(rng, entity.kind, split)
         if any({first, second} & {o.first, o.second} for o in entities if o.kind is entity.kind):
             return None
-        relation = list(entity.facts)[int(rng.integers(len(entity.facts)))]
+        relation = pick(rng, list(entity.facts))
         entity, passage = Entity(entity.kind, first, second, {}), None
     form = entity.kind.relations[relation].draw_pair(rng, split)[1]
     return Turn(entity.ask(relation, form), NOT_STATED, passage, "not stated", 0.0)
@@ -296,9 +302,8 @@ def _unstated(rng: np.random.Generator, context: Context, split: Split) -> Turn 
 def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | None:
     """A question about the founder, author, employer ... of an entity, in two steps.
 
-    The answer names that entity, asks the second question and answers it: "Alra Ashden. Where was
-    Alra Ashden born? Arava". So the second step is one that single questions teach; with the value
-    right behind the name, training never found it.
+    The answer names that entity, asks the second question, which single questions teach, and
+    answers it: "Alra Ashden. Where was Alra Ashden born? Arava".
     """
     links = [(one, r) for one in context.entities for r in one.facts if (one.kind, r) in LINKS]
     if not links:
@@ -309,14 +314,14 @@ def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | Non
     reached = next((i for i, one in enumerate(context.entities) if one.name == name), None)
     if reached is None:
         target = _target(source.kind, relation)
-        wanted = list(target.relations)[int(rng.integers(len(target.relations)))]
+        wanted = pick(rng, list(target.relations))
         form = target.relations[wanted].draw_pair(rng, split)[1]
         first, second = name.split(" ")
         entity, answer = Entity(target, first, second, {}), NOT_STATED
         task, blind = "open hop", 0.0
     else:
         entity, task = context.entities[reached], "two-hop"
-        wanted = list(entity.facts)[int(rng.integers(len(entity.facts)))]
+        wanted = pick(rng, list(entity.facts))
         statement = context.forms[reached][wanted]
         form = entity.kind.relations[wanted].draw_question(rng, statement, split)
         answer, blind = entity.facts[wanted], _blind(context, entity, wanted)
@@ -326,11 +331,8 @@ def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | Non
 
 
 FILLERS = 12
-"""So many of the made-up words, the first ones, mean nothing in any sequence, as "the" and "of" do.
-
-Were they drawn anew for each sequence, a word that is shown once could as well be a keyword: then
-some questions have no right answer.
-"""
+"""So many of the made-up words, the first ones, mean nothing in any sequence: were they drawn anew
+for each, a word that is shown once could as well be a keyword."""
 
 
 def draw_demonstrations(
@@ -402,9 +404,7 @@ def draw_sample(
         return draw_demonstrations(rng, recipe, split)
     context = draw_context(rng, recipe, split)
     passages = context.passages(rng, recipe)
-    system = None
-    if rng.random() < recipe.system:
-        system = pick(rng, SYSTEM_PROMPTS)
+    system = pick(rng, SYSTEM_PROMPTS) if rng.random() < recipe.system else None
     turns = draw_turns(rng, recipe, context, split)
     if rng.random() >= recipe.framed:
         return Sample(passages, turns, system)

@@ -6,10 +6,7 @@ computes in fp32 unless asked otherwise.
 
 The reader is a small Llama whose first layer looks at fixed distances: its four heads attend to the
 tokens 1, 2, 3-4 and 5-8 back. Their query and key weights are zero, their biases make the pattern,
-all four stay frozen; from there a model binds values to names within minutes, without it such a
-model stays blind to names for hours. Layer 1 starts with equal query and key weights. Words that
-differ only by the space before them start from nearly the same embedding. All of this stands in the
-model card.
+all four stay frozen; without it such a model stays blind to names for hours.
 
 The curriculum is the order of training: what a batch may be made of, how often, and when a level is
 passed. The reader: more passages first, then harder names, pronouns and follow-ups. The learner
@@ -29,7 +26,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -138,13 +134,11 @@ def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
         intermediate_size=384,
         num_hidden_layers=4,
         num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
         head_dim=HEAD_SIZE,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
         attention_bias=True,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        attention_dropout=0.0,
         **tokens,
     )
     model = LlamaForCausalLM(config)
@@ -170,10 +164,9 @@ def start_from(model: LlamaForCausalLM, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A recipe, how often it is drawn once the last level is reached, and when it is passed.
+    """A recipe, its share of the draws once the last level is reached, and when it is passed.
 
-    It is passed when a running mean of the share of right answers exceeds `passed`, or after
-    `MAX_STEPS` steps as the highest level.
+    That is when a running mean of right answers exceeds `passed`, or after `MAX_STEPS` steps.
     """
 
     recipe: Recipe | Demonstrations
@@ -274,7 +267,7 @@ MAX_BYTES = 12_000_000
 """Of a shipped model's weights."""
 SAVE_EVERY = 50
 """Steps between checkpoints; a run that was killed loses no more."""
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(frozen=True)
@@ -370,43 +363,28 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint in place of the last one."""
-        tensors = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
-        for number, optimizer in enumerate(self.optimizers):
-            for index, values in optimizer.state_dict()["state"].items():
-                tensors |= {f"{number}.{index}.{name}": values[name] for name in values}
-        course = self.curriculum
-        facts = [self.step, course.level, course.steps_here, list(course.accuracy.items())]
-        path = self.settings.out / CHECKPOINT
-        fresh = path.with_suffix(".new")
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            fresh,
-            metadata={"facts": json.dumps(facts)},
-        )
-        fresh.replace(path)
+        path, course = self.settings.out / CHECKPOINT, self.curriculum
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [one.state_dict() for one in self.optimizers],
+            "curriculum": (course.level, course.steps_here, course.accuracy),
+        }
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
 
     def resume(self) -> None:
         """Goes on from the checkpoint, if there is one."""
         path = self.settings.out / CHECKPOINT
         if not path.exists():
             return
-        states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in self.optimizers]
-        parameters = dict(self.model.named_parameters())
-        with safe_open(path, framework="pt", device=self.settings.device) as file:
-            for key in file.keys():  # noqa: SIM118 - it is no mapping
-                part, _, name = key.partition(".")
-                if part == "model":
-                    parameters[name].data.copy_(file.get_tensor(key))
-                else:
-                    index, _, name = name.partition(".")
-                    states[int(part)].setdefault(int(index), {})[name] = file.get_tensor(key)
-            facts = json.loads(file.metadata()["facts"])
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        state = torch.load(path, map_location=self.settings.device, weights_only=True)
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(one)
         course = self.curriculum
-        self.step, course.level, course.steps_here, accuracy = facts
-        course.accuracy = dict(accuracy)
+        course.level, course.steps_here, course.accuracy = state["curriculum"]
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:

@@ -504,37 +504,3 @@ def draw_name(
                 j = list(kind.seconds).index(like.second)
         if are_held_out(i, j) == (split == "held-out"):
             return kind.firsts[i], kind.seconds[j]
-
-
-def draw_entities(
-    rng: np.random.Generator,
-    kind: Kind,
-    count: int,
-    relations: Sequence[str],
-    split: Split,
-    kin: float,
-    missing: float,
-) -> list[Entity]:
-    """Draws `count` entities with different names that state the same relations.
-
-    `kin` is the chance that a name shares one word with an earlier one, `missing` the chance that
-    an entity lacks a relation (each keeps at least one).
-    """
-    entities: list[Entity] = []
-    names: set[tuple[str, str]] = set()
-    words: set[str] = set()
-    while len(entities) < count:
-        related = bool(entities) and rng.random() < kin
-        like = pick(rng, entities) if related else None
-        name = draw_name(rng, kind, split, like)
-        clash = bool(words & set(name)) and not related
-        # Short word lists run out of names without a common word: then any new name will do.
-        if name in names or (clash and rng.random() < 0.9):
-            continue
-        names.add(name)
-        words.update(name)
-        kept = [r for r in relations if rng.random() >= missing]
-        kept = kept or [pick(rng, relations)]
-        facts = {r: kind.relations[r].draw_value(rng, split) for r in kept}
-        entities.append(Entity(kind, *name, facts))
-    return entities

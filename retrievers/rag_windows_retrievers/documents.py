@@ -143,8 +143,8 @@ def _found(name: str, root: Path, opened: set[Path]) -> Iterator[Document | Skip
         for folder, folders, files in os.walk(top, onerror=errors.append):
             folders[:] = [one for one in folders if not one.startswith(".")]
             paths += [Path(folder, one) for one in files]
-        for error in errors if top.is_dir() else ():
-            yield Skipped(_encodable(str(error.filename)), _reason(error), problem=True)
+        for refused in errors if top.is_dir() else ():
+            yield Skipped(_encodable(str(refused.filename)), _reason(refused), problem=True)
         for path in sorted(paths) if top.is_dir() else [top]:
             if not any(one.startswith(".") for one in path.parts if one not in given.parts):
                 label = _encodable(Path(os.path.relpath(path, root)).as_posix())

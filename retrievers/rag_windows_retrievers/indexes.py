@@ -333,7 +333,7 @@ class DenseRetriever:
         if new := [text for text in dict.fromkeys(texts) if text not in rows]:
             vectors = self.encoder.embed(new, query=False, progress=progress)
             rows.update(zip(new, vectors, strict=True))
-        self._vectors = np.stack([rows[text] for text in texts], dtype=np.float32)
+        self._vectors: Vectors = np.stack([rows[text] for text in texts], dtype=np.float32)
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Rank the passages by their nearness to the query; see `Retriever.retrieve`."""
