@@ -80,8 +80,8 @@ def shifting(windows: int, period: int, requests: int, warm_up: int, seed: int) 
 def scanned(trace: Trace, first: int, new: range, share: int) -> tuple[Trace, Trace]:
     """The trace with a scan of windows that nobody asks for again, and the same without it.
 
-    Both count the same requests: those of the trace from the request `first` on, before which the
-    scan begins. There are `share` new windows for each ordinary request; 0: all in one run.
+    The scan begins before the request `first`, from which on both count the trace's own. There are
+    `share` new windows for each ordinary request; 0: all in one run.
     """
     name = f"scan, {share} per request" if share else "scan in one run"
     places = first + (np.arange(len(new)) // share if share else np.zeros(len(new), dtype=int))
@@ -106,18 +106,13 @@ class LRU:
         if key in self._sizes:
             self._sizes.move_to_end(key)
 
-    def admit(self, key: str, nbytes: int, cost_s: float) -> list[str] | None:
+    def admit(self, key: str, nbytes: int, cost_s: float) -> None:
         """Takes in everything that fits at all."""
-        if nbytes > self._limit:
-            return None
-        self._free -= nbytes
-        self._sizes[key] = nbytes
-        victims = []
+        if nbytes <= self._limit:
+            self._free -= nbytes
+            self._sizes[key] = nbytes
         while self._free < 0:
-            victim, size = self._sizes.popitem(last=False)
-            self._free += size
-            victims.append(victim)
-        return victims
+            self._free += self._sizes.popitem(last=False)[1]
 
 
 POLICIES: dict[str, Callable[[int], Policy | LRU]] = {

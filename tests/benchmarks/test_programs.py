@@ -67,7 +67,7 @@ def test_methods_are_judged_and_a_run_goes_on_where_it_stopped(
     some = [*wanted, "--tasks", "single", "--methods", "sequential", "pcw"]
     quality.main(some)
     printed = capsys.readouterr().out
-    assert printed.count("| pcw ") == 4
+    assert printed.count("| pcw ") == 3
     assert re.search(r"\| pcw +\| 100.0 \(100.0–100.0\) +\|", printed)
     assert "4 questions a cell." in printed
     before = results.read_text(encoding="utf-8")
