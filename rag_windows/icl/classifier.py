@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypedDict, cast
@@ -247,12 +247,8 @@ def classify(
     if shown:
         cut = [prompt.around(one) for one in questions]
         room = _room(engine, reader, cut, max(map(len, ids)), window_tokens)
-        continues = prompt.is_chat or bool(questions[0].system)
-
-        def size_of(text: str) -> int:
-            return len(prompt.encode_text(f"{text}\n\n", continuation=continues))
-
-        packed = fill([form.show(one) for one in shown], form.separator, size_of, room, windows)
+        continued = prompt.is_chat or bool(questions[0].system)
+        packed = _packed(prompt, form, shown, room, windows, continued)
     # Windows are as long as their demonstrations, which were counted.
     asked = {"prompt": prompt.without_header(), "max_window_tokens": sys.maxsize}
     sums, parts = read(engine, questions, packed, ids, method=reader, **asked)
@@ -337,28 +333,30 @@ def _room(
     return asked
 
 
-def fill(
-    shown: Sequence[str],
-    separator: str,
-    size_of: Callable[[str], int],
+def _packed(
+    prompt: Prompt,
+    form: Template,
+    demonstrations: Sequence[Demonstration],
     room: int,
-    windows: int | None = None,
+    windows: int | None,
+    continued: bool,
 ) -> list[str]:
     """Texts of windows of about ``room`` tokens at most that hold whole demonstrations, in order.
 
     Few more where a tokenizer makes more tokens of neighbours than of each by itself.
     """
-    around = size_of("")
-    sizes = [size_of(text + separator) - around for text in shown]
+    shown = [form.show(one) for one in demonstrations]
+    texts = [f"{one}\n\n" for one in ("", *(text + form.separator for text in shown))]
+    around, *sizes = (len(prompt.encode_text(one, continuation=continued)) for one in texts)
     for index, size in enumerate(sizes):
-        if size > room - around:
+        if size > room:
             raise LimitError(
-                f"Demonstration {index} ({shown[index][:40]!r}...) needs a window of "
-                f"{size + around} tokens, and a window holds {room}. Shorten it or leave it out; a "
-                "demonstration is never cut."
+                f"Demonstration {index} ({shown[index][:40]!r}...) needs a window of {size} "
+                f"tokens, and a window holds {room}. Shorten it or leave it out; a demonstration "
+                "is never cut."
             )
-    packed = pack(sizes, room - around, windows)
-    return [separator.join(shown[one.start : one.stop]) for one in packed]
+    packed = pack([size - around for size in sizes], room - around, windows)
+    return [form.separator.join(shown[one.start : one.stop]) for one in packed]
 
 
 def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[range]:
@@ -366,9 +364,7 @@ def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[ra
 
     Each size is at most ``room``. Ranges of indices, which follow each other, none of them empty.
     """
-    if not sizes:
-        return []
-    if windows is not None and not 1 <= windows <= len(sizes):
+    if windows is not None and windows > len(sizes):
         raise InputError(
             f"windows={windows} must be between 1 and the number of demonstrations, {len(sizes)}."
         )

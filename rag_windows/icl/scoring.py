@@ -45,11 +45,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Of one continuation.
+    """Of one continuation: the sum of its tokens' log-probabilities, in nats.
 
-    Attributes:
-        logprob: sum of its tokens' log-probabilities, in nats.
-        greedy: whether each token is the likeliest one at its place.
+    It is `greedy` if each token is the likeliest one at its place.
     """
 
     logprob: float

@@ -10,13 +10,7 @@ from typing import Any
 
 from rag_windows.errors import LimitError, PromptError
 from rag_windows.passage import Note, Passage, WindowTokens
-from rag_windows.prompt.conversation import (
-    BaseLayout,
-    ChatTemplate,
-    Conversation,
-    strings,
-    tool_names,
-)
+from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversation, strings
 from rag_windows.prompt.tokenizing import At, Boundary
 
 HeaderFunction = Callable[[Passage, int], str | None]
@@ -50,14 +44,9 @@ class PromptParts:
 class Prompt:
     """Builds prompts for one tokenizer; safe to use from several threads.
 
-    Args:
-        tokenizer: a fast transformers tokenizer. It is read when the prompt is made; tokens added
-            to it later are not seen.
-        header: ``none``, ``title``, ``number``, ``number+title``, or a function of a passage and
-            its 1-based number among the passages as given.
-        template_kwargs: further variables of the chat template, such as ``enable_thinking``.
-        text_tokens: special or added tokens that text may produce, where ordinary text is spelled
-            with one (a padding token ``!``, words added to the vocabulary).
+    The tokenizer is read when the prompt is made; tokens added to it later are not seen.
+    ``text_tokens`` are special or added tokens that text may produce, where ordinary text is
+    spelled with one (a padding token ``!``, words added to the vocabulary).
     """
 
     def __init__(
@@ -93,7 +82,7 @@ class Prompt:
         return other
 
     def encode_text(self, text: str, *, continuation: bool = False) -> list[int]:
-        """Ids of untrusted text; a `continuation` follows other text, see `Boundary.encode`."""
+        """Ids of untrusted text; a `continuation` follows other text."""
         return self._boundary.encode(text, "text" if continuation else "start")
 
     def build(
@@ -147,10 +136,7 @@ class Prompt:
         prefix: str | None = None,
         windows: bool = True,
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What stands before the windows and behind them: the prefix's ids and the query's.
-
-        Arguments as in `build`; without `windows`, everything is in the query.
-        """
+        """Ids of the prefix and of the query; without `windows`, everything is in the query."""
         conversation = Conversation.of(query, prefix)
         last = next((turn for turn in reversed(conversation.turns) if turn.role != "system"), None)
         # A tool may well have given nothing back.
@@ -169,12 +155,12 @@ class Prompt:
 
     def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """A template writes tools itself, so their text must hold no control token."""
-        for tool, name in zip(tools, tool_names(tools), strict=True):
+        for tool in tools:
             for text in strings(tool):
                 if found := self._boundary.spelled(text):
                     raise PromptError(
-                        f"The definition of tool {name!r} holds the control token {found!r}; "
-                        "take it out of its description and parameters."
+                        f"The definition of tool {tool['function']['name']!r} holds the control "
+                        f"token {found!r}; take it out of its description and parameters."
                     )
 
     def _windows(

@@ -8,7 +8,6 @@ import re
 import reprlib
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -93,15 +92,12 @@ def malformed(what: str, error: ValidationError) -> PromptError:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said so far.
+    """What was said so far, and the tools that the model may call.
 
     Attributes:
         system: the instruction, or an empty string.
-        turns: messages in order.
-        tools: definitions of the tools that the model may call.
         opening: how the answer begins, written for the model; trusted like the template itself.
-        plain: whether a model without a chat template reads the last turn as it stands, with
-            nothing around it, so that what it goes on with is text like that.
+        plain: whether a model without a chat template reads the last turn with nothing around it.
     """
 
     system: str
@@ -124,17 +120,11 @@ class Conversation:
         tools: Sequence[Mapping[str, Any]] = (),
         opening: str = "",
     ) -> Conversation:
-        """Read what a caller gives.
+        """Read what a caller gives: a question, messages of OpenAI's chat API, or a conversation.
 
-        Args:
-            query: a question, messages ``{"role": ..., "content": ...}``, or a conversation. A
-                leading system message is the instruction; later ones stand where they are. An
-                assistant's message may have ``tool_calls``, and ``tool`` messages that follow have
-                ``tool_call_id`` and may have ``name``, as in OpenAI's chat API. Where the
-                assistant's message is the last one, the answer goes on with it.
-            prefix: the instruction; put before a leading system message, with a blank line between.
-            tools: what the model may call, see `check_tools`.
-            opening: how the answer begins. Never put a user's or a passage's text here.
+        A leading system message is the instruction, behind the `prefix` and a blank line; later
+        ones stand where they are. Where the assistant's message is the last one, the answer goes
+        on with it. Never put a user's or a passage's text into `opening`.
         """
         if prefix is not None and not isinstance(prefix, str):
             raise PromptError(f"prefix must be a string or None, not {type(prefix).__name__}.")
@@ -203,11 +193,6 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], 
             raise PromptError(f"Two tools have the name {name!r}; rename one.")
         checked[name] = plain
     return tuple(checked.values())
-
-
-def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of checked tools, in order."""
-    return [str(tool["function"]["name"]) for tool in tools]
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -375,12 +360,10 @@ class ChatTemplate:
         system = conversation.system
         try:
             return self._cut(conversation, slot, system=system or None)
-        except _RefusedError as refusal:
+        except _RefusedError:
             if not system or not asked:
                 raise
-            with suppress(_RefusedError):
-                return self._cut(conversation, slot, folded=f"{system}\n\n")
-            raise refusal from None
+            return self._cut(conversation, slot, folded=f"{system}\n\n")
 
     def _cut(
         self, conversation: Conversation, slot: bool, system: str | None = None, folded: str = ""

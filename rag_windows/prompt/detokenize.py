@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 
 
@@ -18,7 +16,9 @@ class Detokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._left_out = frozenset(tokenizer.all_special_ids)
+        # A special token is left out, so bytes on both sides of it are one run.
+        bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+        self._open = {*tokenizer.all_special_ids, *tokenizer.convert_tokens_to_ids(bytes_)}
 
     def text(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
         """The text of ``ids``, cut before the first stop string in it."""
@@ -38,8 +38,7 @@ class Detokenizer:
         would change all of it), and an end that could become a stop string.
         """
         keep = len(ids)
-        # A special token is left out, so bytes on both sides of it are one run.
-        while keep and (ids[keep - 1] in self._left_out or self._is_byte(ids[keep - 1])):
+        while keep and ids[keep - 1] in self._open:
             keep -= 1
         text = self.text(ids[:keep], stop)
         if len(text) < len(self._decode(ids[:keep])):
@@ -55,10 +54,6 @@ class Detokenizer:
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
-
-    def _is_byte(self, token: int) -> bool:
-        name = self._tokenizer.convert_ids_to_tokens(token)
-        return isinstance(name, str) and _BYTE_TOKEN.fullmatch(name) is not None
 
 
 def _overlap(text: str, string: str) -> int:

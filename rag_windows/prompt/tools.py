@@ -18,13 +18,7 @@ from pydantic_core import from_json
 
 from rag_windows.errors import PromptError, ToolsUnsupportedError
 from rag_windows.prompt.answer_form import alike, available, call_grammar
-from rag_windows.prompt.conversation import (
-    Conversation,
-    ToolCall,
-    check_tools,
-    malformed,
-    tool_names,
-)
+from rag_windows.prompt.conversation import Conversation, ToolCall, check_tools, malformed
 from rag_windows.results import Generation
 
 _NAME, _KEY, _VALUE, _RESULT = "probe_tool", "probe_key", "probe_value", "probe_result"
@@ -51,14 +45,10 @@ _REASONING = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a chat template writes calls: as JSON, alone or between markers.
+    """How a chat template writes calls: as JSON, alone or between the markers `begin` and `end`.
 
-    Attributes:
-        begin: the marker before a call; empty where the whole answer is a call or text.
-        end: the marker behind it, or nothing.
-        opening: what a call begins with, up to the tool's name; None where the template lets each
-            answer begin with reasoning, so that no call can be forced.
-        middle: what follows the name.
+    A call begins with `opening`, then come the tool's name and `middle`. `opening` is None where
+    each answer begins with reasoning, so that no call can be forced.
     """
 
     begin: str
@@ -78,18 +68,15 @@ class ToolFormat:
 
         try:
             shown = render(_USER, prompt=True)
+            _check_shown("the tools to the model", _NAME, shown)
             said = render(_USER, {"role": "assistant", "content": _SAID})
             called = render(_USER, _CALL)
-            answered = render(_USER, _CALL, _ANSWER)
+            _check_shown("calls of tools", _VALUE, called)
+            _check_shown("the tools' answers", _RESULT, render(_USER, _CALL, _ANSWER))
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ToolsUnsupportedError(
                 f"This model's chat template refuses a tool call: {error}. {_ADVICE}"
             ) from error
-        if _NAME not in shown or _VALUE not in called or _RESULT not in answered:
-            raise ToolsUnsupportedError(
-                "This model's chat template does not show the tools, calls of them, or their "
-                f"answers to the model. {_ADVICE}"
-            )
         before, _, after = said.partition(_SAID)
         # What the template writes in place of an assistant's text when there is a call.
         written = called[alike(before, called) :]
@@ -117,6 +104,11 @@ class ToolFormat:
         reasoning = {**joined, "open": think, "close": said}
         fields = {"tool_calls": calls, "content": joined, "reasoning_content": reasoning}
         return {"start_anchor_pattern": r"\A", "fields": fields}
+
+
+def _check_shown(what: str, probe: str, rendered: str) -> None:
+    if probe not in rendered:
+        raise ToolsUnsupportedError(f"This model's chat template does not show {what}. {_ADVICE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +158,12 @@ class AnswerReader:
         self._markers: set[int] = set()
         if form is not None:
             self._prefix = _REASONING[0] if form.opening is None else ""
-            if forced and form.opening is None:
-                raise ToolsUnsupportedError(
-                    "A call can't be forced with this model: its answers begin with reasoning. "
-                    "Leave tool_choice out, or try template_kwargs={'enable_thinking': False}."
-                )
-            if forced and form.opening is not None:
+            if forced:
+                if form.opening is None:
+                    raise ToolsUnsupportedError(
+                        "A call can't be forced with this model: its answers begin with reasoning. "
+                        "Leave tool_choice out, or try template_kwargs={'enable_thinking': False}."
+                    )
                 named = f"{forced[0]}{form.middle}" if len(forced) == 1 else ""
                 self._opening = form.opening + named
             written = "".join((form.begin, form.end, *_REASONING))
@@ -199,7 +191,7 @@ class AnswerReader:
         if not tools or choice == "none":
             return cls()
         checked = check_tools(tools)
-        names = tool_names(checked)
+        names = [tool["function"]["name"] for tool in checked]
         form = ToolFormat.of(tokenizer, template_kwargs)
         if choice in (None, False, "auto"):
             return cls(tokenizer, form, checked)
@@ -212,7 +204,7 @@ class AnswerReader:
                 f"tool_choice names no tool that is bound. Use one of {names}, 'auto', 'any' or "
                 "'none'."
             )
-        return cls(tokenizer, form, checked, [name])
+        return cls(tokenizer, form, checked, [str(name)])
 
     def grammar(self) -> str | None:
         """For ``generate``: what holds a forced call to its tool's schema.
@@ -223,10 +215,8 @@ class AnswerReader:
         form, forced = self._form, self._forced
         if form is None or not forced or not available():
             return None
-        schemas = {
-            name: tool["function"].get("parameters") or {}
-            for name, tool in zip(tool_names(self._tools), self._tools, strict=True)
-        }
+        functions = [tool["function"] for tool in self._tools]
+        schemas = {one["name"]: one.get("parameters") or {} for one in functions}
         calls = {f"{name}{form.middle}": schemas[name] for name in forced}
         if len(forced) == 1:
             calls = {"": schemas[forced[0]]}
