@@ -6,9 +6,9 @@ and its query; the engine asks it, and answers in whichever way it chose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import StoppingCriteria
 
@@ -60,17 +60,20 @@ FallbackOption = Literal["sequential"] | Guard | None
 """What ``fallback=`` takes: "sequential" is a `Guard` with its defaults."""
 
 
-def guard_of(option: FallbackOption) -> Guard | None:
-    """The guard of an option.
+def guard_of(option: FallbackOption | Mapping[str, Any]) -> Guard | None:
+    """The guard that ``fallback=`` asks for: "sequential", a `Guard`, or its fields.
 
     Raises:
-        InputError: it is none.
+        InputError: it is none of them.
     """
     if option is None or isinstance(option, Guard):
         return option
-    if option == "sequential":
-        return Guard()
-    raise InputError(f"fallback must be None, 'sequential' or a Guard, got {option!r}.")
+    try:
+        return Guard() if option == "sequential" else Guard(**option)
+    except TypeError as error:
+        raise InputError(
+            f"fallback must be None, 'sequential' or a Guard, got {option!r}: {error}."
+        ) from error
 
 
 def few_short_passages(guard: Guard, windows: Sequence[WindowTokens]) -> Fallback | None:

@@ -35,6 +35,7 @@ from rag_windows.integration import (
     folder_state,
     guard_of,
     sampling_options,
+    unalias,
     warn_without_windows,
 )
 
@@ -63,17 +64,6 @@ _INSTEAD = (
     "llm.invoke(question, documents=docs); for create_stuff_documents_chain(llm, prompt) write"
     " create_windows_chain(llm, prompt)."
 )
-
-
-def unalias(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments under our names; a RequestError where one comes under two."""
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        ours = ALIASES.get(name, name)
-        if ours in found:
-            raise RequestError(f"{name} and {ours} are one argument; give only one of them.")
-        found[ours] = value
-    return found
 
 
 class BaseWindowModel(ModelOptions):
@@ -132,7 +122,7 @@ class BaseWindowModel(ModelOptions):
     def _take_known_names(cls, given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         # The engine's errors are no ValueErrors, of which pydantic makes its own.
         with in_langchain_terms():
-            return validate(unalias(given) if isinstance(given, Mapping) else given)
+            return validate(unalias(given, ALIASES) if isinstance(given, Mapping) else given)
 
     @field_validator("calibration")
     @classmethod
@@ -249,7 +239,6 @@ class BaseWindowModel(ModelOptions):
 
     @property
     def _calls(self) -> Calls:
-        """The calls that are under way."""
         if self._under_way is None or self._under_way.max_rows != self.batch_rows:
             self._under_way = Calls(self.batch_rows)
         return self._under_way
@@ -294,12 +283,10 @@ class BaseWindowModel(ModelOptions):
                     yield piece
 
     def _limit(self, kwargs: Mapping[str, Any]) -> float | None:
-        """Seconds after which a call is an error."""
-        return unalias(kwargs).get("timeout", self.timeout)
+        return unalias(kwargs, ALIASES).get("timeout", self.timeout)
 
     def _call(self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]) -> ModelCall:
-        """A call, read; loads the model on first use."""
-        given = unalias(kwargs)
+        given = unalias(kwargs, ALIASES)
         if "model" in given:
             raise RequestError("A call can't change the model; make another one with model=.")
         taken = ("timeout", "stream", "documents", "tools", "tool_choice", "strict")
@@ -329,7 +316,6 @@ class BaseWindowModel(ModelOptions):
         )
 
     def _options(self, stop: Sequence[str] | str | None, given: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's options of `WindowedLM.generate`, and those of the call above them."""
         shared = ("max_tokens", "temperature", "top_p")
         most, temperature, top_p = (given.pop(name, getattr(self, name)) for name in shared)
         single = {

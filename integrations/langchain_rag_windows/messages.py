@@ -273,18 +273,17 @@ PROVIDER = "rag_windows"
 
 
 def plain(value: object) -> Any:
-    """A value as JSON holds it; what JSON has no form for becomes its string."""
+    """A value as JSON holds it; arrays and tensors become lists, what else it lacks its string."""
+
+    def listed(inner: Any) -> Any:
+        method = None if isinstance(inner, type) else getattr(inner, "tolist", None)
+        return method() if callable(method) else str(inner)
+
     try:
-        written = to_json(value, inf_nan_mode="strings", bytes_mode="base64", fallback=_listed)
+        written = to_json(value, inf_nan_mode="strings", bytes_mode="base64", fallback=listed)
         return json.loads(written)
     except ValueError:  # it holds itself, or half a surrogate pair
         return str(value)
-
-
-def _listed(value: Any) -> Any:
-    """Arrays, tensors and their scalars as lists and numbers, other objects as strings."""
-    listed = None if isinstance(value, type) else getattr(value, "tolist", None)
-    return listed() if callable(listed) else str(value)
 
 
 def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]:
@@ -297,26 +296,26 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
     """
     passages = cast(Sequence[Passage], call.passages)
     cited = {citation.passage for citation in carried(generation.citations)}
+    entries: list[dict[str, Any]] = []
+    for citation in generation.citations or ():
+        passage = passages[citation.passage]
+        entries.append(
+            {
+                "index": citation.passage,
+                "id": citation.id,
+                "title": passage.title,
+                "metadata": {str(name): plain(value) for name, value in passage.metadata.items()},
+                "mass": citation.mass,
+                "cited": citation.passage in cited,
+                **({"text": passage.text} if citation.passage in cited else {}),
+            }
+        )
     told = {
         "model_name": call.model_name,
         "model_provider": PROVIDER,
         "method": describe(call.method),
         "length": len(generation.text),
-        "citations": [
-            {
-                "index": citation.passage,
-                "id": citation.id,
-                "title": passages[citation.passage].title,
-                "metadata": {
-                    str(name): plain(value)
-                    for name, value in passages[citation.passage].metadata.items()
-                },
-                "mass": citation.mass,
-                "cited": citation.passage in cited,
-                **({"text": passages[citation.passage].text} if citation.passage in cited else {}),
-            }
-            for citation in generation.citations or ()
-        ],
+        "citations": entries,
         "notes": [note.message for note in generation.notes],
         **answer_record(generation),
     }

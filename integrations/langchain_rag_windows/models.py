@@ -102,19 +102,15 @@ class RagWindows(BaseWindowModel, BaseLLM):  # type: ignore[misc]  # the first a
         keywords = _KEYWORDS.get({})
         return {**super().asdict(), **({"keywords": keywords} if keywords else {})}
 
-    def generate(
-        self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
-    ) -> LLMResult:
-        """Answer prompts, see `BaseLLM.generate`."""
+    def generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """See `BaseLLM.generate`."""
         with _known(kwargs):
-            return super().generate(prompts, stop, *args, **kwargs)
+            return super().generate(prompts, *args, **kwargs)
 
-    async def agenerate(
-        self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
-    ) -> LLMResult:
-        """Answer prompts, see `LLM.agenerate`."""
+    async def agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        """See `BaseLLM.agenerate`."""
         with _known(kwargs):
-            return await super().agenerate(prompts, stop, *args, **kwargs)
+            return await super().agenerate(prompts, *args, **kwargs)
 
     def _generate(
         self, prompts: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
@@ -197,7 +193,21 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             template_kwargs=self.template_kwargs,
             **here,
         )
-        return model_profile(source)
+        template = str(getattr(source.tokenizer(), "chat_template", ""))
+        tools, limit = source.tool_format(), position_limit(source.config())
+        others = ("image", "audio", "video")
+        told: Any = {
+            **{"text_inputs": True, "text_outputs": True, "pdf_inputs": False},
+            **{f"{kind}_{way}": False for kind in others for way in ("inputs", "outputs")},
+            # One prompt has to fit them; documents do not count together.
+            **({} if limit is None else {"max_input_tokens": limit}),
+            "reasoning_output": "<think>" in template,
+            "tool_calling": tools is not None,
+            "tool_choice": tools is not None and tools.opening is not None,
+            # With tools an agent would bind both, and an answer held to a schema calls no tool.
+            "structured_output": tools is None and schemas_available(),
+        }
+        return cast(ModelProfile, told)
 
     def bind(self, **kwargs: Any) -> BoundModel:  # type: ignore[override]  # theirs is private
         """See `Runnable.bind`; tools or a schema that are bound later leave these keywords."""
@@ -343,27 +353,6 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
         if isinstance(message, AIMessageChunk):
             return ChatGenerationChunk(message=message)
         return ChatGeneration(message=message)
-
-
-def model_profile(source: ModelSource) -> ModelProfile:
-    """What a model can do, in LangChain's words.
-
-    ``max_input_tokens`` are the model's positions: one prompt has to fit them. Documents do not
-    count together, each stands in a window of its own.
-    """
-    template = str(getattr(source.tokenizer(), "chat_template", ""))
-    tools, limit = source.tool_format(), position_limit(source.config())
-    told: Any = {
-        **{f"{kind}_inputs": kind == "text" for kind in ("text", "image", "pdf", "audio", "video")},
-        **{f"{kind}_outputs": kind == "text" for kind in ("text", "image", "audio", "video")},
-        **({} if limit is None else {"max_input_tokens": limit}),
-        "reasoning_output": "<think>" in template,
-        "tool_calling": tools is not None,
-        "tool_choice": tools is not None and tools.opening is not None,
-        # With tools an agent would bind both, and an answer held to a schema can't call a tool.
-        "structured_output": tools is None and schemas_available(),
-    }
-    return cast(ModelProfile, told)
 
 
 def _reader_of(schema: Any, *, called: bool) -> Callable[[AIMessage], Any]:

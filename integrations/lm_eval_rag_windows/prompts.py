@@ -16,7 +16,14 @@ from functools import lru_cache
 from typing import Any
 
 from rag_windows.errors import PromptError
-from rag_windows.integration import Boundary, ChatTemplate, Conversation, Piece, leading_ids
+from rag_windows.integration import (
+    Boundary,
+    ChatTemplate,
+    Conversation,
+    Piece,
+    alike,
+    leading_ids,
+)
 
 Ids = tuple[int, ...]
 
@@ -87,8 +94,7 @@ class ChatContext(str):
     """A prompt written by a chat template, as the string that the harness passes on.
 
     ``pieces`` are the same text, ``examples`` the turns that are examples, as of `find_examples`;
-    where all stands in one user message, they are looked for at its place, ``content``. ``strip``
-    or ``+`` makes a plain string of it.
+    where all stands in one user message, they are looked for at its place, ``content``.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -135,7 +141,7 @@ def _examples(
     for (role, (_, end)), (then, (begin, _)) in itertools.pairwise(said):
         if (role, then) == ("assistant", "user"):
             between = text[end:begin]
-            closing = common_length(between, behind_answers)
+            closing = alike(between, behind_answers)
             header = header or between[closing:]
             ends.append(end + closing)
     if not ends:
@@ -171,19 +177,11 @@ def clipped(pieces: Sequence[Piece], start: int, end: int | None = None) -> list
     return kept
 
 
-def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How far two sequences agree from their beginning."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
 class PromptEncoder:
     """Encodes prompts as the harness's own models do, and cuts their ids.
 
-    Args:
-        tokenizer: of the model.
-        begin_id: of what begins a prompt that a template writes.
-        add_bos_token: whether other prompts begin so; None for what the tokenizer does by itself.
+    ``begin_id`` begins prompts that a template writes; ``add_bos_token`` tells whether others begin
+    so, None leaves that to the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, begin_id: int, add_bos_token: bool | None) -> None:
@@ -213,7 +211,7 @@ class PromptEncoder:
             rest = self.boundary.encode_pieces(clipped(pieces, end), "text" if end else "start")
             at = len(whole) - len(rest)
             if whole[at:] != tuple(rest):
-                at = common_length(self.ids(clipped(pieces, 0, end)), whole)
+                at = alike(self.ids(clipped(pieces, 0, end)), whole)
             cuts.append(max(cuts[-1], at))
         parts = [whole[a:b] for a, b in itertools.pairwise([*cuts, len(whole)])]
         prefix, question = parts[0], parts[-1]

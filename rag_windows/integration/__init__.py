@@ -1,23 +1,14 @@
 """What an adapter for another framework needs, beside the names of `rag_windows` and its errors.
 
 An adapter imports `rag_windows`, `rag_windows.errors` and this module, and nothing else of the
-package; what ``__all__`` lists here stays as stable as the names of `rag_windows` itself. The
-adapters for LangChain, LlamaIndex and lm-evaluation-harness are built on it. By subject:
+package; what ``__all__`` lists here stays as stable as the names of `rag_windows` itself.
 
-- the model: `ModelSource` loads it once, when it is needed, and tells what its files say before;
-  `load_shared` gives equal arguments the same weights; `position_limit`;
-- the calls: `Calls` answers them together, from threads and event loops, each with a `Call`;
-- a framework's model: `ModelOptions` are arguments that all of them take, `ModelCall` one of its
-  calls; `passage_list` and `one_way` read its documents, `answer_record` tells of an answer;
-- options: `method_of`, `guard_of`, `profile_of`, `sampling_options`, `describe`;
-- tools and forms: `AnswerReader`, `ToolAnswer`, `ToolFormat`, `check_schema`, `schemas_available`;
-- citations: `carried`;
-- prompts that hold documents as text: `warn_without_windows`;
-- token ids, for those who cut prompts themselves: `ChatTemplate` writes a `Conversation` in
-  `Piece`s, a `Boundary` turns these into ids, `likelihoods` scores ids behind what
-  `WindowedLM.encode_ids` gave; `leading_ids`;
-- numbers of users: `whole_number`;
-- for the terminal: `one_line`.
+A `ModelSource` loads the model once, when it is needed, and tells what its files say before;
+`Calls` answers calls together, from threads and event loops. A framework's model takes
+`ModelOptions`, makes a `ModelCall` of what it is asked, with an `AnswerReader` for calls of tools,
+and tells what `answer_record` does. For those who cut prompts themselves, `ChatTemplate` writes a
+`Conversation` in `Piece`s, a `Boundary` turns these into ids, and `likelihoods` scores ids behind
+what `WindowedLM.encode_ids` gave.
 """
 
 from __future__ import annotations
@@ -32,11 +23,10 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from rag_windows import guard
 from rag_windows.attention.layers import position_limit
 from rag_windows.calibration.profile import Profile
 from rag_windows.errors import InputError
-from rag_windows.guard import FallbackOption, Guard
+from rag_windows.guard import guard_of
 from rag_windows.icl.scoring import Likelihood
 from rag_windows.icl.scoring import likelihoods as likelihoods_of
 from rag_windows.integration.calls import Call, Calls
@@ -47,8 +37,8 @@ from rag_windows.methods.registry import with_parameters
 from rag_windows.model import WindowedLM
 from rag_windows.passage import Passage, passage_of
 from rag_windows.prefill import EncodedContext
+from rag_windows.prompt.answer_form import alike, check_schema
 from rag_windows.prompt.answer_form import available as schemas_available
-from rag_windows.prompt.answer_form import check_schema
 from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversation
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
@@ -72,6 +62,8 @@ __all__ = [
     "Piece",
     "ToolAnswer",
     "ToolFormat",
+    "UnknownArgumentError",
+    "alike",
     "answer_record",
     "call_entry",
     "carried",
@@ -91,6 +83,7 @@ __all__ = [
     "profile_of",
     "sampling_options",
     "schemas_available",
+    "unalias",
     "warn_without_windows",
     "whole_number",
 ]
@@ -103,13 +96,11 @@ def method_of(
     link_tokens: LinkTokens | None = None,
     link_choose: Choose = "first",
 ) -> Method:
-    """A method out of what users give.
+    """A method out of its name, itself, or what `describe` made of it.
 
     Args:
-        value: its name, itself, or what `describe` made of it.
         numbers: parameters to set, each in the method or in the one that it stands on.
-        link_tokens: makes it a `rag_windows.Linked`; None leaves it as it is.
-        link_choose: of `rag_windows.Linked`.
+        link_tokens, link_choose: make it a `rag_windows.Linked`, where tokens are given.
 
     Raises:
         MethodError: an unknown name, or numbers that it does not have or that are out of range.
@@ -117,26 +108,8 @@ def method_of(
     return linked(with_parameters(resolve(value), numbers or {}), link_tokens, link_choose)
 
 
-def guard_of(value: FallbackOption | Mapping[str, Any]) -> Guard | None:
-    """The guard that ``fallback=`` asks for: "sequential", a `Guard`, or its fields.
-
-    Raises:
-        InputError: it is none of them.
-    """
-    if not isinstance(value, Mapping):
-        return guard.guard_of(value)
-    try:
-        return Guard(**value)
-    except TypeError as error:
-        raise InputError(f"{dict(value)!r} are no numbers of a Guard: {error}.") from error
-
-
 def profile_of(value: Profile | str | Path | Mapping[str, Any] | None) -> Profile | None:
-    """A calibration profile out of its path, itself, or its JSON as a mapping.
-
-    Raises:
-        ProfileError: it can't be used.
-    """
+    """A calibration profile out of its path, itself, or its JSON as a mapping."""
     if isinstance(value, Mapping):
         return Profile.from_json(json.dumps(value))
     return None if value is None else Profile.of(value)
@@ -189,14 +162,9 @@ class ModelOptions(BaseModel):
         return self
 
     def reading(self, options: dict[str, Any], default: str | Method) -> Method:
-        """How a call reads its windows.
+        """How a call reads its windows; takes what says so out of its ``options``.
 
-        Args:
-            options: of the call; ``method``, ``link_tokens`` and ``link_choose`` are taken out.
-            default: the method, where neither the call nor the constructor names one.
-
-        Raises:
-            MethodError: an unknown name, or links that the method can't have.
+        ``default`` is the method where neither the call nor the constructor names one.
         """
         chosen = options.pop("method", None)
         own = default if self.method is None else self.method
@@ -215,18 +183,35 @@ class ModelCall(Call):
         method: how its windows are read.
         model_name: as the answer tells it.
         reader: of the answer; finds calls of tools.
+        parallel: whether an answer may call several tools.
     """
 
     method: Method
     model_name: str
     reader: AnswerReader
+    parallel: bool = True
+
+
+class UnknownArgumentError(InputError, TypeError):
+    """A constructor or a call was given an argument that it does not have, or has already."""
+
+
+def unalias(given: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments under our names; an `UnknownArgumentError` where one comes under two."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = aliases.get(name, name)
+        if ours in found:
+            told = f"{name} and {ours} are one argument; give only one of them."
+            raise UnknownArgumentError(told)
+        found[ours] = value
+    return found
 
 
 def passage_list(name: str, documents: object) -> list[Passage]:
     """The passages of a list of documents, see `passage_of`; None is an empty list.
 
-    Raises:
-        InputError: it is no list, or holds something that is no document; it tells the ``name``.
+    An `InputError`, which tells the ``name``, says that it is no list or what is no document.
     """
     if documents is None:
         return []
@@ -239,11 +224,7 @@ def passage_list(name: str, documents: object) -> list[Passage]:
 
 
 def one_way(ways: Mapping[str, list[Passage]]) -> list[Passage]:
-    """The passages of a request, by the one way in which they come.
-
-    Raises:
-        InputError: they come in several ways.
-    """
+    """The passages of a request, by the one way in which they come; several are an error."""
     used = {name: passages for name, passages in ways.items() if passages}
     if len(used) > 1:
         names = " and ".join(f"{name} ({len(passages)})" for name, passages in used.items())
@@ -293,10 +274,7 @@ _warned = threading.Event()
 def warn_without_windows(text: str, count: Callable[[str], int], instead: str) -> None:
     """Log a warning, once a process, of a long prompt without passages: it makes no windows.
 
-    Args:
-        text: of the prompt.
-        count: how many tokens a text has; asked only where the prompt may be long.
-        instead: the line to write, which hands over documents as passages.
+    ``count`` tells how many tokens a text has, ``instead`` is the line that hands over documents.
     """
     if _warned.is_set() or len(text) < LONG_PROMPT_TOKENS:
         return

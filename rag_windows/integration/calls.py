@@ -5,15 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -71,7 +63,7 @@ class _Waiting:
             self.scheduled.cancel()
 
     @contextmanager
-    def in_time(self) -> Iterator[float | None]:
+    def in_time(self) -> Generator[float | None, None, None]:
         """Gives the seconds that are left; a wait of so many that ends is an error of ours."""
         try:
             yield None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -111,7 +103,7 @@ class Calls:
         return Calls, (self.max_rows,)
 
     @contextmanager
-    def _wait(self, timeout: float | None) -> Iterator[_Waiting]:
+    def _wait(self, timeout: float | None) -> Generator[_Waiting, None, None]:
         """One call more is under way: so the first of many is told from a lone one."""
         waiting = _Waiting(timeout)
         self._waiting.add(waiting)
@@ -135,6 +127,17 @@ class Calls:
         if waiting.left:  # while the call was prepared
             scheduled.cancel()
         return scheduled
+
+    async def _begin_async(
+        self, waiting: _Waiting, prepare: Prepare[C], on_text: Callable[[str], None] | None = None
+    ) -> tuple[C, Question]:
+        await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
+
+        def begin() -> tuple[C, Question]:
+            call = prepare()
+            return call, self._begin(waiting, call, on_text)
+
+        return await _in_thread(begin)
 
     def answer(self, prepare: Prepare[C], read: Read[C, T], *, timeout: float | None = None) -> T:
         """Answer one call."""
@@ -181,13 +184,7 @@ class Calls:
     ) -> T:
         """`answer` beside an event loop."""
         with self._wait(timeout) as waiting:
-            await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
-
-            def begin() -> tuple[C, Question]:
-                call = prepare()
-                return call, self._begin(waiting, call)
-
-            call, scheduled = await _in_thread(begin)
+            call, scheduled = await self._begin_async(waiting, prepare)
             with waiting.in_time() as seconds:
                 generation = await asyncio.wait_for(asyncio.wrap_future(scheduled), seconds)
             return await _in_thread(lambda: read(call, _whole(generation)))
@@ -195,11 +192,7 @@ class Calls:
     async def stream_async(
         self, prepare: Prepare[C], read: ReadChunk[C, T], *, timeout: float | None = None
     ) -> AsyncGenerator[T, None]:
-        """`stream` beside an event loop, without a thread that waits.
-
-        ``read`` runs in the event loop, but for the last piece, which carries all that is known of
-        the answer.
-        """
+        """`stream` beside an event loop, in which ``read`` runs, but for the last piece."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
         with self._wait(timeout) as waiting:
@@ -210,14 +203,8 @@ class Calls:
                 except RuntimeError:  # the loop was closed: nobody waits
                     waiting.leave()
 
-            def begin() -> tuple[C, Question]:
-                call = prepare()
-                scheduled = self._begin(waiting, call, put)
-                scheduled.add_done_callback(lambda _: put(None))
-                return call, scheduled
-
-            await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
-            call, scheduled = await _in_thread(begin)
+            call, scheduled = await self._begin_async(waiting, prepare, put)
+            scheduled.add_done_callback(lambda _: put(None))
             while True:
                 with waiting.in_time() as seconds:
                     text = await asyncio.wait_for(pieces.get(), seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,6 @@ def _as_key(value: Any) -> Hashable:
     """Equal for equal plain values and configurations, else for one and the same object."""
     if isinstance(value, Mapping):
         return "map", frozenset((str(key), _as_key(entry)) for key, entry in value.items())
-    if isinstance(value, Set):
-        return "set", frozenset(map(_as_key, value))
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return "list", tuple(map(_as_key, value))
     if isinstance(value, Profile):
@@ -103,8 +101,8 @@ def load_shared(model: str | Path | PreTrainedModel, **arguments: Any) -> Window
 class ModelSource:
     """A model that is loaded when it is first needed, or is loaded already.
 
-    Configuration and tokenizer can be had before, from the model's files. Copies, deep ones too,
-    share the model.
+    Configuration and tokenizer can be had before, from the model's files; what is not found is a
+    `ModelLoadError`. Copies, deep ones too, share the model.
 
     Args:
         model: name, folder, or a loaded transformers model; None with ``lm``.
@@ -159,26 +157,19 @@ class ModelSource:
             return self._lm
 
     def config(self) -> PreTrainedConfig:
-        """The model's configuration, without the weights where they are not loaded yet.
-
-        Raises:
-            ModelLoadError: not found.
-        """
+        """The model's configuration, without the weights where they are not loaded yet."""
         if isinstance(self.model, PreTrainedModel):
             return self.model.config
         if self._lm is not None or self.model is None:
             return self.lm().model.config
-        return _config(*self._files())
+        config: PreTrainedConfig = _read(loading.load_config, *self._files())
+        return config
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, read without the weights where these are not loaded yet.
-
-        Raises:
-            ModelLoadError: not found.
-        """
+        """The tokenizer, read without the weights where these are not loaded yet."""
         tokenizer = self._own_tokenizer if self._lm is None else self._lm.tokenizer
         if tokenizer is None and self._lm is None and self.by_name:
-            tokenizer = _tokenizer(*self._files())
+            tokenizer = _read(loading.load_tokenizer, *self._files())
         if tokenizer is None:
             raise ModelLoadError("The model has no tokenizer; give it as tokenizer=.")
         return tokenizer
@@ -190,11 +181,7 @@ class ModelSource:
         return dict(self._arguments.get("template_kwargs") or {})
 
     def tool_format(self) -> ToolFormat | None:
-        """How the chat template writes calls of tools; None where it has none that can be read.
-
-        Raises:
-            ModelLoadError: no tokenizer was found.
-        """
+        """How the chat template writes calls of tools; None where it has none that can be read."""
         try:
             return ToolFormat.of(self.tokenizer(), self.template_kwargs())
         except ToolsUnsupportedError:
@@ -218,13 +205,9 @@ class ModelSource:
         return loading.load_tokenizer(str(self._tokenizer or self.model), **self._tokenizer_kwargs)
 
 
-@lru_cache(maxsize=4)
-def _config(model: str, options: tuple[tuple[str, Any], ...], state: Hashable) -> PreTrainedConfig:
-    return loading.load_config(model, **dict(options))
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(
-    model: str, options: tuple[tuple[str, Any], ...], state: Hashable
-) -> PreTrainedTokenizerBase:
-    return loading.load_tokenizer(model, **dict(options))
+@lru_cache(maxsize=8)
+def _read(
+    load: Callable[..., Any], model: str, options: tuple[tuple[str, Any], ...], state: Hashable
+) -> Any:
+    """What is loaded of a model's files, once for each state of these."""
+    return load(model, **dict(options))

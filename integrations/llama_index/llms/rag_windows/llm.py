@@ -23,7 +23,7 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, field_serializer
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -36,18 +36,17 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.utils import TransformersKwargs
 
-from llama_index.llms.rag_windows.context_window import fitting
 from llama_index.llms.rag_windows.messages import (
     BROKEN,
-    ChatCall,
+    ModelCall,
     chat_pieces,
     chat_response,
     completion_pieces,
     completion_response,
+    fitting,
     given_passages,
     read_messages,
     surfacing,
-    tool_definition,
 )
 from llama_index.llms.rag_windows.templates import Parts, WindowedPrompt, WindowTemplate
 from rag_windows import Method, Profile, WindowedLM
@@ -57,12 +56,14 @@ from rag_windows.integration import (
     Calls,
     ModelOptions,
     ModelSource,
+    UnknownArgumentError,
     describe,
     guard_of,
     method_of,
     position_limit,
     profile_of,
     sampling_options,
+    unalias,
     warn_without_windows,
 )
 
@@ -97,10 +98,6 @@ _INSTEAD = (
     "index.as_query_engine(llm=llm, response_synthesizer=WindowSynthesizer(llm)), or "
     "llm.chat(messages, nodes=nodes)."
 )
-
-
-class UnknownArgumentError(InputError, TypeError):
-    """A constructor or a call was given an argument that it does not have."""
 
 
 class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
@@ -190,7 +187,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
                     "instruction into system_prompt."
                 )
         fields = _named(arguments, type(self).model_fields, "RagWindowsLLM")
-        fields["generate_kwargs"] = _call_options(fields.get("generate_kwargs", {}))
+        fields["generate_kwargs"] = _named(fields.get("generate_kwargs", {}))
         for name, read in (("method", method_of), ("profile", profile_of), ("fallback", guard_of)):
             if name in fields:
                 fields[name] = read(fields[name])
@@ -212,21 +209,18 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         unless one is set), fit into the model's positions beside role markers, ``system_prompt``
         and an answer longer than chat engines expect, measured on a few conversations.
         """
+        window, limit, source = self.context_window, self.position_limit, self._source
+        if window is None and limit is not None:
+            limit -= max(0, self.max_new_tokens - MEMORY_SPARES)
+            tokenizer, variables = source.tokenizer(), source.template_kwargs()
+            window = fitting(tokenizer, variables, limit, self.system_prompt)
         return LLMMetadata(
-            context_window=self.context_window or self._prompt_window(),
+            context_window=window or DEFAULT_CONTEXT_WINDOW,
             num_output=self.max_new_tokens,
             is_chat_model=self.is_chat_model,
-            is_function_calling_model=self._source.tool_format() is not None,
+            is_function_calling_model=source.tool_format() is not None,
             model_name=self.model_name,
         )
-
-    def _prompt_window(self) -> int:
-        limit = self.position_limit
-        if limit is None:
-            return DEFAULT_CONTEXT_WINDOW
-        limit -= max(0, self.max_new_tokens - MEMORY_SPARES)
-        source = self._source
-        return fitting(source.tokenizer(), source.template_kwargs(), limit, self.system_prompt)
 
     @property
     def position_limit(self) -> int | None:
@@ -328,27 +322,18 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         tool_choice: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        messages = list(chat_history or [])
         if isinstance(user_msg, str):
             user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
-        if user_msg is not None:
-            messages.append(user_msg)
-        if tool_choice is None and tool_required:
-            tool_choice = "required"
         return {
-            "messages": messages,
+            "messages": [*(chat_history or []), *([] if user_msg is None else [user_msg])],
             "tools": tools,
-            "tool_choice": tool_choice,
+            "tool_choice": tool_choice or ("required" if tool_required else None),
             "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
         }
 
     def structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> Any:
         """An answer as an object of ``output_cls``."""
         llm, template = self._over_windows(prompt, prompt_args, calls=True)
@@ -356,17 +341,13 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
             return LLM.structured_predict(llm, output_cls, template, llm_kwargs, **prompt_args)
 
     async def astructured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> Any:
         """`structured_predict` beside the event loop."""
         llm, template = self._over_windows(prompt, prompt_args, calls=True)
         with surfacing():
-            stock = LLM.astructured_predict
-            return await stock(llm, output_cls, template, llm_kwargs, **prompt_args)
+            predict = LLM.astructured_predict
+            return await predict(llm, output_cls, template, llm_kwargs, **prompt_args)
 
     def _structured_stream_call(
         self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
@@ -378,9 +359,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> AsyncGenerator[Any, None]:
         llm, template = self._over_windows(prompt, prompt_args, calls=False)
-        return await LLM._structured_astream_call(
-            llm, output_cls, template, llm_kwargs, **prompt_args
-        )
+        stream = LLM._structured_astream_call
+        return await stream(llm, output_cls, template, llm_kwargs, **prompt_args)
 
     def _over_windows(
         self, prompt: BasePromptTemplate, arguments: dict[str, Any], *, calls: bool
@@ -407,7 +387,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         # The system prompt stands where the chat template has it, never inside the question.
         return formatted_prompt
 
-    def _prepare_prompt(self, prompt: str, options: Mapping[str, Any]) -> Callable[[], ChatCall]:
+    def _prepare_prompt(self, prompt: str, options: Mapping[str, Any]) -> Callable[[], ModelCall]:
         if options.get("tools"):
             raise InputError("A completion calls no tools; use chat, or chat_with_tools.")
         if isinstance(prompt, Parts) or not isinstance(prompt, str):
@@ -420,7 +400,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     def _prepare(
         self, messages: Sequence[ChatMessage], options: Mapping[str, Any]
-    ) -> Callable[[], ChatCall]:
+    ) -> Callable[[], ModelCall]:
         """What makes a call; it loads the model, and all else of the call is checked before."""
         chosen = self._options(options)
         tools, choice = chosen.pop("tools", None), chosen.pop("tool_choice", None)
@@ -430,10 +410,14 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         if self.system_prompt and (not read or read[0]["role"] != "system"):
             read.insert(0, {"role": "system", "content": self.system_prompt})
         if tools:
+            definitions = [
+                tool.metadata.to_openai_tool(skip_length_check=True)
+                if isinstance(tool, BaseTool)
+                else tool
+                for tool in tools
+            ]
             tokenizer, variables = source.tokenizer(), source.template_kwargs()
-            reader = AnswerReader.of(
-                tokenizer, variables, list(map(tool_definition, tools)), choice
-            )
+            reader = AnswerReader.of(tokenizer, variables, definitions, choice)
         query = reader.query(read)
         passages = given_passages(blocks, chosen.pop("passages", None), chosen.pop("nodes", None))
         grammar = reader.grammar()
@@ -443,10 +427,10 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
             said = "\n".join((query.system, *(turn.content for turn in query.turns)))
             warn_without_windows(said, self._count, _INSTEAD)
 
-        def prepare() -> ChatCall:
+        def prepare() -> ModelCall:
             lm = source.lm()
             method = self.reading(chosen, lm.method)
-            return ChatCall(
+            return ModelCall(
                 lm=lm,
                 query=query,
                 passages=passages,
@@ -464,7 +448,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of one call over those of the constructor."""
-        given = _call_options(options)
+        given = _named(options)
         names = ("temperature", "top_p")
         merged = {
             "max_new_tokens": self.max_new_tokens,
@@ -480,7 +464,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         return merged
 
     def _stream(
-        self, report: Any, prepare: Callable[[], ChatCall], pieces: Any, asked: Any, options: Any
+        self, report: Any, prepare: Callable[[], ModelCall], pieces: Any, asked: Any, options: Any
     ) -> Generator[Any, None, None]:
         """A stream of an answer, with LlamaIndex's callbacks and events.
 
@@ -497,7 +481,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
                 yield from reported
 
     async def _astream(
-        self, report: Any, prepare: Callable[[], ChatCall], pieces: Any, asked: Any, options: Any
+        self, report: Any, prepare: Callable[[], ModelCall], pieces: Any, asked: Any, options: Any
     ) -> AsyncGenerator[Any, None]:
         """`_stream` beside an event loop."""
         answer = self._calls.stream_async(prepare, pieces)
@@ -560,11 +544,9 @@ def _source(
     return ModelSource(model, lm=lm, tokenizer=tokenizer, **{**options, **loading})
 
 
-def _call_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return _named(options, CALL_OPTIONS, "A call of RagWindowsLLM")
-
-
-def _named(given: Mapping[str, Any], known: Iterable[str], where: str) -> dict[str, Any]:
+def _named(
+    given: Mapping[str, Any], known: Iterable[str] = CALL_OPTIONS, where: str = "A call"
+) -> dict[str, Any]:
     """What is given and not None, under our names; an unknown name is an error."""
     names = {"max_tokens", *known}
     for name in given:
@@ -575,14 +557,7 @@ def _named(given: Mapping[str, Any], known: Iterable[str], where: str) -> dict[s
         if name in CALL_OPTIONS:
             advice = f"give it as generate_kwargs={{{name!r}: ...}}, or in a call."
         raise UnknownArgumentError(f"{where} takes no argument {name!r}; {advice}")
-    found = _set(given)
-    if "max_tokens" in found:
-        if "max_new_tokens" in found:
-            raise UnknownArgumentError(
-                "max_tokens and max_new_tokens are one argument; give only one of them."
-            )
-        found["max_new_tokens"] = found.pop("max_tokens")
-    return found
+    return unalias(_set(given), {"max_tokens": "max_new_tokens"})
 
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:

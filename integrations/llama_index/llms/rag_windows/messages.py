@@ -1,13 +1,17 @@
-"""What goes between LlamaIndex and the engine: messages, nodes and tools in, answers out."""
+"""What goes between LlamaIndex and the engine: messages, nodes and tools in, answers out.
+
+And how many of LlamaIndex's tokens one prompt holds.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any, cast
 
+from jinja2.exceptions import TemplateError
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
@@ -21,7 +25,7 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.tools.types import BaseTool
+from llama_index.core.utils import get_tokenizer
 
 from llama_index.llms.rag_windows.nodes import passage_of_node
 from llama_index.llms.rag_windows.templates import Parts
@@ -56,13 +60,6 @@ _ROLES = {
 _UNSHOWN = (CitationBlock, ThinkingBlock, CachePoint, ToolCallBlock)
 """What an earlier answer carries beside its text; calls of tools are read apart from it, and the
 rest is not shown to the model again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatCall(ModelCall):
-    """A call of the LLM; its answer may call several tools if ``parallel``, else one."""
-
-    parallel: bool = True
 
 
 @contextmanager
@@ -149,28 +146,16 @@ def given_passages(blocks: list[Passage], passages: Any, nodes: Any) -> list[Pas
     )
 
 
-def tool_definition(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool of LlamaIndex's, or OpenAI's definition of one, as a chat template takes it."""
-    if isinstance(tool, BaseTool):
-        return tool.metadata.to_openai_tool(skip_length_check=True)
-    if isinstance(tool, Mapping):
-        return tool
-    raise InputError(
-        f"A tool must be one of LlamaIndex's, or a definition, not {type(tool).__name__}; make one "
-        "with FunctionTool.from_defaults(function)."
-    )
-
-
-def chat_response(call: ChatCall, generation: Generation) -> ChatResponse:
+def chat_response(call: ModelCall, generation: Generation) -> ChatResponse:
     """A whole answer, with citation blocks and calls of tools."""
     return _response(call, generation, call.reader.whole(generation))
 
 
-def chat_pieces() -> Callable[[ChatCall, Chunk], Iterator[ChatResponse]]:
+def chat_pieces() -> Callable[[ModelCall, Chunk], Iterator[ChatResponse]]:
     """What becomes of each chunk of one stream; calls come with the last."""
     said = ""
 
-    def pieces(call: ChatCall, chunk: Chunk) -> Iterator[ChatResponse]:
+    def pieces(call: ModelCall, chunk: Chunk) -> Iterator[ChatResponse]:
         nonlocal said
         delta = call.reader.feed(chunk.text)
         said += delta
@@ -186,16 +171,16 @@ def chat_pieces() -> Callable[[ChatCall, Chunk], Iterator[ChatResponse]]:
     return pieces
 
 
-def completion_response(call: ChatCall, generation: Generation) -> CompletionResponse:
+def completion_response(call: ModelCall, generation: Generation) -> CompletionResponse:
     """A whole answer as text."""
     return CompletionResponse(text=generation.text, raw=as_raw(call, generation))
 
 
-def completion_pieces() -> Callable[[ChatCall, Chunk], Iterator[CompletionResponse]]:
+def completion_pieces() -> Callable[[ModelCall, Chunk], Iterator[CompletionResponse]]:
     """What becomes of each chunk of one stream."""
     said = ""
 
-    def pieces(call: ChatCall, chunk: Chunk) -> Iterator[CompletionResponse]:
+    def pieces(call: ModelCall, chunk: Chunk) -> Iterator[CompletionResponse]:
         nonlocal said
         said += chunk.text
         raw = None if chunk.generation is None else as_raw(call, chunk.generation)
@@ -205,7 +190,7 @@ def completion_pieces() -> Callable[[ChatCall, Chunk], Iterator[CompletionRespon
 
 
 def _response(
-    call: ChatCall, generation: Generation, answer: ToolAnswer, said: str = ""
+    call: ModelCall, generation: Generation, answer: ToolAnswer, said: str = ""
 ) -> ChatResponse:
     """An answer in blocks: reasoning, text, a citation for each passage that carried it, calls.
 
@@ -247,7 +232,7 @@ def _response(
     return ChatResponse(message=message, raw=raw)
 
 
-def as_raw(call: ChatCall, generation: Generation) -> dict[str, Any]:
+def as_raw(call: ModelCall, generation: Generation) -> dict[str, Any]:
     """All that is known about an answer but its text, as plain JSON.
 
     Keys, beside those of `rag_windows.integration.answer_record`:
@@ -280,3 +265,50 @@ def as_raw(call: ChatCall, generation: Generation) -> dict[str, Any]:
         "alternatives": [other.text for other in generation.alternatives],
         **answer_record(generation),
     }
+
+
+# What one prompt holds
+
+SAMPLES = (
+    (
+        "Which invoices of Zielinski & Brandt GmbH, Wroclaw, were still open on 31 March 2019?",
+        "Nos. 20418-A (EUR 13,870.55, due 2019-02-28), 20431 (EUR 902.10) and 20577-C "
+        "(EUR 148,066.00, 30 days net). Contact: Dr. Agnieszka Wojciechowska, +48 71 555 01 92, "
+        "a.wojciechowska@zielinski-brandt.example; reference WRO/2019/0331/7.",
+        "And how much of that, in per cent, was paid by the 15th of May?",
+    ),
+    (
+        "Why does `retry(max_attempts=5)` raise TimeoutError although the handler isn't called?",
+        "Because `_deadline_ns` is computed once, in `Client.__init__()`; see "
+        "https://docs.example.org/v2/retries#deadlines. Pass `deadline=None`, or subclass "
+        "BackoffPolicy:\n\n    class Patient(BackoffPolicy):\n        base_delay_ms = 250\n"
+        "        jitter = (0.8, 1.25)\n\nEigenvalue-like re-initialization isn't thread-safe.",
+        "Is asyncio.wait_for() an alternative for the HTTP/2 multiplexer?",
+    ),
+)
+"""Conversations (user, assistant, user) of names and figures, and of code; prose takes less."""
+
+
+def fitting(
+    tokenizer: Any, template_kwargs: Mapping[str, Any], positions: int, system: str | None
+) -> int:
+    """How many of LlamaIndex's tokens fit a model's positions behind an instruction, at least 1."""
+    count = get_tokenizer()
+
+    def tokens(texts: Sequence[str], instruction: str | None = None) -> int:
+        messages = [{"role": "system", "content": instruction}] if instruction else []
+        roles = ("user", "assistant", "user")
+        messages += [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
+        written = "\n\n".join(f"{each['role']}: {each['content']}" for each in messages)
+        if getattr(tokenizer, "chat_template", None):
+            with suppress(TemplateError):  # one that knows no system message, for example
+                written = tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **template_kwargs
+                )
+        return len(tokenizer(written, add_special_tokens=False)["input_ids"])
+
+    fixed = tokens(["."])
+    ratios = [
+        (tokens(texts) - fixed) / sum(len(count(text)) for text in texts) for texts in SAMPLES
+    ]
+    return max(1, int((positions - tokens(["."], system)) / max(1.0, *ratios)))

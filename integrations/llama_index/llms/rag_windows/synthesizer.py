@@ -14,7 +14,7 @@ from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
-from llama_index.core.indices.prompt_helper import DEFAULT_PADDING, PromptHelper
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.instrumentation.events.synthesis import (
     GetResponseEndEvent,
     GetResponseStartEvent,
@@ -28,7 +28,6 @@ from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PR
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryType
-from llama_index.core.tools import BaseTool
 from llama_index.core.types import RESPONSE_TEXT_TYPE, TokenAsyncGen, TokenGen
 
 from llama_index.llms.rag_windows.llm import RagWindowsLLM
@@ -54,9 +53,7 @@ class WindowPromptHelper(PromptHelper):
         max_windows: so many texts at most go into one prompt, which bounds memory; more make
             several prompts, which LlamaIndex then refines or summarizes. At least 2. None puts all
             of them into one.
-        arguments: of LlamaIndex's `PromptHelper`, for what else is asked of a helper (splitting by
-            tree indexes).
-        named: likewise.
+        options: of LlamaIndex's `PromptHelper`, for what else is asked of a helper.
 
     Raises:
         InputError: ``max_windows`` is below 2.
@@ -64,31 +61,25 @@ class WindowPromptHelper(PromptHelper):
 
     max_windows: int | None = None
 
-    def __init__(self, *arguments: Any, max_windows: int | None = None, **named: Any) -> None:
+    def __init__(self, *args: Any, max_windows: int | None = None, **options: Any) -> None:
         if max_windows is not None and max_windows < 2:
             raise InputError(
                 f"max_windows must be at least 2, got {max_windows}: summaries of summaries would "
                 "never come to an end. Leave it out to read all texts at once."
             )
-        super().__init__(*arguments, **named)
+        super().__init__(*args, **options)
         self.max_windows = max_windows
 
     def repack(
-        self,
-        prompt: BasePromptTemplate,
-        text_chunks: Sequence[str],
-        padding: int = DEFAULT_PADDING,
-        llm: LLM | None = None,
-        tools: list[BaseTool] | None = None,
+        self, prompt: BasePromptTemplate, text_chunks: Sequence[str], *args: Any, **options: Any
     ) -> list[str]:
         """All texts in one `Parts`, or ``max_windows`` of them in each.
 
-        A chunk that holds parts already (stock classes repack what they packed) gives them back.
         There is always at least one element: with none, LlamaIndex answers "Empty Response"
         without asking the model.
         """
-        if llm is not None and not isinstance(llm, RagWindowsLLM):
-            return super().repack(prompt, text_chunks, padding=padding, llm=llm, tools=tools)
+        if not isinstance(options.get("llm"), RagWindowsLLM | None):
+            return super().repack(prompt, text_chunks, *args, **options)
         passages: list[Passage] = []
         for chunk in text_chunks:
             passages += chunk.passages if isinstance(chunk, Parts) else [Passage(chunk)]
@@ -96,16 +87,11 @@ class WindowPromptHelper(PromptHelper):
         return [Parts.of(passages[i : i + step]) for i in range(0, max(1, len(passages)), step)]
 
     def truncate(
-        self,
-        prompt: BasePromptTemplate,
-        text_chunks: Sequence[str],
-        padding: int = DEFAULT_PADDING,
-        llm: LLM | None = None,
-        tools: list[BaseTool] | None = None,
+        self, prompt: BasePromptTemplate, text_chunks: Sequence[str], *args: Any, **options: Any
     ) -> list[str]:
         """The chunks as they are: nothing is cut, and what joined them before stays joined."""
-        if llm is not None and not isinstance(llm, RagWindowsLLM):
-            return super().truncate(prompt, text_chunks, padding=padding, llm=llm, tools=tools)
+        if not isinstance(options.get("llm"), RagWindowsLLM | None):
+            return super().truncate(prompt, text_chunks, *args, **options)
         return list(text_chunks)
 
 
@@ -166,39 +152,24 @@ class WindowSynthesizer(BaseSynthesizer):
             self._text_qa_template = checked_template(prompts["text_qa_template"], self._llm)
 
     def synthesize(
-        self,
-        query: QueryType,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-        **response_kwargs: Any,
+        self, query: QueryType, nodes: list[NodeWithScore], *args: Any, **options: Any
     ) -> RESPONSE_TYPE:
-        """Answer a query over nodes; further arguments go to the LLM's chat."""
+        """Answer a query over nodes; further options go to the LLM's chat."""
         sources = as_sources(nodes)
-        given = {"sources": sources, **response_kwargs}
-        return super().synthesize(query, sources, additional_source_nodes, **given)
+        return super().synthesize(query, sources, *args, **{"sources": sources, **options})
 
     async def asynthesize(
-        self,
-        query: QueryType,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-        **response_kwargs: Any,
+        self, query: QueryType, nodes: list[NodeWithScore], *args: Any, **options: Any
     ) -> RESPONSE_TYPE:
         """Like `synthesize`, without blocking the event loop."""
         sources = as_sources(nodes)
-        given = {"sources": sources, **response_kwargs}
-        return await super().asynthesize(query, sources, additional_source_nodes, **given)
+        return await super().asynthesize(query, sources, *args, **{"sources": sources, **options})
 
     def get_response(
-        self,
-        query_str: str,
-        text_chunks: Sequence[str],
-        *,
-        sources: Sequence[NodeWithScore] | None = None,
-        **response_kwargs: Any,
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
     ) -> RESPONSE_TEXT_TYPE:
         """Answer over texts, or over the ``sources`` that they were taken from."""
-        messages, options = self._asked(query_str, text_chunks, sources, response_kwargs)
+        messages, sources, options = self._asked(query_str, text_chunks, **response_kwargs)
         result: RESPONSE_TEXT_TYPE
         if self._streaming:
             result = _tokens(self._llm.stream_chat(messages, **options), sources)
@@ -208,15 +179,10 @@ class WindowSynthesizer(BaseSynthesizer):
         return result
 
     async def aget_response(
-        self,
-        query_str: str,
-        text_chunks: Sequence[str],
-        *,
-        sources: Sequence[NodeWithScore] | None = None,
-        **response_kwargs: Any,
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
     ) -> RESPONSE_TEXT_TYPE:
         """Like `get_response`, without blocking the event loop."""
-        messages, options = self._asked(query_str, text_chunks, sources, response_kwargs)
+        messages, sources, options = self._asked(query_str, text_chunks, **response_kwargs)
         result: RESPONSE_TEXT_TYPE
         if self._streaming:
             result = _atokens(await self._llm.astream_chat(messages, **options), sources)
@@ -229,10 +195,10 @@ class WindowSynthesizer(BaseSynthesizer):
         self,
         query_str: str,
         text_chunks: Sequence[str],
-        sources: Sequence[NodeWithScore] | None,
-        options: dict[str, Any],
-    ) -> tuple[list[ChatMessage], dict[str, Any]]:
-        """Messages and options of the chat that answers."""
+        sources: Sequence[NodeWithScore] | None = None,
+        **options: Any,
+    ) -> tuple[Sequence[ChatMessage], Sequence[NodeWithScore] | None, dict[str, Any]]:
+        """Messages, sources and options of the chat that answers."""
         self._check_streaming()
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         slot = {"context_str": Parts.of([]), "query_str": query_str}
@@ -247,7 +213,7 @@ class WindowSynthesizer(BaseSynthesizer):
             copies = [message.model_copy(deep=True) for message in messages]
             messages = PydanticOutputParser(output_cls=self._output_cls).format_messages(copies)
         windows = {"passages": list(text_chunks)} if sources is None else {"nodes": list(sources)}
-        return self._llm._extend_messages(messages), {**windows, **options}
+        return self._llm._extend_messages(messages), sources, {**windows, **options}
 
     def _read(
         self, response: ChatResponse, sources: Sequence[NodeWithScore] | None
@@ -309,11 +275,7 @@ class _OverWindows:
         memory: BaseMemory | None = None,
         **kwargs: Any,
     ) -> Self:
-        """As the base class; without ``memory``, one is made that leaves room in the prompt.
-
-        The base class would make one that fills a prompt; instruction and longest window stand
-        there, too.
-        """
+        """As the base class, whose memory would fill a prompt; this one leaves room for windows."""
         reader = _checked(llm or Settings.llm)
         if memory is None:
             limit = reader.metadata.context_window // 2

@@ -54,8 +54,7 @@ class RagWindowsRetriever(BaseRetriever):
         super().__init__(callback_manager=callback_manager, **options)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        found = self._retriever.retrieve(query_bundle.query_str, self.similarity_top_k)
-        return as_nodes(found)
+        return as_nodes(self._retriever.retrieve(query_bundle.query_str, self.similarity_top_k))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)
