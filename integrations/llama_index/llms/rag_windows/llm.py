@@ -38,7 +38,6 @@ from transformers.utils import TransformersKwargs
 
 from llama_index.llms.rag_windows.messages import (
     BROKEN,
-    ModelCall,
     chat_pieces,
     chat_response,
     completion_pieces,
@@ -54,6 +53,7 @@ from rag_windows.errors import GenerationError, InputError
 from rag_windows.integration import (
     AnswerReader,
     Calls,
+    ModelCall,
     ModelOptions,
     ModelSource,
     UnknownArgumentError,
