@@ -417,7 +417,7 @@ def peak_apart(plan: Plan, name: str, threads: int) -> int | None:
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:
     """Bytes that a run needed at its peak beside those in use before it.
 
-    On the CPU this process's resident memory, or None where the kernel does not tell it, as Linux.
+    On the CPU resident memory, or None where the kernel does not tell it; only Linux does.
     """
     if device != "cpu":
         torch.cuda.synchronize()
