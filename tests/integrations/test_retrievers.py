@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +30,15 @@ from rag_windows import InputError, Passage
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,
-    DenseRetriever,
-    HybridRetriever,
-    Reranker,
     Retriever,
     last_turns,
 )
 from tests.integrations.cases import PLACES, Held, case, one_window_each
 from tests.integrations.langchain import asking as langchain
 from tests.integrations.llama_index import asking as llama_index
-from tests.retrievers.small import CORPUS, WordEncoder, save_cross_encoder
+from tests.retrievers.small import CORPUS, MADE
 
 QUERY = "the old bridge of Halden and its harbour"
-
-MADE: dict[str, Callable[[Path], Retriever]] = {
-    "bm25": lambda _: BM25Retriever(CORPUS),
-    "dense": lambda _: DenseRetriever(CORPUS, WordEncoder()),
-    "hybrid": lambda _: HybridRetriever([BM25Retriever(CORPUS)]),
-    "conversational": lambda _: ConversationalRetriever(BM25Retriever(CORPUS)),
-    "reranker": lambda folder: Reranker(
-        BM25Retriever(CORPUS), save_cross_encoder(folder), device="cpu"
-    ),
-}
 
 
 @pytest.mark.parametrize("name", MADE)

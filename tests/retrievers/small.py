@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from rag_windows import Passage
-from rag_windows_retrievers import Progress
+from rag_windows_retrievers import (
+    BM25Retriever,
+    ConversationalRetriever,
+    DenseRetriever,
+    HybridRetriever,
+    Progress,
+    Reranker,
+    Retriever,
+)
 
 CORPUS = [
     Passage("The bridge of Halden was built in 1931.", id="bridge", metadata={"page": 7}),
@@ -93,3 +101,17 @@ def save_cross_encoder(folder: Path, *, outputs: int = 1) -> Path:
     )
     BertForSequenceClassification(config).save_pretrained(folder)
     return folder
+
+
+MADE: dict[str, Callable[[Path], Retriever]] = {
+    "bm25": lambda _: BM25Retriever(CORPUS),
+    "dense": lambda _: DenseRetriever(CORPUS, WordEncoder()),
+    "hybrid": lambda _: HybridRetriever(
+        [BM25Retriever(CORPUS), DenseRetriever(CORPUS, WordEncoder())]
+    ),
+    "conversational": lambda _: ConversationalRetriever(BM25Retriever(CORPUS)),
+    "reranker": lambda folder: Reranker(
+        DenseRetriever(CORPUS, WordEncoder()), save_cross_encoder(folder), device="cpu"
+    ),
+}
+"""Every retriever of the package, made with a folder for its model."""

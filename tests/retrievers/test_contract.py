@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rag_windows import InputError, Passage
-from rag_windows_retrievers import (
-    BM25Retriever,
-    ConversationalRetriever,
-    DenseRetriever,
-    HybridRetriever,
-    Reranker,
-    Retriever,
-)
-from tests.retrievers.small import CORPUS, WordEncoder, ranking, save_cross_encoder
+from rag_windows_retrievers import Retriever
+from tests.retrievers.small import CORPUS, MADE, ranking
 
 
-@pytest.fixture(params=["bm25", "dense", "hybrid", "conversational", "reranker"])
+@pytest.fixture(params=MADE)
 def retriever(request: pytest.FixtureRequest, tmp_path: Path) -> Retriever:
-    bm25, dense = BM25Retriever(CORPUS), DenseRetriever(CORPUS, WordEncoder())
-    hybrid = HybridRetriever([bm25, dense])
-    made: dict[str, Callable[[], Retriever]] = {
-        "bm25": lambda: bm25,
-        "dense": lambda: dense,
-        "hybrid": lambda: hybrid,
-        "conversational": lambda: ConversationalRetriever(hybrid),
-        "reranker": lambda: Reranker(dense, save_cross_encoder(tmp_path), device="cpu"),
-    }
-    return made[request.param]()
+    return MADE[request.param](tmp_path)
 
 
 def test_the_best_come_first_and_as_they_were_given(retriever: Retriever) -> None:

@@ -37,10 +37,6 @@ def query(condense: Condense | None = None, talk: list[Mapping[str, Any]] = TALK
         (last_turns(0), "When was its bridge built?"),
         (last_turns(1, weight=0), "Is there a harbour?\nWhen was its bridge built?"),
         (
-            last_turns(None, weight=0),
-            "Who bakes?\nIs there a harbour?\nWhen was its bridge built?",
-        ),
-        (
             None,
             "Who bakes?\nIs there a harbour?\nWhen was its bridge built?"
             + "\n\nWhen was its bridge built?" * 3,

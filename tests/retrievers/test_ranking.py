@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 
@@ -10,7 +9,7 @@ import pytest
 
 from rag_windows import InputError, Passage, RetrievalError
 from rag_windows_retrievers import BM25Retriever, DenseRetriever, HybridRetriever, ScoredPassage
-from tests.retrievers.small import CORPUS, WordEncoder, ranking
+from tests.retrievers.small import CORPUS, WordEncoder
 
 WORDS = [*CORPUS[:3], Passage("The the the was of.", id="grammar")]
 
@@ -69,22 +68,6 @@ def test_dense_asks_with_the_mean_of_paragraphs() -> None:
     (hit,) = DenseRetriever(CORPUS, encoder).retrieve("lakes\n\nbridge\n \nbridge", 1)
     one, two, passage = encoder.embed(["lakes", "bridge", hit.text], query=True)
     assert hit.score == pytest.approx(float((one + 2 * two) @ passage) / 3, abs=1e-6)
-
-
-def test_an_update_embeds_only_what_is_new() -> None:
-    encoder = WordEncoder()
-    first = DenseRetriever(CORPUS, encoder)
-    encoder.asked.clear()
-    changed = dataclasses.replace(CORPUS[1], title="Port")
-    renamed = dataclasses.replace(CORPUS[2], id="water", metadata={"a": 1})
-    given = [Passage("A new mill.", "mill"), changed, renamed, CORPUS[0]]
-    second = DenseRetriever(given, encoder, known=first)
-    assert len(encoder.asked) == 2
-    fresh = DenseRetriever(given, WordEncoder())
-    for query in ("bridge", "Port", "lakes", "bread"):
-        expected = [(one.id, one.score) for one in fresh.retrieve(query)]
-        assert ranking(second.retrieve(query)) == expected
-    assert second.retrieve("lakes", 1)[0].metadata == {"a": 1}
 
 
 class Fixed:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import example, given
@@ -63,22 +62,6 @@ def test_ids_titles_and_metadata() -> None:
     assert (first.id, second.id, whole.id) == ("x.md#1", "x.md#2", "k")
     assert first.title == second.title == "Title"
     assert second.metadata == {"source": "x.md", "start": 4, "end": 7}
-
-
-def test_a_long_text_without_borders_takes_linear_time() -> None:
-    counted = 0
-
-    def count(text: str) -> int:
-        nonlocal counted
-        counted += len(text)
-        return len(text) // 4
-
-    text = "x" * 200_000
-    begun = time.monotonic()
-    passages = split_document(Document(text, "doc"), tokens=TokenBudget(100, count))
-    assert sum(len(one.text) for one in passages) == len(text)
-    assert counted < 30 * len(text)
-    assert time.monotonic() - begun < 10
 
 
 def test_sizes_that_are_refused() -> None:

@@ -15,7 +15,7 @@ from rag_windows.prompt.builder import Prompt
 from training.samples import TASKS, Sample, Turn, draw_case, draw_sample
 from training.tokens import ANSWER, Encoder, train_tokenizer, words
 from training.train import CURRICULA, Settings, Trainer
-from training.world import KINDS, NOT_STATED, draw_name, is_held_out
+from training.world import NOT_STATED
 
 TOKENIZER = train_tokenizer()
 ENCODER = Encoder(TOKENIZER)
@@ -36,7 +36,6 @@ def test_the_shipped_models_curricula_are_drawn_again(
     They are as they were when the models were trained, which says all of them that there is to say.
     """
     found = hashlib.sha256()
-    tasks: set[str] = set()
     for number, level in enumerate(CURRICULA[name]):
         rng = np.random.default_rng([0, number])
         for _ in range(20):
@@ -46,11 +45,7 @@ def test_the_shipped_models_curricula_are_drawn_again(
                 passages = [list(passage) for passage in sample.passages]
                 plain = [passages, turns, sample.system, sample.before]
                 found.update(json.dumps(plain).encode())
-                assert 1 <= len(sample.passages) <= 8
-                tasks.update(turn.task for turn in sample.turns)
     assert found.hexdigest()[:16] == drawn
-    learned = {"two-hop", "open hop", "classification"} if name == "learner" else set()
-    assert tasks == {"single", "follow-up", "not stated"} | learned
     assert sum(level.share for level in CURRICULA[name]) == pytest.approx(1)
     trainer, found = Trainer(Settings(tmp_path, curriculum=name), TOKENIZER), hashlib.sha256()
     for number in range(len(CURRICULA[name])):
@@ -59,17 +54,6 @@ def test_the_shipped_models_curricula_are_drawn_again(
             for tensor in (batch.ids, batch.positions, batch.loss):
                 found.update(tensor.numpy().tobytes())
     assert found.hexdigest()[:16] == encoded
-
-
-def test_names_and_pairs_of_forms_are_held_out() -> None:
-    rng = np.random.default_rng(0)
-    for kind in KINDS:
-        trained = {draw_name(rng, kind, "train") for _ in range(3000)}
-        assert not trained & {draw_name(rng, kind, "held-out") for _ in range(300)}
-        for relation in kind.relations.values():
-            assert (len(relation.statements), len(relation.questions)) == (3, 4)
-            for split in ("train", "held-out"):
-                assert is_held_out(*relation.draw_pair(rng, split)) == (split == "held-out")
 
 
 @pytest.mark.parametrize("task", TASKS)

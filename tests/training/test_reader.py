@@ -14,7 +14,6 @@ from rag_windows_retrievers import BM25Retriever, load_documents, split_document
 from training.samples import draw_case
 from training.tokens import train_tokenizer
 from training.train import MAX_BYTES, PATTERNS, new_reader
-from training.world import KINDS, are_held_out
 
 SAMPLES = Path(__file__).parents[2] / "rag_windows" / "samples"
 FOLDER = SAMPLES.parent / "models" / "tiny-reader"
@@ -80,27 +79,6 @@ def test_it_reads_eight_passages_far_better_than_a_blind_reader(
 def lines(name: str) -> list[dict[str, Any]]:
     text = (SAMPLES / name).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
-
-
-def test_the_sample_corpus_is_of_held_out_names_and_answers_its_questions() -> None:
-    documents = load_documents([SAMPLES / "corpus"]).documents
-    titles = [str(document.title) for document in documents]
-    assert len(set(titles)) == len(titles) == 300
-    for title in titles:
-        first, second = title.split(" ")
-        kind = next(k for k in KINDS if first in k.firsts and second in k.seconds)
-        assert are_held_out(list(kind.firsts).index(first), list(kind.seconds).index(second))
-    texts = {document.title: document.text for document in documents}
-    questions = lines("questions.jsonl")
-    assert len(questions) == 100
-    for question in questions:
-        if question["task"] == "not stated":
-            assert question["answer"] == "not stated"
-        else:
-            assert question["title"] in question["question"]
-            assert question["answer"] in texts[question["title"]]
-    for task in json.loads((SAMPLES / "demo.json").read_text(encoding="utf-8")):
-        assert any(title in task["question"] for title in titles)
 
 
 def test_it_answers_the_sample_corpus_and_its_conversations(reader: WindowedLM) -> None:
