@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product, starmap
@@ -342,12 +343,10 @@ class _Measuring:
             windows = context.windows
             held = windows.windows if isinstance(windows, Members) else [windows]
             size = sum(x.nbytes for one in held if one for x in (*one.keys, *one.values))
+            self.latest = {key: context}  # which the next settings ask for as well
             if size <= self.bytes_left:
                 self.bytes_left -= size
                 self.kept[key] = context
-            else:
-                # The next settings ask for it as well; the next example does not.
-                self.latest = {key: context}
         return dataclasses.replace(context, method=method)
 
 
@@ -399,10 +398,8 @@ def _combinations(method: Method, values: Mapping[str, Sequence[Any]]) -> list[M
     """The method at every combination of values that it takes."""
     made: dict[Method, None] = {}
     for combination in product(*values.values()):
-        try:
+        with suppress(MethodError):
             made[with_parameters(method, dict(zip(values, combination, strict=True)))] = None
-        except MethodError:
-            continue
     return list(made)
 
 
@@ -451,8 +448,7 @@ def search(
 ) -> Choice:
     """Choose among settings, and compare the choice with the default on held-out examples.
 
-    Every fold makes the whole choice, the finer round included, on the examples outside of it. The
-    first of ``criteria`` decides, the later ones between equals.
+    Every fold makes the whole choice, the finer round included, on the examples outside of it.
     """
     table = measure(coarse)
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -482,7 +478,7 @@ def search(
 def _best(
     settings: Iterable[Method], table: Table, numbers: Sequence[int], criteria: Sequence[Figure]
 ) -> Method:
-    """The setting with the best means over these examples; of equal ones the first."""
+    """The setting with the best means over these examples, of equal ones by the next criterion."""
 
     def key(method: Method) -> list[float]:
         means = (sum(table[name][method][n] for n in numbers) / len(numbers) for name in criteria)

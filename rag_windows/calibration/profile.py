@@ -44,14 +44,8 @@ the KL from the sequential reader to this one, in nats a token of its answer, an
 share of greedy answers equal to the sequential reader's.
 """
 
-_SAMPLES = 1024
-"""64-bit words of a tensor that its fingerprint reads."""
-
 _NOT_OF_A_MODEL = ("dtype", "torch_dtype", "quantization_config", "transformers_version")
 """Of a config: how weights are held, which they show themselves, and what wrote it."""
-
-_SHOWN = 500
-"""Characters of an error that quotes what stands in a file."""
 
 
 def _method(value: Any) -> Method:
@@ -146,13 +140,13 @@ class ModelFingerprint:
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum over at most about `_SAMPLES` words, spread evenly; bytes left over do not count."""
+    """Sum over about 1024 words of 64 bits, spread evenly; bytes left over do not count."""
     numbers = flat(tensor)
     aligned = numbers[: numbers.numel() // 8 * 8]
     if aligned.storage_offset() % 8:
         aligned = aligned.clone()
     words = aligned.view(torch.int64)
-    return words[:: max(1, words.numel() // _SAMPLES)].sum().view(1)
+    return words[:: max(1, words.numel() // 1024)].sum().view(1)
 
 
 @dataclass(frozen=True, config=_CHECKED)
@@ -255,7 +249,7 @@ class Profile:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, ProfileError) as error:
             raise ProfileError(
-                f"The profile {str(path)!r} can't be used: {str(error)[:_SHOWN]} "
+                f"The profile {str(path)!r} can't be used: {str(error)[:500]} "
                 "`rag-windows calibrate --out FILE` writes one."
             ) from error
 

@@ -37,11 +37,7 @@ _FIELD = re.compile(r"(\{text\}|\{label\})")
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A text with its right label.
-
-    Raises:
-        InputError: one of them is no string, or blank.
-    """
+    """A text with its right label; an `InputError` if one of them is no string, or blank."""
 
     text: str
     label: str
@@ -131,11 +127,7 @@ class Template:
 
     @classmethod
     def of(cls, value: Template | str | tuple[str, str] | None) -> Template:
-        """A template from itself, a demonstration's form, a pair with the query's, or the default.
-
-        Raises:
-            InputError: none of these, or see the class.
-        """
+        """A template from itself, a demonstration's form, a pair with the query's, or None."""
         if value is None:
             return cls()
         if isinstance(value, Template):
@@ -305,11 +297,7 @@ def _labels(
 def _room(
     engine: Engine, method: Method, cut: Sequence[tuple[Ids, Ids]], answer: int, asked: int | None
 ) -> int:
-    """Tokens of a window, where prefixes, questions and an answer leave them.
-
-    Unless so many are asked for, in eighths of the model's positions: texts of other lengths then
-    mostly find the same windows cached.
-    """
+    """Tokens of a window, where prefixes, questions and an answer leave them."""
     limit, refinement = engine.position_limit, method.refinement
     if limit is None:
         return asked or UNLIMITED_ROOM
@@ -323,6 +311,7 @@ def _room(
         # A further pass stands behind its window.
         left = min(left, (limit - max(len(before) for before, _ in cut)) // 2)
     if asked is None:
+        # In eighths of the positions: texts of other lengths mostly find the same windows cached.
         step = limit // 8
         return left // step * step if 0 < step <= left else left
     if asked > left:

@@ -205,11 +205,10 @@ def split(
 ) -> list[tuple[int, int, list[int]]]:
     """Cut a text, whose window would have ``size`` tokens, for windows of ``limit`` tokens.
 
-    `encode` gives the ids of a window with a part of the text, header included. Parts (start, end,
-    ids) follow each other without a gap or an overlap. A cut falls behind the last paragraph that
-    ends in the second half of what fits, else behind the last such sentence, else behind the last
-    white space, else between any two characters. How much fits is guessed from the part before, so
-    the work grows with the length of the text and not with its square.
+    Parts (start, end, ids with the header) follow each other without a gap or an overlap. A cut
+    falls behind the last paragraph that ends in the second half of what fits, else behind the last
+    such sentence or white space, else between any two characters. How much fits is guessed from the
+    part before, so the work grows with the length of the text and not with its square.
     """
     around = len(encode(""))
     room = limit - around

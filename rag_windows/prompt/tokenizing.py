@@ -98,10 +98,9 @@ class Boundary:
     def encode_pieces(self, pieces: Sequence[Piece], at: At = "start") -> list[int]:
         """Ids of a prompt made of trusted and untrusted stretches, in order.
 
-        Where the control tokens in it are the template's own, each in the place where the template
-        wrote it, the ids are those of the whole text in one go, merges over the borders included.
-        Otherwise the prompt is cut at the template's control tokens, and what stands between them
-        is encoded as untrusted text.
+        Where the only control tokens are the template's own, each in its place, they are those of
+        the whole text in one go. Otherwise the prompt is cut at the template's control tokens, and
+        what stands between them is encoded as untrusted text.
         """
         text = "".join(piece.text for piece in pieces)
         own: list[Span] = []
