@@ -37,15 +37,11 @@ class AnswerOptions:
 
     system: options.System = None
     max_new_tokens: options.MaxNewTokens = 128
-    temperature: Annotated[
-        float | None,
-        option("T", "Of sampling; 0 takes the likeliest. Default: the model's own.", min=0.0),
-    ] = None
+    temperature: Annotated[float | None, option("T", "0: the likeliest tokens.", min=0.0)] = None
     seed: Annotated[int | None, option("N", "Makes sampling repeatable.")] = None
     link_tokens: options.LinkTokens = None
     fallback: Annotated[
-        Literal["sequential"] | None,
-        option(None, "Read passages one after the other where windows are likely to lose."),
+        Literal["sequential"] | None, option(None, "Where windows are likely to lose.")
     ] = None
     json: options.Json = False
 
@@ -188,7 +184,7 @@ def _reply(
         render.show_notes(notes, as_json=True)
         return
     print("\n")
-    _show_passages(generation, passages, weights)
+    _show_passages(passages, weights)
     render.show_notes(notes, as_json=False)
     render.show(
         f"{name}, {method}: passages encoded in {timings.encode_s:.2f} s, first token "
@@ -199,13 +195,8 @@ def _reply(
     )
 
 
-def _show_passages(
-    generation: Generation, passages: Sequence[Passage], weights: Sequence[float | None]
-) -> None:
-    """Print the passages, each with its attention weight, and what got the rest.
-
-    A terminal with room shows their texts, and the weights as bars, too.
-    """
+def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None]) -> None:
+    """Print passages with their attention; with room, their texts and the weights as bars, too."""
     if not passages:
         return
     out = render.console()
@@ -226,12 +217,6 @@ def _show_passages(
             cells.append(block * round(_BAR * (weight or 0.0) / longest))
         table.add_row(*cells, "" if weight is None else f"{weight:.1%}")
     out.print(table)
-    if generation.prefix_mass is not None and generation.query_mass is not None:
-        render.show(
-            f"The rest of the attention: prefix {generation.prefix_mass:.1%}, "
-            f"question and answer {generation.query_mass:.1%}.",
-            "dim",
-        )
 
 
 def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> Iterator[str]:
@@ -253,29 +238,26 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
         yield f"The answer ends at the limit of {limit} new tokens; --max-new-tokens raises it."
 
 
-METHODS = ("sequential", DEFAULT_METHOD)
-_ANSWER_TOKENS, _RUNS = 32, 3
-
-
 def demo(
     device: options.Device = "auto", json: options.Json = False, verbose: options.Verbose = False
 ) -> None:
     """Answer three questions over the sample corpus, sequentially and with windows."""
     retriever = options.open_corpus(SearchOptions(), None)
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
+    compared = ("sequential", DEFAULT_METHOD)
     asked = ModelOptions(device=device, no_cache=True, verbose=verbose)
     with options.loaded_model(asked) as lm, render.progress("Answering"):
-        rows = [_answer(lm, retriever, task, method) for task in tasks for method in METHODS]
+        rows = [_answer(lm, retriever, task, method) for task in tasks for method in compared]
     if json:
         render.write_json(rows)
         return
     for row in rows:
-        if row["method"] == METHODS[0]:
+        if row["method"] == compared[0]:
             render.show(f"{row['question']} ({row['passages']} passages)", "bold")
         right = "right" if row["right"] else f"wrong: {row['expected']}"
         first = f"first token after {row['first_token_s']:.3f} s"
         render.show(f"  {row['method']:<12}{first}  {one_line(row['answer'])} ({right})")
-    render.show(f"Seconds to the first token: the best of {_RUNS} runs.", "dim")
+    render.show("Seconds to the first token: the best of three runs.", "dim")
 
 
 def _answer(
@@ -287,8 +269,8 @@ def _answer(
     found = {one.id for one in passages}
     # Where fewer share a word with the question, any others stand behind them.
     passages += [one for one in retriever.passages if one.id not in found][: top_k - len(found)]
-    greedy: dict[str, Any] = {"max_new_tokens": _ANSWER_TOKENS, "do_sample": False}
-    runs = [lm.generate(question, passages, method=method, **greedy) for _ in range(_RUNS)]
+    greedy: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False}
+    runs = [lm.generate(question, passages, method=method, **greedy) for _ in range(3)]
     best = min(runs, key=lambda one: one.timings.ttft_s)
     return {
         "question": question,

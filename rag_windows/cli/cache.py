@@ -81,11 +81,7 @@ def invalidate(
     ids: Annotated[list[str], typer.Argument(help="Ids of passages or documents.")],
     every_tenant: Annotated[
         bool,
-        options.flag(
-            "--every-tenant",
-            "Take digests of ids or names of entries' files, of any tenant; without this, ids of "
-            "windows that were stored without a salt.",
-        ),
+        options.flag("--every-tenant", "Take digests of ids or names of files, of any tenant."),
     ] = False,
     cache_dir: options.CacheDir = None,
     json: options.Json = False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,11 +25,7 @@ def calibrate(
     *,
     examples: Annotated[
         str | None,
-        option(
-            "FILE",
-            'JSONL with "query", and perhaps "passages" and "answer". Without passages they are '
-            "retrieved from --docs. Default: the sample corpus's questions.",
-        ),
+        option("FILE", 'JSONL: "query", perhaps "passages", "answer". Default: the samples.'),
     ] = None,
     search: SearchOptions,
     method: Annotated[
@@ -61,7 +56,6 @@ def calibrate(
         raise MissingExtraError(missing("The picture", "matplotlib", "figures"))
     given = _examples(search, model.model, examples, limit)
     with options.loaded_model(model) as lm, render.progress("Calibrating") as counted:
-        begun = time.perf_counter()
         profile = lm.calibrate(
             given,
             method=method,
@@ -71,7 +65,6 @@ def calibrate(
             seed=seed,
             on_progress=lambda _, done, whole: counted(done, whole or 0),
         )
-        seconds = time.perf_counter() - begun
     if out is not None:
         profile.save(out)
     if plot is not None:
@@ -83,8 +76,7 @@ def calibrate(
     render.show_notes(profile.left_out, as_json=json)
     if json:
         return
-    tried = f"{profile.examples} examples, {len(profile.settings)} settings"
-    render.show(f"{tried}, {seconds:.1f} s.", "dim")
+    render.show(f"{profile.examples} examples, {len(profile.settings)} settings.", "dim")
     if out is not None:
         render.show(f"Wrote {out}. Use it: --profile {out}", "dim")
     if plot is not None:

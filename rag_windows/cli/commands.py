@@ -26,7 +26,7 @@ from rag_windows.prompt.visible_text import encodable, one_line
 
 app = typer.Typer(
     name="rag-windows",
-    cls=render.OneLineErrors,
+    cls=render.Group,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -91,17 +91,16 @@ def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command
         taken: list[inspect.Parameter] = []
         owned: dict[str, list[str]] = {}
         for name, parameter in inspect.signature(command).parameters.items():
-            if not dataclasses.is_dataclass(hints[name]):
-                taken.append(parameter.replace(annotation=hints[name]))
+            if not dataclasses.is_dataclass(kind := hints[name]):
+                taken.append(parameter.replace(annotation=kind))
                 continue
-            owned[name] = []
-            inside = get_type_hints(hints[name], include_extras=True)
-            for field in dataclasses.fields(hints[name]):
-                hint = inside[field.name]
-                if field.name not in without and get_origin(hint) is Annotated:
-                    owned[name].append(field.name)
-                    spread = parameter.replace(name=field.name, annotation=hint)
-                    taken.append(spread.replace(default=field.default))
+            inside = get_type_hints(kind, include_extras=True)
+            defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+            options = (one for one in defaults if get_origin(inside[one]) is Annotated)
+            owned[name] = [one for one in options if one not in without]
+            for one in owned[name]:
+                spread = parameter.replace(name=one, annotation=inside[one])
+                taken.append(spread.replace(default=defaults[one]))
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
@@ -127,9 +126,7 @@ class SearchOptions:
         list[str] | None,
         option("PATH", "File, folder or quoted pattern; repeatable. Default: the sample corpus."),
     ] = None
-    strict: Annotated[
-        bool, flag("--strict", "Stop where a file or a line of --docs can't be read.")
-    ] = False
+    strict: Annotated[bool, flag("--strict", "Stop where a file can't be read.")] = False
     top_k: Annotated[int, count("Passages to retrieve.")] = 8
     passage_words: PassageWords = 120
 
@@ -147,13 +144,8 @@ class ModelOptions:
             envvar="RAG_WINDOWS_MODEL",
         ),
     ] = None
-    method: Annotated[
-        str | None,
-        option("NAME", "See rag-windows methods; or as ape:scale=0.9. Default: profile's or ape."),
-    ] = None
-    profile: Annotated[
-        str | None, option("FILE", "A method's numbers, by rag-windows calibrate.")
-    ] = None
+    method: Annotated[str | None, option("NAME", "Such as ape:scale=0.9; see `methods`.")] = None
+    profile: Annotated[str | None, option("FILE", "What rag-windows calibrate wrote.")] = None
     rag_temperature: Annotated[
         float | None, option("T", "The same as --method ape:temperature=T.")
     ] = None
@@ -162,9 +154,7 @@ class ModelOptions:
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], option(None, "Of the weights.")
     ] = "auto"
-    max_window_tokens: Annotated[
-        int | None, count("Cuts longer passages. Default: the model's room.")
-    ] = None
+    max_window_tokens: Annotated[int | None, count("Longer passages are cut.")] = None
     cache_dir: CacheDir = None
     no_cache: Annotated[bool, flag("--no-cache", "Encode all anew, and keep nothing.")] = False
     verbose: Verbose = False
@@ -306,9 +296,7 @@ def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
     if search.strict and len(bad) == 1:
         raise DocumentError(bad[0])
     if search.strict and bad:
-        error = DocumentError(
-            f"{of_all} can't be read; mend them, or leave --strict out to read the others."
-        )
+        error = DocumentError(f"{of_all} can't be read; mend them, or leave --strict out.")
         for one in bad:
             error.add_note(f"- {one}")
         raise error

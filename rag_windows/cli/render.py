@@ -28,30 +28,21 @@ def tell(message: str) -> None:
 
 
 class Group(TyperGroup):
-    """A group of commands: it shows its help where no command is named."""
+    """Commands: help where none is named, and one line and an exit code for errors of use."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Show the help instead of an error about a missing command."""
-        _without_type(self, ctx)
+        # Help would show <bool> behind flags, as if they took a value.
+        for command in (self, *self.commands.values()):
+            for option in command.get_params(ctx):
+                if getattr(option, "is_flag", False):
+                    option.metavar = ""
         if not args:
             typer.echo(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)
 
-
-def _without_type(command: Any, ctx: Any) -> None:
-    """Keep the help from showing `<bool>` behind flags, as if they took a value."""
-    for option in command.get_params(ctx):
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
-    for below in getattr(command, "commands", {}).values():
-        _without_type(below, ctx)
-
-
-class OneLineErrors(Group):
-    """Turns our errors and those of the option parser into one line and an exit code."""
-
-    def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run a command; see `typer.core.TyperGroup.main` for the arguments."""
         # A character that the terminal's encoding lacks must not end the command.
         for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -83,8 +74,6 @@ class OneLineErrors(Group):
             tell(f"Error: {lines[0]}")
         for line in lines[1:]:
             tell(line)
-        if not standalone_mode:
-            return code
         sys.exit(code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import ClassVar, NoReturn
 
 from rag_windows.errors import MethodError
@@ -37,13 +38,9 @@ class Composed(Method):
         raise MethodError(f"{self.name} can't be combined with {self.reader.name}: {reason}")
 
 
-def _of_reader(name: str) -> property:
-    return property(lambda self: getattr(self.reader, name), doc="The reader's.")
-
-
 for _name, _value in vars(Method).items():
     if isinstance(_value, property) or _name == "query_weight":
-        setattr(Composed, _name, _of_reader(_name))
+        setattr(Composed, _name, property(attrgetter(f"reader.{_name}")))
 
 
 def chain(method: Method) -> list[Method]:

@@ -16,8 +16,6 @@ from rag_windows.methods.base import Method, finite
 Weights = Literal["uniform", "retrieval", "entropy"]
 EntropyPooling = Literal["inverse", "minimum"]
 
-NBCE_BETA = 0.25
-
 LOWEST = -1e4
 """Log-probabilities below this count as this, so that zero weights and differences stay finite."""
 
@@ -89,7 +87,7 @@ class ParallelEnsemble(Method):
         """Beta, whatever it is if nobody says so."""
         if self.beta is not None:
             return self.beta
-        return NBCE_BETA if self.weights == "entropy" else 0.0
+        return 0.25 if self.weights == "entropy" else 0.0
 
     @property
     def prior(self) -> bool:

@@ -13,9 +13,6 @@ from rag_windows.methods.composed import Composed
 Choose = Literal["first", "deviation"]
 LinkTokens = int | float | Literal["all"]
 
-_SLACK = 1e-9
-"""A product such as 0.15 * 20 may stand a rounding error above the whole number it is."""
-
 
 @dataclass(frozen=True, slots=True)
 class Linked(Composed):
@@ -84,7 +81,8 @@ class Linked(Composed):
             return list(lengths)
         if isinstance(self.tokens, int):
             return [min(self.tokens, length) for length in lengths]
-        return [math.ceil(self.tokens * length - _SLACK) for length in lengths]
+        # A product such as 0.15 * 20 may stand a rounding error above the whole number it is.
+        return [math.ceil(self.tokens * length - 1e-9) for length in lengths]
 
     def everything(self, lengths: Sequence[int]) -> bool:
         """Whether every token of such windows is linked: then they are one ordinary prompt."""

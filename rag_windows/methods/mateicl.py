@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from rag_windows.methods.base import Method, finite
 
 Schedule = Literal["sqrt", "log", "thirds", "linear"]
 
-SCHEDULES: Mapping[str, Callable[[int], float]] = MappingProxyType(
-    {
-        "sqrt": math.sqrt,
-        "log": lambda windows: 1.0 + math.log(windows),
-        "thirds": lambda windows: 1.0 + windows // 3,
-        "linear": float,
-    }
-)
+SCHEDULES: Mapping[str, Callable[[int], float]] = {
+    "sqrt": math.sqrt,
+    "log": lambda windows: 1.0 + math.log(windows),
+    "thirds": lambda windows: 1.0 + windows // 3,
+    "linear": float,
+}
 """Weights of the query by the number of windows; all give 1 for one window."""
 
 
@@ -56,9 +53,8 @@ class MateICL(Method):
             good = finite(schedule) and schedule > 0
         else:
             good = callable(schedule)
-        names = list(SCHEDULES)
-        wanted = f"one of {names}, a finite number above 0, or a function of the number of windows"
-        self.require("schedule", good, wanted)
+        wanted = "a finite number above 0, or a function of the number of windows"
+        self.require("schedule", good, f"one of {list(SCHEDULES)}, {wanted}")
 
     def query_weight(self, windows: int) -> float:
         """b(W) of the schedule."""

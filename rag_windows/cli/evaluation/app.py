@@ -108,9 +108,9 @@ def inscit(
 
     --data is the dataset's own dev.json or test.json. Predictions are written in its own format.
     """
-    chosen = {"corpus": corpus, "style": style, "evidence": evidence}
     search = {"kind": retriever, "depth": max(top_k), "embedder": embedder}
-    _running().evaluate(asking, "inscit", data, chosen, top_k, search)
+    chosen = {"corpus": corpus, "style": style, "evidence": evidence}
+    _running().evaluate(asking, "inscit", data, top_k, search, **chosen)
 
 
 @evaluation.command()
@@ -119,8 +119,8 @@ def chatrag(
     *, data: Data, dataset: Dataset, top_k: TopK = "5", asking: Asking, style: Style = "chatrag"
 ) -> None:
     """ChatRAG-Bench: ten conversational datasets that bring their passages in ranked order."""
-    chosen = {"dataset": dataset, "style": style}
-    _running().evaluate(asking, "chatrag", data, chosen, top_k, {"depth": max(top_k)})
+    search = {"depth": max(top_k)}
+    _running().evaluate(asking, "chatrag", data, top_k, search, dataset=dataset, style=style)
 
 
 @evaluation.command()
@@ -135,14 +135,9 @@ def icl(
     asking: Asking,
 ) -> None:
     """In-context learning: texts to label, behind demonstrations in windows."""
-    chosen = {
-        "demonstrations": demos,
-        "seed": asking.seed,
-        "windows": windows,
-        "calibrate_with": calibrate_with or [],
-    }
     asking = replace(asking, model=asking.model or "tiny-learner")
-    _running().evaluate(asking, "icl", task, chosen, shots, {})
+    chosen = {"demonstrations": demos, "windows": windows, "calibrate_with": calibrate_with or []}
+    _running().evaluate(asking, "icl", task, shots, {}, seed=asking.seed, **chosen)
 
 
 @evaluation.command()
@@ -153,19 +148,11 @@ def long(
     passages: Sizes = "1,4,16,64",
     positions: Places = "0,0.5,1",
     questions: Annotated[int | None, count("In each cell. Default: 10.")] = None,
-    passage_words: options.PassageWords = 100,
     asking: Asking,
 ) -> None:
     """A needle among more and more passages, first, in the middle and last."""
-    chosen = {
-        "haystack": haystack,
-        "sizes": passages,
-        "depths": positions,
-        "questions": questions,
-        "seed": asking.seed,
-        "passage_words": passage_words,
-    }
-    _running().evaluate(asking, "long", None, chosen, [None], {})
+    chosen = {"haystack": haystack, "sizes": passages, "depths": positions, "questions": questions}
+    _running().evaluate(asking, "long", None, [None], {}, seed=asking.seed, **chosen)
 
 
 @evaluation.command()

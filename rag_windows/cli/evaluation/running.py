@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
 
 class Source(BaseModel):
-    """What a command was told about its data; kept in the run's folder, to report it again later.
-
-    It is no part of the run's settings: a data file may lie elsewhere tomorrow.
-    """
+    """What a command was told about its data; no setting of the run, as files may move."""
 
     kind: Literal["inscit", "chatrag", "icl", "long"]
     data: str | None
@@ -79,16 +76,16 @@ def evaluate(
     asking: Asking,
     kind: Any,
     data: str | None,
-    chosen: dict[str, Any],
-    depths: Sequence[int | None],
+    arms_read: Sequence[int | None],
     searching: dict[str, Any],
+    **chosen: Any,
 ) -> None:
     """Read the data, answer what is not answered yet, score, and show.
 
-    ``chosen`` are the options of the data's kind, ``searching`` those of `Search`. Errors in data
-    or arguments come before any work; where the model fails, finished answers are kept.
+    ``arms_read`` is how much each arm reads, ``searching`` the options of `Search`, ``chosen``
+    those of the data's kind.
     """
-    arms = compared(asking, depths)
+    arms = compared(asking, arms_read)
     source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=_command())
     task, search = source.task(), runs.Search(**searching)
     if missing := getattr(task, "unfound", 0):
@@ -149,8 +146,7 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None) -> None:
                 f"The run in {path} read other data than {source.data or 'these'}; name its data "
                 "file with --data."
             )
-        with progress("Scoring"):
-            summary = summarise(task, folder)
+        summary = summarise(task, folder)
         reported.append(report.ReportedRun(task, folder, summary, source.command))
     with progress("Scoring"):
         paths = [str(one) for one in report.write_report(reported, out)]
