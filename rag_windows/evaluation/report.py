@@ -120,9 +120,6 @@ def _in_markdown(value: Any) -> Markup:
 WORDS = frozenset({"arm", "base", "evidence", "kind", "run"})
 """Columns that hold words; the others hold figures."""
 
-LEVEL = 0.05
-"""Of p after Holm's correction: what is called shown."""
-
 _TIMES = {"encoding, s": "encode_s", "first token, s": "ttft_s", "answer, s": "total_s"}
 
 
@@ -210,23 +207,6 @@ def terminal(summary: Summary) -> str:
     """The quality of a run, as Markdown that is also plain text."""
     shown = [one for one in tables(summary) if one.kind in ("quality", "base") and not one.folded]
     return rendered("terminal.md", summary=summary, tables=shown).strip()
-
-
-def verdict(arm: Summary) -> tuple[str, str]:
-    """A sentence on one arm by the main metric, and its tone: better, worse, same or base."""
-    result, against = arm["results"][0], arm["results"][0]["against"]
-    reached = f"a {metric_name(result['metric'])} of {figure(result['estimate'])}"
-    if against is None:
-        return f"{name(arm['name'])} has {reached}.", "base"
-    kept = f"{figure(against['retention'])} percent of {name(against['base'])}'s"
-    tested = f"p {chance(against['p'])}, corrected {chance(against['p_holm'])}"
-    found, tone = "no difference shown", "same"
-    # NaN where nothing could be tested.
-    if against["p_holm"] < LEVEL:
-        points = against["difference"].value
-        kind, tone = ("gain", "better") if points > 0 else ("loss", "worse")
-        found = f"a {kind} of {number(abs(points))} points is shown"
-    return f"{name(arm['name'])} has {reached}, {kept}; {found} ({tested}).", tone
 
 
 # The chart: a matplotlib SVG, which takes its colours from the page.
@@ -363,7 +343,6 @@ def _part(run: ReportedRun, anchor: str, count: int) -> dict[str, Any]:
         "made_with": {label: "; then ".join(made_with[label].unique()) for label in made_with},
         "command": run.command,
         "summary": summary,
-        "verdicts": [verdict(arm) for arm in summary["arms"] if summary["compared"]],
         "tables": list(tables(summary)),
         "chart": chart(summary, anchor),
         "questions": [_question(run, values, place) for place in _chosen(run, values, count)],
