@@ -135,7 +135,11 @@ def _results(
     sums, formula = group_sums(rows, groups), scores[0].formula
     bases = [base_of(arms, place) for place in range(len(arms))]
     values, drawn = bootstrap(sums, formula)
-    p = p_values(sums, bases, formula) if tested else [(None, None)] * len(arms)
+    p = np.full(len(arms), np.nan)
+    for place, base in enumerate(bases):
+        if tested and place != base:
+            p[place] = p_value(sums[:, place], sums[:, base], formula)
+    corrected = holm(p)
     made = []
     for place, (score, base) in enumerate(zip(scores, bases, strict=True)):
         kept, drawn_kept = percent(values[place], values[base]), percent(drawn[place], drawn[base])
@@ -143,8 +147,8 @@ def _results(
             "base": arms[base].name,
             "difference": estimate(values[place] - values[base], drawn[place] - drawn[base]),
             "retention": estimate(kept, drawn_kept),
-            "p": p[place][0],
-            "p_holm": p[place][1],
+            "p": float(p[place]),
+            "p_holm": corrected[place],
         }
         result = {
             "metric": score.name,
@@ -208,41 +212,35 @@ def percent(values: Any, bases: Any) -> Array:
         return np.where(bases == 0, np.nan, 100 * values / bases)
 
 
-def p_values(sums: Array, bases: Sequence[int], formula: Formula) -> list[tuple[Any, Any]]:
-    """Two-sided p values of arms against the places of their bases: alone, and corrected by `holm`.
+def p_value(own: Array, base: Array, formula: Formula) -> float:
+    """Two-sided p of two arms' sums, (groups, k); NaN where one of them has no value.
 
     If two methods were alike, their answers to a group's questions could as well have been
     exchanged. Exact where there are few ways to exchange; else some are drawn, and the observed one
-    counts beside them (B. Phipson, G. K. Smyth 2010), so that p is never 0. It is NaN for a base,
-    and where an arm or its base has no value. ``sums`` are (groups, arms, k).
+    counts beside them (B. Phipson, G. K. Smyth 2010), so that p is never 0.
     """
-    groups, arms, size = sums.shape
-    whole, others = sums.sum(axis=0), np.array(bases)
-    unknown = np.isnan(formula(whole) - formula(whole[others])) | (others == np.arange(arms))
-    change = (sums[:, others] - sums).reshape(groups, -1)
 
-    def apart(own: npt.NDArray[np.intp], _: Any, axis: int = -1) -> Array:
-        # Places from 0 are an arm's own answers, and those behind them the base's.
-        exchanged = np.moveaxis(own, axis, -1) >= groups
-        moved = (exchanged @ change).reshape(*exchanged.shape[:-1], arms, size)
-        found = np.abs(formula(whole + moved) - formula(whole[others] - moved))
+    def apart(first: Array, second: Array, axis: int) -> Array:
+        found = np.abs(formula(first.sum(axis=axis)) - formula(second.sum(axis=axis)))
         # What can't be computed for an exchange counts against a difference.
-        return np.where(unknown, 0.0, np.nan_to_num(np.round(found, 9), nan=np.finfo(float).max))
+        return np.nan_to_num(np.round(found, 9), nan=np.finfo(float).max)
 
-    p, places = np.ones(arms), np.arange(groups)
-    if groups > 1:
-        p = stats.permutation_test(
-            (places, places + groups),
-            apart,
-            permutation_type="samples",
-            alternative="greater",
-            n_resamples=PERMUTATIONS,
-            batch=250,
-            vectorized=True,
-            rng=np.random.default_rng(SEED),
-        ).pvalue
-    alone = np.where(unknown, np.nan, p)
-    return list(zip(alone.tolist(), holm(alone), strict=True))
+    if np.isnan(formula(own.sum(axis=0)) - formula(base.sum(axis=0))):
+        return math.nan
+    if len(own) < 2:
+        return 1.0
+    found = stats.permutation_test(
+        (own.T, base.T),
+        apart,
+        permutation_type="samples",
+        alternative="greater",
+        n_resamples=PERMUTATIONS,
+        batch=250,
+        axis=-1,
+        vectorized=True,
+        rng=np.random.default_rng(SEED),
+    )
+    return float(found.pvalue)
 
 
 def holm(p: Array) -> list[float]:
