@@ -116,18 +116,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_predictions_stand_on_the_lines_of_their_questions(run_folder: Path, run: Run) -> None:
-    path = run_folder / "out" / "predictions" / "ape@5.txt"
-    lines = path.read_text(encoding="utf-8").split("\n")
-    assert lines[-1] == ""
-    assert [bool(line) for line in lines[:-1]] == [True, False, True, False]
-    scored = run(
-        *("eval", "score", "chatrag", "--data", run_folder / "data.json"),
-        *("--dataset", "doc2dial", "--predictions", path, "--json"),
-    )
-    assert scored.exit_code == 0, scored.stderr
-
-
 @pytest.mark.parametrize("damage", DAMAGED)
 @pytest.mark.parametrize("field", ["ttft_s", "prompt_tokens", "mass"])
 def test_a_damaged_record_gives_one_clear_error(

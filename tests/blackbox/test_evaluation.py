@@ -103,11 +103,6 @@ def test_a_run_leaves_all_that_follows_from_its_answers(
     assert set(texts.values()) <= set(TEXTS.values())
     for one in kept:
         assert all(read["text"] in texts for read in one["passages"])
-        masses = [read["mass"] for read in one["passages"]]
-        if masses:
-            assert sum(masses) + one["prefix_mass"] + one["query_mass"] == pytest.approx(
-                1, abs=1e-3
-            )
     for arm in ARMS:
         assert arm in result.stdout
         file = Path("out") / "predictions" / f"{arm}.json"

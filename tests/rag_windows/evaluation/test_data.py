@@ -90,7 +90,6 @@ def test_chatrags_records_become_examples(tmp_path: Path) -> None:
     [
         ({"answers": []}, "record 2, answers: List should have at least 1 item"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "messages: the last message must"),
-        ({"messages": [{"role": "bot\x1b", "content": "x"}]}, "record 2, messages 1, role: Input"),
         ({"ctxs": [{"text": "t", "score": "nan"}]}, "record 2, ctxs 1, score: Input should be a f"),
         ({"exe_answer": None}, 'record 2: "exe_answer" is missing'),
     ],
@@ -100,7 +99,6 @@ def test_malformed_chatrag_is_named(tmp_path: Path, changes: dict[str, Any], tol
     with pytest.raises(DataError) as caught:
         chatrag.ChatRagTask.read(write(tmp_path / "a.json", rows), "convfinqa")
     assert told in str(caught.value)
-    assert "\x1b" not in str(caught.value)
 
 
 # Corpora.
@@ -137,7 +135,6 @@ def test_corpora_in_every_form(tmp_path: Path) -> None:
     [
         (b"id\ttext\ttitle\n", ": there is no passage in it"),
         (b"a\tone\na\ttwo\n", ", line 2: the id 'a' is empty or stands twice"),
-        (b"\ttext\ttitle\n", ", line 1: the id '' is empty"),
         (b"only one column\n", ", line 1: a line is a JSON object, or id, text"),
         (b'{"id": "a", "text": ["x"]}', ", line 1, text: Input should be a valid string."),
         (b"a\tb\xff\n", ": it can't be read ('utf-8' codec can't decode byte 0xff in position 3"),

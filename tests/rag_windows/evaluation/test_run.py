@@ -35,7 +35,6 @@ from tests.retrievers.small import CORPUS, WordEncoder
 TASK = invented()
 ARMS = arms_of("sequential", "ape")
 OPTIONS = run.Generating.of(TASK)
-OTHER = WindowedLM.from_pretrained(small.model(1), tokenizer=small.tokenizer(), header="none")
 
 
 class Counting:
@@ -192,18 +191,6 @@ def test_what_is_added_is_read_back(filled: Path) -> None:
     assert list(found.texts.values()) == [TEXT, "other"]
 
 
-@pytest.mark.parametrize("cut", [1, 20, -3])
-def test_a_torn_last_line_is_dropped(filled: Path, cut: int) -> None:
-    whole = filled.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    filled.write_bytes(whole + lines[0][:cut])
-    assert len(run.RunFolder.open(filled.parent).records["ape"]) == 2
-    assert filled.read_bytes() != whole, "who only reads changes nothing"
-    with folder_at(filled.parent) as folder:
-        folder.add([(RECORD, ())])
-    assert filled.read_bytes() == whole + lines[0]
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new", "told"),
     [
@@ -271,33 +258,6 @@ def test_fresh_removes_what_is_ours_and_nothing_else(filled: Path) -> None:
     assert {one.name for one in filled.parent.iterdir()} == {".lock", "manifest.json", "notes.txt"}
 
 
-# Settings.
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"lm": OTHER}, ["model.sha256 is", "model.header is 'title' there and 'none' now"]),
-        ({"compared": ARMS[:1]}, ["arms.ape.method.name is 'ape' there and None now"]),
-        (
-            {"options": run.Generating("Say it.", 9, seed=3)},
-            ["prefix is 'Answer.' there and 'Say it.' now", "seed is 0 there and 3 now"],
-        ),
-    ],
-)
-def test_other_settings_are_refused(
-    tmp_path: Path, changed: dict[str, Any], told: list[str]
-) -> None:
-    plain: dict[str, Any] = {"lm": small.lm(), "task": TASK, "compared": ARMS}
-    with begin(tmp_path, **plain):
-        before = (tmp_path / "manifest.json").read_bytes()
-    with begin(tmp_path, **plain):
-        assert (tmp_path / "manifest.json").read_bytes() == before
-    with pytest.raises(InputError) as raised, begin(tmp_path, **{**plain, **changed}):
-        pass
-    assert all(one in str(raised.value) for one in told)
-
-
 # Which passages a question is read with.
 
 CORPUS_TASK = replace(TASK, pool=CORPUS)
@@ -333,10 +293,3 @@ def test_vectors_are_kept_and_embedded_once(tmp_path: Path, kind: Any) -> None:
     assert len(first.asked) >= len(CORPUS) > len(again.asked)
     assert ids(ranker(asked))[0] == "bread"
     assert second.settings["embedder"] == "words"
-
-
-def test_an_embedder_goes_with_dense_search() -> None:
-    with pytest.raises(InputError, match="dense: dense and hybrid need --embedder"):
-        run.Search("dense")
-    with pytest.raises(InputError, match="bm25: dense and hybrid need"):
-        run.Search("bm25", embedder="x")
