@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.evaluation.files import JsonLines
+from rag_windows.evaluation.files import add_lines, cut_torn, read_lines
 from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
 from rag_windows.evaluation.summary import percent as percent_of
 from rag_windows_retrievers import BM25Retriever
@@ -123,9 +123,8 @@ def scored(case: Case) -> list[Passage]:
 
 def read_results(path: Path) -> pd.DataFrame:
     """Finished cells, the latest of each; what a kill left of the last line is cut off."""
-    file = JsonLines(path)
-    rows = [row for _, row in file.read(dict[str, Any])]
-    file.repair()
+    cut_torn(path)
+    rows = [row for _, row in read_lines(path, dict[str, Any])]
     return pd.DataFrame(rows, columns=[*KEY, *FIELDS]).drop_duplicates(KEY, keep="last")
 
 
@@ -150,7 +149,7 @@ def run(options: argparse.Namespace) -> None:
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         work = map if options.jobs == 1 else pool.map
         for cell in work(functools.partial(ask, options.questions), missing):
-            JsonLines(options.results).append(cell)
+            add_lines(options.results, [cell])
             what = " ".join(str(cell[name]) for name in KEY)
             share = cell["right"].count("1") / len(cell["right"])
             print(f"{what}: {share:.1%}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ import platform
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -132,46 +132,39 @@ def _reason(error: Exception) -> object:
     return getattr(error, "strerror", None) or error
 
 
-class JsonLines:
-    """A file with a JSON object a line that is only ever added to.
+def read_lines(path: Path, kind: Any) -> Iterator[tuple[str, Any]]:
+    """Place and value of each whole line of a file that is only added to, if it is there.
 
-    A process that is stopped while it writes leaves at most one line without its end. The bytes of
-    such a last line, ``torn``, are dropped; anything else that does not validate is an error.
+    A process that is stopped while it writes leaves at most one line without its end, which is
+    left out; anything else that does not validate is an error.
     """
+    if path.exists():
+        # Bytes of a line without its end may be no text.
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+            place = f"{path}, line {number}"
+            yield place, validated(kind, line.decode("utf-8", "replace"), place)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.torn = 0
 
-    def read(self, kind: Any) -> Iterator[tuple[str, Any]]:
-        """Place and value of each whole line."""
-        if self.path.exists():
-            # Bytes of a line without its end may be no text.
-            *whole, rest = self.path.read_bytes().split(b"\n")
-            self.torn = len(rest)
-            for number, line in enumerate(whole, start=1):
-                place = f"{self.path}, line {number}"
-                yield place, validated(kind, line.decode("utf-8", "replace"), place)
+def cut_torn(path: Path) -> None:
+    """Cut off a line without its end."""
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
-    def repair(self) -> None:
-        """Cut off a line without its end."""
-        if self.torn:
-            os.truncate(self.path, self.path.stat().st_size - self.torn)
 
-    def append(self, *values: Mapping[str, Any]) -> None:
-        """Add lines, and wait until they are on the medium."""
-        if not values:
-            return
-        try:
-            # NaN could not be read again.
-            lines = [f"{json.dumps(value, allow_nan=False)}\n" for value in values]
-            with self.path.open("ab") as stream:
-                _write_safely(stream, "".join(lines).encode("ascii"))
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{self.path} can't be written ({_reason(error)}): make room, or load a model that "
-                "computes NaN in float32. What it holds is kept, and the same command goes on."
-            ) from error
+def add_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
+    """Add a JSON object a line, and wait until they are on the medium."""
+    if not values:
+        return
+    try:
+        # NaN could not be read again.
+        lines = [f"{json.dumps(value, allow_nan=False)}\n" for value in values]
+        with path.open("ab") as stream:
+            _write_safely(stream, "".join(lines).encode("ascii"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} can't be written ({_reason(error)}): make room, or load a model that "
+            "computes NaN in float32. What it holds is kept, and the same command goes on."
+        ) from error
 
 
 def machine() -> str:

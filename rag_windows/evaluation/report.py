@@ -77,9 +77,9 @@ def figure(estimate: Estimate) -> str:
     return number(estimate.value) + inside
 
 
-def chance(value: float | None) -> str:
-    """A p-value, as "p = 0.41" has it."""
-    return "< 0.001" if value is not None and value < 0.001 else number(value, 3)
+def chance(value: float) -> str:
+    """A p-value."""
+    return "< 0.001" if value < 0.001 else number(value, 3)
 
 
 def share(value: float | None) -> str:
@@ -182,15 +182,15 @@ def _quality(summary: Summary) -> pd.DataFrame:
 
 def _row(arm: str, result: Summary) -> dict[str, str]:
     """A result in words, and against its base, where it has one."""
-    nothing = Estimate(math.nan)
-    against = result["against"] or {"base": "", "difference": nothing, "retention": nothing}
+    nothing = dict.fromkeys(("difference", "retention"), Estimate(math.nan))
+    against = result["against"] or {"base": "", "p": math.nan, "p_holm": math.nan, **nothing}
     return {
         "arm": arm,
         "value, %": figure(result["estimate"]),
         "difference, points": figure(against["difference"]),
         "kept, %": figure(against["retention"]),
-        "p": chance(against.get("p")),
-        "p (Holm)": chance(against.get("p_holm")),
+        "p": chance(against["p"]),
+        "p (Holm)": chance(against["p_holm"]),
         "n": f"{result['n']:,}",
         "base": against["base"],
     }

@@ -26,7 +26,15 @@ from rag_windows.errors import (
     ModelError,
     RagWindowsError,
 )
-from rag_windows.evaluation.files import JsonLines, read, shown, surroundings, write_whole
+from rag_windows.evaluation.files import (
+    add_lines,
+    cut_torn,
+    read,
+    read_lines,
+    shown,
+    surroundings,
+    write_whole,
+)
 from rag_windows.evaluation.task import Example, Line, ReadPassage, Record, Task, digest_of, line_of
 from rag_windows.methods import Method, describe
 from rag_windows.methods.registry import plain
@@ -160,8 +168,7 @@ class RunFolder:
         self.path, self.manifest = path, manifest
         self.texts: dict[str, str] = {}
         self.records: dict[str, dict[str, Record]] = {arm.name: {} for arm in manifest.arms}
-        self._lines, self._passages = JsonLines(path / RECORDS), JsonLines(path / PASSAGES)
-        for place, found in self._lines.read(Line):
+        for place, found in read_lines(path / RECORDS, Line):
             if not isinstance(found, Record):
                 continue
             if found.arm not in self.records:
@@ -169,7 +176,7 @@ class RunFolder:
                     f'{place}: "arm" is {shown(found.arm)}, which the manifest does not name.'
                 )
             self.records[found.arm][found.key] = found
-        for place, one in self._passages.read(dict[str, str]):
+        for place, one in read_lines(path / PASSAGES, dict[str, str]):
             text = one.get("passage", "")
             if one.get("text") != digest_of(text):
                 raise DataError(f"{place}: the passage was changed; begin anew in another folder.")
@@ -213,18 +220,18 @@ class RunFolder:
                 else:
                     manifest.made_with = (*earlier.made_with, *manifest.made_with)
             write_whole(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-            made = cls(folder, manifest)
-            made._lines.repair()
-            made._passages.repair()
-            yield made
+            cut_torn(folder / RECORDS)
+            cut_torn(folder / PASSAGES)
+            yield cls(folder, manifest)
 
     def add(self, answers: Sequence[Answered]) -> None:
         """Keep answers, with the passages that they name; they are safe afterwards."""
         texts = {digest_of(text): text for _, own in answers for text in own}
         new = {name: text for name, text in texts.items() if name not in self.texts}
-        self._passages.append(*({"text": name, "passage": text} for name, text in new.items()))
+        added = [{"text": name, "passage": text} for name, text in new.items()]
+        add_lines(self.path / PASSAGES, added)
         self.texts |= new
-        self._lines.append(*(line_of(record) for record, _ in answers))
+        add_lines(self.path / RECORDS, [line_of(record) for record, _ in answers])
         for record, _ in answers:
             self.records[record.arm][record.key] = record
 

@@ -82,15 +82,13 @@ def found(folder: Path) -> Found:
     nothing: dict[str, Any] = dict.fromkeys(names, 0)
 
     def plain(one: task.Record) -> task.Record:
-        passages = tuple(replace(read, mass=digits(read.mass)) for read in one.passages)
-        masses = {name: digits(getattr(one, name)) for name in ("prefix_mass", "query_mass")}
+        passages = tuple(replace(read, mass=round(read.mass or 0, 4)) for read in one.passages)
+        masses: dict[str, Any] = {
+            name: round(getattr(one, name) or 0, 4) for name in ("prefix_mass", "query_mass")
+        }
         return replace(one, passages=passages, **nothing, **masses)
 
     return {arm.name: [plain(one) for one in kept.records[arm.name].values()] for arm in ARMS}
-
-
-def digits(mass: float | None) -> float | None:
-    return None if mass is None else round(mass, 4)
 
 
 def lines(folder: Path) -> int:
