@@ -395,16 +395,6 @@ def stamped() -> Profile:
     return dataclasses.replace(profile(), model=calibration.ModelFingerprint.of(small.model()))
 
 
-def test_a_model_takes_its_method_from_the_profile(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    stamped().save(path)
-    lm = small.wrapped(profile=path)
-    assert lm.method == APE(0.95, 0.949)
-    assert lm.profile == stamped() == lm.with_cache(None).profile
-    explicit = small.wrapped(profile=stamped(), method="pcw")
-    assert (explicit.method.name, explicit.profile) == ("pcw", stamped())
-
-
 def test_another_model_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="made for 'LlamaForCausalLM' .* calibrate again") as told:
         WindowedLM.from_pretrained(small.model(1), tokenizer=small.tokenizer(), profile=stamped())

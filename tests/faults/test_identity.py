@@ -19,23 +19,6 @@ from tests.rag_windows import small
 PASSAGES = [f"Fact {number}: the {number}th word is {number * 7}." for number in range(3)]
 
 
-class LoRA(torch.nn.Module):
-    """A linear layer with an adapter, switched as PEFT's are."""
-
-    def __init__(self, base: torch.nn.Module, seed: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.base_layer = base
-        shape = base.get_parameter("weight").shape
-        self.lora_A = torch.nn.Parameter(torch.randn(2, shape[1], generator=generator))
-        self.lora_B = torch.nn.Parameter(torch.randn(shape[0], 2, generator=generator))
-        self.scaling = {"default": 0.5}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        low = x @ self.lora_A.T @ self.lora_B.T
-        return self.base_layer(x) + self.scaling["default"] * low
-
-
 @dataclass
 class Setting:
     """All that a request's windows depend on."""
@@ -57,8 +40,11 @@ class Setting:
 
 
 def adapt(setting: Setting, seed: int) -> None:
-    attention = setting.model.model.layers[1].self_attn
-    attention.q_proj = LoRA(attention.q_proj, seed).eval()
+    peft: Any = pytest.importorskip("peft")
+    torch.manual_seed(seed)
+    setting.model.add_adapter(
+        peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False), "one"
+    )
 
 
 def rope(setting: Setting) -> None:
@@ -77,7 +63,7 @@ def template(setting: Setting) -> None:
 
 def adapter_scale(setting: Setting) -> None:
     adapt(setting, seed=0)
-    setting.model.model.layers[1].self_attn.q_proj.scaling["default"] = 0.25
+    setting.model.model.layers[1].self_attn.q_proj.scaling["one"] = 0.25
 
 
 CHANGES: dict[str, Callable[[Setting], object]] = {

@@ -80,7 +80,7 @@ def test_a_profile_brings_the_method(kind: Kind, tmp_path: Path) -> None:
         assert method(**{name: given}) == method(method=profile.method) != method()
         model = kind(model_name=str(folder), **{name: given})
         lm = model.lm if kind is RagWindowsLLM else model.windowed_lm()
-        assert lm.profile == profile
+        assert lm.profile == lm.with_cache(None).profile == profile
         # One engine for equal profiles, whichever way they came, so that calls share batches.
         again = copy.deepcopy(kind(model_name=str(folder), **{name: path}))
         assert lm is (again.lm if kind is RagWindowsLLM else again.windowed_lm())

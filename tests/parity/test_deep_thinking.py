@@ -16,8 +16,8 @@ from rag_windows.kv import PackedWindows
 from rag_windows.prefill import EncodedContext
 
 from . import dense, engine, float64, tolerances, zoo
-from .architectures import Entry
 from .cases import Case, case, expected
+from .zoo import Entry
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, (kv heads, tokens, dim) float64."""

@@ -15,9 +15,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from rag_windows import LimitError, WindowedLM
 
 from . import engine, tolerances, zoo
-from .architectures import GQA, Entry
 from .cases import CASES, RULES, case
 from .dense import Rule
+from .zoo import GQA, Entry
 
 NAMES = ["llama", "mistral-sliding", "qwen2-sliding", "gemma2", "gpt2", "opt", "gpt_oss"]
 

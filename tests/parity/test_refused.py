@@ -20,7 +20,7 @@ from transformers import (
 from rag_windows import UnsupportedModelError
 
 from . import engine
-from .architectures import COMMON, GQA, HEADS, HIDDEN, INTERMEDIATE, VOCAB, draw
+from .zoo import COMMON, GQA, HEADS, HIDDEN, INTERMEDIATE, VOCAB, draw
 
 STATE = "a recurrent state holds all tokens, not keys and values a token"
 BIAS = "a bias by distance is added to the attention by the model itself"

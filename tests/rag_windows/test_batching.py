@@ -261,17 +261,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def test_a_question_joins_in_the_middle_of_another(steps: list[int]) -> None:
-    lm = small.lm()
-    with lm.scheduler() as scheduler:
-        first, gate = gated(scheduler)
-        second = scheduler.submit({**ASK, "query": "Where?"})
-        gate.open.set()
-        got = [first.result(WAIT), second.result(WAIT)]
-    assert_same(got, alone(lm, [ASK, {**ASK, "query": "Where?"}]))
-    assert (steps[0], max(steps)) == (1, 2)
-
-
 def test_streams_are_the_text() -> None:
     lm = small.lm()
     pieces: list[str] = []

@@ -110,18 +110,6 @@ def test_what_a_generation_carries(beams: int) -> None:
     assert 0 < out.timings.encode_s <= out.timings.ttft_s <= out.timings.total_s
 
 
-@pytest.mark.parametrize("method", ["ape", "sequential"])
-def test_encoding_tells_how_far_it_is(method: str) -> None:
-    lm = small.wrapped(max_batch_tokens=40, method=method)
-    told: list[tuple[int, int]] = []
-    passages = [f"Passage {number}, {'x' * number}." for number in range(7)]
-    lm.generate("What?", passages, max_new_tokens=2, on_encoded=lambda *now: told.append(now))
-    windows = 7 if method == "ape" else 1
-    assert told[-1] == (windows, windows)
-    assert told == sorted(set(told))
-    assert len(told) > 1 or method == "sequential"
-
-
 def test_added_words_may_be_allowed_in_text() -> None:
     tokenizer = copy.deepcopy(small.tokenizer())
     tokenizer.add_tokens(["Xyloph"])
