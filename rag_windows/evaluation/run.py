@@ -158,6 +158,21 @@ def differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder, if it is missing, and be the only one that writes there; never waits."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock").acquire(timeout=0)
+    except (OSError, Timeout) as error:
+        raise InputError(
+            f"{folder} can't be made or locked ({error}); wait for the process that writes "
+            "it, or name another folder with --out."
+        ) from error
+    with lock:
+        yield
+
+
 class RunFolder:
     """What a run has kept.
 
@@ -194,15 +209,7 @@ class RunFolder:
 
         With ``fresh``, what an earlier run left here is removed; other files stay.
         """
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / ".lock").acquire(timeout=0)
-        except (OSError, Timeout) as error:
-            raise InputError(
-                f"{folder} can't be made or locked ({error}); wait for the process that writes "
-                "it, or name another folder with --out."
-            ) from error
-        with lock:
+        with locked(folder):
             known = (folder / MANIFEST).is_file()
             if not known and (folder / RECORDS).exists():
                 raise InputError(f"{folder} holds {RECORDS} but no {MANIFEST}; name another --out.")

@@ -165,18 +165,23 @@ class BM25Retriever:
     it is known. A word that stands in a question twice counts twice. Passages that share no word
     with it are not found.
 
+    Args:
+        passages: to be ranked.
+        k1: how soon repeated words stop counting, at least 0.
+        b: how much long passages are held back, 0 to 1.
+
     Raises:
         RetrievalError: there are no passages, or none holds a word.
     """
 
-    def __init__(self, passages: Sequence[Passage]) -> None:
+    def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
         self.passages = tuple(passages)
         words = [tokenize(ranked_text(one)) for one in passages]
         if not any(words):
             raise RetrievalError("No passage holds a word; check the documents' contents.")
         import bm25s  # on first use: importing the engine needs none of it
 
-        self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", backend="numpy")
+        self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         self._index.index(words, show_progress=False)
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:

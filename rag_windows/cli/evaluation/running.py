@@ -96,6 +96,9 @@ def evaluate(
         for arm in arms:
             task.shown(arm.top_k)
         answerer, batch = functools.partial(task.answer, generating.prefix), icl.BATCH
+    if asking.out is not None:  # told before gigabytes are loaded
+        with runs.locked(asking.out):
+            pass
     with loaded_model(asking) as lm:
         manifest = runs.Manifest.of(lm, task, arms, search.settings, generating)
         path = asking.out or _default_folder(manifest, asking.name)
