@@ -79,8 +79,6 @@ def calibrate(
     render.show(f"{profile.examples} examples, {len(profile.settings)} settings.", "dim")
     if out is not None:
         render.show(f"Wrote {out}. Use it: --profile {out}", "dim")
-    if plot is not None:
-        render.show(f"Wrote {plot}.", "dim")
 
 
 def _examples(

@@ -152,8 +152,7 @@ def numbers_of(method: Method) -> dict[str, float]:
 
 def describe(method: Method) -> dict[str, Any]:
     """A method's name and parameters as JSON that `resolve` takes, but for functions' names."""
-    values = {name: plain(getattr(method, name)) for name in _fields(method)}
-    return {"name": method.name, **values}
+    return {"name": method.name} | {one: plain(getattr(method, one)) for one in _fields(method)}
 
 
 def plain(value: Any) -> Any:

@@ -80,11 +80,7 @@ def evaluate(
     searching: dict[str, Any],
     **chosen: Any,
 ) -> None:
-    """Read the data, answer what is not answered yet, score, and show.
-
-    ``arms_read`` is how much each arm reads, ``searching`` the options of `Search`, ``chosen``
-    those of the data's kind.
-    """
+    """Answer what is not answered yet, score and show; ``chosen`` are those of the data."""
     arms = compared(asking, arms_read)
     source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=_command())
     task, search = source.task(), runs.Search(**searching)
