@@ -122,7 +122,8 @@ def _typed() -> Iterator[str]:
         import readline  # noqa: F401 - importing it is what makes input() edit lines
     with suppress(EOFError):
         while True:
-            yield input("> ")
+            # Without a terminal to write to, it would stand among the answers.
+            yield input("> " if sys.stdout.isatty() else "")
 
 
 def _reply(
