@@ -151,14 +151,9 @@ def conversation(
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
     """Messages as `WindowedLM.generate` takes them, and the documents, which come in one way.
 
-    Messages of one role that follow each other are joined with a blank line between them, many
-    templates want that.
-
+    Messages of one role that follow each other are joined; many templates want that.
     Where no ``tools`` are bound, a call whose results are all documents is left out with them: the
     model sees the documents and the question, in any chat template.
-
-    Raises:
-        RequestError: a role or block that can't be read, or several ways that bring documents.
     """
     read: list[dict[str, Any]] = []
     ways: dict[str, list[Passage]] = {name: [] for name in _WAYS}

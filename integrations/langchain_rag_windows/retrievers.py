@@ -17,7 +17,6 @@ from pydantic import Field
 
 from langchain_rag_windows.errors import in_langchain_terms
 from langchain_rag_windows.messages import conversation
-from rag_windows import Passage
 from rag_windows.errors import InputError
 from rag_windows_retrievers import ConversationalRetriever, Retriever
 from rag_windows_retrievers.retriever import DEFAULT_K
@@ -60,19 +59,14 @@ class RagWindowsRetriever(BaseRetriever):
                     )
                 asked, _ = conversation([*chat_history, HumanMessage(query)])
             found = self.retriever.retrieve(asked, self.k if k is None else k)
-        return [as_document(passage) for passage in found]
+        documents = []
+        for passage in found:
+            own = {"title": passage.title, "score": passage.score}
+            metadata = {**passage.metadata, **{k: v for k, v in own.items() if v is not None}}
+            documents.append(Document(passage.text, id=passage.id, metadata=metadata))
+        return documents
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
         return await run_in_executor(None, self._get_relevant_documents, query, **options)
-
-
-def as_document(passage: Passage) -> Document:
-    """A passage as a document, from which `rag_windows.integration.passage_of` makes it again."""
-    own = {"title": passage.title, "score": passage.score}
-    return Document(
-        page_content=passage.text,
-        id=passage.id,
-        metadata={**passage.metadata, **{k: v for k, v in own.items() if v is not None}},
-    )

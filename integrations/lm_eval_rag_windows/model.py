@@ -62,16 +62,11 @@ class RagWindowsLM(HFLM):
     Args:
         pretrained: Hub name, folder, "tiny-learner", a loaded model (with ``tokenizer``), or a
             `WindowedLM`.
-        tokenizer: name or folder of another tokenizer, or itself.
         method: how windows are read, such as "ape", "pcw", "deep-thinking+ape", "sequential". None
             is the profile's, else "ape".
         profile: path of a calibration.
-        link_tokens: tokens of each window that are encoded in sight of the others.
-        link_choose: which ones.
-        revision: of the model on the Hub.
-        dtype: of the weights.
-        device: "cpu", "cuda", "cuda:1"; None for the first accelerator there is.
-        device_map: instead of it, for several accelerators, such as "auto".
+        link_tokens, link_choose: tokens of each window that are encoded in sight of the others.
+        tokenizer, revision, dtype, device, device_map: as with ``--model hf``.
         parallelize: True is ``device_map="auto"``.
         fewshot_delimiter: what the task puts behind an example; ``\n`` is read as a line break.
         num_fewshot: how many examples a prompt has, where it does not show that itself, see
@@ -80,9 +75,9 @@ class RagWindowsLM(HFLM):
         windows: how many windows they are spread over, instead.
         max_window_tokens: longer windows are cut into several; default: half of ``max_length``.
         max_gen_toks: length of an answer where the task does not say it.
-        cache: whether encoded windows are kept in memory.
+        cache, cache_memory: whether encoded windows are kept in memory, and in how much of it, such
+            as "8GiB" or "25%" of what is free.
         cache_dir: folder to keep them in, too, whatever ``cache`` says.
-        cache_memory: size of the memory, such as "8GiB" or "25%" of what is free.
         trust_remote_code: True is refused.
         options: those of `AS_HF`, and parameters of the method (``temperature=0.9``).
 
@@ -312,14 +307,11 @@ class RagWindowsLM(HFLM):
         return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in spread)
 
     def _contexts(self, cuts: Sequence[Cut]) -> Iterator[tuple[EncodedContext, list[int]]]:
-        """Sets of prefix and windows, encoded, and the places of the prompts that read them.
-
-        They come sorted, so that those which begin alike follow each other while their windows are
-        still in the cache.
-        """
+        """Sets of prefix and windows, encoded, and the places of the prompts that read them."""
         groups: dict[tuple[Ids, tuple[Ids, ...]], list[int]] = defaultdict(list)
         for place, cut in enumerate(cuts):
             groups[cut.prefix, cut.windows].append(place)
+        # Those which begin alike follow each other while their windows are still in the cache.
         for (prefix, windows), places in sorted(groups.items()):
             context = self.lm.encode_ids(prefix, windows)
             self._by_windows[len(windows)] += len(places)

@@ -16,14 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from rag_windows.errors import PromptError
-from rag_windows.integration import (
-    Boundary,
-    ChatTemplate,
-    Conversation,
-    Piece,
-    alike,
-    leading_ids,
-)
+from rag_windows.integration import Boundary, ChatTemplate, Conversation, Piece, alike, leading_ids
 
 Ids = tuple[int, ...]
 
@@ -36,16 +29,10 @@ def find_examples(
 ) -> list[int]:
     """Where the first example starts (a description may stand before) and where each ends.
 
-    Behind the last one stands the question; without examples the list is empty. With ``shots`` the
-    delimiters are counted: if every example and the question have equally many parts, with or
-    without one more for the description, that is it. Otherwise, or without ``shots``:
-
-    1. A delimiter that lies in a long value of the question's own document, or ends one, belongs
-       to the question, as do all parts behind it.
-    2. If other parts have a line that begins like the question's last line ("Answer:"), then an
-       example ends with such a part. They are counted as above, for the description. A question of
-       one line needs several such parts at equal distances.
-    3. Otherwise each part is an example.
+    Behind the last one stands the question; without examples the list is empty. The rules are those
+    of docs/lm_eval.md: ``shots`` are counted; else values of the question's own ``doc`` and its
+    last line tell which parts are the question's, and which end an example. A question of one line
+    needs several such parts at equal distances.
     """
     found = (match.span() for match in re.finditer(re.escape(delimiter), text))
     every = [end for begin, end in found if text[:begin].strip() and text[end:].strip()]
@@ -105,10 +92,7 @@ class ChatContext(str):
 def write_chat(
     tokenizer: Any, variables: Mapping[str, Any], history: Sequence[Mapping[str, Any]]
 ) -> ChatContext:
-    """Render a conversation of examples, each ended by the assistant, and the question.
-
-    Where the last message is the assistant's, it is how the answer begins.
-    """
+    """Render a conversation of examples, each ended by the assistant, and the question."""
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(
             "This model has no chat template: leave --apply_chat_template out, or use a model that "

@@ -288,11 +288,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls in an answer.
-
-        Raises:
-            GenerationError: there is none, and ``error_on_no_tool_call``.
-        """
+        """The calls in an answer; none is a `GenerationError`, where it is to be an error."""
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if error_on_no_tool_call and not calls:
             # Not a ValueError: LlamaIndex's refine step would turn that into an empty response.
@@ -515,7 +511,14 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         *("method", "fallback", "profile"),
     )
     def _as_plain(self, value: Any) -> Any:
-        return _plain(value)
+        """A value as JSON; of what has no plain form, such as a header function, its name."""
+        if isinstance(value, Method):
+            return describe(value)
+        if isinstance(value, Profile):
+            return json.loads(value.to_json())
+        if isinstance(value, Mapping):
+            value = {name: entry for name, entry in value.items() if name not in _SECRETS}
+        return to_jsonable_python(value, fallback=_name_of)
 
 
 def _source(
@@ -562,17 +565,6 @@ def _named(
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON; of what has no plain form, such as a header function, its name is left."""
-    if isinstance(value, Method):
-        return describe(value)
-    if isinstance(value, Profile):
-        return json.loads(value.to_json())
-    if isinstance(value, Mapping):
-        value = {name: entry for name, entry in value.items() if name not in _SECRETS}
-    return to_jsonable_python(value, fallback=_name_of)
 
 
 def _name_of(value: Any) -> str:

@@ -45,17 +45,8 @@ from rag_windows.integration import (
 BROKEN = "broken_calls"
 """Key in ``raw``: calls that can't be read, each with its ``text`` and the ``error``."""
 
-_ROLES = {
-    MessageRole.SYSTEM: "system",
-    MessageRole.DEVELOPER: "system",
-    MessageRole.USER: "user",
-    MessageRole.ASSISTANT: "assistant",
-    MessageRole.CHATBOT: "assistant",
-    MessageRole.MODEL: "assistant",
-    MessageRole.TOOL: "tool",
-    MessageRole.FUNCTION: "tool",
-}
-"""LlamaIndex's roles -> those of a chat template."""
+_ROLES = {"developer": "system", "chatbot": "assistant", "model": "assistant", "function": "tool"}
+_ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
 
 _UNSHOWN = (CitationBlock, ThinkingBlock, CachePoint, ToolCallBlock)
 """What an earlier answer carries beside its text; calls of tools are read apart from it, and the
@@ -64,11 +55,7 @@ rest is not shown to the model again."""
 
 @contextmanager
 def surfacing() -> Iterator[None]:
-    """Makes an error one that LlamaIndex's synthesizers don't swallow.
-
-    They take ``ValueError`` and ``TypeError`` for an answer that could not be parsed, and go on
-    with "Empty Response"; transformers raises them for an unknown option, for one.
-    """
+    """Makes an error one for which LlamaIndex's synthesizers don't answer "Empty Response"."""
     try:
         yield
     except RagWindowsError:
@@ -82,12 +69,12 @@ def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]]
     read: list[dict[str, Any]] = []
     passages: list[Passage] = []
     for index, message in enumerate(messages):
-        if message.role not in _ROLES:
+        role, before = _ROLES.get(message.role.value), len(passages)
+        if role is None:
             raise InputError(
                 f"Message {index} has the role {message.role.value!r}, which this model does not "
                 "know; give the text as the user's message."
             )
-        role, before = _ROLES[message.role], len(passages)
         content = "\n".join(_texts(message, index, passages))
         if role == "system" and len(read) == 1 and read[0]["role"] == "system":
             both = (read[0]["content"], content)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 from rag_windows.errors import missing
 
 try:
     from llama_index.core.base.base_retriever import BaseRetriever
-    from llama_index.core.callbacks import CallbackManager
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 except ModuleNotFoundError as error:
     needs = missing("The LlamaIndex adapter", "llama-index-core", "llama-index")
     raise ModuleNotFoundError(needs, name=error.name) from None
 
-from rag_windows import Passage
 from rag_windows_retrievers import Retriever
 from rag_windows_retrievers.retriever import DEFAULT_K, check_k
 
@@ -34,55 +31,41 @@ class RagWindowsRetriever(BaseRetriever):
         retriever: a `BM25Retriever`, `DenseRetriever`, `HybridRetriever`, `Reranker`, or anything
             else with their ``retrieve``. Chat engines condense the conversation themselves.
         similarity_top_k: how many nodes at most, at least 1.
-        callback_manager: as in every LlamaIndex retriever.
-        options: for LlamaIndex's ``BaseRetriever``: object_map, objects, verbose.
+        options: for LlamaIndex's ``BaseRetriever``: callback_manager, object_map, objects, verbose.
 
     Raises:
         InputError: `similarity_top_k` is below 1.
     """
 
     def __init__(
-        self,
-        retriever: Retriever,
-        similarity_top_k: int = DEFAULT_K,
-        callback_manager: CallbackManager | None = None,
-        **options: Any,
+        self, retriever: Retriever, similarity_top_k: int = DEFAULT_K, **options: Any
     ) -> None:
         check_k(similarity_top_k)
         self._retriever = retriever
         self.similarity_top_k = similarity_top_k
-        super().__init__(callback_manager=callback_manager, **options)
+        super().__init__(**options)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return as_nodes(self._retriever.retrieve(query_bundle.query_str, self.similarity_top_k))
+        nodes: dict[str, NodeWithScore] = {}
+        for passage in self._retriever.retrieve(query_bundle.query_str, self.similarity_top_k):
+            name = passage.id
+            if name is None or name in nodes:
+                # One from its text: LlamaIndex drops a second node of one id.
+                text = f"{passage.id}\n{passage.title}\n{passage.text}"
+                name = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            metadata = dict(passage.metadata)
+            hidden = [key for key in metadata if key != "title"]
+            if passage.title is not None:
+                metadata["title"] = passage.title
+            node = TextNode(
+                id_=name,
+                text=passage.text,
+                metadata=metadata,
+                excluded_llm_metadata_keys=hidden,
+                excluded_embed_metadata_keys=hidden,
+            )
+            nodes.setdefault(name, NodeWithScore(node=node, score=passage.score))
+        return list(nodes.values())
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)
-
-
-def as_nodes(passages: Iterable[Passage]) -> list[NodeWithScore]:
-    """Passages as nodes with ids of their own: LlamaIndex drops a second node of one id.
-
-    A passage without an id, or with one that another passage has as well, gets one from its text.
-    """
-    nodes: dict[str, NodeWithScore] = {}
-    for passage in passages:
-        name = passage.id
-        if name is None or name in nodes:
-            text = f"{passage.id}\n{passage.title}\n{passage.text}"
-            name = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-        if name in nodes:
-            continue
-        metadata = dict(passage.metadata)
-        hidden = [key for key in metadata if key != "title"]
-        if passage.title is not None:
-            metadata["title"] = passage.title
-        node = TextNode(
-            id_=name,
-            text=passage.text,
-            metadata=metadata,
-            excluded_llm_metadata_keys=hidden,
-            excluded_embed_metadata_keys=hidden,
-        )
-        nodes[name] = NodeWithScore(node=node, score=passage.score)
-    return list(nodes.values())
