@@ -218,6 +218,7 @@ class SentenceEncoder:
 
     Args:
         model: a local folder, a name on the Hub, or a loaded `SentenceTransformer`.
+        revision: of the model on the Hub; None for its main one.
         device: "cpu", "cuda", ...; None for the best there is.
 
     Raises:
@@ -227,9 +228,13 @@ class SentenceEncoder:
     """
 
     def __init__(
-        self, model: str | Path | SentenceTransformer, *, device: str | None = None
+        self,
+        model: str | Path | SentenceTransformer,
+        *,
+        revision: str | None = None,
+        device: str | None = None,
     ) -> None:
-        self._model = sentence_model("SentenceTransformer", model, device)
+        self._model = sentence_model("SentenceTransformer", model, revision, device)
         # The tokenizer's padding and truncation are states.
         self._lock = threading.Lock()
         self.name = str(model) if isinstance(model, str | Path) else "a loaded model"

@@ -124,7 +124,7 @@ class HybridRetriever:
         return best(list(found.values()), list(scores.values()), k)
 
 
-def sentence_model(kind: str, model: Any, device: str | None) -> Any:
+def sentence_model(kind: str, model: Any, revision: str | None, device: str | None) -> Any:
     """A model of one of sentence-transformers' classes, loaded where it is a name or a folder."""
     if hasattr(model, "tokenizer"):
         return model
@@ -133,6 +133,7 @@ def sentence_model(kind: str, model: Any, device: str | None) -> Any:
 
         return getattr(sentence_transformers, kind)(
             str(model),
+            revision=revision,
             device=device,
             trust_remote_code=False,
             model_kwargs={"use_safetensors": True},
@@ -158,6 +159,7 @@ class Reranker:
         retriever: finds the candidates.
         model: a local folder, a name on the Hub, or a loaded `CrossEncoder` with one output.
         candidates: how many to ask for, where `k` is not more.
+        revision: of the model on the Hub; None for its main one.
         device: "cpu", "cuda", ...; None for the best there is.
 
     Raises:
@@ -171,10 +173,11 @@ class Reranker:
         model: str | Path | CrossEncoder,
         *,
         candidates: int = 50,
+        revision: str | None = None,
         device: str | None = None,
     ) -> None:
         self.retriever, self.candidates = retriever, candidates
-        self._model = sentence_model("CrossEncoder", model, device)
+        self._model = sentence_model("CrossEncoder", model, revision, device)
         self._lock = threading.Lock()
         if self._model.num_labels != 1:
             told = (
