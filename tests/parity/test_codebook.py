@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -150,37 +149,25 @@ def _mixed(layer: float64.Layer, call: _Fusion) -> Tensor:
     return output
 
 
-def fused_logits(
-    model: PreTrainedModel,
-    sliding: Sequence[int | None],
-    prefix: Sequence[int],
-    windows: Sequence[Sequence[int]],
-    query: Sequence[int],
-    rule: dense.Rule,
-    *,
-    mean: bool,
-) -> Tensor:
+def fused_logits(name: str, one: Case, rule: dense.Rule, *, mean: bool) -> Tensor:
     """(len(query), vocab) fp32 logits over fused windows: the dense reference with other keys.
 
     Rows of prefix and windows see what they always see. In each layer a row of the query sees the
     prefix, the query up to itself, and instead of the windows one key and value a position: the
     mean or the sum of those that the windows have there, token by token.
     """
-    packed = dense.pack(prefix, windows, query)
-    lengths = tuple(len(window) for window in windows)
-    fusion = _Fusion(packed, lengths, rule, mean)
-    return float64.forward(model, sliding, packed, functools.partial(_mixed, call=fusion))
+    packed = dense.pack(one.prefix, one.windows, one.query)
+    lengths = tuple(len(window) for window in one.windows)
+    mix = functools.partial(_mixed, call=_Fusion(packed, lengths, rule, mean))
+    return float64.forward(zoo.shared(name), zoo.BY_NAME[name].sliding, packed, mix)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("fusion", "rule"), [("mean", SHARP), ("sum", dense.PLAIN)])
 def test_fused_windows(name: str, fusion: Fusion, rule: dense.Rule) -> None:
-    entry, model = zoo.BY_NAME[name], zoo.shared(name)
     method = Codebook(fusion=fusion, reader=engine.method(rule))
     for one in (RAGGED, NO_PREFIX):
-        reference = fused_logits(
-            model, entry.sliding, one.prefix, one.windows, one.query, rule, mean=fusion == "mean"
-        )
+        reference = fused_logits(name, one, rule, mean=fusion == "mean")
         found = engine.logits(name, one, method)
         tolerances.agree(found, reference)
         side_by_side = engine.logits(name, one, replace(method, fusion="concat"))
@@ -190,13 +177,6 @@ def test_fused_windows(name: str, fusion: Fusion, rule: dense.Rule) -> None:
 def test_each_decoded_step_reads_the_fused_windows() -> None:
     name, forced = MODELS[-1], zoo.ids(9, 5)
     steps = engine.steps(name, RAGGED, Codebook(fusion="mean"), forced)
-    reference = fused_logits(
-        zoo.shared(name),
-        zoo.BY_NAME[name].sliding,
-        RAGGED.prefix,
-        RAGGED.windows,
-        [*RAGGED.query, *forced[:-1]],
-        dense.PLAIN,
-        mean=True,
-    )
+    longer = replace(RAGGED, query=[*RAGGED.query, *forced[:-1]])
+    reference = fused_logits(name, longer, dense.PLAIN, mean=True)
     tolerances.agree(steps, reference[len(RAGGED.query) - 1 :])

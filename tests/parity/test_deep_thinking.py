@@ -84,15 +84,9 @@ def refined(
 
 
 @torch.no_grad()
-def reference_logits(
-    model: PreTrainedModel,
-    entry: Entry,
-    prefix: Sequence[int],
-    windows: Sequence[Sequence[int]],
-    query: Sequence[int],
-    rule: Update,
-) -> Tensor:
+def reference(name: str, one: Case, windows: Sequence[Sequence[int]], rule: Update) -> Tensor:
     """(len(query), vocab) fp32 logits of a query that reads prefix and refined windows."""
+    model, entry, prefix = zoo.shared(name), zoo.BY_NAME[name], one.prefix
     start = len(prefix)
     places = list(range(start))
     known: Layers = []
@@ -102,9 +96,8 @@ def reference_logits(
         known = _joined(known, refined(model, entry, prefix, window, rule))
         places = [*places, *range(start, start + len(window))]
     first = start + max(len(window) for window in windows)
-    output = _call(
-        model, entry, _cache(known), places, query, list(range(first, first + len(query)))
-    )
+    positions = list(range(first, first + len(one.query)))
+    output = _call(model, entry, _cache(known), places, one.query, positions)
     return torch.as_tensor(output.logits)[0].float()
 
 
@@ -235,11 +228,6 @@ def compare(layers: Layers, right: Layers) -> None:
         for tensor, wanted in zip(pair, right_pair, strict=True):
             assert tensor.dtype == torch.float32
             tolerances.agree(tensor, wanted)
-
-
-def reference(name: str, one: Case, windows: Sequence[Sequence[int]], rule: Update) -> Tensor:
-    model, entry = zoo.shared(name), zoo.BY_NAME[name]
-    return reference_logits(model, entry, one.prefix, windows, one.query, rule)
 
 
 @pytest.mark.parametrize("ruled", UPDATES)

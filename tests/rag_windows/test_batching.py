@@ -122,6 +122,7 @@ def test_answers_and_logits_are_those_of_generate(name: str) -> None:
         {"link_tokens": 2},
         {"method": "deep-thinking"},
         {"stop_strings": ["a", "e"]},
+        {"stop": ["a", "e"]},
         {"citations": False},
     ],
     ids=lambda options: "-".join(options),
@@ -136,16 +137,6 @@ def test_options_do_what_they_do_alone(options: dict[str, Any]) -> None:
     assert_same(together, single)
     assert len(together[1].alternatives) == len(single[1].alternatives)
     assert (together[1].fallback is None) == (single[1].fallback is None)
-
-
-def test_stop_strings_and_ends_come_at_different_times() -> None:
-    lm = small.lm()
-    text = lm.generate(**ASK).text
-    asked = [ASK, {**ASK, "stop": text[3:5]}, {**ASK, "max_new_tokens": 1}, {**ASK, "stop": "\0"}]
-    together = lm.generate_batch(asked)
-    assert_same(together, alone(lm, asked))
-    assert together[1].finish_reason == "stop"
-    assert len(together[1].token_ids) < len(together[0].token_ids)
 
 
 def batch_of(requests: list[dict[str, Any]]) -> Batch:
@@ -259,18 +250,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(BatchLoop, "step", counted)
     return made
-
-
-def test_streams_are_the_text() -> None:
-    lm = small.lm()
-    pieces: list[str] = []
-    beams: list[str] = []
-    with lm.scheduler() as scheduler:
-        answer = scheduler.submit({**ASK, "stop": "\0"}, on_text=pieces.append).result(WAIT)
-        other = scheduler.submit({**ASK, "num_beams": 2}, on_text=beams.append).result(WAIT)
-    assert "".join(pieces) == answer.text == lm.generate(**ASK).text
-    assert len(pieces) > 1
-    assert "".join(beams) == other.text == lm.generate(**ASK, num_beams=2).text
 
 
 def test_cancelling() -> None:

@@ -97,14 +97,6 @@ def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_templat
         Prompt(bare).build(integration.Conversation.of("Who?", tools=[SEARCH]), [])
 
 
-WRITTEN = {
-    "hermes": "<tool_call>\n"
-    '{"name": "search", "arguments": {"query": "wall", "k": 2}}\n</tool_call>',
-    "llama": '{"name": "search", "parameters": {"query": "wall", "k": 2}}',
-    "mistral": '[CALLS] [{"name": "search", "arguments": {"query": "wall", "k": 2}, "id": "x"}]',
-}
-
-
 def answer(kind: str, text: str, *forced: str) -> integration.ToolAnswer:
     """What a model with this template is read to say when it writes a text."""
     made = tokenizer(kind)

@@ -36,10 +36,6 @@ def by_data(model: PreTrainedModel) -> None:
     weight(model).data.mul_(1.5)
 
 
-def by_state(model: PreTrainedModel) -> None:
-    model.load_state_dict({name: value + 1e-3 for name, value in model.state_dict().items()})
-
-
 def by_step(model: PreTrainedModel) -> None:
     weight(model).grad = torch.ones_like(weight(model))
     torch.optim.SGD([weight(model)], lr=0.1).step()
@@ -62,7 +58,7 @@ def by_config(model: PreTrainedModel) -> None:
 
 
 EDITS: tuple[Callable[[PreTrainedModel], None], ...] = (
-    *(by_data, by_state, by_step, by_swap, by_buffer, by_switch, by_config),
+    *(by_data, by_step, by_swap, by_buffer, by_switch, by_config),
 )
 
 
