@@ -74,10 +74,7 @@ def calibrate(
     else:
         _show(profile)
     render.show_notes(profile.left_out, as_json=json)
-    if json:
-        return
-    render.show(f"{profile.examples} examples, {len(profile.settings)} settings.", "dim")
-    if out is not None:
+    if out is not None and not json:
         render.show(f"Wrote {out}. Use it: --profile {out}", "dim")
 
 
@@ -136,5 +133,6 @@ def _show(profile: Profile) -> None:
         text = Text(label(one.method), "bold" if "chosen" in marks else "")
         table.add_row(str(place), text, *cells, ", ".join(marks))
     render.console().print(table)
-    render.show("In brackets: 95% intervals.", "dim")
+    counts = f"{profile.examples} examples, {len(ranked)} settings"
+    render.show(f"{counts}; in brackets 95% intervals.", "dim")
     render.show(profile.verdict, "bold")
