@@ -171,10 +171,13 @@ class BM25Retriever:
         b: how much long passages are held back, 0 to 1.
 
     Raises:
+        InputError: ``k1`` or ``b`` is out of range.
         RetrievalError: there are no passages, or none holds a word.
     """
 
     def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
+        if not k1 >= 0 or not 0 <= b <= 1:
+            raise InputError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1={k1}, b={b}.")
         self.passages = tuple(passages)
         words = [tokenize(ranked_text(one)) for one in passages]
         if not any(words):
