@@ -1,4 +1,4 @@
-"""Parallel Context Windows, and the ordinary prompt that every method is compared with."""
+"""Parallel Context Windows."""
 
 from __future__ import annotations
 
@@ -19,21 +19,3 @@ class PCW(Method):
     name: ClassVar[str] = "pcw"
     formula: ClassVar[str] = "l = l_C"
     paper: ClassVar[str] = "arXiv:2212.10947"
-
-
-@dataclass(frozen=True, slots=True)
-class Sequential(Method):
-    """One concatenated prompt: every passage sees those before it.
-
-    Same engine and same prompt parts as the parallel methods: the passages form one long window
-    behind the prefix, which is ordinary full attention.
-    """
-
-    name: ClassVar[str] = "sequential"
-    formula: ClassVar[str] = "one window: P | C_1 C_2 ... C_n | Q"
-    paper: ClassVar[str] = "-"
-
-    @property
-    def windowed(self) -> bool:
-        """False."""
-        return False

@@ -17,7 +17,8 @@ from rag_windows.methods.deep_thinking import DeepThinking
 from rag_windows.methods.ensemble import ParallelEnsemble
 from rag_windows.methods.linked import Linked
 from rag_windows.methods.mateicl import MateICL
-from rag_windows.methods.pcw import PCW, Sequential
+from rag_windows.methods.pcw import PCW
+from rag_windows.methods.sequential import Sequential
 from rag_windows.methods.structured_prompting import StructuredPrompting
 
 METHODS: Mapping[str, type[Method]] = {
