@@ -194,7 +194,7 @@ def _ways(result: Result) -> list[str]:
                 times(base.end_s if base else [], cell.end_s),
             ]
         )
-    return [*table(head, rows), "", f"{len(cells[0].first_s)} round(s).", ""]
+    return [*table(head, rows), "", f"{len(cells[0].first_s)} rounds.", ""]
 
 
 def _memory(cells: Sequence[Cell]) -> list[str]:

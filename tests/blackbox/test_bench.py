@@ -34,7 +34,7 @@ def test_a_run_prints_its_tables_and_writes_them(run: Run, tmp_path: Path) -> No
         "| end of 5 tokens | sooner |",
         "| windows, from disk |",
         "| windows, from memory, pcw |",
-        "2 round(s).",
+        "2 rounds.",
         "| 2 | one by one |",
         "| 2 | together |",
     ):
