@@ -160,9 +160,10 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders that runs wrote.")],
     out: Annotated[Path | None, option("DIR", "Default: that of the first run.")] = None,
     data: Annotated[str | None, option("FILE", "The data, if they lie elsewhere now.")] = None,
+    json: options.Json = False,
 ) -> None:
     """Score runs again and write their report, several runs in one."""
-    _running().report_again(folders, out or folders[0], data)
+    _running().report_again(folders, out or folders[0], data, json_alone=json)
 
 
 @score.command("inscit")

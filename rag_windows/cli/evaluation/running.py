@@ -131,7 +131,7 @@ def evaluate(
         raise typer.Exit(EXIT_ERROR)
 
 
-def report_again(folders: Sequence[Path], out: Path, data: str | None) -> None:
+def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_alone: bool) -> None:
     """Score runs again and write one report of them; the data may lie elsewhere now."""
     reported = []
     for path in folders:
@@ -149,6 +149,15 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None) -> None:
         reported.append(report.ReportedRun(task, folder, summary, source.command))
     with progress("Scoring"):
         paths = [str(one) for one in report.write_report(reported, out)]
+    if json_alone:
+        nothing: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
+        pairs = zip(reported, folders, strict=True)
+        told = [
+            {**as_json(one.summary), "files": {"folder": str(path), **nothing}}
+            for one, path in pairs
+        ]
+        render.write_json({"runs": told, "report": paths})
+        return
     for one in reported:
         render.show(f"{report.terminal(one.summary)}\n")
     render.show(f"Report: {', '.join(paths)}", "dim")

@@ -28,8 +28,6 @@ QUERY = "query_str"
 _LABEL = re.compile(r"[\W_]*+\w++(?: \w++)?\s*+:[\W_]*+")
 """A line such as "Query:" or "Refined Answer:", left over without what it announced."""
 
-_GAP = re.compile(r"\n(?:[ \t]*\n){2,}")
-
 
 class Parts(str):
     """Several passages as one string.
@@ -215,10 +213,17 @@ def _without(text: str, marks: Sequence[str], frames: Set[str]) -> str:
             ruler = (kept[near] or "").strip()
             if ruler in frames and not any(map(str.isalnum, ruler)):
                 kept[near] = None
-    rest = [line for line in kept if line is not None]
+    rest: list[str] = []
+    gap = False  # lines went since the last one that stayed
+    for each in kept:
+        if each is None:
+            gap = True
+        elif each.strip() or not gap or (rest and rest[-1].strip()):
+            rest.append(each)
+            gap = False
     while rest and (not rest[-1].strip() or label(rest[-1], rest[-1])):
         rest.pop()
-    return _GAP.sub("\n\n", "\n".join(rest).strip())
+    return "\n".join(rest).strip()
 
 
 def _text(message: ChatMessage) -> str:
