@@ -225,6 +225,17 @@ def takes(item: Item, query: torch.Tensor) -> bool:
     dtype, heads, query_dim = query.dtype, query.shape[1], query.shape[2]
     if query.stride(2) != 1 or query_dim != dim or heads % kv_heads:
         return False
+    tokens = item.tokens
+    if tokens.dtype != torch.int64 or not len(tokens) or len(tokens) % groups:
+        return False
+    if int(tokens.min()) < 0 or int(tokens.max()) >= len(query):
+        return False
+    if item.between is not None:
+        first, end = (one.numpy() for one in item.between)
+        inside = (first >= 0).all() and (first < end).all()
+        inside = inside and (end <= item.parts[0][0].shape[2]).all()
+        if not (inside and len(first) == len(end) == groups and len(item.parts) == 1):
+            return False
     for key, value in item.parts:
         length = key.shape[2]
         if not (
@@ -273,6 +284,8 @@ class Items:
         key, value = self._kept[0]
         self.dtype, self.kv_heads, self.dim = key.dtype, key.shape[1], key.shape[3]
         self.value_dim = value.shape[3]
+        if any(one.shape[3] != self.value_dim for _, one in self._kept):
+            raise RagWindowsError("The CPU kernel was given values of several sizes.")
         self.made = made or cast(Kernel, kernel(self.dtype, self.dim, self.value_dim))
         tables, segments, settings = [], [], []
         first = result = 0

@@ -323,6 +323,25 @@ def test_nothing_that_would_be_read_out_of_bounds_is_taken(what: str) -> None:
     assert not takes(query, *parts)
 
 
+PLACES: dict[str, tuple[Sequence[int], tuple[int, int] | None]] = {
+    "no token": ([], None),
+    "a token before the query": ([0, -1], None),
+    "a token behind the query": ([0, 4], None),
+    "keys before the first": ([0], (-1, 3)),
+    "keys behind the last": ([0], (0, native.LEAST_KEYS + 1)),
+    "no key between": ([0], (3, 3)),
+}
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_places_outside_of_query_and_keys_are_not_taken(what: str) -> None:
+    tokens, keys = PLACES[what]
+    between = None if keys is None else (torch.tensor([keys[0]]), torch.tensor([keys[1]]))
+    places = torch.tensor(tokens, dtype=torch.int64)
+    item = native.Item([GOOD], places, 0.25, None, 1.0, False, between)
+    assert not native.takes(item, asking())
+
+
 def test_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     key, value = long_part()
     assert takes(asking(), (key, value))
