@@ -1,18 +1,11 @@
-"""The C kernel for attention on CPUs: how it is built, what it is asked, when it serves."""
+"""The C kernel for attention on CPUs: what it is asked, and when it serves."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import os
-import re
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,22 +13,16 @@ import torch
 from torch.profiler import record_function
 
 from rag_windows.attention.backends import Request, reference
+from rag_windows.attention.native import build
 from rag_windows.errors import RagWindowsError
-from rag_windows.threads import Lock
 
 logger = logging.getLogger(__name__)
 
 Part = tuple[torch.Tensor, torch.Tensor]
 """Keys (groups, kv heads, keys, head dim) and values (groups, kv heads, keys, value dim)."""
 
-VARIABLE = "RAG_WINDOWS_CPU_KERNEL"
-"""Environment variable that switches the kernel off, with the value "0"."""
-
 NAME = "rag_windows::attend"
 """What a profiler shows it as."""
-
-ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The number of each dtype in the source."""
 
 CHUNK = 256
 """Keys that it reads at a time."""
@@ -60,13 +47,6 @@ _SHARES = 2
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 _LSE_TOLERANCE = 1e-4
 
-_SOURCE = Path(__file__).with_name("attend.c")
-_COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC")
-_SECONDS = 60
-_OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*$", re.MULTILINE)
-_MAPS = Path("/proc/self/maps")
-
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -79,57 +59,23 @@ class Kernel:
     many: bool
 
 
-_lock = Lock()
-_built: dict[tuple[torch.dtype, int, int], Kernel | None] = {}
-
-
 def kernel(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
     """The kernel for one dtype, head dim and value dim, built by the first call; for any thread.
 
-    None where it is switched off (`VARIABLE`), is not made for such sizes, can't be built on this
-    machine, or answers otherwise than the reference.
+    None where it is switched off (`build.VARIABLE`), is not made for such sizes, can't be built on
+    this machine, or answers otherwise than the reference.
     """
-    if os.environ.get(VARIABLE) == "0":
-        return None
-    asked = dtype, dim, value_dim
-    if asked not in _built:
-        with _lock:
-            if asked not in _built:
-                _built[asked] = _checked(*asked)
-    return _built[asked]
+    return None if build.switched_off() else _kernels((dtype, dim, value_dim))
 
 
-def _checked(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
+def _checked(asked: tuple[torch.dtype, int, int]) -> Kernel | None:
+    dtype, dim, value_dim = asked
     fitting = all(0 < size <= MAX_DIM and size % 16 == 0 for size in (dim, value_dim))
-    if dtype not in ELEMENTS or not fitting:
+    if dtype not in build.ELEMENTS or not fitting:
         return None
-    try:
-        made = _compiled(dtype, dim, value_dim)
-    except (OSError, subprocess.SubprocessError, AttributeError, ValueError) as error:
-        # A ValueError is a CC that is no command line, or an error in unknown letters.
-        said = getattr(error, "stderr", None) or error
-        logger.info("The CPU kernel for %s is left out: %s", dtype, said)
+    loaded = build.library("attend.c", ELEMENT=build.ELEMENTS[dtype], DIM=dim, VALUE_DIM=value_dim)
+    if loaded is None:
         return None
-    if made is None:
-        logger.info("The CPU kernel is left out: no C compiler, or no OpenMP that PyTorch uses.")
-    elif not _agrees(made, dtype, dim, value_dim):
-        logger.warning("The CPU kernel for %s differs from the reference.", dtype)
-        return None
-    return made
-
-
-def _compiled(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
-    """Compile, in about a second, in a folder of this user's that is gone afterwards."""
-    compiler, openmp = _compiler(), _openmp()
-    if compiler is None or openmp is None:
-        return None
-    sizes = [f"-DELEMENT={ELEMENTS[dtype]}", f"-DDIM={dim}", f"-DVALUE_DIM={value_dim}"]
-    with tempfile.TemporaryDirectory(prefix="rag-windows-") as folder:
-        made, library = Path(folder, "attend.o"), Path(folder, "attend.so")
-        _run([*compiler, *_FLAGS, "-fopenmp", *sizes, "-c", str(_SOURCE), "-o", str(made)])
-        # Linked by its file, so that the kernel's threads are PyTorch's own, not a second set.
-        _run([*compiler, "-shared", str(made), openmp, "-lm", "-o", str(library)])
-        loaded = ctypes.CDLL(str(library))
     entry: Any = loaded.rag_windows_attend
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     entry.restype = None
@@ -139,31 +85,14 @@ def _compiled(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
         *(pointer, number, number, number, number),
         *(pointer, pointer, pointer, number, ctypes.c_int),
     ]
-    return Kernel(entry, bool(ctypes.c_int.in_dll(loaded, "rag_windows_many").value))
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(  # noqa: S603 - the user's own compiler, on a file of this package
-        command, check=True, capture_output=True, text=True, timeout=_SECONDS
-    )
-
-
-def _compiler() -> list[str] | None:
-    """``CC`` where it is set, as for any build; else the first that is found."""
-    named = shlex.split(os.environ.get("CC", ""))
-    if named:
-        return named
-    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    return None if found is None else [found]
-
-
-def _openmp() -> str | None:
-    """The file of the OpenMP runtime that this process has loaded; None if that can't be told."""
-    if not _MAPS.exists():
+    made = Kernel(entry, bool(ctypes.c_int.in_dll(loaded, "rag_windows_many").value))
+    if not _agrees(made, dtype, dim, value_dim):
+        logger.warning("The CPU kernel for %s differs from the reference.", dtype)
         return None
-    found = set(_OPENMP.findall(_MAPS.read_text(encoding="utf-8", errors="replace")))
-    torchs = [path for path in found if "torch" in path]
-    return min(torchs or found, default=None)
+    return made
+
+
+_kernels = build.SingleFlight(_checked)
 
 
 def _agrees(made: Kernel, dtype: torch.dtype, dim: int, value_dim: int) -> bool:

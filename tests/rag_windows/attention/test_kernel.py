@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rag_windows import RagWindowsError
 from rag_windows.attention import backends, segments
+from rag_windows.attention.native import build
 from rag_windows.attention.native import kernel as native
 
 Kind = tuple[torch.dtype, int, int]
@@ -403,9 +404,9 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Nothing is compiled yet, and no compiler is named; where temporary files are made."""
-    monkeypatch.setattr(native, "_built", {})
+    monkeypatch.setattr(native, "_kernels", build.SingleFlight(native._checked))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.delenv(build.VARIABLE, raising=False)
     made = tmp_path / "temporary files"
     made.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(made))
@@ -414,12 +415,12 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.INFO) -> None:
     """PyTorch answers, however often it is asked, and the log has the reason once."""
-    with caplog.at_level(logging.INFO, logger=native.__name__):
+    with caplog.at_level(logging.INFO, logger="rag_windows"):
         assert not any(native.kernel(*SMALL[0]) for _ in range(3))
         answer = attend(asking(), long_part())
     with backends.forced("cpu"):
         assert all(map(torch.equal, answer, attend(asking(), long_part())))
-    (record,) = [record for record in caplog.records if record.name == native.__name__]
+    (record,) = [record for record in caplog.records if "CPU kernel" in record.msg]
     assert record.levelno == level
     assert what in record.getMessage()
 
@@ -429,7 +430,7 @@ def test_a_kernel_that_errs_is_left_out(
     anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     real = native.call
-    if native._compiler() is None or native._openmp() is None:
+    if build._compiler() is None or build._openmp() is None:
         pytest.skip("needs a C compiler, and PyTorch with OpenMP")
 
     def bad(items: native.Items, query: Tensor) -> Pair:
@@ -474,8 +475,8 @@ def test_without_a_compiler_that_works(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     code, said = COMPILERS.get(how, ("", how if how == "no OpenMP" else "left out"))
-    monkeypatch.setattr(native, "_openmp", lambda: None if how == "no OpenMP" else "libgomp.so")
-    monkeypatch.setattr(native, "_SECONDS", 0.5 if how == "hangs" else 60)
+    monkeypatch.setattr(build, "_openmp", lambda: None if how == "no OpenMP" else "libgomp.so")
+    monkeypatch.setattr(build, "_SECONDS", 0.5 if how == "hangs" else 60)
     if how == "no compiler":
         monkeypatch.setenv("PATH", str(tmp_path))
     elif how != "no OpenMP":
@@ -493,10 +494,10 @@ def test_which_openmp(
     line = "7f00-7f01 r-xp 00000000 08:01 2  "
     names = f"/usr/lib/{known}.so.1", f"/home/a user/torch/{known}-a34b.so.1", "/usr/libompare.so"
     maps.write_text("".join(f"{line}{name}\n" for name in names), encoding="utf-8")
-    monkeypatch.setattr(native, "_MAPS", maps)
-    assert native._openmp() == (names[1] if expected else None)
-    monkeypatch.setattr(native, "_MAPS", tmp_path / "missing")
-    assert native._openmp() is None
+    monkeypatch.setattr(build, "_MAPS", maps)
+    assert build._openmp() == (names[1] if expected else None)
+    monkeypatch.setattr(build, "_MAPS", tmp_path / "missing")
+    assert build._openmp() is None
 
 
 # Each call of the compiler goes on to the real one; the last argument is the file of what it saw.
@@ -518,8 +519,8 @@ def test_a_named_compiler_with_arguments(
     Threads that ask at once have it compiled once.
     """
     seen = tmp_path / "seen"
-    real = native._compiler()
-    if real is None or native._openmp() is None:
+    real = build._compiler()
+    if real is None or build._openmp() is None:
         pytest.skip("needs a C compiler, and PyTorch with OpenMP")
     monkeypatch.setenv("CC", named(tmp_path, PASSED_ON, "|".join([*real, str(seen)])))
     with ThreadPoolExecutor(4) as pool:
@@ -531,5 +532,5 @@ def test_a_named_compiler_with_arguments(
     assert all(line.startswith(f"0o700 {anew}/") for line in lines)
     assert list(anew.iterdir()) == []
     compare([item([pair(SMALL[0], 2, 500)], [1, 0])], draw(torch.float32, 2, 4, 16))
-    monkeypatch.setenv(native.VARIABLE, "0")
+    monkeypatch.setenv(build.VARIABLE, "0")
     assert native.kernel(*SMALL[0]) is None
