@@ -1,8 +1,7 @@
 """What `rag-windows bench` is asked and what it found: options, records in JSON, tables.
 
-Field names are those of ``performance.json``. A "floor" is the least time that the machine needs
-for what has to be read; "crowds" are numbers of questions asked at once. Lists hold one entry a
-round, in seconds where nothing else is said.
+Field names are those of ``performance.json``. The "roofline" is the least time that the machine
+needs for what has to be read. Lists hold one entry a round, in seconds where nothing else is said.
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.models import OptionInfo
 
-SEQUENTIAL = "transformers"
-COLD, MEMORY, DISK = "windows, cold", "windows, from memory", "windows, from disk"
-WAYS = (SEQUENTIAL, COLD, MEMORY, DISK)
+SEQUENTIAL, LLAMA_CPP = "transformers", "llama.cpp"
+COLD, DISK, MEMORY = "windows, cold", "windows, from disk", "windows, from memory"
+TOKENS = "token ids, from memory"
+UNCITED = ", no citations"
+WAYS = (SEQUENTIAL, COLD, DISK, MEMORY, MEMORY + UNCITED, TOKENS, TOKENS + UNCITED)
+"""What is with and without citations stands side by side: so they follow each other in a round."""
 ALONE, TOGETHER = "one by one", "together"
 
 
@@ -49,13 +51,21 @@ class Plan:
         list[str] | None,
         _option("A method to time beside --method, its windows in memory; repeatable.", "NAME"),
     ] = None
+    llama_bench: Annotated[
+        list[str] | None,
+        _option("llama.cpp's benchmark program, to time on the same weights; repeatable.", "PATH"),
+    ] = None
     memory: Annotated[
         bool, typer.Option(help="Measure peak memory, on the CPU in further processes.")
     ] = True
     rounds: Annotated[int, _option("In each, every way answers once.", least=1)] = 5
     way: Annotated[
-        list[str] | None, _option("Only this way; repeatable. Default: all four.", "NAME")
+        list[str] | None, _option("Only this way to answer; repeatable. Default: all.", "NAME")
     ] = None
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help=f"Show where a decode step's time goes ({MEMORY!r})."),
+    ] = False
     device: Annotated[str, _option("cpu or cuda.", "DEVICE")] = "cpu"
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the weights.")
@@ -64,21 +74,24 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One way.
+class Row:
+    """One way to answer.
 
     `prefill_s` is until the query could be read, or to the first token where that is one step;
-    `tokens_per_s` counts behind the first; `end_s` is to the last. The floor
-    of a further token is reading weights, keys and values once. `peak_bytes` are beside the
-    weights, `kv_bytes` those of the prompt's keys and values.
+    `decode_s` is a decode step, the mean over the tokens behind the first; `end_s` is until the
+    answer is returned, its citations included. `citations_cost` is `decode_s` by that of the same
+    without citations, in each round; empty where that was not measured. The roofline of a decode
+    step is reading weights, keys and values once. `peak_bytes` are beside the weights, `kv_bytes`
+    those of the prompt's keys and values.
     """
 
-    way: str
+    name: str
     prefill_s: list[float]
     first_s: list[float]
-    tokens_per_s: list[float]
+    decode_s: list[float]
     end_s: list[float]
-    decode_floor_s: float
+    citations_cost: list[float]
+    roofline_decode_s: float
     peak_bytes: int | None
     kv_bytes: int
     weight_bytes: int
@@ -89,8 +102,9 @@ class Concurrency:
     """Questions over half shared passages, one by one or together: seconds for all of them."""
 
     questions: int
-    way: str
+    name: str
     seconds: list[float]
+    citations_cost: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +120,25 @@ class Machine:
 class Result:
     """One run; its JSON is that of `pydantic.TypeAdapter(Result)`.
 
-    `floor` says as ``memory_bytes_per_s`` how fast the machine read memory in the run.
+    `roofline` says as ``memory_bytes_per_s`` how fast the machine read memory in the run,
+    `prompt_tokens` are those of the whole prompt, `tokens` those of an answer, `baseline` names
+    the row to which ratios are taken, `llama_cpp` what each --llama-bench says of itself.
     """
 
-    format: Literal[3]
+    format: Literal[4]
     shape: str
     dtype: str
     machine: Machine
-    floor: dict[str, float]
+    roofline: dict[str, float]
     method: dict[str, Any]
     context: int
     window: int
+    prompt_tokens: int
     tokens: int
-    cells: list[Cell]
-    crowds: list[Concurrency]
+    baseline: str
+    rows: list[Row]
+    concurrency: list[Concurrency]
+    llama_cpp: list[dict[str, Any]]
     command: str
 
 
@@ -152,6 +171,17 @@ def times(slow: Sequence[float], fast: Sequence[float]) -> str:
     return f"{math.floor(statistics.median(slow) / statistics.median(fast) * 100) / 100:.2f}x"
 
 
+def cost(ratios: Sequence[float]) -> str:
+    """Median of each round's ratio with the smallest and the largest, rounded up."""
+    if not ratios:
+        return "-"
+    middle, low, high = (
+        f"{math.ceil(one * 1000 - 1e-9) / 1000:.3f}x"
+        for one in (statistics.median(ratios), min(ratios), max(ratios))
+    )
+    return middle + (f" ({low} to {high})" if len(ratios) > 1 else "")
+
+
 def markdown(result: Result) -> str:
     """Tables of medians with the smallest and the largest round, and ratios."""
     machine = result.machine
@@ -162,70 +192,108 @@ def markdown(result: Result) -> str:
     lines = [
         f"{result.shape}, {result.dtype}, {machine.device}, {machine.threads} {threads} "
         f"({versions}). Windows are read by {method}. Memory gave "
-        f"{result.floor['memory_bytes_per_s'] / 1e9:,.1f} GB/s in the same run.",
+        f"{result.roofline['memory_bytes_per_s'] / 1e9:,.1f} GB/s in the same run.",
         "",
         f"    {result.command}",
         "",
-        "Medians of the rounds (smallest to largest). The floor of a further token is reading all "
-        "weights and the keys and values of the prompt once, at that rate. Ratios are to "
-        '"transformers", those and shares rounded down; "-" was not measured.',
+        f'"{SEQUENTIAL}" has everything in one prompt; "windows" are `generate` over text with '
+        "citations and the cache of the command line: the default path; "
+        '"token ids" are the same tokens given as ids. '
+        "Medians of the rounds (smallest to largest). The roofline of a decode step is reading all "
+        "weights and the keys and values of the prompt once, at memory's rate. Ratios are to "
+        f'"{result.baseline}", those and shares rounded down. What citations cost is a decode '
+        'step with them by one without, in the same round, rounded up. "-" was not measured.',
     ]
     lines += ["", f"### {result.context:,} tokens, windows of {result.window}", ""]
-    return "\n".join([*lines, *_ways(result), *_memory(result.cells), *_crowds(result)])
+    return "\n".join([*lines, *_rows(result), *_memory(result.rows), *_concurrency(result)])
 
 
-def _ways(result: Result) -> list[str]:
-    cells = result.cells
-    base = next((cell for cell in cells if cell.way == SEQUENTIAL), None)
-    head = ["way", "prefill", "first token", "sooner", "tokens/s", "faster", "of the floor"]
-    head += [f"end of {result.tokens} tokens", "sooner"]
-    rows = []
-    for cell in cells:
-        rows.append(
+def _rows(result: Result) -> list[str]:
+    rows = result.rows
+    base = next((row for row in rows if row.name == result.baseline), None)
+    head = ["way", "prefill", "first token", "sooner", "decode step", "faster", "of the roofline"]
+    head += ["citations cost", f"end of {result.tokens} tokens", "sooner"]
+    lines = []
+    for row in rows:
+        lines.append(
             [
-                cell.way,
-                spread(cell.prefill_s, "s"),
-                spread(cell.first_s, "s"),
-                times(base.first_s if base else [], cell.first_s),
-                spread(cell.tokens_per_s, "/s"),
-                times(cell.tokens_per_s, base.tokens_per_s if base else []),
-                percent(cell.decode_floor_s * statistics.median(cell.tokens_per_s)),
-                spread(cell.end_s, "s"),
-                times(base.end_s if base else [], cell.end_s),
+                row.name,
+                spread(row.prefill_s, "s"),
+                spread(row.first_s, "s"),
+                times(base.first_s if base else [], row.first_s),
+                spread([one * 1000 for one in row.decode_s], "ms"),
+                times(base.decode_s if base else [], row.decode_s),
+                percent(row.roofline_decode_s / statistics.median(row.decode_s)),
+                cost(row.citations_cost),
+                spread(row.end_s, "s"),
+                times(base.end_s if base else [], row.end_s),
             ]
         )
-    return [*table(head, rows), "", f"{len(cells[0].first_s)} rounds.", ""]
+    rounds = "1 round" if len(rows[0].first_s) == 1 else f"{len(rows[0].first_s)} rounds"
+    told = f"{rounds}, a prompt of {result.prompt_tokens:,} tokens."
+    return [*table(head, lines), "", told, "", *_rivals(result)]
 
 
-def _memory(cells: Sequence[Cell]) -> list[str]:
-    rows = []
-    for cell in cells:
-        if cell.peak_bytes is not None:
-            excess = (cell.peak_bytes - cell.kv_bytes) / (cell.weight_bytes + cell.kv_bytes)
-            sizes = (cell.weight_bytes, cell.kv_bytes, cell.peak_bytes)
+def _rivals(result: Result) -> list[str]:
+    """What llama.cpp is, and which of the two is faster."""
+    lines = []
+    ours = next((row for row in result.rows if row.name == MEMORY), None)
+    for told, row in zip(
+        result.llama_cpp,
+        [row for row in result.rows if row.name.startswith(LLAMA_CPP)],
+        strict=True,
+    ):
+        known = ", ".join(f"{key} {value}" for key, value in told.items())
+        lines += [
+            f"{row.name} ({known}): its first token is the time of its prompt, and the end of "
+            "an answer is that and the decode steps added; it draws no token from logits.",
+            "",
+        ]
+        if ours is not None:
+            for what, theirs, own in (
+                ("first token", row.first_s, ours.first_s),
+                ("decode step", row.decode_s, ours.decode_s),
+            ):
+                faster = statistics.median(theirs) < statistics.median(own)
+                fast, slow = (row.name, MEMORY) if faster else (MEMORY, row.name)
+                ratio = times(*((own, theirs) if faster else (theirs, own)))
+                lines += [f'The {what} of "{fast}" is {ratio} as fast as that of "{slow}".', ""]
+    return lines
+
+
+def _memory(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for row in rows:
+        if row.peak_bytes is not None:
+            excess = (row.peak_bytes - row.kv_bytes) / (row.weight_bytes + row.kv_bytes)
+            sizes = (row.weight_bytes, row.kv_bytes, row.peak_bytes)
             shown = [f"{size / 1e6:,.0f} MB" for size in sizes]
-            rows.append([cell.way, *shown, f"{math.ceil(excess * 1000) / 10:.1f}%"])
-    if not rows:
+            lines.append([row.name, *shown, f"{math.ceil(excess * 1000) / 10:.1f}%"])
+    if not lines:
         return []
     head = ["way", "weights", "keys and values", "peak beside the weights", "above what is needed"]
     return [
         "Memory of one prefill and two tokens (on the CPU in a process of its own); the last "
         "column is the peak above weights, keys and values as a share of these, rounded up.",
-        *("", *table(head, rows), ""),
+        *("", *table(head, lines), ""),
     ]
 
 
-def _crowds(result: Result) -> list[str]:
-    if not result.crowds:
+def _concurrency(result: Result) -> list[str]:
+    if not result.concurrency:
         return []
-    alone = next(one.seconds for one in result.crowds if one.way == ALONE)
-    rows = []
-    for one in result.crowds:
+    seconds = {one.name: one.seconds for one in result.concurrency}
+    lines = []
+    for one in result.concurrency:
+        alone = seconds[ALONE + (UNCITED if one.name.endswith(UNCITED) else "")]
         rate = one.questions * result.tokens / statistics.median(one.seconds)
         shown = spread(one.seconds, "s"), f"{number(rate)} /s", times(alone, one.seconds)
-        rows.append([f"{one.questions}", one.way, *shown])
+        lines.append([f"{one.questions}", one.name, *shown, cost(one.citations_cost)])
+    head = ["questions", "way", "seconds for all", "tokens", "throughput", "citations cost"]
     return [
         "### Many questions that share half of their passages, windows in memory",
         "",
-        *table(["questions", "way", "seconds for all", "tokens", "throughput"], rows),
+        "One by one by `generate`, together by `generate_batch`; citations cost by the whole time.",
+        "",
+        *table(head, lines),
     ]

@@ -1,4 +1,4 @@
-"""`rag-windows bench`: a model, the tokens that it reads, the ways to answer, and their times."""
+"""`rag-windows bench`: rounds in which everything that is planned answers once."""
 
 from __future__ import annotations
 
@@ -6,72 +6,66 @@ import ctypes
 import gc
 import platform
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    StoppingCriteria,
-)
 
 from rag_windows.attention.native import kernel as native
-from rag_windows.batching.loop import BatchLoop
-from rag_windows.batching.rows import Row
+from rag_windows.benchmark import llama_cpp
+from rag_windows.benchmark.answers import (
+    Clock,
+    all_answers,
+    cold,
+    greedy,
+    new_cache,
+    plain,
+    seconds,
+)
+from rag_windows.benchmark.profile import ProfiledStep
 from rag_windows.benchmark.result import (
     ALONE,
     COLD,
-    DISK,
+    LLAMA_CPP,
     MEMORY,
     SEQUENTIAL,
     TOGETHER,
+    UNCITED,
     WAYS,
-    Cell,
     Concurrency,
     Machine,
     Plan,
     Result,
+    Row,
 )
-from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.benchmark.workload import (
+    DEFAULT,
+    PREFIX_TOKENS,
+    QUERY_TOKENS,
+    Texts,
+    Workload,
+    build,
+    config_of,
+    head_dim,
+    step_bytes,
+    token_bytes,
+    weight_bytes,
+)
 from rag_windows.errors import InputError
 from rag_windows.evaluation.files import surroundings
-from rag_windows.loading import load as load_model
-from rag_windows.loading import load_config
 from rag_windows.methods import resolve
 from rag_windows.methods.registry import describe
 from rag_windows.model import WindowedLM
-from rag_windows.prefill import complete, prefill_context
 
 Tell = Callable[[str], None]
-PREFIX_TOKENS = QUERY_TOKENS = 32
-_POSITIONS = 262_144
-_SIZE = "64GiB"
-"""Of the caches: nothing is ever evicted."""
-
-DEFAULT = "llama-0.25b"
-SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size"),
-    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-)
-_ROPE = {"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}}
-SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
-    DEFAULT: ("llama", (32_000, 1024, 2816, 16, 16, 4), {}),
-    "qwen-0.5b": ("qwen2", (151_936, 896, 4864, 24, 14, 2), {"tie_word_embeddings": True}),
-    "llama-3.1-8b": ("llama", (128_256, 4096, 14_336, 32, 32, 8), _ROPE),
-    "tiny": ("llama", (512, 128, 384, 2, 4, 2), {}),
-}
-"""Families, `SIZES` and more of models whose weights are drawn at random; "tiny" is for tests and
-says nothing about speed."""
+_WARM = 3
+"""Tokens of an answer that is not counted: a prefill and two decode steps."""
 
 
 def check(plan: Plan) -> None:
@@ -95,170 +89,14 @@ def check(plan: Plan) -> None:
             f"{plan.model} has {positions} positions, and transformers' one prompt over "
             f"{plan.context} tokens takes {whole}; take a shorter --context."
         )
+    if plan.llama_bench:
+        llama_cpp.check(plan.llama_bench, config, plan.device)
 
 
-def config_of(plan: Plan) -> PreTrainedConfig:
-    """The configuration of what is timed."""
-    if plan.model is not None:
-        return load_config(plan.model).get_text_config(decoder=True)
-    special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
-    family, sizes, more = SHAPES[plan.shape or DEFAULT]
-    named = dict(zip(SIZES, sizes, strict=True))
-    return AutoConfig.for_model(
-        family, max_position_embeddings=_POSITIONS, **named, **special, **more
-    )
-
-
-def build(plan: Plan) -> PreTrainedModel:
-    """The model, in evaluation mode, on its device and in its precision."""
-    dtype = getattr(torch, plan.dtype)
-    if plan.model is not None:
-        model, _ = load_model(plan.model, None, dtype=dtype, device_map=plan.device)
-        return model.eval()
-    torch.manual_seed(0)
-    with torch.device(plan.device):
-        made: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(plan), dtype=dtype)
-    return made.eval()
-
-
-def head_dim(config: PreTrainedConfig) -> int:
-    """Of keys and values."""
-    own = getattr(config, "head_dim", None)
-    return int(own or config.hidden_size // config.num_attention_heads)
-
-
-def token_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the keys and values of one token, all layers."""
-    config = model.config.get_text_config(decoder=True)
-    numbers = config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim(config)
-    return int(numbers * next(model.parameters()).element_size())
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One prompt of random tokens: a prefix, windows and a query."""
-
-    prefix: tuple[int, ...]
-    windows: tuple[tuple[int, ...], ...]
-    query: tuple[int, ...]
-
-    @property
-    def prompt(self) -> list[int]:
-        """The same as one text."""
-        return [*self.prefix, *(token for ids in self.windows for token in ids), *self.query]
-
-
-def load(vocabulary: int, context: int, window: int, seed: int = 0) -> Load:
-    """Random tokens, without the first ones, which may be control tokens."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def ids(count: int) -> tuple[int, ...]:
-        first = min(300, vocabulary // 2)
-        return tuple(torch.randint(first, vocabulary, (count,), generator=generator).tolist())
-
-    windows = tuple(ids(window) for _ in range(context // window))
-    return Load(ids(PREFIX_TOKENS), windows, ids(QUERY_TOKENS))
-
-
-def sharing(vocabulary: int, questions: int, context: int, window: int) -> list[Load]:
-    """Prompts of which any two share half of their windows, in different orders."""
-    base = load(vocabulary, context, window)
-    common = base.windows[: len(base.windows) // 2]
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(questions):
-        own = load(vocabulary, context, window, seed=1 + number)
-        windows = [*common, *own.windows[len(common) :]]
-        order = torch.randperm(len(windows), generator=generator).tolist()
-        made.append(Load(base.prefix, tuple(windows[i] for i in order), own.query))
-    return made
-
-
-def now() -> float:
-    """Seconds, once the accelerator, if there is one, has done what it was asked."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Of a call."""
-    begun = now()
-    work()
-    return now() - begun
-
-
-class Clock(StoppingCriteria):
-    """Writes down when each token of an answer is there; never stops anything.
-
-    `stamps` are seconds from the start to each token; for `prefill_s`, see `Cell`.
-    """
-
-    def __init__(self) -> None:
-        self.begun, self.prefill_s = now(), 0.0
-        self.stamps: list[float] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Called by transformers after every token."""
-        self.stamps.append(now() - self.begun)
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-
-Way = Callable[[Load, int], Clock]
-"""From a prompt and a number of tokens to when they came."""
-
-
-def plain(model: PreTrainedModel) -> Way:
-    """Everything as one prompt through ``generate``: what most users run."""
-
-    def run(load: Load, tokens: int) -> Clock:
-        prompt = torch.tensor([load.prompt], device=model.device)
-        clock = Clock()
-        model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            do_sample=False,
-            stopping_criteria=[clock],
-        )
-        clock.prefill_s = clock.stamps[0]
-        return clock
-
-    return run
-
-
-def windowed(lm: WindowedLM, method: str | None = None) -> Way:
-    """Windows by a model with the cache that it has."""
-
-    def run(load: Load, tokens: int) -> Clock:
-        clock = Clock()
-        context = lm.encode_ids(load.prefix, load.windows, method=method)
-        clock.prefill_s = now() - clock.begun
-        options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-        lm.generate_ids(context, load.query, stopping_criteria=[clock], **options)
-        return clock
-
-    return run
-
-
-@contextmanager
-def all_ways(lm: WindowedLM, plan: Plan) -> Iterator[dict[str, Way]]:
-    """Every way that is planned, by name; on an accelerator the warm windows are kept there."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rag-windows-bench-")))
-        device = None if plan.device == "cpu" else _SIZE
-        memory = stack.enter_context(PassageCache(_SIZE, device=device))
-        disk = stack.enter_context(PassageCache(None, disk=_SIZE, path=folder / "windows"))
-        warm = lm.with_cache(memory)
-        ways = {
-            SEQUENTIAL: plain(lm.model),
-            COLD: windowed(lm),
-            MEMORY: windowed(warm),
-            DISK: windowed(lm.with_cache(disk)),
-        }
-        ways = {name: way for name, way in ways.items() if name in (plan.way or WAYS)}
-        yield ways | {f"{MEMORY}, {name}": windowed(warm, name) for name in plan.against or ()}
+def wrapped(plan: Plan) -> WindowedLM:
+    """The model, with its tokenizer and method, and without a cache."""
+    model, tokenizer = build(plan)
+    return WindowedLM(model, tokenizer, method=plan.method)
 
 
 def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
@@ -271,22 +109,43 @@ def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
 
 def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
     """Make the model, measure the machine, and time everything that is planned."""
-    lm = WindowedLM(build(plan), method=plan.method)
+    lm = wrapped(plan)
     rate = measure_rate(lm.model.device)
+    asked = Texts(lm, plan.context, plan.window).workload()
+    rows, told = measure_rows(plan, lm, asked, rate, tell)
     return Result(
-        format=3,
+        format=4,
         shape=plan.model or plan.shape or DEFAULT,
         dtype=plan.dtype,
         machine=machine(plan),
-        floor={"memory_bytes_per_s": rate},
+        roofline={"memory_bytes_per_s": rate},
         method=describe(resolve(plan.method)),
         context=plan.context,
         window=plan.window,
+        prompt_tokens=len(asked.prompt),
         tokens=plan.new_tokens,
-        cells=measure_ways(plan, lm, rate, tell),
-        crowds=measure_concurrency(plan, lm) if plan.questions else [],
+        baseline=SEQUENTIAL,
+        rows=rows,
+        concurrency=measure_concurrency(plan, lm) if plan.questions else [],
+        llama_cpp=told,
         command=command,
     )
+
+
+def profiled(plan: Plan) -> str:
+    """Where a decode step's time goes, of each --way; of windows from memory without one."""
+    lm = wrapped(plan)
+    asked = Texts(lm, plan.context, plan.window).workload()
+    texts = []
+    with all_answers(lm, plan) as answers:
+        for name, answer in answers.items():
+            if name in (plan.way or [MEMORY]):
+                if name != SEQUENTIAL:
+                    answer(asked, _WARM, Clock())
+                step = ProfiledStep(lm.model)
+                answer(asked, ProfiledStep.TOKENS, step)
+                texts += [f"### {name}", "", step.markdown(), ""]
+    return "\n".join(texts)
 
 
 def machine(plan: Plan) -> Machine:
@@ -308,86 +167,134 @@ def measure_rate(device: torch.device) -> float:
     return numbers.nbytes / min(seconds(numbers.sum) for _ in range(5))
 
 
-def step_bytes(model: PreTrainedModel, context: int) -> int:
-    """What every decode step reads: all weights, and the keys and values of a context once.
+@dataclass
+class _Times:
+    """Of one row, an entry a round."""
 
-    Of an embedding table apart from the vocabulary layer, one row is read.
+    prefill_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+    end_s: list[float] = field(default_factory=list)
+
+    def add(self, prefill_s: float, first_s: float, decode_s: float, end_s: float) -> None:
+        self.prefill_s.append(prefill_s)
+        self.first_s.append(first_s)
+        self.decode_s.append(decode_s)
+        self.end_s.append(end_s)
+
+
+def _cost(name: str, values: dict[str, list[float]]) -> list[float]:
+    """What citations cost in each round: a value by that of the same without them."""
+    return [
+        with_them / without
+        for with_them, without in zip(values[name], values.get(name + UNCITED, ()), strict=False)
+    ]
+
+
+def measure_rows(
+    plan: Plan, lm: WindowedLM, asked: Workload, rate: float, tell: Tell
+) -> tuple[list[Row], list[dict[str, Any]]]:
+    """One question at a time, and what each llama.cpp says of itself.
+
+    Before the rounds everything answers once with a few tokens, so that nothing is compiled or
+    loaded in them: windows the whole question, one prompt and llama.cpp, which take long, less.
     """
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    unread = 0 if head is not None and head.weight is table else table.nbytes
-    return _weight_bytes(model) - unread + context * token_bytes(model)
-
-
-def _weight_bytes(model: PreTrainedModel) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
-
-
-def measure_ways(plan: Plan, lm: WindowedLM, rate: float, tell: Tell) -> list[Cell]:
-    """One question at a time; a short one before, for all that is loaded on the first use."""
-    vocabulary = int(lm.model.config.vocab_size)
-    asked, short = load(vocabulary, plan.context, plan.window), load(vocabulary, 32, 16)
-    with all_ways(lm, plan) as ways:
-        timings: dict[str, list[Clock]] = {name: [] for name in ways}
-        for name, way in ways.items():
-            way(short, 2)
-            if name not in (SEQUENTIAL, COLD):
-                way(asked, 1)
-        for number, name in in_turn(ways, plan.rounds):
-            timings[name].append(ways[name](asked, plan.new_tokens))
+    with ExitStack() as stack:
+        answers = stack.enter_context(all_answers(lm, plan))
+        rivals = _rivals(plan, lm, stack)
+        for name, answer in answers.items():
+            answer(asked.shortened(1) if name == SEQUENTIAL else asked, _WARM, Clock())
+        told = [rival.about() for rival in rivals.values()]
+        took = {name: _Times() for name in (*answers, *rivals)}
+        for number, name in in_turn(took, plan.rounds):
+            if name in rivals:
+                behind = plan.new_tokens - 1
+                first, step = rivals[name].seconds(len(asked.prompt), behind)
+                took[name].add(first, first, step, first + behind * step)
+            else:
+                clock = Clock()
+                answers[name](asked, plan.new_tokens, clock)
+                took[name].add(clock.prefill_s, clock.stamps[0], clock.decode_s, clock.end_s)
             tell(f"{name}, round {number + 1} of {plan.rounds}")
         peaks = {
-            name: _peak(plan, name, partial(way, asked, 2), tell)
-            for name, way in ways.items()
+            name: _peak(plan, name, partial(answer, asked, 2, Clock()), tell)
+            for name, answer in answers.items()
             if plan.memory and name in (SEQUENTIAL, COLD)
         }
-    prompt = len(asked.prompt)
-    return [
-        Cell(
-            way=name,
-            prefill_s=[one.prefill_s for one in own],
-            first_s=[one.stamps[0] for one in own],
-            tokens_per_s=[(plan.new_tokens - 1) / (one.stamps[-1] - one.stamps[0]) for one in own],
-            end_s=[one.stamps[-1] for one in own],
-            decode_floor_s=step_bytes(lm.model, prompt) / rate,
+    prompt, steps = len(asked.prompt), {name: own.decode_s for name, own in took.items()}
+    rows = [
+        Row(
+            name=name,
+            prefill_s=own.prefill_s,
+            first_s=own.first_s,
+            decode_s=own.decode_s,
+            end_s=own.end_s,
+            citations_cost=_cost(name, steps),
+            roofline_decode_s=step_bytes(lm.model, prompt) / rate,
             peak_bytes=peaks.get(name),
             kv_bytes=prompt * token_bytes(lm.model),
-            weight_bytes=_weight_bytes(lm.model),
+            weight_bytes=weight_bytes(lm.model),
         )
-        for name, own in timings.items()
+        for name, own in took.items()
     ]
+    return rows, told
+
+
+def _rivals(plan: Plan, lm: WindowedLM, stack: ExitStack) -> dict[str, llama_cpp.LlamaBench]:
+    """Each --llama-bench by its name, with the model's weights in a file that goes in the end."""
+    programs = plan.llama_bench or []
+    if not programs:
+        return {}
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rag-windows-bench-"))
+    weights = Path(folder) / "model.gguf"
+    llama_cpp.write_gguf(lm.model, weights)
+    threads = torch.get_num_threads()
+    return {
+        LLAMA_CPP + (f", {program}" if len(programs) > 1 else ""): llama_cpp.LlamaBench(
+            program, weights, threads
+        )
+        for program in programs
+    }
 
 
 def measure_concurrency(plan: Plan, lm: WindowedLM) -> list[Concurrency]:
     """Answer questions one by one and together, in turn; their windows are in memory before."""
     questions = plan.questions or 0
-    asked = sharing(int(lm.model.config.vocab_size), questions, plan.context, plan.window)
-    length = {"max_new_tokens": plan.new_tokens, "min_new_tokens": plan.new_tokens}
-    with PassageCache(_SIZE) as cache:
+    asked = Texts(lm, plan.context, plan.window).sharing(questions)
+    with new_cache(plan) as cache:
         warm = lm.with_cache(cache)
 
-        def alone() -> None:
-            for one in asked:
-                context = warm.encode_ids(one.prefix, one.windows)
-                warm.generate_ids(context, one.query, **length)
+        def requests(citations: bool, tokens: int = plan.new_tokens) -> list[dict[str, Any]]:
+            return [
+                {
+                    **{"query": one.question, "passages": one.passages, "prefix": one.system},
+                    **{"citations": citations, **greedy(tokens)},
+                }
+                for one in asked
+            ]
 
-        def together() -> None:
-            loop = BatchLoop(warm.engine.encoder, warm.engine.decoder)
-            for one in asked:
-                parts = prefill_context(loop.encoder, one.prefix, one.windows, warm.method)
-                options = {**length, "do_sample": False}
-                loop.admit(Row(warm.engine.decoder, complete(parts), one.query, options))
-            while loop.rows:
-                for row in loop.step():
-                    if row.error is not None:
-                        raise row.error
+        def alone(citations: bool) -> None:
+            for one in requests(citations):
+                warm.generate(**one)
 
-        ways = {ALONE: alone, TOGETHER: together}
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for one in asked:
-            warm.encode_ids(one.prefix, one.windows)
-        for _, name in in_turn(ways, plan.rounds):
-            took[name].append(seconds(ways[name]))
-    return [Concurrency(questions, name, own) for name, own in took.items()]
+        def together(citations: bool) -> None:
+            warm.generate_batch(requests(citations), max_rows=questions)
+
+        # What is with and without citations follows each other.
+        answers = {
+            ALONE: partial(alone, True),
+            ALONE + UNCITED: partial(alone, False),
+            TOGETHER: partial(together, True),
+            TOGETHER + UNCITED: partial(together, False),
+        }
+        took: dict[str, list[float]] = {name: [] for name in answers}
+        for one in requests(True, _WARM):
+            warm.generate(**one)
+        for citations in (True, False):
+            warm.generate_batch(requests(citations, _WARM), max_rows=questions)
+        for _, name in in_turn(answers, plan.rounds):
+            took[name].append(seconds(answers[name]))
+    return [Concurrency(questions, name, own, _cost(name, took)) for name, own in took.items()]
 
 
 def _peak(plan: Plan, way: str, work: Callable[[], object], tell: Tell) -> int | None:
@@ -406,12 +313,12 @@ def _peak(plan: Plan, way: str, work: Callable[[], object], tell: Tell) -> int |
 def peak_apart(plan: Plan, name: str, threads: int) -> int | None:
     """Make the model and answer once; for a process that does nothing else."""
     torch.set_num_threads(threads)
-    model = build(plan)
-    way = plain(model) if name == SEQUENTIAL else windowed(WindowedLM(model, method=plan.method))
-    vocabulary = int(model.config.vocab_size)
-    way(load(vocabulary, 32, 16), 2)
-    asked = load(vocabulary, plan.context, plan.window)
-    return peak_bytes(partial(way, asked, 2), "cpu")
+    lm = wrapped(plan)
+    asked = Texts(lm, plan.context, plan.window).workload()
+    with new_cache(plan) as cache:
+        answer = plain(lm.model) if name == SEQUENTIAL else cold(lm, cache)
+        answer(asked.shortened(1), _WARM, Clock())
+        return peak_bytes(partial(answer, asked, 2, Clock()), "cpu")
 
 
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:

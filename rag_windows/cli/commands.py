@@ -154,7 +154,7 @@ def bench(
     options.quieten(verbose)
     import torch
 
-    from rag_windows.benchmark.run import check, run
+    from rag_windows.benchmark.run import check, profiled, run
     from rag_windows.loading import best_device, check_device
 
     check_device(plan.device, "--device ")
@@ -163,6 +163,9 @@ def bench(
     check(plan)
     if threads is not None:
         torch.set_num_threads(threads)
+    if plan.profile:
+        print(profiled(plan))
+        return
     result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), render.tell)
     print(markdown(result))
     if out is not None:

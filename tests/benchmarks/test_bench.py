@@ -3,38 +3,61 @@
 from __future__ import annotations
 
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from rag_windows.benchmark import llama_cpp, workload
 from rag_windows.benchmark import result as results
 from rag_windows.benchmark import run as running
+from tests.rag_windows import small
+
+
+def test_texts_come_to_the_tokens_that_are_asked_for() -> None:
+    lm = running.wrapped(results.Plan(shape="tiny", dtype="float32"))
+    asked = workload.Texts(lm, 64, 8).workload()
+    assert [len(ids) for ids in asked.windows] == [8] * 8
+    assert len(asked.parts.prefix_ids) == len(asked.parts.query_ids) == 32
+    assert len(asked.prompt) == 64 + 32 + 32
+    answer = lm.generate(
+        asked.question, asked.passages, prefix=asked.system, max_new_tokens=2, min_new_tokens=2
+    )
+    assert (answer.usage.windows, answer.usage.prompt_tokens) == (8, 128)
+    # Words of a tokenizer that takes a token a byte come as close as they can.
+    bytewise = workload.Texts(small.lm(), 60, 20).workload()
+    assert {len(ids) for ids in bytewise.windows} <= {19, 20}
 
 
 def test_questions_share_half_of_their_windows() -> None:
-    asked = running.sharing(500, 4, 64, 8)
+    lm = running.wrapped(results.Plan(shape="tiny", dtype="float32"))
+    texts = workload.Texts(lm, 64, 8)
+    asked = texts.sharing(4)
     for one in asked:
         for other in asked:
             common = set(one.windows) & set(other.windows)
             assert len(common) == (8 if one is other else 4)
-    assert len({one.windows for one in asked}) == 4
-    assert running.load(500, 64, 8) == running.load(500, 64, 8)
+    assert len({tuple(one.windows) for one in asked}) == 4
+    assert texts.workload() == texts.workload()
 
 
 @pytest.mark.parametrize(
     ("shape", "size"), [("llama-0.25b", 0.25e9), ("qwen-0.5b", 0.5e9), ("llama-3.1-8b", 8e9)]
 )
 def test_the_shapes_have_the_sizes_of_their_names(shape: Any, size: float) -> None:
-    model = running.build(results.Plan(shape=shape, device="meta"))
+    model, tokenizer = workload.build(results.Plan(shape=shape, device="meta"))
+    assert len(tokenizer) == model.config.vocab_size
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(size, rel=0.08)
 
 
-def test_the_floor_is_what_a_step_reads() -> None:
-    model = running.build(results.Plan(shape="tiny", dtype="float32"))
-    assert running.token_bytes(model) == 2 * 2 * 2 * 32 * 4
-    whole = sum(parameter.nbytes for parameter in model.parameters())
+def test_the_roofline_is_what_a_step_reads() -> None:
+    model, _ = workload.build(results.Plan(shape="tiny", dtype="float32"))
+    assert workload.token_bytes(model) == 2 * 2 * 2 * 32 * 4
+    whole, token = workload.weight_bytes(model), workload.token_bytes(model)
     # One row of the embedding table is read.
-    assert running.step_bytes(model, 10) == whole - 512 * 128 * 4 + 10 * running.token_bytes(model)
+    assert workload.step_bytes(model, 10) == whole - 512 * 128 * 4 + 10 * token
 
 
 def test_a_process_that_fails_leaves_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +68,8 @@ def test_a_process_that_fails_leaves_no_peak(monkeypatch: pytest.MonkeyPatch) ->
     sizes: dict[str, Any] = {"context": 64, "window": 32, "new_tokens": 2, "rounds": 1}
     plan = results.Plan("tiny", dtype="float32", way=[results.COLD], **sizes)
     told: list[str] = []
-    (cell,) = running.run(plan, "rag-windows bench", told.append).cells
-    assert cell.peak_bytes is None
+    (row,) = running.run(plan, "rag-windows bench", told.append).rows
+    assert row.peak_bytes is None
     assert "Peak memory of windows, cold was not measured: it was killed" in told
 
 
@@ -56,3 +79,55 @@ def test_figures_are_rounded_down_and_a_dash_where_there_are_none() -> None:
     assert results.times([2.999], [1.0]) == "2.99x"
     assert results.times([], [1.0]) == results.times([1.0], []) == "-"
     assert results.spread([1.0], "s") == "1.00 s"
+
+
+def test_a_cost_is_the_median_of_its_rounds_and_rounded_up() -> None:
+    assert results.cost([1.0301]) == "1.031x"
+    assert results.cost([1.1, 1.03, 1.0]) == "1.030x (1.000x to 1.100x)"
+    assert results.cost([]) == "-"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_llama_cpp_gets_the_weights_that_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
+) -> None:
+    pytest.importorskip("gguf")
+    more: dict[str, Any] = {"tie_word_embeddings": True} if family == "qwen2" else {}
+    monkeypatch.setitem(workload.SHAPES, "tiny", (family, (64, 48, 96, 2, 6, 2), more))
+    model, _ = workload.build(results.Plan(shape="tiny", dtype=dtype))  # type: ignore[arg-type]  # one of its names
+    if family == "qwen2":
+        for layer in model.model.layers:  # made as zeros
+            torch.nn.init.normal_(layer.self_attn.q_proj.bias)
+    llama_cpp.write_gguf(model, tmp_path / "model.gguf")
+    found = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", dtype=torch.float32
+    )
+    weights = found.state_dict()
+    assert set(weights) == set(model.state_dict())
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weights[name], weight.float()), name
+    ids = torch.arange(6, 12)[None]
+    assert torch.allclose(found(ids).logits, model.float()(ids).logits, atol=1e-5)
+
+
+def test_llama_cpp_turns_scaled_positions_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    scaled = {
+        **{"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0},
+        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 256,
+    }
+    shape = ("llama", (64, 64, 96, 1, 2, 2), {"rope_parameters": scaled})
+    monkeypatch.setitem(workload.SHAPES, "tiny", shape)
+    model, _ = workload.build(results.Plan(shape="tiny"))
+    llama_cpp.write_gguf(model, tmp_path / "model.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    (divisors,) = (one.data for one in reader.tensors if one.name == "rope_freqs.weight")
+    plain = 500_000.0 ** (-torch.arange(0, 32, 2).double() / 32)
+    turned = model.model.rotary_emb.inv_freq
+    assert torch.allclose((plain / torch.tensor(divisors)).float(), turned, rtol=1e-5)
+    assert divisors.max() == pytest.approx(8)
+    assert divisors.min() == pytest.approx(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -31,30 +32,130 @@ def test_a_run_prints_its_tables_and_writes_them(run: Run, tmp_path: Path) -> No
     for words in (
         "### 64 tokens, windows of 16",
         "read by ape (temperature 0.9, scale 0.9, form as used)",
-        "| end of 5 tokens | sooner |",
+        "| citations cost | end of 5 tokens | sooner |",
         "| windows, from disk |",
         "| windows, from memory, pcw |",
-        "2 rounds.",
+        # 64 of passages, 32 before and 32 behind them.
+        "2 rounds, a prompt of 128 tokens.",
         "| 2 | one by one |",
-        "| 2 | together |",
+        "| 2 | together, no citations |",
     ):
         assert words in done.stdout
     assert (out / "performance.md").read_text(encoding="utf-8") in done.stdout
     found = json.loads((out / "performance.json").read_text(encoding="utf-8"))
     assert set(found) == {
-        *("format", "shape", "dtype", "machine", "floor", "method", "context", "window", "tokens"),
-        *("cells", "crowds", "command"),
+        *("format", "shape", "dtype", "machine", "roofline", "method", "context", "window"),
+        *("prompt_tokens", "tokens", "baseline", "rows", "concurrency", "llama_cpp", "command"),
     }
     versions = found["machine"]["versions"]
     assert set(versions) == {"python", "torch", "transformers", "rag-windows", "C kernel"}
     assert f"C kernel {versions['C kernel']}" in done.stdout
-    for cell in found["cells"]:
-        timed = ("prefill_s", "first_s", "tokens_per_s", "end_s")
-        assert set(cell) == {
-            *("way", "decode_floor_s", "peak_bytes", "kv_bytes", "weight_bytes", *timed)
-        }
-        assert all(len(cell[name]) == 2 and min(cell[name]) > 0 for name in timed)
-    assert [len(crowd["seconds"]) for crowd in found["crowds"]] == [2, 2]
+    for row in found["rows"]:
+        timed = ("prefill_s", "first_s", "decode_s", "end_s")
+        more = ("citations_cost", "roofline_decode_s", "peak_bytes", "kv_bytes", "weight_bytes")
+        assert set(row) == {"name", *timed, *more}
+        assert all(len(row[name]) == 2 and min(row[name]) > 0 for name in timed)
+        for first, step, end in zip(row["first_s"], row["decode_s"], row["end_s"], strict=True):
+            assert first + 4 * step <= end * (1 + 1e-9)
+    steps = {row["name"]: row["decode_s"] for row in found["rows"]}
+    costs = {row["name"]: row["citations_cost"] for row in found["rows"]}
+    for name in ("windows, from memory", "token ids, from memory"):
+        pairs = zip(steps[name], steps[f"{name}, no citations"], strict=True)
+        assert costs.pop(name) == pytest.approx([cited / plain for cited, plain in pairs])
+    assert set(map(tuple, costs.values())) == {()}
+    assert [len(one["seconds"]) for one in found["concurrency"]] == [2, 2, 2, 2]
+    assert [len(one["citations_cost"]) for one in found["concurrency"]] == [2, 0, 2, 0]
+
+
+LLAMA_BENCH = """\
+import json, sys
+
+given = dict(zip(sys.argv[1::2], sys.argv[2::2])) if "--help" not in sys.argv else {}
+if not given:
+    print("  -d, --n-depth <n>")
+    raise SystemExit
+given = sys.argv[1:]
+value = lambda name: given[given.index(name) + 1] if name in given else "0"
+assert open(value("-m"), "rb").read(4) == b"GGUF"
+assert "--no-warmup" in given and value("-r") == "1" and value("-o") == "json"
+prompts, tokens, depth = value("-p").split(","), int(value("-n")), int(value("-d"))
+if tokens:
+    assert prompts == ["0"] and depth == 128
+    found = [(0, tokens, 20_000_000 * tokens)]
+else:
+    found = [(int(one), 0, 1_000_000 * int(one)) for one in prompts]
+print(json.dumps([
+    {"build_commit": "abc", "n_threads": int(value("-t")), "type_k": "f16",
+     "n_prompt": prompt, "n_gen": count, "n_depth": depth, "samples_ns": [took]}
+    for prompt, count, took in found
+]))
+"""
+
+
+def program(path: Path, source: str) -> Path:
+    path.write_text(f"#!{sys.executable}\n{source}")
+    path.chmod(0o755)
+    return path
+
+
+def test_llama_cpp_is_timed_in_the_same_rounds(run: Run, tmp_path: Path) -> None:
+    fast = program(tmp_path / "llama-bench", LLAMA_BENCH)
+    memory = ("--way", "windows, from memory")
+    done = run("bench", *SMALL, *memory, "--llama-bench", fast, "--out", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    assert "llama.cpp (build_commit abc, n_threads" in done.stdout
+    # Whoever is faster: the table says it.
+    assert re.search(r'decode step of "windows, from memory" is [\d.]+x as fast as', done.stdout)
+    slow = program(tmp_path / "slow", LLAMA_BENCH.replace("20_000_000", "20"))
+    done = run("bench", *SMALL, *memory, "--llama-bench", slow)
+    assert re.search(r'decode step of "llama.cpp" is [\d,.]+x as fast as that of "w', done.stdout)
+    found = json.loads((tmp_path / "performance.json").read_text())
+    assert found["llama_cpp"] == [
+        {"build_commit": "abc", "n_threads": torch.get_num_threads(), "type_k": "f16"}
+    ]
+    rival = found["rows"][-1]
+    assert (rival["name"], rival["first_s"], rival["decode_s"]) == ("llama.cpp", [0.128], [0.02])
+    assert rival["end_s"] == pytest.approx([0.148])
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (None, "can't be run (No such file or directory)"),
+        ("print('hello')", "not llama.cpp's llama-bench"),
+        (
+            f"import sys; sys.exit('first\\nno memory') if '-m' in sys.argv else 0\n{LLAMA_BENCH}",
+            "failed with 1: first | no memory",
+        ),
+        ("print('--n-depth')", "gave no times in JSON"),
+        ("print('--n-depth' if '-m' not in __import__('sys').argv else '[]')", "it printed '[]"),
+    ],
+)
+def test_a_program_that_is_not_llama_bench_or_fails_is_one_line(
+    run: Run, tmp_path: Path, source: str | None, told: str
+) -> None:
+    path = tmp_path / "llama-bench"
+    if source is not None:
+        program(path, source)
+    done = run("bench", *SMALL, "--llama-bench", path)
+    assert done.exit_code == 2
+    assert told in done.stderr.strip().splitlines()[-1]
+    assert str(path) in done.stderr
+
+
+def test_a_profile_shows_the_parts_of_a_step(run: Run) -> None:
+    done = run("bench", *SMALL, "--profile", "--way", "windows, from memory", *COLD)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.index("### windows, cold") < done.stdout.index("### windows, from memory")
+    assert done.stdout.count("aten::mm ") == 2
+    parts = ("attention", "linear layers", "copying of the KV cache", "the rest")
+    for name in parts:
+        shares = [
+            float(share)
+            for share in re.findall(rf"\| {name} \| .* ms \| ([\d.]+)% \|", done.stdout)
+        ]
+        assert len(shares) == 2
+        assert all(0 < share < 100 for share in shares)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's peak")
@@ -62,9 +163,9 @@ def test_peak_memory_is_that_of_a_process_of_its_own(run: Run, tmp_path: Path) -
     long = ["4096" if arg == "64" else arg for arg in SMALL[:-1]]
     done = run("bench", *long, *COLD, "--out", tmp_path)
     assert "peak beside the weights" in done.stdout
-    (cell,) = json.loads((tmp_path / "performance.json").read_text(encoding="utf-8"))["cells"]
-    assert cell["kv_bytes"] == 4160 * 2 * 2 * 2 * 32 * 4
-    assert cell["kv_bytes"] < cell["peak_bytes"] < cell["kv_bytes"] + 400 * 2**20
+    (row,) = json.loads((tmp_path / "performance.json").read_text(encoding="utf-8"))["rows"]
+    assert row["kv_bytes"] == 4160 * 2 * 2 * 2 * 32 * 4
+    assert row["kv_bytes"] < row["peak_bytes"] < row["kv_bytes"] + 400 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -76,6 +177,7 @@ def test_peak_memory_is_that_of_a_process_of_its_own(run: Run, tmp_path: Path) -
         (("--method", "none"), "none"),
         (("--against", "none"), "none"),
         (("--device", "cuda"), "no CUDA device"),
+        (("--shape", "tiny", "--window", "2", "--context", "4096"), "take another --window"),
     ],
 )
 def test_bad_options_are_one_line_before_any_work(
@@ -134,10 +236,10 @@ def test_windows_stay_fast(
     assert done.exit_code == 0, done.stderr
     found = json.loads((tmp_path / "performance.json").read_text())
     print(done.stdout)
-    if found["crowds"]:
-        alone, together = (min(crowd["seconds"]) for crowd in found["crowds"])
-        assert alone > 1.5 * together
+    if found["concurrency"]:
+        took = {one["name"]: min(one["seconds"]) for one in found["concurrency"]}
+        assert took["one by one"] > 1.5 * took["together"]
     else:
-        plain, warm = found["cells"]
+        plain, warm = found["rows"]
         assert min(plain["first_s"]) > 4 * min(warm["first_s"])
-        assert max(warm["tokens_per_s"]) > 1.4 * max(plain["tokens_per_s"])
+        assert min(plain["decode_s"]) > 1.4 * min(warm["decode_s"])
