@@ -5,6 +5,11 @@ PYTHON ?=
 ARGS ?=
 # Where `make train` writes the model's folder.
 OUT ?= runs/reader
+# Of `make gpu`: an interpreter with a CUDA build of torch, as $(VENV) holds the CPU build. Nothing is
+# installed into it. Empty: all stages; those that have finished, too, if FRESH is set.
+PYTHON_GPU ?= python3
+STAGE ?=
+FRESH ?=
 # What `make check` asks beside the linters.
 QUICK := tests/parity/test_golden.py tests/parity/test_logits.py tests/blackbox/test_requests.py \
 	tests/blackbox/test_guard.py tests/rag_windows/attention/test_segments.py tests/test_repository.py
@@ -16,7 +21,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check timing lint format figures faults bench bench-cache train train-learner evaluate judge install clean
+.PHONY: help demo test check timing lint format figures faults bench bench-cache gpu gpu-report train train-learner evaluate judge install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,6 +65,12 @@ bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 81
 
 bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/cache.py $(ARGS)
+
+gpu: ## what a first hour with a GPU should tell, in stages of 8 minutes (STAGE=parity, FRESH=1, PYTHON_GPU=)
+	$(OFFLINE) PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu run $(STAGE) $(if $(FRESH),--fresh) $(ARGS)
+
+gpu-report: ## write what `make gpu` has found into docs/performance.md
+	PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu report $(ARGS)
 
 evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--questions 8")
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py --model tiny-reader --questions 100 \

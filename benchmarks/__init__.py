@@ -1,0 +1,1 @@
+"""Programs that measure; each says in its first lines how it is started."""

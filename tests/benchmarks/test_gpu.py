@@ -1,0 +1,362 @@
+"""`make gpu`: its stages under a stand-in, deadlines, what is run again, and the report's table."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu, gpu_report, gpu_stages
+from rag_windows.attention import backends
+from rag_windows.benchmark.result import MEMORY, WAYS
+
+HERE = {"commit": "c0ffee", "sources": "5eed", "stand_in": True}
+PAGE = f"# Speed\n\n{gpu_report.BEGIN}\nold\n{gpu_report.END}\n\nThe end.\n"
+STAGE = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+from benchmarks.gpu import read, write
+path = Path(sys.argv[1])
+record = read(path)
+with Path(path.parent, "started").open("a") as stream:
+    stream.write(path.stem + "\\n")
+"""
+ENDS = "write(path, record | {'status': 'finished', 'error': None})\n"
+RUNS_ON = """
+record["results"]["one"] = 1.5
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+record["results"]["child"] = child.pid
+record["results"]["scratch"] = os.environ["TMPDIR"]
+write(path, record)
+time.sleep(600)
+"""
+FAILS = "print('half done'); raise RuntimeError('the device is gone')\n"
+
+
+def started(out: Path) -> list[str]:
+    return (out / "started").read_text().split()
+
+
+@pytest.fixture
+def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stages whose programs are made up here, by name."""
+    monkeypatch.setattr(gpu, "sources", lambda: {"commit": "c0ffee", "sources": "5eed"})
+    monkeypatch.setattr(gpu, "lacking", lambda: None)
+
+    def made(**programs: str) -> list[str]:
+        program = tmp_path / "stage.py"
+        cases = "".join(
+            f"if path.stem == {name!r}:\n    exec({text!r})\n" for name, text in programs.items()
+        )
+        program.write_text(STAGE + cases)
+        monkeypatch.setattr(gpu, "COMMAND", [sys.executable, str(program)])
+        monkeypatch.setattr(gpu, "STAGES", dict.fromkeys(programs, (1, "something")))
+        return list(programs)
+
+    return made
+
+
+def test_without_a_gpu_every_stage_says_what_it_would_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main(["run", "--out", str(tmp_path / "gpu")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "sees no CUDA device" in lines[0]
+    for name, (minutes, does) in gpu.STAGES.items():
+        assert f"- {name} (about {minutes} min): {does}." in lines
+    assert list(tmp_path.iterdir()) == []
+    # Nor where there is not even torch.
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert gpu.main(["run", "profile", "--out", str(tmp_path / "gpu")]) == 0
+    assert "has no torch" in capsys.readouterr().out
+
+
+def test_what_the_package_lacks_is_one_line_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def version(name: str, known: Any = importlib.metadata.version) -> str:
+        if name == "pydantic":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return str(known(name))
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "benchmarks.gpu_stages", None)
+    assert gpu.main(["run", "--stand-in", "--out", str(tmp_path / "gpu")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nothing was installed" in line
+    assert line.endswith("-m pip install 'pydantic>=2'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(["run", "parties"])
+    assert "there is no stage 'parties'; choose among environment, tests" in capsys.readouterr().err
+
+
+def test_every_stage_has_a_program() -> None:
+    assert list(gpu_stages.RUN) == list(gpu.STAGES)
+
+
+def test_the_deadline_keeps_what_was_measured_and_leaves_nothing_running(
+    tmp_path: Path, stages: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = stages(slow=RUNS_ON, quick=ENDS)
+    assert gpu.run(names, tmp_path, stand_in=True, deadline=5) == 1
+    slow, quick = (gpu.read(tmp_path / f"{name}.json") or {} for name in names)
+    assert (slow["status"], slow["error"]) == (
+        "unfinished",
+        "it was stopped at its deadline of 5 s.",
+    )
+    assert slow["results"]["one"] == 1.5
+    assert 5 <= slow["seconds"] < 30
+    assert not Path(slow["results"]["scratch"]).exists()
+    assert ended(slow["results"]["child"])
+    # The others go on.
+    assert quick["status"] == "finished"
+    assert "slow: unfinished after 5 s: it was stopped" in capsys.readouterr().out
+
+
+def ended(process: int) -> bool:
+    """Whether a process is gone, or waits for nobody who would ask for it any more."""
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+            if Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_one_that_fails_is_told_and_stops_no_other(tmp_path: Path, stages: Any) -> None:
+    assert gpu.run(stages(bad=FAILS, good=ENDS), tmp_path, stand_in=True) == 1
+    bad = gpu.read(tmp_path / "bad.json") or {}
+    assert bad["status"] == "failed"
+    assert bad["error"] == "exit code 1: RuntimeError: the device is gone"
+    assert "half done" in (tmp_path / "bad.log").read_text()
+    assert (gpu.read(tmp_path / "good.json") or {})["status"] == "finished"
+
+
+def test_what_has_finished_is_run_again_only_where_that_could_change_it(
+    tmp_path: Path, stages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = stages(bad=FAILS, good=ENDS)
+    gpu.run(names, tmp_path, stand_in=True)
+    assert started(tmp_path) == ["bad", "good"]
+    gpu.run(names, tmp_path, stand_in=True)
+    assert started(tmp_path)[2:] == ["bad"]
+    gpu.run(["good"], tmp_path, stand_in=True, fresh=True)
+    assert started(tmp_path)[3:] == ["good"]
+    # A record that was torn off is none.
+    (tmp_path / "good.json").write_text('{"stage": "good", "status": "fin')
+    gpu.run(["good"], tmp_path, stand_in=True)
+    assert started(tmp_path)[4:] == ["good"]
+    for other in ({"commit": "decaf", "sources": "5eed"}, {"commit": "decaf", "sources": "ed17"}):
+        monkeypatch.setattr(gpu, "sources", lambda other=other: other)
+        for _ in range(2):
+            assert gpu.run(["good"], tmp_path, stand_in=True) == 0
+    assert started(tmp_path)[5:] == ["good", "good"]
+
+
+def test_sources_tell_commit_and_content() -> None:
+    known = gpu.sources()
+    assert known == gpu.sources()
+    assert len(known["sources"] or "") == 12
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the stages write that can run inside of this process."""
+    out = tmp_path_factory.mktemp("gpu")
+    found = {}
+    for name in gpu.STAGES:
+        if name != "tests":
+            gpu.begin(out / f"{name}.json", HERE)
+            gpu_stages.main(out / f"{name}.json")
+            found[name] = gpu.read(out / f"{name}.json")
+    return found
+
+
+def test_stages_finish_under_a_stand_in(records: dict[str, Any]) -> None:
+    assert {one["status"] for one in records.values()} == {"finished"}
+    rates = records["environment"]["results"]
+    assert min(value for value in rates.values() if isinstance(value, float)) > 0
+    assert rates["packages"]["torch>=2.13"] == torch.__version__
+    profile = records["profile"]["results"]
+    assert profile["busy_s"] == pytest.approx(sum(profile["kinds_s"].values()))
+    assert min(profile["kinds_s"][kind] for kind in ("attention", "linear layers", "copies")) > 0
+    assert profile["token_s"] > 0
+
+
+def test_the_stages_time_the_default_path_and_say_what_is_bounded(records: dict[str, Any]) -> None:
+    for name in ("speed-8k", "speed-32k", "speed-128k"):
+        runs = records[name]["results"].values()
+        rows = {row["name"]: row for run in runs for row in run["rows"]}
+        assert set(rows) == set(WAYS)
+        assert rows[MEMORY]["citations_cost"]
+    assert "one round of 16 tokens" in records["speed-128k"]["bounded"][0]
+    (run,) = records["concurrency"]["results"].values()
+    assert {"one by one", "together"} <= {way["name"] for way in run["concurrency"]}
+
+
+def test_parity_asks_every_kind_and_says_what_answered(records: dict[str, Any]) -> None:
+    rows = records["parity"]["results"]["rows"]
+    asked = {(row["kind"], row["groups"], row["dtype"], row["softcap"]) for row in rows}
+    assert ("texts", 4, "bfloat16", 30.0) in asked
+    assert len(asked) == len(rows) == 3 * (2 * 2 + 2)
+    answered = {row["backend"] for row in rows}
+    assert answered <= {"native", "fused", "reference"}
+    assert all(0 < row["output"] < 2e-2 and row["lse"] < 2e-4 for row in rows)
+
+
+def test_a_kernel_that_differs_fails_parity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = backends.reference
+
+    def skewed(request: Any) -> Any:
+        if request.query.dtype != torch.float64:
+            return exact(request)
+        if request.causal:
+            raise RuntimeError("no memory")
+        output, lse = exact(request)
+        return output, lse + 1e-3
+
+    monkeypatch.setattr(backends, "reference", skewed)
+    gpu.begin(tmp_path / "parity.json", HERE)
+    gpu_stages.main(tmp_path / "parity.json")
+    kept = gpu.read(tmp_path / "parity.json") or {}
+    assert kept["status"] == "failed"
+    assert kept["error"].count("lies beyond (0.02, 0.0002)") == 6
+    assert kept["error"].count("no memory") == 6
+    # What fails takes nothing else with it.
+    assert len(kept["results"]["rows"]) == 12
+
+
+def test_the_tests_stage_runs_pytest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu.run(["tests"], tmp_path, stand_in=True, deadline=120) == 0
+    outcomes = (gpu.read(tmp_path / "tests.json") or {})["results"]["tests"]
+    assert any("test_backends.py" in name and "cuda" in name for name in outcomes)
+    if not torch.cuda.is_available():
+        assert set(outcomes.values()) == {"skipped"}
+    # Where it is not installed, that is said.
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    gpu.begin(tmp_path / "tests.json", HERE)
+    gpu_stages.main(tmp_path / "tests.json")
+    told = gpu.read(tmp_path / "tests.json") or {}
+    assert told["status"] == "not run"
+    assert "install pytest and hypothesis" in told["error"]
+
+
+def reported(out: Path, records: dict[str, Any]) -> str:
+    for name, record in records.items():
+        gpu.write(out / f"{name}.json", record)
+    page = out / "performance.md"
+    page.write_text(PAGE, encoding="utf-8")
+    assert gpu.main(["report", "--out", str(out), "--page", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# Speed\n\n{gpu_report.BEGIN}\n")
+    assert text.endswith(f"{gpu_report.END}\n\nThe end.\n")
+    assert "\nold\n" not in text
+    return text
+
+
+def on_a_gpu(records: dict[str, Any]) -> dict[str, Any]:
+    """The records of the stand-in as a GPU's, with figures of the targets that are known."""
+    found = copy.deepcopy(records)
+    for record in found.values():
+        record |= {"stand_in": False, "device": "NVIDIA H200", "driver": "580.1", "seconds": 7.0}
+    for run in found["speed-128k"]["results"].values():
+        for row in run["rows"]:
+            row["roofline_decode_s"], row["decode_s"] = 0.006, [0.0098, 0.0099, 0.02]
+            row["first_s"] = [30.5] if row["name"] == "transformers" else [0.1, 0.2, 0.1]
+            row["citations_cost"] = [1.02, 1.0301, 1.04] if row["name"] == MEMORY else []
+    return found
+
+
+def test_the_table_shows_targets_and_every_stage(records: dict[str, Any], tmp_path: Path) -> None:
+    text = reported(tmp_path, on_a_gpu(records))
+    assert "NVIDIA H200, driver 580.1 (python" in text
+    assert "| tests | not run | - | - | - |" in text
+    assert "| parity | finished |" in text
+    targets = [line for line in text.splitlines() if line.endswith("| yes |") or "| no |" in line]
+    assert targets == [
+        "| decode step with citations, against without | 1.031x (1.020x to 1.040x)"
+        " | at most 1.03x | no |",
+        "| decode step, share of the bandwidth roofline | 60% | at least 60% | yes |",
+        "| first token from memory, against plain transformers | 305.00x | at least 300x | yes |",
+    ]
+    for name in records:
+        assert f"\n### {name}\n" in text
+    assert 'Bounded: "transformers" has one round of 16 tokens' in text
+    assert "| 64 | 4 | bfloat16 | 30 |" in text
+    assert "| linear layers | " in text
+
+
+def test_what_did_not_finish_is_shown_as_such(records: dict[str, Any], tmp_path: Path) -> None:
+    found = on_a_gpu(records)
+    long = found["speed-128k"]
+    long |= {"status": "unfinished", "error": "it was stopped at its deadline of 480 s."}
+    del long["results"]["sequential"], long["results"]["disk"]
+    found["memory"] |= {"status": "failed", "error": "exit code 1: out | of\nmemory", "results": {}}
+    found["profile"]["results"] = {"token_s": 0.0123}
+    del found["speed-8k"]
+    text = reported(tmp_path, found)
+    assert "| speed-128k | unfinished: it was stopped at its deadline of 480 s. |" in text
+    assert "\n### speed-128k (unfinished)\n" in text
+    assert "| memory | failed: exit code 1: out / of memory |" in text
+    assert "| speed-8k | not run |" in text
+    assert "### memory" not in text
+    assert "### speed-8k" not in text
+    assert "| 60% | at least 60% | stage unfinished |" in text
+    assert "against plain transformers | - | at least 300x | stage unfinished |" in text
+    assert "A decode step took 12.30 ms; no profile was taken." in text
+    del found["speed-128k"]
+    (tmp_path / "speed-128k.json").unlink()
+    assert "| - | at least 300x | not measured |" in reported(tmp_path, found)
+
+
+def test_there_must_be_something_to_report_and_a_place_for_it(
+    records: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(PAGE, encoding="utf-8")
+    asked = ["report", "--out", str(tmp_path), "--page", str(page)]
+
+    def refusal() -> str:
+        assert gpu.main(asked) == 2
+        assert page.read_text(encoding="utf-8") in (PAGE, "bare")
+        return capsys.readouterr().err
+
+    assert refusal().startswith(f"There is nothing to report: {tmp_path} holds no record; do")
+    gpu.write(tmp_path / "parity.json", records["parity"])
+    assert "no record but of stand-ins, which say nothing about a GPU" in refusal()
+    long = on_a_gpu(records)["speed-128k"]
+    gpu.write(tmp_path / "speed-128k.json", long | {"results": {"warm": {"cells": []}}})
+    assert "holds records of another version" in refusal()
+    gpu.write(tmp_path / "speed-128k.json", long)
+    page.write_text("bare", encoding="utf-8")
+    assert "it lacks the lines <!-- make gpu-report begins here -->" in refusal()
+
+
+def test_the_page_has_a_place_for_the_table() -> None:
+    text = (gpu.ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(gpu_report.BEGIN)
+    assert "## On a GPU" in before
+    assert gpu_report.END in rest
+
+
+def test_records_are_json_that_others_can_read(records: dict[str, Any]) -> None:
+    for record in records.values():
+        assert json.loads(json.dumps(record, allow_nan=False)) == record
