@@ -391,12 +391,12 @@ def summed(rows: list[Any], tokens: int, device: str) -> dict[str, Any]:
     On a CPU operators stand for kernels.
     """
     field = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    # On a device an annotation is no kernel; on a CPU one stands for the kernel in C.
+    own = [row for row in rows if device == "cpu" or not row.is_user_annotation]
     kernels = [
         (row.key, row.count / tokens, getattr(row, field) / tokens / 1e6)
-        for row in rows
-        # On a device an annotation is no kernel; on a CPU it stands for the kernel in C.
+        for row in own
         if row.device_type.name == device.upper()
-        and (device == "cpu" or not row.is_user_annotation)
     ]
     kinds: dict[str, float] = defaultdict(float)
     for name, _, took in kernels:
