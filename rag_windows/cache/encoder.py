@@ -148,9 +148,9 @@ class _Request:
             else:
                 yield from self._obtain([head], None)
                 self._check()
-                prefix = replace(self._placed(head), ids=head.ids)
-            # At once: other processes need it for other passages, however long these here take.
-            self._keep()
+                # At once: other processes need it for other passages, however long these here take.
+                self._keep()
+                prefix = self._found([head])[0]
             if not asked.method.windowed:
                 made = yield from self._encoder.prefill_windows(
                     prefix, asked.windows, asked.starts, asked.method.refinement, asked.on_encoded
@@ -174,12 +174,17 @@ class _Request:
             self._check()
             for one in wanted:
                 self._cache.relabel(one.key, self._got[one.key], one.source.labels)
-            # What was on disk does not know its ids.
-            made = [replace(self._placed(one), ids=one.ids) for one in wanted]
+            made = self._found(wanted)
         return self._encoded(prefix, made)
 
-    def _placed(self, one: _Wanted) -> Window:
-        return placed(self._got[one.key].window, self._devices)
+    def _found(self, wanted: Sequence[_Wanted]) -> list[Window]:
+        """Windows that were got, where the model computes."""
+        got = {one.key: self._got[one.key] for one in wanted}
+        self._got |= self._cache.on_accelerator(got, self._device)
+        # What was on disk does not know its ids.
+        return [
+            replace(placed(self._got[one.key].window, self._devices), ids=one.ids) for one in wanted
+        ]
 
     def _encoded(self, prefix: Window | None, made: list[Window]) -> Encoded:
         hits = {key: entry for key, entry in self._got.items() if key not in self._fresh}

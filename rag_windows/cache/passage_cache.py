@@ -17,11 +17,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from rag_windows.cache.arena import ArenaTier
 from rag_windows.cache.codec import EXACT, Entry, check_store
 from rag_windows.cache.disk import LOCKS_WORK, MOST_LABELS, DiskTier
 from rag_windows.cache.keys import is_key, label_digest, salt_key
@@ -113,7 +114,8 @@ class PassageCache:
             what is free, such as "25%".
         disk: disk space to use; None for none, unless `path` is given (then 50 GiB).
         path: folder of the disk tier; by default the platform's cache folder.
-        device: memory of the accelerator to use, on models that are on one; ignored on others.
+        device: memory of the accelerator to use, on models that are on one; ignored on others. All
+            of it is taken at the first request, unless the store is a lossy one.
         salt: secret of a tenant. Without it, what is stored under it can neither be read nor
             probed. It is set here, by the server's own code, and never taken from a request.
         store: "as computed" (exact), or "int8" (smaller, and not exact any more).
@@ -123,6 +125,9 @@ class PassageCache:
         InputError: a size, salt, store or time that makes no sense.
         CacheError: the folder can't be used.
     """
+
+    accelerator_may_be_cpu: ClassVar[bool] = False
+    """For tests without an accelerator: whether models on the CPU get the tier of `device`, too."""
 
     def __init__(
         self,
@@ -334,20 +339,35 @@ class PassageCache:
 
     def _near(self, device: torch.device | None) -> list[AnyTier]:
         """The fast tiers: that of an accelerator, if one is wanted there, and host memory."""
-        tiers: list[AnyTier] = [] if self.memory is None else [self.memory]
-        if device is None or device.type == "cpu" or self._device_bytes is None:
-            return tiers
+        found = self._accelerator(device), self.memory
+        return [tier for tier in found if tier is not None]
+
+    def _accelerator(self, device: torch.device | None) -> MemoryTier | None:
+        if device is None or self._device_bytes is None:
+            return None
+        if device.type == "cpu" and not self.accelerator_may_be_cpu:
+            return None
         with self._shared.lock:
-            if device not in self._shared.devices:
-                self._shared.devices[device] = MemoryTier(self._device_bytes, self.store, device)
-            return [self._shared.devices[device], *tiers]
+            tier = self._shared.devices.get(device)
+            if tier is None:
+                if self.store == EXACT:
+                    tier = ArenaTier(self._device_bytes, device)
+                else:
+                    tier = MemoryTier(self._device_bytes, self.store, device)
+                self._shared.devices[device] = tier
+            return tier
 
     def quick(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
-        """Entries on the accelerator and in host memory."""
+        """Entries on the accelerator and in host memory, which it takes in if it is worth it."""
+        epoch, near = self._shared.epoch, self._near(device)
         found: dict[str, Entry] = {}
-        for tier in self._near(device):
+        for tier in near:
             missing = [key for key in keys if key not in found]
-            found |= tier.get_many(missing) if missing else {}
+            got = tier.get_many(missing) if missing else {}
+            if tier is not near[0] and isinstance(near[0], ArenaTier):
+                for key, entry in got.items():
+                    self._put(near[:1], key, entry, epoch)
+            found |= got
         return found
 
     def again(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
@@ -376,6 +396,13 @@ class PassageCache:
         if more:
             self._writer.submit(look, 0)
         return found
+
+    def on_accelerator(
+        self, entries: Mapping[str, Entry], device: torch.device | None = None
+    ) -> dict[str, Entry]:
+        """The same entries, from the accelerator's tier where it holds them as well."""
+        tier = self._accelerator(device)
+        return {**entries, **(tier.peek(entries) if isinstance(tier, ArenaTier) else {})}
 
     def relabel(self, key: str, entry: Entry, labels: Collection[str]) -> None:
         """Note further ids of an entry that was found, so that `invalidate` knows them."""

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from rag_windows import PassageCache
+from rag_windows.cache.arena import ArenaTier
 from rag_windows.cache.codec import Entry
 from rag_windows.cache.disk import DiskTier
 from rag_windows.cache.memory import MemoryTier
@@ -34,7 +35,7 @@ THREADS = 16
 EVERY = range(6)
 KEYS = [key_of(number) for number in EVERY]
 VERSIONS = 16
-ROOM, TIGHT = 1_000_000, 8_000
+ROOM, TIGHT, TIGHT_ARENA = 1_000_000, 8_000, 1_424
 """Bytes of memory for all entries, and for about half of them."""
 
 KINDS = ("put", "put", "put", "get", "get", "get", "remove")
@@ -45,8 +46,9 @@ Operation = tuple[str, int, int]
 def entry_of(number: int, version: int) -> Entry:
     """Its ids, numbers and size say which it is."""
     value = float(100 * number + version)
-    tensors = tuple(torch.full((1 + version % 3, 2, 2), value + layer) for layer in range(2))
-    window = Window((number, version), 1, keys=tensors[:1], values=tensors[1:])
+    ids = number, version, *range(version % 3)
+    tensors = tuple(torch.full((2, len(ids), 2), value + layer) for layer in range(2))
+    window = Window(ids, 1, keys=tensors[:1], values=tensors[1:])
     return Entry(window, 0.01 * (1 + number), (KEYS[number],), 0.0)
 
 
@@ -61,7 +63,7 @@ def version_of(number: int, entry: Entry) -> int:
     # What was on disk does not know its ids, so the numbers tell.
     version = int(window.keys[0][0, 0, 0]) - 100 * number
     expected = ENTRIES[number, version].window
-    assert window.ids in (expected.ids, (0, 0))
+    assert window.ids in (expected.ids, (0,) * len(expected.ids))
     assert window.start == expected.start
     pairs = zip((*window.keys, *window.values), (*expected.keys, *expected.values), strict=True)
     assert all(torch.equal(got, wanted) for got, wanted in pairs)
@@ -82,12 +84,14 @@ class Shelf:
     def __init__(self, kind: str, *, roomy: bool = True, store: str = "as computed") -> None:
         self.roomy, self._kind = roomy, kind
         self.versions = 1 if kind == "cache" else VERSIONS
-        self.forgetful = kind != "memory"
+        self.forgetful = kind not in ("memory", "arena")
         self._folder = tempfile.TemporaryDirectory(prefix="shelf-")
         memory, disk = ROOM if roomy else TIGHT, 10_000_000
         self._tier: Any
         if kind == "memory":
             self._tier = MemoryTier(memory, store)
+        elif kind == "arena":
+            self._tier = ArenaTier(ROOM if roomy else TIGHT_ARENA, torch.device("cpu"))
         elif kind == "disk":
             self._tier = DiskTier(self._folder.name, disk)
         else:
@@ -228,6 +232,8 @@ CASES: dict[str, tuple[Callable[[], Shelf], int, int]] = {
     "memory": (partial(Shelf, "memory"), 500, 5000),
     "memory, evicting": (partial(Shelf, "memory", roomy=False), 500, 5000),
     "memory, int8": (partial(Shelf, "memory", store="int8"), 20, 500),
+    "arena": (partial(Shelf, "arena"), 200, 5000),
+    "arena, evicting": (partial(Shelf, "arena", roomy=False), 200, 5000),
     "disk": (partial(Shelf, "disk"), 10, 200),
     "cache": (partial(Shelf, "cache"), 15, 300),
     "cache, evicting": (partial(Shelf, "cache", roomy=False), 15, 300),
