@@ -1,32 +1,13 @@
-"""Containers of keys and values: one window, all that a query reads, the KV caches of ensembles."""
+"""Containers of keys and values: a window, all that a query reads, the KV caches of ensembles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from transformers import DynamicCache
-
-
-def follows(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the tokens of the other (heads, tokens, dim) tensor stand right behind the one's."""
-    return (
-        other.untyped_storage().data_ptr() == one.untyped_storage().data_ptr()
-        and other.storage_offset() == one.storage_offset() + one.shape[1] * one.stride(1)
-        and other.stride() == one.stride()
-        and other.shape[::2] == one.shape[::2]
-    )
-
-
-def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """(heads, tokens, dim) tensors joined along the tokens; a view where they stand on a shelf."""
-    if not all(follows(one, other) for one, other in pairwise(tensors)):
-        return torch.cat(list(tensors), dim=1)
-    first = tensors[0]
-    tokens = sum(tensor.shape[1] for tensor in tensors)
-    return first.as_strided((first.shape[0], tokens, first.shape[2]), first.stride())
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -56,65 +37,68 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWindows:
-    """All windows of one query, packed along the token axis without padding.
+class Windows:
+    """All windows that a query reads together, each where it stands in memory.
 
     Attributes:
-        keys: per layer, (kv heads, N, head dim) on that layer's device; N is the total length.
-        values: per layer, (kv heads, N, value dim).
-        positions: (N,) int64, on the CPU.
-        count: how many windows these are.
-        spans: lengths, which add up to N, of stretches whose attention is told apart.
-        span_groups: (spans, groups) fp32, on the CPU: for which citation groups the attention
-            on a span counts, and how much for each.
+        windows: at least one, in order.
+        spans: lengths of stretches whose attention is told apart; they add up to those of the
+            windows, and none reaches over a window's end.
+        span_groups: (spans, groups) fp32, on the CPU: for which citation groups the attention on a
+            span counts, and how much for each.
     """
 
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
-    positions: torch.Tensor
-    count: int
+    windows: tuple[Window, ...]
     spans: tuple[int, ...]
     span_groups: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        """How many windows these are."""
+        return len(self.windows)
 
     @property
     def n_groups(self) -> int:
         """Number of citation groups."""
         return self.span_groups.shape[1]
 
+    @classmethod
+    def of(
+        cls,
+        windows: Sequence[Window],
+        groups: Sequence[int],
+        n_groups: int,
+        spans: Sequence[int] | None = None,
+    ) -> Windows:
+        """Windows of which each span counts for one citation group.
 
-def pack(
-    windows: Sequence[Window],
-    groups: Sequence[int],
-    n_groups: int,
-    spans: Sequence[int] | None = None,
-) -> PackedWindows:
-    """Put windows side by side, once per request; no decoded token copies them again.
+        Args:
+            windows: at least one.
+            groups: the citation group of each span.
+            n_groups: number of groups; a group without a span gets no attention.
+            spans: see `spans`; by default the windows' own lengths.
+        """
+        span_groups = torch.zeros(len(groups), n_groups)
+        span_groups[torch.arange(len(groups)), torch.tensor(list(groups), dtype=torch.int64)] = 1.0
+        lengths = tuple(len(w.ids) for w in windows) if spans is None else tuple(spans)
+        return cls(tuple(windows), lengths, span_groups)
 
-    Args:
-        windows: at least one.
-        groups: the citation group of each span.
-        n_groups: number of groups; a group without a span gets no attention.
-        spans: lengths that add up to those of the windows; by default the windows' own.
-    """
-    layers = range(len(windows[0].keys))
-    positions = [torch.arange(window.start, window.end) for window in windows]
-    span_groups = torch.zeros(len(groups), n_groups)
-    span_groups[torch.arange(len(groups)), torch.tensor(list(groups), dtype=torch.int64)] = 1.0
-    return PackedWindows(
-        keys=tuple(side_by_side([w.keys[i] for w in windows]) for i in layers),
-        values=tuple(side_by_side([w.values[i] for w in windows]) for i in layers),
-        positions=torch.cat(positions),
-        count=len(windows),
-        spans=tuple(len(w.ids) for w in windows) if spans is None else tuple(spans),
-        span_groups=span_groups,
-    )
+    def stretches(self) -> Iterator[tuple[Window, slice]]:
+        """Each span's window, and where in it the span is."""
+        lengths = iter(self.spans)
+        for window in self.windows:
+            first = 0
+            while first < len(window.ids):
+                last = first + next(lengths)
+                yield window, slice(first, last)
+                first = last
 
 
 class Shelf:
-    """Windows of given lengths side by side in memory, so that no query copies them again.
+    """Windows of given lengths side by side in memory, each head's tokens in a row.
 
-    Each forward pass is copied in as it ends, and its own tensors go: at no time are there two of
-    all keys and values.
+    So they are read quickest. Each forward pass is copied in as it ends, and its own tensors go: at
+    no time are there two of all keys and values.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from itertools import accumulate, groupby
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -37,7 +38,9 @@ class Segment:
     Attributes:
         first: smallest position of a key; ``last`` is the largest.
         tokens: (G * M,) int64, on the CPU: places in the pass; None for all of them, in order.
-        positions: (keys,) or (G, keys) int64, of the keys; None where they count up from ``first``.
+        starts: position of the first key of each part, in which positions count up; None where
+            they count up through all parts from ``first``.
+        positions: (G or 1, keys) int64, of keys that do not count up so; or None.
         seen: which keys a token sees: None for all, "causal" if the i-th of a group's tokens sees
             the first i + 1 keys (M keys), or (G * M,) int64, the number of first keys; a group's
             only token then stands right behind the others that it sees.
@@ -46,9 +49,11 @@ class Segment:
             is one group; their lengths add up to that of the segment.
     """
 
+    role: Role
     first: int
     last: int
     tokens: torch.Tensor | None = None
+    starts: Sequence[int] | None = None
     positions: torch.Tensor | None = None
     seen: Literal["causal"] | torch.Tensor | None = None
     temperature: float = 1.0
@@ -57,6 +62,10 @@ class Segment:
     def readers(self, tokens: int) -> int:
         """How many tokens of a pass of so many read it, those of all groups."""
         return tokens if self.tokens is None else len(self.tokens)
+
+    def starts_of(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Position of the first key of each part, of these lengths."""
+        return self.starts or list(accumulate(lengths[:-1], initial=self.first))
 
 
 class Rows:
@@ -85,6 +94,15 @@ class Rows:
             self.furthest[segment] = int(self.positions[segment.tokens].max())
         return self.furthest[segment] - segment.first < sliding_window
 
+    def position_of(self, segment: Segment) -> int | None:
+        """The position of all who read a segment, if that is one."""
+        if self.lowest == self.highest:
+            return self.lowest
+        if segment.tokens is None:
+            return None
+        low, high = self.positions[segment.tokens].aminmax()
+        return int(low) if low == high else None
+
 
 @dataclass(slots=True)
 class Queries:
@@ -102,28 +120,25 @@ class Queries:
     sliding_window: int | None = None
 
 
-class Segments:
-    """Segments of one role, answered together. Not for several threads at once.
-
-    The *results* are one a segment, group and token, in that order. Static segments' keys stay
-    where they are, so that what a kernel is asked is made once a layer.
+class Results:
+    """Where what segments of one role give stands among the tokens of a pass.
 
     Attributes:
+        segments: in order; each gives a result for every token that reads it.
+        place: of these results among those of all `Segments`.
         columns: the most results that a token has.
         column: (results,) int64, which of its token's results each one is; None if they are those
             of all tokens, in order, column after column.
         aligned: whether the results are one for each token, in order.
     """
 
-    def __init__(
-        self, role: Role, segments: Sequence[Segment], tokens: int, *, static: bool = False
-    ) -> None:
-        self.role: Role = role
+    def __init__(self, role: Role, segments: Sequence[Segment], tokens: int, first: int) -> None:
+        self.role = role
         self.segments = tuple(segments)
-        self._static = static
-        self._for_layers: dict[int, tuple[list[int], list[int], native.Items | None]] = {}
-        self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.sizes = [segment.readers(tokens) for segment in segments]
+        self.place = slice(first, first + sum(self.sizes))
         self._tokens = tokens
+        self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         self.columns, self.column = 1, None
         if len(segments) > 1 or segments[0].tokens is not None:
             self.columns, self.column = _columns(self.index, tokens)
@@ -135,7 +150,7 @@ class Segments:
         every = torch.arange(self._tokens)
         return torch.cat([every if one.tokens is None else one.tokens for one in self.segments])
 
-    def place(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Column and token of each result, on a device; None where they lie in order."""
         if self.column is None:
             return None
@@ -143,27 +158,74 @@ class Segments:
             self._places[device] = self.column.to(device), self.index.to(device)
         return self._places[device]
 
-    def attend(self, asked: Queries) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of each result's token over its segment.
 
-        Returns:
-            Output (results, heads, value dim) in the query's dtype, zero where a token sees no key;
-            lse (results, heads), fp32 (fp64 for fp64), ``-inf`` there.
-        """
+class Attended(NamedTuple):
+    """What the tokens of a pass get of the segments of one role.
+
+    Attributes:
+        output: (results, heads, value dim) in the query's dtype, zero where a token sees no key.
+        lse: (results, heads), fp32 (fp64 for fp64), ``-inf`` there.
+        parts: if they are wanted, for each segment (parts, results, heads): the log-sum-exps of the
+            keys of each part by themselves.
+    """
+
+    results: Results
+    output: torch.Tensor
+    lse: torch.Tensor
+    parts: list[torch.Tensor] | None
+
+
+class Segments:
+    """Segments answered together, those of a role side by side. Not for several threads at once.
+
+    Where they are ``static``, segments, tokens and every layer's keys stay what they are for all
+    passes, so that what a kernel is asked is made once a layer.
+    """
+
+    def __init__(self, segments: Sequence[Segment], tokens: int, *, static: bool = False) -> None:
+        self.segments = tuple(segments)
+        self._static = static
+        self._for_layers: dict[int, tuple[list[int], list[int], native.Items | None]] = {}
+        self.results: list[Results] = []
+        first = 0
+        for role, run in groupby(segments, key=lambda segment: segment.role):
+            self.results.append(Results(role, [*run], tokens, first))
+            first = self.results[-1].place.stop
+
+    def attend(self, asked: Queries, *, apart: bool = False) -> list[Attended]:
+        """Attention of each result's token over its segment, by role."""
         taken, items = self._for_kernel(asked)
-        if items is None:
-            made = [_read(one, asked) for one in self.segments]
-        else:
-            output, lse = native.call(items, asked.query)
+        by_kernel: dict[int, One] = {}
+        if items is not None:
+            output, lse, parts = native.call(items, asked.query, apart=apart)
             if len(taken) == len(self.segments):
-                return output, lse
+                return self._by_role(output, lse, parts)
             sizes = [self.segments[i].readers(len(asked.query)) for i in taken]
-            answers = zip(output.split(sizes), lse.split(sizes), strict=True)
-            by_kernel = dict(zip(taken, answers, strict=True))
-            made = [by_kernel.get(i) or _read(one, asked) for i, one in enumerate(self.segments)]
+            outputs, lses = output.split(sizes), lse.split(sizes)
+            for at, i in enumerate(taken):
+                by_kernel[i] = outputs[at], lses[at], parts[at] if parts else None
+        made = [
+            by_kernel[i] if i in by_kernel else _read(one, asked, apart=apart)
+            for i, one in enumerate(self.segments)
+        ]
+        own = [part for _, _, part in made if part is not None] if apart else None
         if len(made) == 1:
-            return made[0]
-        return torch.cat([one[0] for one in made]), torch.cat([one[1] for one in made])
+            return self._by_role(*made[0][:2], own)
+        output, lse = torch.cat([one for one, _, _ in made]), torch.cat([one for _, one, _ in made])
+        return self._by_role(output, lse, own)
+
+    def _by_role(
+        self, output: torch.Tensor, lse: torch.Tensor, parts: list[torch.Tensor] | None
+    ) -> list[Attended]:
+        if len(self.results) == 1:
+            return [Attended(self.results[0], output, lse, parts)]
+        made, first = [], 0
+        for one in self.results:
+            last = first + len(one.segments)
+            own = None if parts is None else parts[first:last]
+            made.append(Attended(one, output[one.place], lse[one.place], own))
+            first = last
+        return made
 
     def _for_kernel(self, asked: Queries) -> tuple[list[int], native.Items | None]:
         """The segments that one call of the CPU kernel answers, and what it is asked."""
@@ -188,7 +250,8 @@ class Segments:
             return held[1:]
         taken, asks = [], []
         for i in offered:
-            if (item := _item(self.segments[i], asked)) is not None:
+            one = self.segments[i]
+            if (item := _item(one, asked, one.layers[asked.layer])) is not None:
                 taken.append(i)
                 asks.append(item)
         # What is made once costs little, however few keys there are.
@@ -213,103 +276,125 @@ class Reading:
     query_bias: Number = 0.0
 
 
+class Weighed(NamedTuple):
+    """The attention weights of what segments of one role gave; those of a token sum to one.
+
+    ``shares`` (results, heads), fp32, are of whole segments; what `Attended` has besides tells how
+    each of them falls to the segment's parts.
+    """
+
+    attended: Attended
+    shares: torch.Tensor
+
+    def of_parts(self, number: int, rows: torch.Tensor | slice | None = None) -> torch.Tensor:
+        """Weights, averaged over heads, of the parts of one of the role's segments.
+
+        ``rows`` are places among the segment's results, or None for all of them. Returns fp32
+        (parts, rows).
+        """
+        results, _, lse, parts = self.attended
+        first = sum(results.sizes[:number])
+        own = parts[number] if parts is not None else lse.unsqueeze(0)
+        shares = self.shares
+        if len(results.sizes) > 1:
+            place = slice(first, first + results.sizes[number])
+            shares, lse = shares[place], lse[place]
+        if rows is not None:
+            shares, lse, own = shares[rows], lse[rows], own[:, rows]
+        if len(own) == 1:
+            return shares.mean(dim=-1).unsqueeze(0)
+        # A token that sees nothing of a segment has no share of it.
+        return (torch.exp(own - lse.clamp_min(_LOWEST)) * shares).mean(dim=-1)
+
+
+_LOWEST = -1e30
+"""Stands for ``-inf`` where that would be taken from itself."""
+
+
 def read(
-    reading: Reading,
-    asked: Queries,
-    sinks: torch.Tensor | None = None,
-    *,
-    weights: bool = False,
-) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+    reading: Reading, asked: Queries, sinks: torch.Tensor | None = None, *, weights: bool = False
+) -> tuple[torch.Tensor, list[Weighed] | None]:
     """Attention of every token of a pass over all that it reads.
 
     ``sinks`` (heads,) are the logits of attention sinks, where there are any.
 
     Returns:
-        (tokens, heads, value dim) in the query's dtype; and, if they are wanted, for each of
-        ``reading.segments`` the weights (results, heads) of its results, fp32, which sum to one
-        over a token's: a sink is no text and counts for nothing.
+        (tokens, heads, value dim) in the query's dtype; and the attention weights, if they are
+        wanted, for each role of each of ``reading.segments``: a sink is no text and counts for
+        nothing.
     """
-    query = asked.query
-    every, tokens = reading.segments, len(query)
-    outputs, lses = zip(*(segments.attend(asked) for segments in every), strict=True)
-    plain = sinks is None and not weights and all(segments.aligned for segments in every)
-    if plain and len(outputs) == 1:
-        return outputs[0], None
-    if plain and len(outputs) == 2:
-        # The newest token always sees itself, so no token sees nothing in both.
-        one, other = (_rescaled(reading, *both) for both in zip(every, lses, strict=True))
-        share = torch.sigmoid(one - other).unsqueeze(-1)
-        mixed = torch.lerp(outputs[1].to(share.dtype), outputs[0].to(share.dtype), share)
-        return mixed.to(query.dtype), None
-    tables = [
-        _rescaled(reading, segments, _table(segments, lse, tokens))
-        for segments, lse in zip(every, lses, strict=True)
-    ]
-    return _merged(every, outputs, tables, sinks, weights=weights)
+    query, tokens = asked.query, len(asked.query)
+    made = [one for segments in reading.segments for one in segments.attend(asked, apart=weights)]
+    if len(made) == 1 and made[0].results.aligned and sinks is None:
+        shares = (made[0].lse > -torch.inf).to(made[0].lse.dtype)
+        return made[0].output, [Weighed(made[0], shares)] if weights else None
+    table = torch.cat([_rescaled(reading, one, _table(one, tokens)) for one in made])
+    shares = _softmax(table, sinks)
+    if all(one.results.aligned for one in made):
+        outputs = torch.stack([one.output for one in made])
+        mixed = (outputs * shares.unsqueeze(-1)).sum(dim=0).to(query.dtype)
+    else:
+        mixed = _mixed(made, shares).to(query.dtype)
+    if not weights:
+        return mixed, None
+    text = shares if sinks is None else _softmax(table, None)
+    recorded, first = [], 0
+    for one in made:
+        own = text[first : first + one.results.columns]
+        first += one.results.columns
+        place = one.results.on(own.device)
+        recorded.append(Weighed(one, own.flatten(0, 1) if place is None else own[place]))
+    return mixed, recorded
 
 
-def _table(segments: Segments, lse: torch.Tensor, tokens: int) -> torch.Tensor:
+def _table(one: Attended, tokens: int) -> torch.Tensor:
     """The log-sum-exps (results, heads) as (columns, tokens, heads), ``-inf`` where none is."""
-    place = segments.place(lse.device)
+    lse, results = one.lse, one.results
+    place = results.on(lse.device)
     if place is None:
-        return lse.unflatten(0, (segments.columns, tokens))
-    return lse.new_full((segments.columns, tokens, lse.shape[1]), -torch.inf).index_put(place, lse)
+        return lse.unflatten(0, (results.columns, tokens))
+    return lse.new_full((results.columns, tokens, lse.shape[1]), -torch.inf).index_put(place, lse)
 
 
-def _rescaled(reading: Reading, segments: Segments, table: torch.Tensor) -> torch.Tensor:
+def _rescaled(reading: Reading, one: Attended, table: torch.Tensor) -> torch.Tensor:
     """Log-sum-exps as the merge takes them: the context's and the query's by the method."""
     slope, shift, bias = reading.slope, reading.shift, reading.query_bias
-    if segments.role == "query":
+    role = one.results.role
+    if role == "query":
         return table if _is(bias, 0.0) else table + _on(bias, table)
-    if segments.role == "prefix" or (_is(slope, 1.0) and _is(shift, 0.0)):
+    if role == "prefix" or (_is(slope, 1.0) and _is(shift, 0.0)):
         return table
     slope, shift = _on(slope, table), _on(shift, table)
-    if segments.columns == 1:
+    if one.results.columns == 1:
         scaled = table * slope
         return scaled if _is(shift, 0.0) else scaled + shift
     whole = table.logsumexp(dim=0)
     return table + whole.masked_fill(whole == -torch.inf, 0.0) * (slope - 1.0) + shift
 
 
-def _merged(
-    every: Sequence[Segments],
-    outputs: Sequence[torch.Tensor],
-    tables: Sequence[torch.Tensor],
-    sinks: torch.Tensor | None,
-    *,
-    weights: bool,
-) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
-    """The softmax over the segments of each token, and what it mixes; see `read`."""
-    lse = torch.cat(list(tables))
-    peak = lse.amax(dim=0)
+def _softmax(table: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Weights of all columns (columns, tokens, heads), those of sinks left out at the end."""
     if sinks is not None:
-        sinks = sinks.to(lse.dtype)
-        peak = torch.maximum(peak, sinks)
-    peak = peak.masked_fill(peak == -torch.inf, 0.0)
-    shares = torch.exp(lse - peak)
-    text = shares.sum(dim=0)
-    total = text if sinks is None else text + torch.exp(sinks - peak)
-    tiny = torch.finfo(text.dtype).tiny
-    sizes = [segments.columns for segments in every]
-    mixing = (shares / total.clamp_min(tiny)).split(sizes)
-    mixed = mixing[0].new_zeros(*text.shape, outputs[0].shape[-1])
-    for segments, output, share in zip(every, outputs, mixing, strict=True):
-        place = segments.place(output.device)
+        sink = sinks.to(table.dtype).expand(1, *table.shape[1:])
+        return torch.cat([table, sink]).softmax(dim=0)[:-1]
+    # A token that sees nothing at all gets nothing.
+    return table.softmax(dim=0).nan_to_num(nan=0.0)
+
+
+def _mixed(made: Sequence[Attended], shares: torch.Tensor) -> torch.Tensor:
+    """The outputs (tokens, heads, value dim), fp32, mixed by weights (columns, tokens, heads)."""
+    mixed = shares.new_zeros(*shares.shape[1:], made[0].output.shape[-1])
+    sizes = [one.results.columns for one in made]
+    for (results, output, _, _), share in zip(made, shares.split(sizes), strict=True):
+        place = results.on(output.device)
         if place is not None:
             mixed.index_add_(0, place[1], output * share[place].unsqueeze(-1))
-        elif segments.columns == 1:
+        elif results.columns == 1:
             mixed.addcmul_(output.to(mixed.dtype), share[0].unsqueeze(-1))
         else:
-            by_column = output.unflatten(0, (segments.columns, -1))
+            by_column = output.unflatten(0, (results.columns, -1))
             mixed += (by_column * share.unsqueeze(-1)).sum(dim=0)
-    mixed = mixed.to(outputs[0].dtype)
-    if not weights:
-        return mixed, None
-    recorded = []
-    for segments, share in zip(every, (shares / text.clamp_min(tiny)).split(sizes), strict=True):
-        place = segments.place(share.device)
-        recorded.append(share.flatten(0, 1) if place is None else share[place])
-    return mixed, recorded
+    return mixed
 
 
 def _columns(index: torch.Tensor, tokens: int) -> tuple[int, torch.Tensor | None]:
@@ -340,9 +425,8 @@ def _is_small(segment: Segment, layer: int) -> bool:
     return few and segment.seen is None and len(parts[0][0]) == 1
 
 
-def _item(segment: Segment, asked: Queries) -> native.Item | None:
-    """A segment as the CPU kernel is asked for it; None if it can't be."""
-    parts = segment.layers[asked.layer]
+def _item(segment: Segment, asked: Queries, parts: Sequence[Part]) -> native.Item | None:
+    """Parts of a segment as the CPU kernel is asked for them; None if it can't be."""
     tokens = torch.arange(len(asked.query)) if segment.tokens is None else segment.tokens
     between, near = None, asked.sliding_window
     if isinstance(segment.seen, torch.Tensor):
@@ -355,41 +439,98 @@ def _item(segment: Segment, asked: Queries) -> native.Item | None:
     return item if native.takes(item, asked.query) else None
 
 
-def _read(segment: Segment, asked: Queries) -> tuple[torch.Tensor, torch.Tensor]:
-    """One segment by the fastest backend that serves it; as `Segments.attend` gives it."""
-    query, rows, near = asked.query, asked.rows, asked.sliding_window
-    parts = segment.layers[asked.layer]
-    if parts[0][0].dtype != query.dtype:
-        # Where one of both was computed under autocast.
-        parts = [(key.to(query.dtype), value.to(query.dtype)) for key, value in parts]
-    groups, keys = len(parts[0][0]), sum(key.shape[2] for key, _ in parts)
-    readers = segment.readers(len(query)) // groups
-    if keys == 0 or (near is not None and rows.lowest - segment.last >= near):
-        shape = groups * readers, query.shape[1]
-        exact = torch.promote_types(query.dtype, torch.float32)
-        output = query.new_zeros(*shape, parts[0][1].shape[-1])
-        return output, query.new_full(shape, -torch.inf, dtype=exact)
-    mask = _mask(segment, asked, groups, readers, keys)
+def _cut_item(segment: Segment, parts: Sequence[Part], asked: Queries) -> native.Item | None:
+    """What is left of a segment, as the CPU kernel is asked for it, if that pays."""
+    if not parts or asked.query.device.type != "cpu" or KERNEL not in names("cpu"):
+        return None
+    item = _item(segment, asked, parts)
+    return item if item is not None and native.pays([item]) else None
+
+
+One = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Output, log-sum-exp and, if wanted, parts of one segment; as in `Attended`."""
+
+
+def _read(segment: Segment, asked: Queries, *, apart: bool) -> One:
+    """One segment by the fastest backend that serves it."""
+    query, count = asked.query, len(segment.layers[asked.layer])
+    parts, places, mask = _visible(segment, asked)
+    if places is not None and (item := _cut_item(segment, parts, asked)) is not None:
+        output, lse, own = native.call(native.Items([item]), query, apart=apart)
+        return output, lse, _spread(own[0], places, count) if own else None
+    groups = len(segment.layers[asked.layer][0][0])
     of_tokens = query if segment.tokens is None else query[segment.tokens.to(query.device)]
-    of_tokens = of_tokens.unflatten(0, (groups, readers)).transpose(1, 2)
+    of_tokens = of_tokens.unflatten(0, (groups, -1)).transpose(1, 2)
     causal = mask is None and segment.seen == "causal"
-    if len(parts) > 1 and (causal or mask is not None):
-        parts = [(torch.cat([k for k, _ in parts], 2), torch.cat([v for _, v in parts], 2))]
+    lengths = [key.shape[2] for key, _ in parts]
+    masks = [None] * len(parts) if mask is None else mask.split(lengths, dim=-1)
     # Parts are read where they stand: joining them would copy every key, every time.
     made = []
-    for part in parts:
-        request = Request(
-            of_tokens, *part, asked.scale, segment.temperature, asked.softcap, causal, mask
-        )
-        made.append(attend(request) if mask is None else _in_steps(request))
-    output, lse = made[0]
-    if len(made) > 1:
-        lses = torch.stack([one[1] for one in made])
+    for (key, value), own in zip(parts, masks, strict=True):
+        heat, cap = segment.temperature, asked.softcap
+        made.append(_in_steps(Request(of_tokens, key, value, asked.scale, heat, cap, causal, own)))
+    if len(made) == 1:
+        output, lse = made[0]
+        lses = lse.unsqueeze(0)
+    elif made:
+        lses = torch.stack([one for _, one in made])
         lse = lses.logsumexp(dim=0)
-        shares = torch.exp(lses - lse).unsqueeze(-1)
-        mixed = sum(one[0] * share for one, share in zip(made, shares, strict=True))
+        shares = torch.exp(lses - lse.clamp_min(_LOWEST)).unsqueeze(-1)
+        mixed = sum(one * share for (one, _), share in zip(made, shares, strict=True))
         output = torch.as_tensor(mixed).to(query.dtype)
-    return output.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+    else:
+        shape, dim = of_tokens.shape[:3], segment.layers[asked.layer][0][1].shape[-1]
+        exact = torch.promote_types(query.dtype, torch.float32)
+        output = query.new_zeros(*shape, dim)
+        lses = query.new_empty(0, *shape, dtype=exact)
+        lse = lses.new_full(shape, -torch.inf)
+    output, lse = output.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+    if not apart:
+        return output, lse, None
+    return output, lse, _spread(lses.transpose(2, 3).flatten(1, 2), places, count)
+
+
+def _visible(
+    segment: Segment, asked: Queries
+) -> tuple[Sequence[Part], Sequence[int] | None, torch.Tensor | None]:
+    """The parts of which a token sees something; which of all these are, if not all; and a mask.
+
+    Where all readers stand at one position, what a sliding window hides is cut off; else they need
+    a mask.
+    """
+    rows, near, parts = asked.rows, asked.sliding_window, segment.layers[asked.layer]
+    if parts[0][0].dtype != asked.query.dtype:
+        # Where one of both was computed under autocast.
+        dtype = asked.query.dtype
+        parts = [(key.to(dtype), value.to(dtype)) for key, value in parts]
+    lengths = [key.shape[2] for key, _ in parts]
+    hidden = [0] * len(parts)
+    if near is not None and rows.lowest - segment.last >= near:
+        hidden = lengths
+    elif near is not None and not rows.within(segment, near):
+        at = rows.position_of(segment)
+        if at is None or segment.seen is not None or segment.positions is not None:
+            return parts, None, _mask(segment, asked)
+        hidden = [
+            min(max(0, at - near + 1 - start), length)
+            for start, length in zip(segment.starts_of(lengths), lengths, strict=True)
+        ]
+    elif isinstance(segment.seen, torch.Tensor) or (segment.seen is not None and len(parts) > 1):
+        return parts, None, _mask(segment, asked)
+    if not any(hidden) and all(lengths):
+        return parts, None, None
+    places = [i for i, length in enumerate(lengths) if length > hidden[i]]
+    cut = [(parts[i][0][:, :, hidden[i] :], parts[i][1][:, :, hidden[i] :]) for i in places]
+    return cut, places, None
+
+
+def _spread(lses: torch.Tensor, places: Sequence[int] | None, count: int) -> torch.Tensor:
+    """Log-sum-exps (parts, results, heads) of some of so many parts, as those of all."""
+    if places is None:
+        return lses
+    whole = lses.new_full((count, *lses.shape[1:]), -torch.inf)
+    whole[list(places)] = lses
+    return whole
 
 
 def _in_steps(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
@@ -406,26 +547,28 @@ def _in_steps(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([one[0] for one in made], dim=2), torch.cat([one[1] for one in made], dim=2)
 
 
-def _mask(
-    segment: Segment, asked: Queries, groups: int, readers: int, keys: int
-) -> torch.Tensor | None:
-    """Bool (groups, 1, readers, keys): what each token sees; None where no kernel needs a mask."""
+def _mask(segment: Segment, asked: Queries) -> torch.Tensor:
+    """Bool (groups, 1, readers, keys): what each token sees."""
     rows, seen, near = asked.rows, segment.seen, asked.sliding_window
     if rows.within(segment, near):
         near = None
-        if not isinstance(seen, torch.Tensor):
-            return None
     if (segment, near) in rows.masks:
         return rows.masks[segment, near]
-    index = torch.arange(keys)
-    mask = torch.ones(groups, readers, keys, dtype=torch.bool)
+    parts = segment.layers[asked.layer]
+    groups, lengths = len(parts[0][0]), [key.shape[2] for key, _ in parts]
+    readers = segment.readers(len(asked.query)) // groups
+    index = torch.arange(sum(lengths))
+    mask = torch.ones(groups, readers, len(index), dtype=torch.bool)
     if isinstance(seen, torch.Tensor):
         mask = index < seen.view(groups, readers, 1)
     elif seen == "causal":
         mask = (index <= torch.arange(readers).unsqueeze(-1)).expand(groups, -1, -1)
     if near is not None:
         at = rows.positions if segment.tokens is None else rows.positions[segment.tokens]
-        of_keys = segment.first + index if segment.positions is None else segment.positions
-        mask = mask & (at.view(groups, readers, 1) - of_keys.view(-1, 1, keys) < near)
+        of_keys = segment.positions
+        if of_keys is None:
+            starts = zip(segment.starts_of(lengths), lengths, strict=True)
+            of_keys = torch.cat([torch.arange(start, start + n) for start, n in starts])
+        mask = mask & (at.view(groups, readers, 1) - of_keys.view(-1, 1, len(index)) < near)
     rows.masks[segment, near] = mask.unsqueeze(1).to(asked.query.device)
     return rows.masks[segment, near]

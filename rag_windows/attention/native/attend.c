@@ -13,7 +13,7 @@
 #define PAIRS_FROM 12
 
 /* Columns of `items` and `segments`, as `kernel.py` writes them; strides count elements. */
-enum { SEGMENT, SEGMENTS, CHUNKS, FIRST, TOKENS, CAUSAL, ITEM_FIELDS };
+enum { SEGMENT, SEGMENTS, CHUNKS, FIRST, TOKENS, CAUSAL, CHUNK_ROWS, PART_ROWS, ITEM_FIELDS };
 enum { KEY, VALUE, KEYS, KEY_HEAD, KEY_TOKEN, VALUE_HEAD, VALUE_TOKEN, SEGMENT_FIELDS };
 
 /* Whether many rows are served well, too. */
@@ -48,15 +48,33 @@ static void take_query(state *at, int row, int rows, const element *query) {
     few_query(&at->few, row, query);
 }
 
+static int64_t chunks_of(const int64_t *segment) { return (segment[KEYS] + CHUNK - 1) / CHUNK; }
+
+/* Where the log-sum-exp of each chunk goes: `row` is that of the item's first chunk and the tile's
+   first row, counted over tokens and the heads of one kv head, `step` leads to the next chunk. */
+typedef struct {
+    float *lse; /* NULL if nobody asks */
+    int64_t row, step, heads, head, groups;
+} apart;
+
+static void note_chunk(const state *at, int rows, int64_t number, const apart *of) {
+    for (int r = 0; r < rows; r++) {
+        int64_t row = of->row + r;
+        float *to = of->lse + number * of->step;
+        to[row / of->groups * of->heads + of->head * of->groups + row % of->groups] =
+            at->rows.newest[r] == 0.0f ? -INFINITY : at->rows.most[r] + logf(at->rows.newest[r]);
+    }
+}
+
 /* The chunks `begin` to `end` of some segments, counted through all of them. */
 static void read_chunks(
     state *at, int rows, const int64_t (*segments)[SEGMENT_FIELDS], int64_t head,
-    int64_t begin, int64_t end, setting by
+    int64_t begin, int64_t end, setting by, const apart *of_chunks
 ) {
     const int64_t most = at->rows.seen[rows - 1];
     for (int64_t first = 0, before = 0; first < end && before < most; segments++) {
         const int64_t *in = *segments;
-        int64_t chunks = (in[KEYS] + CHUNK - 1) / CHUNK;
+        int64_t chunks = chunks_of(in);
         int64_t from = begin > first ? begin - first : 0;
         int64_t to = end - first < chunks ? end - first : chunks;
         for (int64_t c = from; c < to && before + c * CHUNK < most; c++) {
@@ -66,7 +84,9 @@ static void read_chunks(
                 (const element *)in[VALUE] + head * in[VALUE_HEAD] + key * in[VALUE_TOKEN],
                 in[KEY_TOKEN], in[VALUE_TOKEN], keys, before + key, by,
             };
+            for (int r = 0; r < rows; r++) at->rows.newest[r] = 0.0f;
             read_chunk(at, rows, &of);
+            if (of_chunks->lse) note_chunk(at, rows, first + c, of_chunks);
         }
         first += chunks;
         before += in[KEYS];
@@ -90,6 +110,24 @@ static void finish(const float *shares, int64_t splits, element *output, float *
     *lse = most + logf(total);
 }
 
+/* The log-sum-exps of an item's chunks, (chunks, numbers) each, become those of its segments. */
+static void join_chunks(
+    const float *chunks, float *parts, const int64_t (*segments)[SEGMENT_FIELDS], int64_t n_segments,
+    int64_t numbers
+) {
+    for (int64_t s = 0; s < n_segments; s++, parts += numbers) {
+        const int64_t n = chunks_of(segments[s]);
+        for (int64_t i = 0; i < numbers; i++) {
+            float most = -INFINITY, total = 0.0f;
+            for (int64_t c = 0; c < n; c++) most = fmaxf(most, chunks[c * numbers + i]);
+            for (int64_t c = 0; c < n && most != -INFINITY; c++)
+                total += expf(chunks[c * numbers + i] - most);
+            parts[i] = most + logf(total);
+        }
+        chunks += n * numbers;
+    }
+}
+
 static int64_t tiles_of(const int64_t *item, int64_t groups) {
     return (item[TOKENS] * groups + TILE - 1) / TILE;
 }
@@ -98,12 +136,16 @@ static int64_t tiles_of(const int64_t *item, int64_t groups) {
    the query (tokens, heads, DIM) over SEGMENTS of the segments (segments, SEGMENT_FIELDS), which
    have CHUNKS chunks; where CAUSAL is set, the j-th of its tokens sees the first j + 1 keys alone.
    Results (their number, heads, VALUE_DIM) and lse (their number, heads) stand in the order of
-   `order`. `work` has room for results * heads * splits * (VALUE_DIM + 2) floats. */
+   `order`. `work` has room for results * heads * splits * (VALUE_DIM + 2) floats. Unless they are
+   NULL, `of_chunks` and `of_parts`, which hold -inf, take the log-sum-exps of an item's chunks and
+   segments by themselves, (chunks or segments, TOKENS, heads), from the rows CHUNK_ROWS and
+   PART_ROWS of so many heads on. */
 void rag_windows_attend(
     const int64_t (*items)[ITEM_FIELDS], const setting *settings, int64_t n_items,
     const int64_t (*segments)[SEGMENT_FIELDS], const int64_t *order, int64_t results,
     const element *query, int64_t query_token, int64_t query_head, int64_t kv_heads, int64_t groups,
-    element *output, float *lse, float *work, int64_t splits, int threads
+    element *output, float *lse, float *work, int64_t splits, float *of_chunks, float *of_parts,
+    int threads
 ) {
     const int64_t heads = kv_heads * groups, room = VALUE_DIM + 2;
     int64_t tiles = 0;
@@ -131,9 +173,13 @@ void rag_windows_attend(
                 at.rows.total[r] = 0.0f;
                 at.rows.seen[r] = item[CAUSAL] ? row / groups + 1 : INT64_MAX;
             }
+            const apart noted = {
+                of_chunks ? of_chunks + item[CHUNK_ROWS] * heads : NULL,
+                tile * TILE, item[TOKENS] * heads, heads, head, groups,
+            };
             if (begin < end)
                 read_chunks(
-                    &at, rows, segments + item[SEGMENT], head, begin, end, settings[i]
+                    &at, rows, segments + item[SEGMENT], head, begin, end, settings[i], &noted
                 );
             for (int r = 0; r < rows; r++) {
                 int64_t row = tile * TILE + r, result = item[FIRST] + row / groups;
@@ -147,5 +193,13 @@ void rag_windows_attend(
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < results * heads; row++)
             finish(work + row * splits * room, splits, output + row * VALUE_DIM, lse + row);
+        if (of_parts) {
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < n_items; i++)
+                join_chunks(
+                    of_chunks + items[i][CHUNK_ROWS] * heads, of_parts + items[i][PART_ROWS] * heads,
+                    segments + items[i][SEGMENT], items[i][SEGMENTS], items[i][TOKENS] * heads
+                );
+        }
     }
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ def _checked(asked: tuple[torch.dtype, int, int]) -> Kernel | None:
         *(pointer, pointer, number),
         *(pointer, pointer, number),
         *(pointer, number, number, number, number),
-        *(pointer, pointer, pointer, number, ctypes.c_int),
+        *(pointer, pointer, pointer, number, pointer, pointer, ctypes.c_int),
     ]
     made = Kernel(entry, bool(ctypes.c_int.in_dll(loaded, "rag_windows_many").value))
     if not _agrees(made, dtype, dim, value_dim):
@@ -108,15 +108,21 @@ def _agrees(made: Kernel, dtype: torch.dtype, dim: int, value_dim: int) -> bool:
         sizes = (6, rows, dim), (2, keys, dim), (2, keys, value_dim)
         query, key, value = (torch.randn(1, *size, generator=generator).to(dtype) for size in sizes)
         temperature = 1.0 if causal else 0.7
-        expected = reference(Request(query, key, value, dim**-0.5, temperature, softcap, causal))
-        item = Item(
-            [(key, value)], torch.arange(rows), dim**-0.5, softcap, temperature, causal=causal
-        )
-        output, lse = call(Items([item], made), query[0].transpose(0, 1))
-        wanted, wanted_lse = (tensor[0].transpose(0, 1) for tensor in expected)
-        if not (
-            torch.allclose(output.float(), wanted.float(), atol=_TOLERANCE[dtype])
-            and torch.allclose(lse, wanted_lse, atol=_LSE_TOLERANCE)
+        whole = Request(query, key, value, dim**-0.5, temperature, softcap, causal)
+        parts = [(key, value)]
+        if not causal:
+            parts = list(zip(key.split(400, 2), value.split(400, 2), strict=True))
+        item = Item(parts, torch.arange(rows), dim**-0.5, softcap, temperature, causal=causal)
+        found = call(Items([item], made), query[0].transpose(0, 1), apart=not causal)
+        wanted, wanted_lse = reference(whole)
+        pairs = [(found.lse, wanted_lse)]
+        for lse, part in zip(found.parts[0] if found.parts else (), parts, strict=False):
+            pairs.append((lse, reference(replace(whole, key=part[0], value=part[1]))[1]))
+        output = wanted[0].transpose(0, 1).float()
+        if not torch.allclose(found.output.float(), output, atol=_TOLERANCE[dtype]):
+            return False
+        if not all(
+            torch.allclose(one, two[0].transpose(0, 1), atol=_LSE_TOLERANCE) for one, two in pairs
         ):
             return False
     return True
@@ -200,8 +206,9 @@ class Items:
     """Items of one layer, which `takes` lets pass, as the kernel takes them; asked again and again.
 
     Attributes:
-        table: (groups of all, 6) int64: each one's first segment, their number, their chunks, its
-            first result, their number, whether it is causal.
+        table: (groups of all, 8) int64: each one's first segment, their number, their chunks, its
+            first result, their number, whether it is causal; results times chunks, and results
+            times segments, of the groups before it.
         segments: (segments, 7) int64: addresses, keys and strides.
         settings: (groups of all, 3) float: scale, soft cap (0 for none) and 1 / temperature.
         order: (results,) int64, the token of each result.
@@ -216,27 +223,31 @@ class Items:
         if any(one.shape[3] != self.value_dim for _, one in self._kept):
             raise RagWindowsError("The CPU kernel was given values of several sizes.")
         self.made = made or cast(Kernel, kernel(self.dtype, self.dim, self.value_dim))
+        self._shapes = [(item.groups, len(item.parts), len(item.tokens)) for item in items]
         tables, segments, settings = [], [], []
         first = result = 0
-        for item in items:
-            groups, parts, readers = item.groups, len(item.parts), len(item.tokens) // item.groups
-            rows = np.empty((groups, parts, 7), dtype=np.int64)
-            for place, part in enumerate(item.parts):
-                _fill(rows[:, place], part, item.between)
+        for item, (groups, parts, tokens) in zip(items, self._shapes, strict=True):
+            rows = _segments(item)
             segments.append(rows.reshape(-1, 7))
-            table = np.empty((groups, 6), dtype=np.int64)
+            readers = tokens // groups
+            table = np.empty((groups, 8), dtype=np.int64)
             index = np.arange(groups)
             table[:, 0] = first + index * parts
             table[:, 1] = parts
             table[:, 2] = ((rows[:, :, 2] + CHUNK - 1) // CHUNK).sum(axis=1)
             table[:, 3] = result + index * readers
-            table[:, 4:] = readers, item.causal
+            table[:, 4:6] = readers, item.causal
             tables.append(table)
             one = item.scale, item.softcap or 0.0, 1.0 / item.temperature
             settings.append(np.full((groups, 3), one, dtype=np.float32))
             first += groups * parts
-            result += len(item.tokens)
+            result += tokens
         self.table, self.segments = np.concatenate(tables), np.concatenate(segments)
+        for column, counted in ((6, 2), (7, 1)):
+            rows = self.table[:, 4] * self.table[:, counted]
+            self.table[:, column] = np.cumsum(rows) - rows
+        self._chunk_rows = int((self.table[:, 4] * self.table[:, 2]).sum())
+        self._part_rows = int((self.table[:, 4] * self.table[:, 1]).sum())
         self.settings = np.concatenate(settings)
         self.order = np.concatenate([item.tokens.numpy() for item in items])
         arrays = self.table, self.settings, self.segments, self.order
@@ -244,6 +255,45 @@ class Items:
         self.tokens = int(self.order.max()) + 1
         # What a text gives itself may not depend on how many stand beside it.
         self.shares = 1 if any(item.causal for item in items) else int(self.table[:, 2].max())
+
+    def room_apart(self, query: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Room for the log-sum-exps of chunks and of parts; None where a part is one chunk."""
+        heads = query.shape[1]
+        room = query.new_full((self._part_rows, heads), -torch.inf, dtype=torch.float32)
+        if self._chunk_rows == self._part_rows:
+            return None, room
+        chunks = query.new_full((self._chunk_rows, heads), -torch.inf, dtype=torch.float32)
+        return chunks, room
+
+    def apart(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Rows of parts (results times parts, heads) as (parts, tokens, heads) for each item."""
+        made = []
+        sizes = [parts * tokens for _, parts, tokens in self._shapes]
+        for own, (groups, parts, tokens) in zip(rows.split(sizes), self._shapes, strict=True):
+            by_group = own.view(groups, parts, tokens // groups, -1)
+            made.append(by_group.transpose(0, 1).flatten(1, 2))
+        return made
+
+
+def _segments(item: Item) -> np.ndarray:
+    """(groups, parts, 7) int64: addresses, keys and strides of an item's parts."""
+    if item.groups == 1 and item.between is None:
+        # Windows may be hundreds, and each layer has its own.
+        rows = [
+            (
+                key.data_ptr(),
+                value.data_ptr(),
+                key.shape[2],
+                *key.stride()[1:3],
+                *value.stride()[1:3],
+            )
+            for key, value in item.parts
+        ]
+        return np.array([rows], dtype=np.int64)
+    made = np.empty((item.groups, len(item.parts), 7), dtype=np.int64)
+    for place, part in enumerate(item.parts):
+        _fill(made[:, place], part, item.between)
+    return made
 
 
 def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tensor] | None) -> None:
@@ -261,12 +311,25 @@ def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tenso
     rows[:, 2] = keys
 
 
-def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+class Answered(NamedTuple):
+    """What a kernel gives for items: a result for each token of each item, in their order.
+
+    Attributes:
+        output: (results, heads, value dim) in the query's dtype; zero where a token sees no key.
+        lse: (results, heads), fp32, ``-inf`` there.
+        parts: if they are wanted, for each item (parts, tokens, heads) fp32: the log-sum-exp of
+            each part's keys by themselves.
+    """
+
+    output: torch.Tensor
+    lse: torch.Tensor
+    parts: list[torch.Tensor] | None
+
+
+def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
     """Attention of a query's tokens (tokens, heads, head dim) over what the items say.
 
-    Returns:
-        Output (results, heads, value dim) in the query's dtype and lse (results, heads), fp32; a
-        result for each token of each item, in their order.
+    With ``apart`` the parts' own log-sum-exps are given as well.
     """
     tokens, heads, dim = query.shape
     fits = query.dtype == items.dtype and dim == items.dim and query.stride(2) == 1
@@ -277,6 +340,9 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     output = query.new_empty(results, heads, items.value_dim)
     lse = query.new_empty(results, heads, dtype=torch.float32)
     work = query.new_empty(results * heads * splits * (items.value_dim + 2), dtype=torch.float32)
+    chunks, parts = items.room_apart(query) if apart else (None, None)
+    # Where each part is one chunk, the chunks' log-sum-exps are those of the parts.
+    rooms = (parts, None) if chunks is None else (chunks, parts)
     table, settings, segments, order = items.addresses
     with record_function(NAME):
         items.made.run(
@@ -295,6 +361,7 @@ def call(items: Items, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
             lse.data_ptr(),
             work.data_ptr(),
             splits,
+            *(None if room is None else room.data_ptr() for room in rooms),
             threads,
         )
-    return output, lse
+    return Answered(output, lse, None if parts is None else items.apart(parts))

@@ -25,6 +25,7 @@ typedef struct {
     float output[TILE][VALUE_DIM];
     float most[TILE];
     float total[TILE];
+    float newest[TILE]; /* what the last chunk added to `total` */
     int64_t seen[TILE]; /* keys of the item, from its first; never fewer than the row before */
 } rows_state;
 
@@ -63,7 +64,8 @@ INLINE void weigh(rows_state *at, int row, float *scores, int64_t of_all, const 
         totals += some;
     }
     at->most[row] = most;
-    at->total[row] = total * kept + sum(totals);
+    at->newest[row] = sum(totals);
+    at->total[row] = total * kept + at->newest[row];
     if (kept == 1.0f) return;
     for (int d = 0; d < VALUE_DIM; d += LANES)
         store(at->output[row] + d, load(at->output[row] + d) * kept);
