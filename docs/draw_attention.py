@@ -20,7 +20,6 @@ from matplotlib.patches import Rectangle
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rag_windows import APE, Sequential, WindowedLM
-from rag_windows.kv import PackedWindows, Window
 from rag_windows.methods import Method
 
 TARGET = Path(__file__).with_name("attention.png")
@@ -62,9 +61,8 @@ def computed(lm: WindowedLM, method: Method, tokens: list[int]) -> torch.Tensor:
     parts = [tokens[part] for part in segments()]
     context = lm.encode_ids(parts[0], parts[1:-1], method=method)
     rows = [lm.logits(context, parts[-1])]
-    for encoded in (context.windows, context.prefix):
-        if isinstance(encoded, PackedWindows | Window):
-            rows.insert(0, encoded.keys[-1].transpose(0, 1).flatten(1))
+    windows = [*([context.prefix] if context.prefix else []), *context.each]
+    rows = [*(window.keys[-1].transpose(0, 1).flatten(1) for window in windows), *rows]
     width = max(row.shape[1] for row in rows)
     return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[1])) for row in rows])
 

@@ -324,7 +324,7 @@ class Engine:
         Raises:
             PrefillCancelledError: ``cancelled`` was set meanwhile.
         """
-        return complete(self.prefill(request, encoder), cancelled).together()
+        return complete(self.prefill(request, encoder), cancelled)
 
     def answer(
         self,

@@ -21,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layout
 from rag_windows.errors import InputError
-from rag_windows.kv import Members, PackedWindows
+from rag_windows.kv import Members, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import query_bias
 from rag_windows.prefill import EncodedContext, Encoder
@@ -98,9 +98,11 @@ class Decoder:
         self, context: EncodedContext, recorder: WeightRecorder | None = None
     ) -> PromptLayout:
         """The layout of queries against a context that has windows."""
-        method, windows = context.method, cast(PackedWindows | Members, context.windows)
+        method, windows = context.method, cast(Windows | Members, context.windows)
+        if recorder is not None and isinstance(windows, Windows):
+            recorder.span_groups = windows.span_groups
         numbers: dict[str, Any] = {
-            "prefix_length": len(context.prefix_ids),
+            "prefix": context.prefix,
             "query_start": context.query_start,
             "sliding_windows": self.runner.sliding_windows,
             "windows": windows,
@@ -127,14 +129,12 @@ class Decoder:
 
     def _check_layers(self, context: EncodedContext) -> None:
         """Refuse another model's keys and values: layers beyond ours would never be read."""
-        windows = context.windows
-        if windows is None:
+        if context.windows is None:
             return
-        keys = windows.windows[0].keys if isinstance(windows, Members) else windows.keys
-        layers = len(self.runner.sliding_windows)
-        if len(keys) != layers:
+        held, layers = len(context.each[0].keys), len(self.runner.sliding_windows)
+        if held != layers:
             raise InputError(
-                f"This context was encoded by another model: it has {len(keys)} layers, and this "
+                f"This context was encoded by another model: it has {held} layers, and this "
                 f"model has {layers}. Encode it again with this one (encode_ids)."
             )
 

@@ -14,7 +14,7 @@ from transformers import StoppingCriteria
 
 from rag_windows.errors import InputError
 from rag_windows.generate import Decoder
-from rag_windows.kv import PackedWindows
+from rag_windows.kv import Windows
 from rag_windows.passage import WindowTokens
 from rag_windows.prefill import EncodedContext
 from rag_windows.results import Fallback
@@ -101,7 +101,7 @@ def multi_hop(
     Where windows answer each for itself there is no attention to measure, and the guard stays
     silent. The tokens are thrown away.
     """
-    if guard.spread is None or not isinstance(context.windows, PackedWindows):
+    if guard.spread is None or not isinstance(context.windows, Windows):
         return None
     options = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
     decoded = decoder.generate(

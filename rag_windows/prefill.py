@@ -22,7 +22,7 @@ from rag_windows.attention.layers import (
 from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.attention.twin import Twin
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.kv import Members, PackedWindows, RowsCache, Shelf, Window, pack
+from rag_windows.kv import Members, RowsCache, Shelf, Window, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import window_starts
@@ -314,10 +314,9 @@ class EncodedContext:
         prefix: its keys and values, or None without a prefix or without windows.
         method: how queries read the windows.
         query_start: position of the query's first token: where the furthest window ends.
-        windows: all windows as one query reads them: packed, or as members of an ensemble. None
-            before `together`, and where there are none: then the context is an ordinary prompt.
-        singles: the windows one by one, in order; afterwards only where the method chooses among
-            them. A method that is not windowed has one, of all tokens.
+        windows: in order, as a query of the method reads them: together, or as members of an
+            ensemble. A method that is not windowed has one, of all tokens. None where there are
+            none: then the context is an ordinary prompt.
         lengths: tokens of each window, as they were given.
         groups: citation group of each of those.
         n_groups: number of citation groups.
@@ -333,8 +332,7 @@ class EncodedContext:
     prefix: Window | None
     method: Method
     query_start: int
-    windows: PackedWindows | Members | None = None
-    singles: tuple[Window, ...] = ()
+    windows: Windows | Members | None = None
     lengths: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     n_groups: int = 0
@@ -349,44 +347,21 @@ class EncodedContext:
         """Tokens in all windows together."""
         return sum(self.lengths)
 
-    def together(self) -> EncodedContext:
-        """The same with its windows as queries of the method read them."""
-        if not self.singles:
-            return self
-        windows = self._read(self.singles, self.groups, self.lengths, self.scores)
-        singles = self.singles if self.method.selection is not None else ()
-        return replace(self, windows=windows, singles=singles)
+    @property
+    def each(self) -> tuple[Window, ...]:
+        """The windows one by one, in order."""
+        return () if self.windows is None else self.windows.windows
 
     def narrowed(
         self, windows: Sequence[Window], groups: Sequence[int], scores: Sequence[float] = ()
     ) -> EncodedContext:
-        """The same context with other windows, such as some of `singles`, and what is theirs."""
-        lengths = [len(window.ids) for window in windows]
+        """The same context with other windows, such as some of `each`, and what is theirs."""
         return replace(
             self,
-            windows=self._read(windows, groups, lengths, scores),
+            windows=read_by(self.method, windows, groups, self.n_groups, scores),
             query_start=max(window.end for window in windows),
-            singles=tuple(windows),
             groups=tuple(groups),
             scores=tuple(scores),
-        )
-
-    def _read(
-        self,
-        windows: Sequence[Window],
-        groups: Sequence[int],
-        lengths: Sequence[int],
-        scores: Sequence[float],
-    ) -> PackedWindows | Members:
-        combination = self.method.combination
-        if combination is None:
-            return pack(windows, groups, self.n_groups, lengths)
-        return Members(
-            windows=tuple(windows),
-            prior=combination.prior,
-            fixed=combination.fixed(scores, groups),
-            groups=torch.tensor(list(groups)),
-            n_groups=self.n_groups,
         )
 
     def new_cache(self, rows: int = 1) -> DynamicCache:
@@ -412,6 +387,27 @@ class EncodedContext:
         return cache
 
 
+def read_by(
+    method: Method,
+    windows: Sequence[Window],
+    groups: Sequence[int],
+    n_groups: int,
+    scores: Sequence[float],
+    spans: Sequence[int] | None = None,
+) -> Windows | Members:
+    """Windows as queries of a method read them; see `EncodedContext` and `Windows.of`."""
+    combination = method.combination
+    if combination is None:
+        return Windows.of(windows, groups, n_groups, spans)
+    return Members(
+        windows=tuple(windows),
+        prior=combination.prior,
+        fixed=combination.fixed(scores, groups),
+        groups=torch.tensor(list(groups)),
+        n_groups=n_groups,
+    )
+
+
 def prefill_context(
     encoder: WindowEncoder,
     prefix_ids: Sequence[int],
@@ -422,7 +418,7 @@ def prefill_context(
     sources: Sequence[Source] = (),
     scores: Sequence[float | None] = (),
 ) -> Prefill[EncodedContext]:
-    """Encode prefix and windows for one method; they stay `EncodedContext.singles`.
+    """Encode prefix and windows for one method.
 
     Args:
         encoder: this, and what is not named here, as `Encoder.prefill` has it.
@@ -451,17 +447,19 @@ def prefill_context(
         made, again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
         cached_tokens -= sum(again[index] for index in encoded.found)
     known = tuple(score for score in scores if score is not None)
+    known = known if len(known) == len(made) else ()
     groups = tuple(range(len(lengths)) if groups is None else groups)
+    n_groups = max(groups) + 1
     return EncodedContext(
         prefix_ids=prefix_ids,
         prefix=encoded.prefix,
         method=method,
         query_start=max(window.end for window in made),
-        singles=tuple(made),
+        windows=read_by(method, made, groups, n_groups, known, lengths),
         lengths=lengths,
         groups=groups,
-        n_groups=max(groups) + 1,
-        scores=known if len(known) == len(made) else (),
+        n_groups=n_groups,
+        scores=known,
         cached_tokens=cached_tokens,
         encoded_windows=len(made) - len(encoded.found),
         cached_windows=len(encoded.found),
@@ -478,4 +476,4 @@ def encode_context(
 ) -> EncodedContext:
     """`prefill_context` at once, each window a citation group of its own."""
     prefill = prefill_context(encoder, prefix_ids, windows, method, scores=scores)
-    return complete(prefill).together()
+    return complete(prefill)

@@ -7,7 +7,6 @@ import pytest
 
 from docs import draw_attention as picture
 from rag_windows import APE, PCW, Sequential
-from rag_windows.kv import PackedWindows
 from rag_windows.methods import Method
 
 
@@ -36,6 +35,6 @@ def test_every_row_reads_what_the_picture_says(method: Method) -> None:
 def test_positions_are_those_of_the_engine() -> None:
     context = picture.tiny_model().encode_ids([1] * 3, [[2] * n for n in picture.WINDOWS])
     places = picture.positions(windowed=True)
-    assert isinstance(context.windows, PackedWindows)
-    assert context.windows.positions.tolist() == places[3 : 3 + sum(picture.WINDOWS)]
+    positions = [at for window in context.each for at in range(window.start, window.end)]
+    assert positions == places[3 : 3 + sum(picture.WINDOWS)]
     assert context.query_start == places[-picture.QUERY]

@@ -12,9 +12,9 @@ from itertools import accumulate, groupby
 import torch
 
 from rag_windows.attention.native.kernel import Part
-from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments
+from rag_windows.attention.segments import Reading, Rows, Segment, Segments, Weighed
 from rag_windows.errors import RagWindowsError
-from rag_windows.kv import Members, PackedWindows, Window
+from rag_windows.kv import Members, Window, Windows
 
 
 class Layout(ABC):
@@ -30,7 +30,7 @@ class Layout(ABC):
 
     @property
     def weighs(self) -> bool:
-        """Whether `record` wants attention weights."""
+        """Whether `record` wants the attention weights of the pass under way."""
         return False
 
     @abstractmethod
@@ -44,8 +44,8 @@ class Layout(ABC):
         behind, or without a KV cache those of the fed tokens.
         """
 
-    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:  # noqa: B027 - most layouts record nothing
-        """Take a layer's attention weights, as `segments.read` gives them."""
+    def record(self, weighed: Sequence[Weighed]) -> None:  # noqa: B027 - most layouts record nothing
+        """Take the attention weights of the layer that has read last."""
 
 
 class AllCaptured(Exception):
@@ -77,28 +77,34 @@ class Capture:
 
 @dataclass(slots=True)
 class WeightRecorder:
-    """Collects, per layer, the attention of the rows that predict answer tokens.
+    """Collects the attention of the tokens that predict answer tokens, averaged over heads.
 
-    The first of them, at ``first_position``, is that of the query's last token. The weights,
-    position -> layer -> (batch, n_groups + 2) fp32, are averaged over heads: the share of each
-    citation group, then of the prefix, then of the query. A row computed again (a rejected draft in
-    assisted decoding) replaces what stood there.
+    The first of them, at ``first_position``, is that of the query's last token. ``sums``, by
+    position, are (batch, spans + 2), fp32, summed over layers: the weight of each span, then of the
+    prefix, then of the query. They stay on the device until `average`. A token computed again (a
+    rejected draft in assisted decoding) replaces what stood there.
+
+    ``span_groups`` (spans, groups) tells for which citation groups the spans count; None where each
+    span is a group.
     """
 
     first_position: int
-    weights: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+    span_groups: torch.Tensor | None = None
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def put(self, layer: int, position: int, share: torch.Tensor) -> None:
-        """Record one row of one layer."""
-        self.weights.setdefault(position, {})[layer] = share
+    def put(self, position: int, weights: torch.Tensor, *, first: bool) -> None:
+        """Take a layer's weights of the tokens at a position; the ``first`` one begins anew."""
+        if not first:
+            sums = self.sums[position]
+            weights = sums + weights.to(sums.device)
+        self.sums[position] = weights
 
     def average(self, positions: Sequence[int], batch_rows: Sequence[int]) -> torch.Tensor:
-        """Mean over layers and (position, batch row) pairs: (n_groups + 2,) fp32, summing to 1."""
-        rows = []
-        for position, row in zip(positions, batch_rows, strict=True):
-            layers = self.weights[position].values()
-            rows.append(torch.stack([share[row].cpu() for share in layers]).mean(dim=0))
-        mean = torch.stack(rows).mean(dim=0)
+        """Mean over layers and (position, batch row) pairs: (groups + 2,) fp32, summing to 1."""
+        pairs = zip(positions, batch_rows, strict=True)
+        mean = torch.stack([self.sums[position][row] for position, row in pairs]).mean(dim=0).cpu()
+        if self.span_groups is not None:
+            mean = torch.cat([mean[:-2] @ self.span_groups, mean[-2:]])
         return mean / mean.sum()
 
 
@@ -114,19 +120,21 @@ class Parts(dict[int, Sequence[Part]]):
         return made
 
 
-def spans_of(source: Window | PackedWindows, first: int, groups: int, length: int) -> Parts:
-    """Spans of equal length, side by side from the token ``first`` on, as groups of a segment."""
-
-    def parts(layer: int) -> list[Part]:
-        place = first, groups, length
-        return [(split(source.keys[layer], *place), split(source.values[layer], *place))]
-
-    return Parts(parts)
-
-
 def of_window(window: Window) -> Parts:
     """The keys and values of one window."""
-    return spans_of(window, 0, 1, len(window.ids))
+    return of_stretches([(window, slice(None))])
+
+
+def of_stretches(stretches: Sequence[tuple[Window, slice]]) -> Parts:
+    """The keys and values of stretches of windows, each a part that is read where it stands."""
+
+    def parts(layer: int) -> list[Part]:
+        return [
+            (window.keys[layer][None, :, place], window.values[layer][None, :, place])
+            for window, place in stretches
+        ]
+
+    return Parts(parts)
 
 
 def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.Tensor:
@@ -137,49 +145,48 @@ def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.T
 
 @dataclass(slots=True)
 class PromptLayout(Layout):
-    """A query behind a prefix, which an ordinary KV cache holds, and windows, which it does not.
+    """A query behind a prefix and windows, whose keys are read where they stand.
 
-    Not for several threads at once: it remembers what a pass's layers share.
+    An ordinary KV cache holds the prefix and the query, and no windows. Not for several threads at
+    once: it remembers what a pass's layers share.
 
     Attributes:
-        prefix_length: tokens of the KV cache before the query, at positions ``0 ..``.
+        prefix: at positions ``0 ..``; it comes first in the KV cache, too. None for none.
         query_start: position of the first token behind the prefix.
-        windows: what every batch row reads; or, of an ensemble, each batch row one of; or None.
+        windows: what every batch row reads; or, of an ensemble, each batch row one of.
         temperature: divides the windows' logits; ``slope`` and ``shift`` are of their log-sum-exp.
         query_bias: added to the query's log-sum-exp, prefix excluded.
         recorder: where attention weights are recorded, or None to record nothing.
     """
 
-    prefix_length: int
+    prefix: Window | None
     query_start: int
     sliding_windows: tuple[int | None, ...]
-    windows: PackedWindows | Members | None = None
+    windows: Windows | Members
     temperature: float = 1.0
     slope: float = 1.0
     shift: float = 0.0
     query_bias: float = 0.0
     recorder: WeightRecorder | None = None
     _pass: _Pass | None = field(default=None, init=False, repr=False)
-    _context: Segments | None = field(default=None, init=False, repr=False)
+    _encoded: Segments | None = field(default=None, init=False, repr=False)
+    _parts: list[Parts] = field(default_factory=list, init=False, repr=False)
 
     @property
     def weighs(self) -> bool:
         """See `Layout.weighs`."""
-        return self.recorder is not None and self.windows is not None
+        return self._pass is not None and len(self._pass.recorded) > 0
+
+    @property
+    def prefix_length(self) -> int:
+        """Tokens of the prefix."""
+        return 0 if self.prefix is None else len(self.prefix.ids)
 
     def position(self, index: int) -> int:
         """Position of the KV cache's ``index``-th token."""
         if index < self.prefix_length:
             return index
         return index - self.prefix_length + self.query_start
-
-    def _positions(self, first: int, last: int) -> torch.Tensor:
-        """(last - first,) int64: positions of the KV cache's tokens from ``first`` to ``last``."""
-        start, border = self.position(first), self.prefix_length
-        at = torch.arange(start, start + last - first)
-        if first < border < last:
-            at[border - first :] += self.query_start - border
-        return at
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
@@ -191,94 +198,87 @@ class PromptLayout(Layout):
             now = self._pass = self._begun(shape)
         now.done.add(layer)
         for segment, place in now.stretches:
-            if place == slice(0, shape[2]):
-                segment.layers = {layer: [(key, value)]}
-            else:
-                segment.layers = {layer: [(key[:, :, place], value[:, :, place])]}
+            segment.layers = {layer: [(key[:, :, place], value[:, :, place])]}
         return now.reading
 
-    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
+    def record(self, weighed: Sequence[Weighed]) -> None:
         """See `Layout.record`."""
-        recorder, windows, now = self.recorder, self.windows, self._pass
-        if recorder is None or windows is None or now is None:
+        recorder, now = self.recorder, self._pass
+        if recorder is None or now is None:
             return
-        batch, rows, length = now.shape
-        by_role: dict[str, torch.Tensor] = {}
-        for segments, weight in zip(reading.segments, weights, strict=True):
-            share = weight.mean(dim=1)
-            if segments.role == "context":
-                share = _of_groups(windows, segments, share, batch * rows)
-            by_role[segments.role] = by_role.get(segments.role, 0.0) + share
-        context = by_role["context"]
-        nothing = context.new_zeros(len(context))
-        ends = [by_role.get(role, nothing).unsqueeze(1) for role in ("prefix", "query")]
-        whole = torch.cat([context, *ends], dim=1).unflatten(0, (batch, rows))
-        for row in range(rows):
-            position = self.position(length - rows + row)
-            if position >= recorder.first_position:
-                recorder.put(layer, position, whole[:, row])
+        batch, rows, _ = now.shape
+        places = None if len(now.recorded) == rows else now.places
+        made: dict[str, torch.Tensor] = {}
+        for one in weighed:
+            results = one.attended.results
+            if results.role == "context" and isinstance(self.windows, Members):
+                share = one.shares.mean(dim=-1)
+                own = share.new_zeros(batch * rows)
+                index = results.index.to(own.device)
+                own = own.index_add_(0, index, share).unsqueeze(0)
+                made["context"] = own if places is None else own[:, places.to(own.device)]
+                continue
+            for number in range(len(results.segments)):
+                own = one.of_parts(number, None if places is None else places.to(one.shares.device))
+                made[results.role] = made[results.role] + own if results.role in made else own
+        nothing = torch.zeros_like(made["query"])
+        whole = torch.cat([made["context"], made.get("prefix", nothing), made["query"]])
+        by_row = whole.T.unflatten(0, (batch, len(now.recorded)))
+        for at, position in enumerate(now.recorded):
+            recorder.put(position, by_row[:, at], first=len(now.done) == 1)
 
     def _begun(self, shape: tuple[int, int, int]) -> _Pass:
         """What the layers of a pass share."""
         batch, rows, length = shape
-        old, border = length - rows, self.prefix_length
-        made: list[Segments] = []
+        old, border, tokens = length - rows, self.prefix_length, batch * rows
         stretches: list[tuple[Segment, slice]] = []
-        if self.weighs or self.query_bias != 0.0:
-            roles: list[tuple[Role, int, int]] = [("prefix", 0, border), ("query", border, length)]
-        else:
-            roles = [("query", 0, length)]
-        for role, begin, end in roles:
-            # All of the fed tokens see what stands before the first of them.
-            middle = end if end <= old + 1 else max(begin, old)
-            for first, last in ((begin, middle), (middle, end)):
-                if first == last:
-                    continue
-                segment = Segment(self.position(first), self.position(last - 1))
-                if first < border < last:
-                    segment.positions = self._positions(first, last)
-                if first == old and last == length and rows > 1:
-                    segment.seen = "causal"
-                elif last > old + 1:
-                    ends = torch.arange(old + 1, length + 1) - first
-                    segment.seen = ends.clamp(0, last - first).repeat(batch)
+        # All of the fed tokens see what stands before the first of them.
+        middle = length if rows == 1 else old
+        for first, last in ((border, middle), (middle, length)):
+            if first < last:
+                segment = Segment("query", self.position(first), self.position(last - 1))
+                segment.seen = "causal" if first == old and rows > 1 else None
                 stretches.append((segment, slice(first, last)))
-                made.append(Segments(role, [segment], batch * rows))
-        if self.windows is not None:
-            if self._context is None or self._pass is None or self._pass.shape[:2] != shape[:2]:
-                self._context = self._windows(self.windows, batch, rows)
-            made.append(self._context)
-        now = Rows(self._positions(old, length).repeat(batch))
+        if self._encoded is None or self._pass is None or self._pass.shape[:2] != shape[:2]:
+            self._encoded = Segments(self._segments(batch, rows), tokens, static=True)
+        made = [self._encoded, Segments([segment for segment, _ in stretches], tokens)]
+        start = self.position(old)
+        now = Rows(torch.arange(start, start + rows).repeat(batch))
         reading = Reading(now, made, self.slope, self.shift, self.query_bias)
-        return _Pass(shape, stretches, reading)
+        wanted = range(0)
+        if self.recorder is not None:
+            wanted = range(max(start, self.recorder.first_position), start + rows)
+        places = torch.arange(rows - len(wanted), rows)
+        places = (torch.arange(batch).unsqueeze(-1) * rows + places).flatten()
+        return _Pass(shape, stretches, reading, wanted, places)
 
-    def _windows(self, windows: PackedWindows | Members, batch: int, rows: int) -> Segments:
-        """The windows: what every token of a pass reads, or its batch row's own one."""
-        tokens, segments = batch * rows, []
+    def _segments(self, batch: int, rows: int) -> list[Segment]:
+        """Prefix and windows: what every token of a pass reads, or its batch row's own window."""
+        windows, segments = self.windows, []
+        if not self._parts:
+            if isinstance(windows, Members):
+                self._parts = [of_window(window) for window in windows.windows]
+            else:
+                self._parts = [of_stretches([*windows.stretches()])]
+            if self.prefix is not None:
+                self._parts.append(of_window(self.prefix))
+        first = min(window.start for window in windows.windows)
+        last = max(window.end for window in windows.windows) - 1
         if isinstance(windows, Members):
             queries = torch.arange(0, batch, windows.per_query).unsqueeze(-1)
             for place, window in enumerate(windows.windows):
                 readers = ((queries + place) * rows + torch.arange(rows)).flatten()
-                segment = Segment(window.start, window.end - 1, readers)
-                segment.layers = of_window(window)
-                segments.append(segment)
+                segments.append(Segment("context", window.start, window.end - 1, readers))
         else:
-            # Each span is a segment of its own where its weight is wanted; equal ones are groups.
-            spans = windows.spans if self.weighs else (len(windows.positions),)
-            first = 0
-            for length, run in groupby(spans):
-                groups = sum(1 for _ in run)
-                positions = windows.positions[first : first + groups * length]
-                segment = Segment(int(positions.min()), int(positions.max()))
-                segment.positions = positions.view(groups, length)
-                if groups > 1:
-                    segment.tokens = torch.arange(tokens).repeat(groups)
-                segment.layers = spans_of(windows, first, groups, length)
-                segments.append(segment)
-                first += groups * length
+            starts = [window.start + place.start for window, place in windows.stretches()]
+            segments.append(Segment("context", first, last, starts=starts))
         for segment in segments:
             segment.temperature = self.temperature
-        return Segments("context", segments, tokens, static=True)
+        if self.prefix is not None:
+            segments.append(Segment("prefix", 0, self.prefix_length - 1))
+        for segment, parts in zip(segments, self._parts, strict=True):
+            segment.layers = parts
+        return segments
 
 
 @dataclass(slots=True)
@@ -286,23 +286,17 @@ class _Pass:
     """What the layers of one forward pass share.
 
     Its shape is batch rows, fed tokens of each and tokens in the KV cache; the stretches say where
-    in the KV cache each segment is; done are the layers that have asked.
+    in the KV cache each segment is. The weights of the tokens at the positions ``recorded`` are
+    wanted, which stand at ``places`` of the pass, batch row after batch row. Done are the layers
+    that have asked.
     """
 
     shape: tuple[int, int, int]
     stretches: list[tuple[Segment, slice]]
     reading: Reading
+    recorded: range
+    places: torch.Tensor
     done: set[int] = field(default_factory=set)
-
-
-def _of_groups(
-    windows: PackedWindows | Members, segments: Segments, share: torch.Tensor, tokens: int
-) -> torch.Tensor:
-    """The context's shares (results,) as (tokens, groups); of an ensemble (tokens, 1)."""
-    if isinstance(windows, Members):
-        index = segments.index.to(share.device)
-        return share.new_zeros(tokens).index_add_(0, index, share).unsqueeze(-1)
-    return share.view(len(windows.spans), tokens).T @ windows.span_groups.to(share)
 
 
 class Texts:
@@ -312,7 +306,9 @@ class Texts:
         self.first, self.groups, self.length = first, groups, length
         tokens = torch.arange(first, first + groups * length)
         at = positions[tokens].view(groups, length)
-        self.segment = Segment(int(at.min()), int(at.max()), tokens, at, "causal")
+        self.segment = Segment(
+            "query", int(at.min()), int(at.max()), tokens, positions=at, seen="causal"
+        )
 
     def take(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Part:
         """Read keys (1, kv heads, tokens, head dim) and values of a layer; the texts' own."""
@@ -360,17 +356,18 @@ class TextsLayout(Layout):
         self.positions = torch.cat([torch.arange(start, start + n) for start, n in each])
         tokens = len(self.positions)
         self._texts = texts(lengths, self.positions)
-        made = [Segments("query", [one.segment for one in self._texts], tokens)]
+        made = [Segments([one.segment for one in self._texts], tokens)]
+        encoded = []
+        ends = list(accumulate(lengths))
+        for index, window in enumerate(before):
+            readers = torch.arange(ends[index] - lengths[index], ends[index])
+            encoded.append(Segment("context", window.start, window.end - 1, readers))
+            encoded[-1].layers = of_window(window)
         if prefix is not None:
-            whole = Segment(prefix.start, prefix.end - 1, layers=of_window(prefix))
-            made.append(Segments("prefix", [whole], tokens))
-        if before:
-            segments = []
-            for window, length, end in zip(before, lengths, accumulate(lengths), strict=True):
-                readers = torch.arange(end - length, end)
-                segment = Segment(window.start, window.end - 1, readers, layers=of_window(window))
-                segments.append(segment)
-            made.append(Segments("context", segments, tokens))
+            encoded.append(Segment("prefix", prefix.start, prefix.end - 1))
+            encoded[-1].layers = of_window(prefix)
+        if encoded:
+            made.append(Segments(encoded, tokens))
         self._reading = Reading(Rows(self.positions), made)
 
     def reading(

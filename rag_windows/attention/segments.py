@@ -163,7 +163,8 @@ class Attended(NamedTuple):
     """What the tokens of a pass get of the segments of one role.
 
     Attributes:
-        output: (results, heads, value dim) in the query's dtype, zero where a token sees no key.
+        output: (results, heads, value dim) in the query's dtype or fp32, zero where a token sees
+            no key.
         lse: (results, heads), fp32 (fp64 for fp64), ``-inf`` there.
         parts: if they are wanted, for each segment (parts, results, heads): the log-sum-exps of the
             keys of each part by themselves.
@@ -327,11 +328,12 @@ def read(
     made = [one for segments in reading.segments for one in segments.attend(asked, apart=weights)]
     if len(made) == 1 and made[0].results.aligned and sinks is None:
         shares = (made[0].lse > -torch.inf).to(made[0].lse.dtype)
-        return made[0].output, [Weighed(made[0], shares)] if weights else None
+        output = made[0].output.to(query.dtype)
+        return output, [Weighed(made[0], shares)] if weights else None
     table = torch.cat([_rescaled(reading, one, _table(one, tokens)) for one in made])
     shares = _softmax(table, sinks)
     if all(one.results.aligned for one in made):
-        outputs = torch.stack([one.output for one in made])
+        outputs = torch.stack([one.output.to(shares.dtype) for one in made])
         mixed = (outputs * shares.unsqueeze(-1)).sum(dim=0).to(query.dtype)
     else:
         mixed = _mixed(made, shares).to(query.dtype)

@@ -219,7 +219,7 @@ class Batch:
         question.encoded_at = time.perf_counter()
         question.counts = {
             "cached_tokens": context.cached_tokens,
-            "windows": len(context.singles),
+            "windows": len(context.each),
             "cached_windows": context.cached_windows,
         }
         prompt = len(context.prefix_ids) + len(query_ids)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import torch
@@ -12,12 +11,11 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 from transformers.generation.streamers import BaseStreamer
 
-from rag_windows.attention.layout import Layout, Parts, texts
-from rag_windows.attention.native.kernel import Part
-from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments
+from rag_windows.attention.layout import Layout, of_stretches, of_window, texts
+from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments, Weighed
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.generate import Decoder, with_config
-from rag_windows.kv import Window, follows, side_by_side
+from rag_windows.kv import Window, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import query_bias
 from rag_windows.prefill import EncodedContext
@@ -73,11 +71,11 @@ class Row:
 
     ``generate`` itself prepares its processors and criteria, so that defaults, order and refusals
     are its own; then it hands over to its caller's loop. ``options`` are its options, with
-    ``max_new_tokens``, and ``criteria`` further stopping criteria. The context is not yet together;
-    a seed gives the row a generator of its own; cited rows record attention weights.
+    ``max_new_tokens``, and ``criteria`` further stopping criteria. A seed gives the row a generator
+    of its own; cited rows record attention weights.
 
     Attributes:
-        spans: of each window, the tokens of each of its parts that are cited by themselves.
+        windows: what it reads, each window once; None where there are none.
         fed: tokens that the next forward pass takes: at first the whole query, then the newest.
         position: of the first of those.
         last: position behind the last token that it may get.
@@ -104,19 +102,16 @@ class Row:
             raise InputError("The query has no tokens; ask something.")
         refuse_model_inputs(options)
         decoder.follow()
-        method, windowed = context.method, bool(context.singles)
+        method, windowed = context.method, isinstance(context.windows, Windows)
         self.prefix: Window | None = context.prefix if windowed else None
-        self.windows: tuple[Window, ...] = context.singles
-        self.spans: list[tuple[int, ...]] = [(len(window.ids),) for window in context.singles]
-        if len(context.singles) == 1:
-            self.spans = [context.lengths]
+        self.windows = context.windows if isinstance(context.windows, Windows) else None
         prompt = [*context.prefix_ids, *query_ids]
         # Without windows nothing else holds the prefix, so it begins the row's own KV cache.
         self.fed = list(query_ids) if windowed else prompt
         self.position = context.query_start if windowed else 0
         self.last = self.position + len(self.fed) + options["max_new_tokens"]
         self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
-        self.query_bias = query_bias(method, len(context.singles)) if windowed else 0.0
+        self.query_bias = query_bias(method, len(context.each)) if windowed else 0.0
         self.cited = cited and windowed
         self.weights = [0.0] * (len(context.groups) + 2)
         self.error: BaseException | None = None
@@ -142,7 +137,7 @@ class Row:
 
     def leave(self) -> None:
         """Read nothing any more."""
-        self.prefix, self.windows = None, ()
+        self.prefix = self.windows = None
 
     def sample(self, logits: torch.Tensor) -> int:
         """The next token, from logits (vocabulary,) fp32, which stay as they are."""
@@ -255,8 +250,8 @@ class Plan:
     """Which rows take part in forward passes, and what they read; it holds until rows come or go.
 
     The first ``old`` rows have a KV cache already, with one fed token each. ``newest`` (rows,)
-    int64, on the CPU, is the place of each row's last token; ``shared`` are the segments of
-    prefixes and windows.
+    int64, on the CPU, is the place of each row's last token; ``encoded`` are the segments of
+    windows and prefixes.
     """
 
     def __init__(self, rows: Sequence[Row], old: int) -> None:
@@ -273,33 +268,38 @@ class Plan:
         self.shift = self._of_tokens([row.shift for row in rows], 0.0)
         self.query_bias = self._of_tokens([row.query_bias for row in rows], 0.0)
         self.cited = any(row.cited for row in rows)
-        # Results of each role that predict an answer's next token: place, row, entry of `weights`.
-        newest = zip(rows, self.newest.tolist(), strict=True)
-        self._cited: dict[Role, list[tuple[int, Row, int]]] = {
-            "prefix": [],
+        # What the attention weights that predict an answer's next token are of: by role, places
+        # among its results (of windows: of each segment), and row and entry of `Row.weights`.
+        newest = self.newest[[row.cited for row in rows]]
+        self._wanted: dict[Role, list[torch.Tensor]] = {
             "context": [],
-            "query": [(place, row, -1) for row, place in newest if row.cited],
+            "prefix": [],
+            "query": [newest],
         }
-        prefixes, windows = self._prefixes(), self._windows()
-        self.shared: list[Segments] = []
-        if prefixes:
-            self.shared.append(Segments("prefix", prefixes, self._tokens, static=True))
-        if windows:
-            self.shared.append(Segments("context", windows, self._tokens, static=True))
-        self._results = {
-            role: torch.tensor([place for place, _, _ in found], dtype=torch.int64)
-            for role, found in self._cited.items()
+        self._cited: dict[Role, list[tuple[Row, int]]] = {
+            "context": [],
+            "prefix": [],
+            "query": [(row, -1) for row in rows if row.cited],
         }
+        segments = [*self._windows(), *self._prefixes()]
+        self.encoded = [Segments(segments, self._tokens, static=True)] if segments else []
+        self._on: dict[tuple[torch.device, Role], list[torch.Tensor]] = {}
         self._recorded: dict[Role, torch.Tensor] = {}
 
-    def of_cited(
-        self, segments: Sequence[Segments], weights: Sequence[torch.Tensor]
-    ) -> dict[Role, torch.Tensor]:
+    def of_cited(self, weighed: Sequence[Weighed]) -> dict[Role, torch.Tensor]:
         """One layer's attention weights of the tokens that predict an answer's next one."""
-        return {
-            one.role: weight[self._results[one.role].to(weight.device)].mean(dim=1)
-            for one, weight in zip(segments, weights, strict=True)
-        }
+        made: dict[Role, torch.Tensor] = {}
+        for one in weighed:
+            role, device = one.attended.results.role, one.shares.device
+            if (device, role) not in self._on:
+                self._on[device, role] = [places.to(device) for places in self._wanted[role]]
+            places = self._on[device, role]
+            if role == "context":
+                found = [one.of_parts(i, own).flatten() for i, own in enumerate(places)]
+                made[role] = torch.cat(found)
+            else:
+                made[role] = one.shares[torch.cat(places)].mean(dim=-1)
+        return made
 
     def keep(self, recorded: Mapping[Role, torch.Tensor]) -> None:
         """Add a pass's attention weights, once it is done."""
@@ -309,7 +309,7 @@ class Plan:
         """Hand the attention weights to the rows, once."""
         recorded, self._recorded = self._recorded, {}
         for role, sums in recorded.items():
-            for (_, row, of), weight in zip(self._cited[role], sums.tolist(), strict=True):
+            for (row, of), weight in zip(self._cited[role], sums.tolist(), strict=True):
                 row.weights[of] += weight
 
     def _of_tokens(self, numbers: Sequence[float], usual: float) -> float | torch.Tensor:
@@ -326,78 +326,61 @@ class Plan:
             if row.prefix is not None:
                 readers.setdefault(id(row.prefix), (row.prefix, []))[1].append(row)
         made: list[Segment] = []
+        place = 0
         for window, rows in readers.values():
-            self._add(made, "prefix", rows, [-2] * len(rows), [window])
+            tokens, cited = self._readers(rows)
+            self._wanted["prefix"].append(cited + place)
+            self._cited["prefix"] += [(row, -2) for row in rows if row.cited]
+            place += len(tokens)
+            made.append(Segment("prefix", window.start, window.end - 1, tokens))
+            made[-1].layers = of_window(window)
         return made
 
     def _windows(self) -> list[Segment]:
-        """Windows as segments: one a span that is cited, else one for all of equal readers."""
+        """Windows as segments: one for all that have the same readers."""
         readers: dict[tuple[int, float], list[tuple[Row, int]]] = {}
-        windows: dict[int, tuple[Window, tuple[int, ...]]] = {}
+        stretches: dict[int, list[tuple[Window, slice]]] = {}
         for row in self.rows:
-            first = 0
-            for window, spans in zip(row.windows, row.spans, strict=True):
-                windows[id(window)] = window, spans
-                readers.setdefault((id(window), row.temperature), []).append((row, first))
-                first += len(spans)
+            entry = 0
+            for _, run in groupby(row.windows.stretches() if row.windows else (), _window):
+                spans = [*run]
+                whose = id(spans[0][0])
+                stretches[whose] = spans
+                readers.setdefault((whose, row.temperature), []).append((row, entry))
+                entry += len(spans)
+        together: dict[tuple[tuple[Row, ...], float], list[tuple[int, list[int]]]] = {}
+        for (whose, temperature), found in readers.items():
+            alike = tuple(row for row, _ in found), temperature
+            together.setdefault(alike, []).append((whose, [entry for _, entry in found]))
         made: list[Segment] = []
-        together: dict[tuple[tuple[Row, ...], float], list[Window]] = {}
-        for (known, temperature), found in readers.items():
-            window, spans = windows[known]
-            rows = [row for row, _ in found]
-            if not any(row.cited for row in rows):
-                together.setdefault((tuple(rows), temperature), []).append(window)
-                continue
-            for number, (start, end) in enumerate(pairwise(accumulate(spans, initial=0))):
-                of = [first + number for _, first in found]
-                self._add(made, "context", rows, of, [window], slice(start, end), temperature)
-        for (alike, temperature), group in together.items():
-            self._add(made, "context", alike, [0] * len(alike), group, temperature=temperature)
+        for (rows, temperature), group in together.items():
+            parts: list[tuple[Window, slice]] = []
+            for whose, entries in group:
+                for number, part in enumerate(stretches[whose]):
+                    parts.append(part)
+                    self._cited["context"] += [
+                        (row, entry + number)
+                        for row, entry in zip(rows, entries, strict=True)
+                        if row.cited
+                    ]
+            tokens, cited = self._readers(rows)
+            self._wanted["context"].append(cited)
+            starts = [window.start + (place.start or 0) for window, place in parts]
+            last = max(window.end for window, _ in parts) - 1
+            segment = Segment("context", min(starts), last, tokens, starts=starts)
+            segment.temperature, segment.layers = temperature, of_stretches(parts)
+            made.append(segment)
         return made
 
-    def _add(
-        self,
-        made: list[Segment],
-        role: Role,
-        rows: Sequence[Row],
-        of: Sequence[int],
-        windows: Sequence[Window],
-        stretch: slice = slice(None),
-        temperature: float = 1.0,
-    ) -> None:
-        """Add a segment that rows read, a stretch of some windows.
-
-        ``of`` says of which entry of `Row.weights` each row's attention on it is a part.
-        """
-        place = sum(one.readers(self._tokens) for one in made)
-        for row, entry in zip(rows, of, strict=True):
-            place += len(self._places[row])
-            if row.cited:
-                self._cited[role].append((place - 1, row, entry))
-        positions = torch.cat([torch.arange(one.start, one.end)[stretch] for one in windows])
-        segment = Segment(int(positions.min()), int(positions.max()))
-        segment.tokens = torch.cat([self._places[row] for row in rows])
-        segment.positions, segment.temperature = positions, temperature
-        segment.layers = Parts(partial(_parts, windows, stretch))
-        made.append(segment)
+    def _readers(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens of rows; and places among these of the newest ones of cited rows."""
+        tokens = torch.cat([self._places[row] for row in rows])
+        ends = torch.tensor([len(self._places[row]) for row in rows]).cumsum(0) - 1
+        return tokens, ends[[row.cited for row in rows]]
 
 
-def _parts(windows: Sequence[Window], stretch: slice, layer: int) -> list[Part]:
-    """A stretch of windows in a layer; those that stand side by side in memory are one part."""
-    runs: list[list[Part]] = []
-    for window in windows:
-        part = window.keys[layer][:, stretch], window.values[layer][:, stretch]
-        if runs and all(map(follows, runs[-1][-1], part)):
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return [
-        (
-            side_by_side([key for key, _ in run]).unsqueeze(0),
-            side_by_side([value for _, value in run]).unsqueeze(0),
-        )
-        for run in runs
-    ]
+def _window(stretch: tuple[Window, slice]) -> int:
+    return id(stretch[0])
 
 
 class BatchLayout(Layout):
@@ -425,8 +408,9 @@ class BatchLayout(Layout):
             lengths = torch.tensor(caches.lengths[:old])
             starts = positions[:old] - lengths + 1
             self._old = Segment(
-                first=int(starts.min()),
-                last=int(positions[:old].max()),
+                "query",
+                int(starts.min()),
+                int(positions[:old].max()),
                 tokens=torch.arange(old),
                 positions=starts.unsqueeze(-1) + torch.arange(int(lengths.max())),
                 seen=lengths,
@@ -434,7 +418,7 @@ class BatchLayout(Layout):
             own.append(self._old)
         self._new = texts(plan.lengths[old:], positions, old)
         own += [one.segment for one in self._new]
-        made = [Segments("query", own, tokens), *plan.shared]
+        made = [*plan.encoded, Segments(own, tokens)]
         self._reading = Reading(Rows(positions), made, plan.slope, plan.shift, plan.query_bias)
 
     @property
@@ -465,6 +449,6 @@ class BatchLayout(Layout):
             row += one.groups
         return self._reading
 
-    def record(self, layer: int, reading: Reading, weights: Sequence[torch.Tensor]) -> None:
+    def record(self, weighed: Sequence[Weighed]) -> None:
         """Add one layer's attention weights."""
-        add(self.recorded, self._plan.of_cited(reading.segments, weights))
+        add(self.recorded, self._plan.of_cited(weighed))

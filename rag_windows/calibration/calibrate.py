@@ -29,7 +29,6 @@ from rag_windows.calibration.profile import (
 )
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, MethodError, stop_iteration_told
-from rag_windows.kv import Members
 from rag_windows.methods import APE, Method, resolve
 from rag_windows.methods.mateicl import SCHEDULES
 from rag_windows.methods.registry import numbers_of, with_parameters
@@ -340,9 +339,7 @@ class _Measuring:
         context = self.kept.get(key) or self.latest.get(key)
         if context is None:
             context = self.engine.encode(dataclasses.replace(ready.request, method=method))
-            windows = context.windows
-            held = windows.windows if isinstance(windows, Members) else [windows]
-            size = sum(x.nbytes for one in held if one for x in (*one.keys, *one.values))
+            size = sum(x.nbytes for one in context.each for x in (*one.keys, *one.values))
             self.latest = {key: context}  # which the next settings ask for as well
             if size <= self.bytes_left:
                 self.bytes_left -= size

@@ -36,8 +36,8 @@ class RecomputeLayout(Layout):
     ) -> None:
         self.sliding_windows = sliding_windows
         self._rows, self._keys, self._values = rows, keys, values
-        self._segment = Segment(first=0, last=int(rows[-1]), seen=rows + 1)
-        self._reading = Reading(Rows(rows), [Segments("query", [self._segment], len(rows))])
+        self._segment = Segment("query", 0, int(rows[-1]), seen=rows + 1)
+        self._reading = Reading(Rows(rows), [Segments([self._segment], len(rows))])
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from rag_windows.kv import PackedWindows, Window, pack
+from rag_windows.kv import Window, Windows
 from rag_windows.methods import Alignment, Codebook
 from rag_windows.methods.codebook import Fusion, page_owners
 from rag_windows.prefill import EncodedContext, Encoder
@@ -37,9 +37,9 @@ def fuse(windows: Sequence[Window], fusion: Fusion) -> Window:
     return Window((0,) * length, start, keys, values)
 
 
-def pack_fused(
+def read_fused(
     fused: Window, windows: Sequence[Window], groups: Sequence[int], n_groups: int
-) -> PackedWindows:
+) -> Windows:
     """A fused window as the one that is read; passages share the attention on a position.
 
     Positions at which the same passages have a token are one span.
@@ -48,8 +48,7 @@ def pack_fused(
     same, counts = present.T.unique_consecutive(dim=0, return_counts=True)
     shares = torch.zeros(len(counts), n_groups)
     shares.index_add_(1, torch.tensor(list(groups)), same.float())
-    packed = pack([fused], [0] * len(counts), n_groups, counts.tolist())
-    return replace(packed, span_groups=shares / shares.sum(dim=1, keepdim=True))
+    return Windows((fused,), tuple(counts.tolist()), shares / shares.sum(dim=1, keepdim=True))
 
 
 def _present(windows: Sequence[Window], start: int, length: int) -> torch.Tensor:
@@ -62,7 +61,7 @@ def select(
     selection: Codebook, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
 ) -> EncodedContext:
     """The context that this query reads; chosen windows keep their order."""
-    windows = context.singles
+    windows = context.each
     chosen = _chosen(selection, context, query_ids, encoder)
     kept = [index for index, group in enumerate(context.groups) if group in chosen]
     read, groups = [windows[i] for i in kept], [context.groups[i] for i in kept]
@@ -72,8 +71,8 @@ def select(
         return replace(narrow, chosen=tuple(kept))
     fused = fuse(read, selection.fusion)
     narrow = context.narrowed([fused], [groups[0]])
-    packed = pack_fused(fused, read, groups, context.n_groups)
-    return replace(narrow, windows=packed, chosen=tuple(kept))
+    together = read_fused(fused, read, groups, context.n_groups)
+    return replace(narrow, windows=together, chosen=tuple(kept))
 
 
 def _chosen(
@@ -83,10 +82,10 @@ def _chosen(
     if len(groups) <= selection.retrieve:
         return set(groups)
     alignment = context.method.alignment
-    end = max(window.end for window in context.singles)
+    end = max(window.end for window in context.each)
     query = encode_query(encoder, context.prefix, query_ids, alignment, end)
     places = {group: place for place, group in enumerate(groups)}
-    pages = [selection.pages(window) for window in context.singles]
+    pages = [selection.pages(window) for window in context.each]
     windows = torch.tensor([places[group] for group in context.groups])
     owners = windows[page_owners([len(page) for page in pages])].to(pages[0].device)
     alike = selection.similarities(selection.tokens(query), torch.cat(pages), owners, len(groups))

@@ -94,7 +94,7 @@ def test_reads_the_most_similar_windows(
     narrow = lm.engine.decoder.narrowed(context, RAGGED.query)
     assert narrow.chosen == tuple(best)
     encoded = encode_query(lm.engine.decoder.runner, context.prefix, RAGGED.query)
-    for window, value in zip(context.singles, alike, strict=True):
+    for window, value in zip(context.each, alike, strict=True):
         pages = method.pages(window)
         owners = torch.zeros(len(pages), dtype=torch.int64)
         found = method.similarities(method.tokens(encoded), pages, owners, 1)

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompting
-from rag_windows.kv import PackedWindows
 from rag_windows.prefill import EncodedContext
 
 from . import dense, engine, float64, tolerances, zoo
@@ -198,15 +197,9 @@ def method(rule: Update, reader: Method | None = None) -> DeepThinking:
 
 
 def windows_of(context: EncodedContext, one: Case) -> list[Layers]:
-    """Keys and values of each window, out of the packed ones."""
-    assert isinstance(context.windows, PackedWindows)
-    lengths = [len(window) for window in one.windows]
-    keys = [key.split(lengths, dim=1) for key in context.windows.keys]
-    values = [value.split(lengths, dim=1) for value in context.windows.values]
-    return [
-        [(key[index], value[index]) for key, value in zip(keys, values, strict=True)]
-        for index in range(len(lengths))
-    ]
+    """Keys and values of each window."""
+    assert [len(window.ids) for window in context.each] == [len(ids) for ids in one.windows]
+    return [list(zip(window.keys, window.values, strict=True)) for window in context.each]
 
 
 def check(name: str, one: Case, rule: Update) -> None:

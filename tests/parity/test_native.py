@@ -44,11 +44,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     served: list[Asked] = []
     attend = native.call
 
-    def recorded(items: native.Items, query: Tensor) -> tuple[Tensor, Tensor]:
+    def recorded(items: native.Items, query: Tensor, *, apart: bool = False) -> native.Answered:
         for row, softcap in zip(items.table.tolist(), items.settings[:, 1].tolist(), strict=True):
             keys = int(items.segments[row[0] : row[0] + row[1], 2].sum())
             served.append(Asked(keys, row[4], softcap or None, query.dtype))
-        return attend(items, query)
+        return attend(items, query, apart=apart)
 
     monkeypatch.setattr(native, "LEAST_KEYS", 1)
     monkeypatch.setattr(native, "call", recorded)

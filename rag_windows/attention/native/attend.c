@@ -94,7 +94,7 @@ static void read_chunks(
 }
 
 /* Shares of one row, each its output, peak and total, become its output and lse. */
-static void finish(const float *shares, int64_t splits, element *output, float *lse) {
+static void finish(const float *shares, int64_t splits, float *output, float *lse) {
     const int64_t room = VALUE_DIM + 2;
     float most = -INFINITY, total = 0.0f, mixed[VALUE_DIM] = {0};
     for (int64_t s = 0; s < splits; s++) most = fmaxf(most, shares[s * room + VALUE_DIM]);
@@ -106,7 +106,7 @@ static void finish(const float *shares, int64_t splits, element *output, float *
         for (int d = 0; d < VALUE_DIM; d++) mixed[d] += weight * share[d];
     }
     const float weight = total == 0.0f ? 0.0f : 1.0f / total;
-    for (int d = 0; d < VALUE_DIM; d++) output[d] = narrowed(mixed[d] * weight);
+    for (int d = 0; d < VALUE_DIM; d++) output[d] = mixed[d] * weight;
     *lse = most + logf(total);
 }
 
@@ -144,7 +144,7 @@ void rag_windows_attend(
     const int64_t (*items)[ITEM_FIELDS], const setting *settings, int64_t n_items,
     const int64_t (*segments)[SEGMENT_FIELDS], const int64_t *order, int64_t results,
     const element *query, int64_t query_token, int64_t query_head, int64_t kv_heads, int64_t groups,
-    element *output, float *lse, float *work, int64_t splits, float *of_chunks, float *of_parts,
+    float *output, float *lse, float *work, int64_t splits, float *of_chunks, float *of_parts,
     int threads
 ) {
     const int64_t heads = kv_heads * groups, room = VALUE_DIM + 2;

@@ -119,7 +119,7 @@ def _agrees(made: Kernel, dtype: torch.dtype, dim: int, value_dim: int) -> bool:
         for lse, part in zip(found.parts[0] if found.parts else (), parts, strict=False):
             pairs.append((lse, reference(replace(whole, key=part[0], value=part[1]))[1]))
         output = wanted[0].transpose(0, 1).float()
-        if not torch.allclose(found.output.float(), output, atol=_TOLERANCE[dtype]):
+        if not torch.allclose(found.output, output, atol=_TOLERANCE[dtype]):
             return False
         if not all(
             torch.allclose(one, two[0].transpose(0, 1), atol=_LSE_TOLERANCE) for one, two in pairs
@@ -315,7 +315,7 @@ class Answered(NamedTuple):
     """What a kernel gives for items: a result for each token of each item, in their order.
 
     Attributes:
-        output: (results, heads, value dim) in the query's dtype; zero where a token sees no key.
+        output: (results, heads, value dim), fp32; zero where a token sees no key.
         lse: (results, heads), fp32, ``-inf`` there.
         parts: if they are wanted, for each item (parts, tokens, heads) fp32: the log-sum-exp of
             each part's keys by themselves.
@@ -337,7 +337,7 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
         raise RagWindowsError("The CPU kernel was asked with another query than it was made for.")
     results, groups, threads = len(items.order), len(items.table), torch.get_num_threads()
     splits = min(-(-threads * _SHARES // (groups * items.kv_heads)), items.shares)
-    output = query.new_empty(results, heads, items.value_dim)
+    output = query.new_empty(results, heads, items.value_dim, dtype=torch.float32)
     lse = query.new_empty(results, heads, dtype=torch.float32)
     work = query.new_empty(results * heads * splits * (items.value_dim + 2), dtype=torch.float32)
     chunks, parts = items.room_apart(query) if apart else (None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import mmap
 import shlex
@@ -117,7 +118,8 @@ def item(
 
 
 def call(items: Sequence[native.Item], query: Tensor) -> Pair:
-    return native.call(native.Items(items), query)
+    output, lse, _ = native.call(native.Items(items), query)
+    return output, lse
 
 
 def by_reference(
@@ -138,13 +140,18 @@ def by_reference(
 
 
 def compare(items: Sequence[native.Item], query: Tensor) -> None:
-    output, lse = call(items, query)
+    """Output, log-sum-exp and, where an item is not causal, those of its parts by themselves."""
+    output, lse, parts = native.call(native.Items(items), query, apart=True)
     expected, expected_lse = by_reference(items, query)
     tolerance = OUTPUT_TOLERANCE[query.dtype]
-    assert output.dtype == query.dtype
-    assert lse.dtype == torch.float32
+    assert output.dtype == lse.dtype == torch.float32
     torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse.double(), expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
+    assert parts is not None
+    for item, found in zip(items, parts, strict=True):
+        for part, own in zip(item.parts if not item.causal else (), found, strict=not item.causal):
+            _, expected_lse = by_reference([dataclasses.replace(item, parts=[part])], query)
+            torch.testing.assert_close(own.double(), expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
 
 
 ASKED = st.fixed_dictionaries(

@@ -68,23 +68,22 @@ def blocks(draw_: st.DrawFn, tokens: int) -> list[Block]:
 
 
 def segments(given_: Sequence[Block], tokens: int, dtype: torch.dtype) -> list[Segments]:
-    made = []
-    for role in ("prefix", "context", "query"):
-        mine = [
-            Segment(
-                one.first,
-                one.first + one.length - 1,
-                tokens=torch.tensor(one.tokens),
-                seen="causal" if one.causal else None,
-                temperature=one.temperature,
-                layers={0: _parts(one, dtype)},
-            )
-            for one in given_
-            if one.role == role
-        ]
-        if mine:
-            made.append(Segments(role, mine, tokens))
-    return made
+    """Those of the context and the prefix are asked together, the query by itself."""
+    made: dict[bool, list[Segment]] = {False: [], True: []}
+    for role in ("context", "prefix", "query"):
+        for one in given_:
+            if one.role == role:
+                segment = Segment(
+                    role,
+                    one.first,
+                    one.first + one.length - 1,
+                    tokens=torch.tensor(one.tokens),
+                    seen="causal" if one.causal else None,
+                    temperature=one.temperature,
+                    layers={0: _parts(one, dtype)},
+                )
+                made[role == "query"].append(segment)
+    return [Segments(own, tokens) for own in made.values() if own]
 
 
 def _parts(one: Block, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
@@ -103,9 +102,11 @@ def dense(
     bias: float,
     softcap: float | None,
     sinks: Tensor | None,
-) -> tuple[Tensor, dict[Role, Tensor]]:
-    """Output (tokens, heads, dim), and what each token gives to each role, without the sink."""
-    outputs, shares = [], []
+) -> tuple[Tensor, list[Tensor]]:
+    """Output (tokens, heads, dim); of each block, in `_ordered`, what each token gives to each part
+    (tokens, parts), averaged over heads and without the sink."""
+    outputs = []
+    shares = [torch.zeros(len(query), one.parts, dtype=torch.float64) for one in given_]
     for token in range(len(query)):
         logits, values, roles = [], [], []
         for one in given_:
@@ -134,19 +135,26 @@ def dense(
         sink = () if sinks is None else (sinks.unsqueeze(-1),)
         weights = torch.cat([whole, *sink], dim=1).softmax(-1)[:, : whole.shape[1]]
         outputs.append(torch.einsum("hn,hnd->hd", weights, value))
-        nothing = torch.zeros(whole.shape[1], dtype=torch.bool)
-        shares.append({role: (text * of.get(role, nothing)).sum(-1) for role in ROLES})
-    return torch.stack(outputs), {role: torch.stack([s[role] for s in shares]) for role in ROLES}
+        first = 0
+        for one, share in zip(given_, shares, strict=True):
+            if token in one.tokens:
+                own = text[:, first : first + one.length].mean(dim=0)
+                first += one.length
+                split = own.tensor_split(one.parts)
+                share[token] = torch.stack([part.sum() for part in split])
+    return torch.stack(outputs), shares
 
 
-ROLES: tuple[Role, ...] = ("prefix", "context", "query")
+def _ordered(given_: Sequence[Block]) -> list[Block]:
+    roles = ("context", "prefix", "query")
+    return sorted(given_, key=lambda one: roles.index(one.role))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(data=st.data())
 def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 5))
-    given_ = data.draw(blocks(tokens))
+    given_ = _ordered(data.draw(blocks(tokens)))
     reach = data.draw(st.sampled_from([None, 3, 24]))
     softcap = data.draw(st.sampled_from([None, 1.5]))
     slope, shift, bias = data.draw(st.sampled_from(NUMBERS))
@@ -164,12 +172,13 @@ def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.Dat
             output, weights = read(reading, asked, sink, weights=weighed)
             torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
     assert weights is not None
-    for role in ROLES:
-        found = torch.zeros(tokens, HEADS, dtype=torch.float64)
-        for one, weight in zip(reading.segments, weights, strict=True):
-            if one.role == role:
-                found.index_add_(0, one.index, weight.double())
-        torch.testing.assert_close(found, shares[role], rtol=0, atol=1e-5)
+    found = [
+        one.of_parts(number)
+        for one in weights
+        for number in range(len(one.attended.results.segments))
+    ]
+    for block, weight, share in zip(given_, found, shares, strict=True):
+        torch.testing.assert_close(weight.T.double(), share[block.tokens], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("reach", [None, 3])
@@ -180,6 +189,7 @@ def test_groups_of_one_token_that_see_their_own_beginnings(backend: str, reach: 
     keys, values = draw(3, KV_HEADS, 8, DIM, seed=1), draw(3, KV_HEADS, 8, DIM, seed=2)
     query, positions = draw(3, HEADS, DIM, seed=3), torch.tensor([30, 12, 9])
     segment = Segment(
+        "query",
         first=5,
         last=30,
         tokens=torch.arange(3),
@@ -187,7 +197,7 @@ def test_groups_of_one_token_that_see_their_own_beginnings(backend: str, reach: 
         seen=lengths,
         layers={0: [(keys.float(), values.float())]},
     )
-    reading = Reading(Rows(positions), [Segments("query", [segment], 3)])
+    reading = Reading(Rows(positions), [Segments([segment], 3)])
     with backends.forced(backend):
         asked = Queries(0, query.float(), reading.rows, 0.3, sliding_window=reach)
         output, _ = read(reading, asked)
@@ -203,26 +213,26 @@ def test_groups_of_one_token_that_see_their_own_beginnings(backend: str, reach: 
 @pytest.mark.parametrize("sink", [None, 0.5])
 def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -> None:
     """Never NaN, with weights or without."""
-    far = Segment(0, 1, layers={0: [(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))]})
-    other = Segment(0, 1, layers=far.layers)
-    made = [Segments("prefix", [far], 1), Segments("context", [other], 1)]
+    far = Segment("prefix", 0, 1, layers={0: [(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))]})
+    other = Segment("context", 0, 1, layers=far.layers)
+    made = [Segments([far], 1), Segments([other], 1)]
     reading = Reading(Rows(torch.tensor([50])), made, slope=0.5, shift=1.0)
     sinks = None if sink is None else torch.full((1,), sink)
     asked = Queries(0, torch.ones(1, 1, 4), reading.rows, 1.0, sliding_window=2)
     output, weights = read(reading, asked, sinks, weights=True)
     assert weights is not None
     assert output.tolist() == [[[0.0] * 4]]
-    assert all(one.tolist() == [[0.0]] for one in weights)
+    assert all(one.of_parts(0).tolist() == [[0.0]] for one in weights)
 
 
 def test_far_apart_segments_and_half_precision_merge_in_float32() -> None:
     """A thousand equal segments of bf16 ones merge to one; bf16 sums would stop at 256."""
     ones = torch.ones(1, 1, 1, 4, dtype=torch.bfloat16)
     near = [
-        Segment(0, 0, tokens=torch.tensor([0]), layers={0: [(ones, ones)]}) for _ in range(1000)
+        Segment("context", 0, 0, torch.tensor([0]), layers={0: [(ones, ones)]}) for _ in range(1000)
     ]
-    loud = Segment(0, 0, layers={0: [(ones * -300, ones * 0)]})
-    made = [Segments("context", near, 1), Segments("query", [loud], 1)]
+    loud = Segment("query", 0, 0, layers={0: [(ones * -300, ones * 0)]})
+    made = [Segments(near, 1), Segments([loud], 1)]
     reading = Reading(Rows(torch.tensor([0])), made)
     output, _ = read(reading, Queries(0, ones[0], reading.rows, 1.0))
     assert output.dtype == torch.bfloat16
