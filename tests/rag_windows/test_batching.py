@@ -28,7 +28,9 @@ from rag_windows import (
 )
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.questions import Batch, Question, checked
+from rag_windows.batching.rows import Row
 from rag_windows.batching.scheduler import APART, Scheduler
+from rag_windows.kv import Window
 from rag_windows.prefill import Encoder
 from rag_windows.results import Generation
 from tests.parity import tolerances, zoo
@@ -147,6 +149,11 @@ def batch_of(requests: list[dict[str, Any]]) -> Batch:
     return batch
 
 
+def _windows(row: Row) -> tuple[Window, ...]:
+    assert row.windows is not None
+    return row.windows.windows
+
+
 def test_a_shared_window_is_held_once_and_let_go_when_nobody_reads_it() -> None:
     asked = [
         {**ASK, "query": f"Why {i}?", "passages": [*PASSAGES[:2], PASSAGES[2 + i]]}
@@ -157,13 +164,13 @@ def test_a_shared_window_is_held_once_and_let_go_when_nobody_reads_it() -> None:
     while len(loop.rows) < len(asked):
         assert not batch.step()
     batch.step()
-    held = Counter(id(window) for row in loop.rows for window in (row.prefix, *row.windows))
+    held = Counter(id(window) for row in loop.rows for window in (row.prefix, *_windows(row)))
     # The prefix and two windows are of all four; one window is each one's own.
     assert sorted(held.values()) == [1, 1, 1, 1, 4, 4, 4]
     while len(batch) > 1:
         batch.step()
     batch.step()
-    assert len(loop.encoder._windows) == 1 + len(loop.rows[0].windows)
+    assert len(loop.encoder._windows) == 1 + len(_windows(loop.rows[0]))
     while batch:
         batch.step()
     assert not loop._caches.lengths

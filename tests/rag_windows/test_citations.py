@@ -100,7 +100,7 @@ def test_beams_follow_the_winning_beam() -> None:
 
 
 def test_switched_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **more: object) -> None:
         raise AssertionError("attention mass was computed")
 
     monkeypatch.setattr("rag_windows.attention.layout.WeightRecorder.put", fail)

@@ -277,7 +277,9 @@ def test_infinities_are_as_in_the_reference(kind: Kind, rows: int, case: str) ->
     expected, expected_lse = by_reference([one], query, dtype)
     assert bool(expected.isnan().any()) == (case == "infinite values")
     tolerance = OUTPUT_TOLERANCE[dtype]
-    torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance, equal_nan=True)
+    torch.testing.assert_close(
+        output, expected.float(), atol=tolerance, rtol=tolerance, equal_nan=True
+    )
     torch.testing.assert_close(lse, expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
     key[0, 300, 0] = torch.inf
     assert bool(call([one], query)[0][:, :2].isnan().all())
@@ -298,9 +300,11 @@ def takes(query: Tensor, *parts: native.Part, causal: bool = False) -> bool:
 
 
 def attend(query: Tensor, part: native.Part) -> Pair:
-    whole = segments.Segments("context", [segments.Segment(0, 0, layers={0: [part]})], len(query))
+    one = segments.Segment("context", 0, 0, layers={0: [part]})
     rows = segments.Rows(torch.zeros(len(query), dtype=torch.int64))
-    return whole.attend(segments.Queries(0, query, rows, 0.25, None, None))
+    asked = segments.Queries(0, query, rows, 0.25, None, None)
+    (attended,) = segments.Segments([one], len(query)).attend(asked)
+    return attended.output, attended.lse
 
 
 KEY, VALUE = GOOD = long_part()
@@ -393,9 +397,9 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     real = native.call
 
-    def recorded(items: native.Items, query: Tensor) -> Pair:
+    def recorded(items: native.Items, query: Tensor, *, apart: bool) -> native.Answered:
         calls.append(len(query))
-        return real(items, query)
+        return real(items, query, apart=apart)
 
     monkeypatch.setattr(native, "call", recorded)
     answer = attend(asking(), long_part())
@@ -432,7 +436,9 @@ def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.I
     assert what in record.getMessage()
 
 
-@pytest.mark.parametrize("fault", ["output", "lse", "softcap", "many rows", "causal", "NaN"])
+@pytest.mark.parametrize(
+    "fault", ["output", "lse", "parts", "softcap", "many rows", "causal", "NaN"]
+)
 def test_a_kernel_that_errs_is_left_out(
     anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
@@ -440,8 +446,8 @@ def test_a_kernel_that_errs_is_left_out(
     if build._compiler() is None or build._openmp() is None:
         pytest.skip("needs a C compiler, and PyTorch with OpenMP")
 
-    def bad(items: native.Items, query: Tensor) -> Pair:
-        output, lse = real(items, query)
+    def bad(items: native.Items, query: Tensor, *, apart: bool) -> native.Answered:
+        output, lse, parts = real(items, query, apart=apart)
         if fault == "NaN":
             output[-1, -1, -1] = torch.nan
         wrong = {
@@ -449,7 +455,9 @@ def test_a_kernel_that_errs_is_left_out(
             "many rows": len(query) == 50,
             "causal": bool(items.table[0, 5]),
         }.get(fault, fault == "output")
-        return output + 0.01 * float(wrong), lse + 0.001 * (fault == "lse")
+        if parts is not None and fault == "parts":
+            parts[0][1] += 0.001
+        return native.Answered(output + 0.01 * float(wrong), lse + 0.001 * (fault == "lse"), parts)
 
     monkeypatch.setattr(native, "call", bad)
     left_out(caplog, "differs from the reference", logging.WARNING)
