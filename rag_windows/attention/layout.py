@@ -12,7 +12,14 @@ from itertools import accumulate, groupby
 import torch
 
 from rag_windows.attention.native.kernel import Part
-from rag_windows.attention.segments import Reading, Rows, Segment, Segments, Weighed
+from rag_windows.attention.segments import (
+    Reading,
+    Rows,
+    Segment,
+    Segments,
+    Weighed,
+    part_weights,
+)
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, Window, Windows
 
@@ -80,7 +87,7 @@ class WeightRecorder:
     """Collects the attention of the tokens that predict answer tokens, averaged over heads.
 
     The first of them, at ``first_position``, is that of the query's last token. ``sums``, by
-    position, are (batch, spans + 2), fp32, summed over layers: the weight of each span, then of the
+    position, are (spans + 2, batch), fp32, summed over layers: the weight of each span, then of the
     prefix, then of the query. They stay on the device until `average`. A token computed again (a
     rejected draft in assisted decoding) replaces what stood there.
 
@@ -91,18 +98,38 @@ class WeightRecorder:
     first_position: int
     span_groups: torch.Tensor | None = None
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    _positions: range = field(default=range(0), init=False)
+    _layers: list[Sequence[Weighed]] = field(default_factory=list, init=False)
 
-    def put(self, position: int, weights: torch.Tensor, *, first: bool) -> None:
-        """Take a layer's weights of the tokens at a position; the ``first`` one begins anew."""
-        if not first:
-            sums = self.sums[position]
-            weights = sums + weights.to(sums.device)
-        self.sums[position] = weights
+    def begin(self, positions: range) -> None:
+        """A pass begins, of whose layers `add` takes the weights of the tokens there."""
+        self.settle()
+        self._positions = positions
+
+    def add(self, weighed: Sequence[Weighed]) -> None:
+        """Take a layer's weights, position after position; work is done once for all layers."""
+        self._layers.append(weighed)
+
+    def settle(self) -> None:
+        """Sum up the layers of the last pass."""
+        layers, self._layers = self._layers, []
+        if not layers:
+            return
+        by_role: dict[str, torch.Tensor] = {}
+        for segment in zip(*layers, strict=True):
+            weights, role = part_weights(segment), segment[0].role
+            by_role[role] = by_role[role] + weights if role in by_role else weights
+        query = by_role["query"]
+        whole = [by_role["context"], by_role.get("prefix", torch.zeros_like(query)), query]
+        by_position = torch.cat(whole).unflatten(1, (len(self._positions), -1))
+        for at, position in enumerate(self._positions):
+            self.sums[position] = by_position[:, at]
 
     def average(self, positions: Sequence[int], batch_rows: Sequence[int]) -> torch.Tensor:
         """Mean over layers and (position, batch row) pairs: (groups + 2,) fp32, summing to 1."""
+        self.settle()
         pairs = zip(positions, batch_rows, strict=True)
-        mean = torch.stack([self.sums[position][row] for position, row in pairs]).mean(dim=0).cpu()
+        mean = torch.stack([self.sums[at][:, row] for at, row in pairs]).mean(dim=0).cpu()
         if self.span_groups is not None:
             mean = torch.cat([mean[:-2] @ self.span_groups, mean[-2:]])
         return mean / mean.sum()
@@ -206,26 +233,11 @@ class PromptLayout(Layout):
         recorder, now = self.recorder, self._pass
         if recorder is None or now is None:
             return
-        batch, rows, _ = now.shape
-        places = None if len(now.recorded) == rows else now.places
-        made: dict[str, torch.Tensor] = {}
-        for one in weighed:
-            results = one.attended.results
-            if results.role == "context" and isinstance(self.windows, Members):
-                share = one.shares.mean(dim=-1)
-                own = share.new_zeros(batch * rows)
-                index = results.index.to(own.device)
-                own = own.index_add_(0, index, share).unsqueeze(0)
-                made["context"] = own if places is None else own[:, places.to(own.device)]
-                continue
-            for number in range(len(results.segments)):
-                own = one.of_parts(number, None if places is None else places.to(one.shares.device))
-                made[results.role] = made[results.role] + own if results.role in made else own
-        nothing = torch.zeros_like(made["query"])
-        whole = torch.cat([made["context"], made.get("prefix", nothing), made["query"]])
-        by_row = whole.T.unflatten(0, (batch, len(now.recorded)))
-        for at, position in enumerate(now.recorded):
-            recorder.put(position, by_row[:, at], first=len(now.done) == 1)
+        if isinstance(self.windows, Members):
+            weighed = _of_members(weighed, now)
+        if now.shape[1] > 1:
+            weighed = [one.at(now.places) for one in weighed]
+        recorder.add(weighed)
 
     def _begun(self, shape: tuple[int, int, int]) -> _Pass:
         """What the layers of a pass share."""
@@ -248,8 +260,9 @@ class PromptLayout(Layout):
         wanted = range(0)
         if self.recorder is not None:
             wanted = range(max(start, self.recorder.first_position), start + rows)
-        places = torch.arange(rows - len(wanted), rows)
-        places = (torch.arange(batch).unsqueeze(-1) * rows + places).flatten()
+            self.recorder.begin(wanted)
+        places = torch.arange(rows - len(wanted), rows).unsqueeze(-1)
+        places = (torch.arange(batch) * rows + places).flatten()
         return _Pass(shape, stretches, reading, wanted, places)
 
     def _segments(self, batch: int, rows: int) -> list[Segment]:
@@ -287,8 +300,8 @@ class _Pass:
 
     Its shape is batch rows, fed tokens of each and tokens in the KV cache; the stretches say where
     in the KV cache each segment is. The weights of the tokens at the positions ``recorded`` are
-    wanted, which stand at ``places`` of the pass, batch row after batch row. Done are the layers
-    that have asked.
+    wanted, which stand at ``places`` of the pass, position after position. Done are the layers that
+    have asked.
     """
 
     shape: tuple[int, int, int]
@@ -297,6 +310,18 @@ class _Pass:
     recorded: range
     places: torch.Tensor
     done: set[int] = field(default_factory=set)
+
+
+def _of_members(weighed: Sequence[Weighed], now: _Pass) -> list[Weighed]:
+    """An ensemble's weights with those of all windows as one segment, each batch row's own."""
+    batch, rows, _ = now.shape
+    context = [one for one in weighed if one.role == "context"]
+    shares = torch.cat([one.shares for one in context])
+    results = next(each for each in now.reading.segments[0].results if each.role == "context")
+    index = results.index.to(shares.device)
+    whole = shares.new_zeros(batch * rows, shares.shape[1]).index_add_(0, index, shares)
+    rest = [one for one in weighed if one.role != "context"]
+    return [Weighed("context", whole, whole, whole.unsqueeze(0)), *rest]
 
 
 class Texts:

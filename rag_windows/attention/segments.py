@@ -278,34 +278,34 @@ class Reading:
 
 
 class Weighed(NamedTuple):
-    """The attention weights of what segments of one role gave; those of a token sum to one.
+    """The attention weights of what one segment gave in one layer; those of a token sum to one.
 
-    ``shares`` (results, heads), fp32, are of whole segments; what `Attended` has besides tells how
-    each of them falls to the segment's parts.
+    Attributes:
+        shares: (results, heads), fp32: of the segment.
+        lse: (results, heads), and ``parts`` (parts, results, heads): how they fall to its parts.
     """
 
-    attended: Attended
+    role: Role
     shares: torch.Tensor
+    lse: torch.Tensor
+    parts: torch.Tensor
 
-    def of_parts(self, number: int, rows: torch.Tensor | slice | None = None) -> torch.Tensor:
-        """Weights, averaged over heads, of the parts of one of the role's segments.
+    def at(self, rows: torch.Tensor) -> Weighed:
+        """Those of some of the results."""
+        rows = rows.to(self.shares.device)
+        return Weighed(self.role, self.shares[rows], self.lse[rows], self.parts[:, rows])
 
-        ``rows`` are places among the segment's results, or None for all of them. Returns fp32
-        (parts, rows).
-        """
-        results, _, lse, parts = self.attended
-        first = sum(results.sizes[:number])
-        own = parts[number] if parts is not None else lse.unsqueeze(0)
-        shares = self.shares
-        if len(results.sizes) > 1:
-            place = slice(first, first + results.sizes[number])
-            shares, lse = shares[place], lse[place]
-        if rows is not None:
-            shares, lse, own = shares[rows], lse[rows], own[:, rows]
-        if len(own) == 1:
-            return shares.mean(dim=-1).unsqueeze(0)
-        # A token that sees nothing of a segment has no share of it.
-        return (torch.exp(own - lse.clamp_min(_LOWEST)) * shares).mean(dim=-1)
+
+def part_weights(layers: Sequence[Weighed]) -> torch.Tensor:
+    """Weights of a segment's parts (parts, results), averaged over heads, summed over layers."""
+    device = layers[0].shares.device
+    shares = torch.stack([one.shares.to(device) for one in layers])
+    if len(layers[0].parts) == 1:
+        return shares.mean(dim=-1).sum(dim=0, keepdim=True)
+    lse = torch.stack([one.lse.to(device) for one in layers])
+    parts = torch.stack([one.parts.to(device) for one in layers], dim=1)
+    # A token that sees nothing of a segment has no share of it.
+    return (torch.exp(parts - lse.clamp_min(_LOWEST)) * shares).mean(dim=-1).sum(dim=1)
 
 
 _LOWEST = -1e30
@@ -321,7 +321,7 @@ def read(
 
     Returns:
         (tokens, heads, value dim) in the query's dtype; and the attention weights, if they are
-        wanted, for each role of each of ``reading.segments``: a sink is no text and counts for
+        wanted, for each segment of each of ``reading.segments``: a sink is no text and counts for
         nothing.
     """
     query, tokens = asked.query, len(asked.query)
@@ -329,7 +329,7 @@ def read(
     if len(made) == 1 and made[0].results.aligned and sinks is None:
         shares = (made[0].lse > -torch.inf).to(made[0].lse.dtype)
         output = made[0].output.to(query.dtype)
-        return output, [Weighed(made[0], shares)] if weights else None
+        return output, _weighed(made[0], shares) if weights else None
     table = torch.cat([_rescaled(reading, one, _table(one, tokens)) for one in made])
     shares = _softmax(table, sinks)
     if all(one.results.aligned for one in made):
@@ -340,13 +340,21 @@ def read(
     if not weights:
         return mixed, None
     text = shares if sinks is None else _softmax(table, None)
-    recorded, first = [], 0
-    for one in made:
-        own = text[first : first + one.results.columns]
-        first += one.results.columns
+    recorded: list[Weighed] = []
+    for one, own in zip(made, text.split([one.results.columns for one in made]), strict=True):
         place = one.results.on(own.device)
-        recorded.append(Weighed(one, own.flatten(0, 1) if place is None else own[place]))
+        recorded += _weighed(one, own.flatten(0, 1) if place is None else own[place])
     return mixed, recorded
+
+
+def _weighed(one: Attended, shares: torch.Tensor) -> list[Weighed]:
+    """Shares (results, heads) of a role, segment by segment."""
+    role, parts = one.results.role, one.parts or []
+    if len(parts) == 1:
+        return [Weighed(role, shares, one.lse, parts[0])]
+    sizes = one.results.sizes
+    made = zip(shares.split(sizes), one.lse.split(sizes), parts, strict=True)
+    return [Weighed(role, *each) for each in made]
 
 
 def _table(one: Attended, tokens: int) -> torch.Tensor:

@@ -12,7 +12,15 @@ from transformers.generation import GenerationMode
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.layout import Layout, of_stretches, of_window, texts
-from rag_windows.attention.segments import Reading, Role, Rows, Segment, Segments, Weighed
+from rag_windows.attention.segments import (
+    Reading,
+    Role,
+    Rows,
+    Segment,
+    Segments,
+    Weighed,
+    part_weights,
+)
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.generate import Decoder, with_config
 from rag_windows.kv import Window, Windows
@@ -240,12 +248,6 @@ class RowCaches:
         return self.keys[layer], self.values[layer]
 
 
-def add(sums: dict[Role, torch.Tensor], weights: Mapping[Role, torch.Tensor]) -> None:
-    """Add attention weights to sums, role by role."""
-    for role, weight in weights.items():
-        sums[role] = sums[role] + weight if role in sums else weight
-
-
 class Plan:
     """Which rows take part in forward passes, and what they read; it holds until rows come or go.
 
@@ -268,42 +270,41 @@ class Plan:
         self.shift = self._of_tokens([row.shift for row in rows], 0.0)
         self.query_bias = self._of_tokens([row.query_bias for row in rows], 0.0)
         self.cited = any(row.cited for row in rows)
-        # What the attention weights that predict an answer's next token are of: by role, places
-        # among its results (of windows: of each segment), and row and entry of `Row.weights`.
-        newest = self.newest[[row.cited for row in rows]]
-        self._wanted: dict[Role, list[torch.Tensor]] = {
-            "context": [],
-            "prefix": [],
-            "query": [newest],
-        }
+        # What the attention weights that predict an answer's next token are of: for each segment,
+        # places among its results; and by role, row and entry of `Row.weights`.
+        self._wanted: list[torch.Tensor] = []
         self._cited: dict[Role, list[tuple[Row, int]]] = {
             "context": [],
             "prefix": [],
             "query": [(row, -1) for row in rows if row.cited],
         }
         segments = [*self._windows(), *self._prefixes()]
+        self._wanted.append(self.newest[[row.cited for row in rows]])
         self.encoded = [Segments(segments, self._tokens, static=True)] if segments else []
-        self._on: dict[tuple[torch.device, Role], list[torch.Tensor]] = {}
         self._recorded: dict[Role, torch.Tensor] = {}
 
-    def of_cited(self, weighed: Sequence[Weighed]) -> dict[Role, torch.Tensor]:
-        """One layer's attention weights of the tokens that predict an answer's next one."""
-        made: dict[Role, torch.Tensor] = {}
-        for one in weighed:
-            role, device = one.attended.results.role, one.shares.device
-            if (device, role) not in self._on:
-                self._on[device, role] = [places.to(device) for places in self._wanted[role]]
-            places = self._on[device, role]
-            if role == "context":
-                found = [one.of_parts(i, own).flatten() for i, own in enumerate(places)]
-                made[role] = torch.cat(found)
-            else:
-                made[role] = one.shares[torch.cat(places)].mean(dim=-1)
-        return made
+    def of_cited(self, weighed: Sequence[Weighed]) -> list[Weighed]:
+        """A layer's attention weights of the tokens that predict an answer's next one."""
+        query = [one for one in weighed if one.role == "query"]
+        shares = torch.cat([one.shares for one in query])
+        # The segments of the rows' own tokens give a result for each token, in order.
+        own = Weighed("query", shares, shares, shares.unsqueeze(0))
+        whole = [*weighed[: len(weighed) - len(query)], own]
+        return [
+            one if len(places) == len(one.shares) else one.at(places)
+            for one, places in zip(whole, self._wanted, strict=True)
+        ]
 
-    def keep(self, recorded: Mapping[Role, torch.Tensor]) -> None:
-        """Add a pass's attention weights, once it is done."""
-        add(self._recorded, recorded)
+    def keep(self, layers: Sequence[Sequence[Weighed]]) -> None:
+        """Add a pass's attention weights, as `of_cited` gives them by layer, once it is done."""
+        if not layers:
+            return
+        by_role: dict[Role, list[torch.Tensor]] = {}
+        for segment in zip(*layers, strict=True):
+            by_role.setdefault(segment[0].role, []).append(part_weights(segment).flatten())
+        for role, weights in by_role.items():
+            sums = torch.cat(weights)
+            self._recorded[role] = self._recorded[role] + sums if role in self._recorded else sums
 
     def flush(self) -> None:
         """Hand the attention weights to the rows, once."""
@@ -326,12 +327,10 @@ class Plan:
             if row.prefix is not None:
                 readers.setdefault(id(row.prefix), (row.prefix, []))[1].append(row)
         made: list[Segment] = []
-        place = 0
         for window, rows in readers.values():
             tokens, cited = self._readers(rows)
-            self._wanted["prefix"].append(cited + place)
+            self._wanted.append(cited)
             self._cited["prefix"] += [(row, -2) for row in rows if row.cited]
-            place += len(tokens)
             made.append(Segment("prefix", window.start, window.end - 1, tokens))
             made[-1].layers = of_window(window)
         return made
@@ -364,7 +363,7 @@ class Plan:
                         if row.cited
                     ]
             tokens, cited = self._readers(rows)
-            self._wanted["context"].append(cited)
+            self._wanted.append(cited)
             starts = [window.start + (place.start or 0) for window, place in parts]
             last = max(window.end for window, _ in parts) - 1
             segment = Segment("context", min(starts), last, tokens, starts=starts)
@@ -387,7 +386,7 @@ class BatchLayout(Layout):
     """One forward pass over the tokens of all rows, one behind the other in one batch row.
 
     ``caches`` count this pass's tokens already; ``positions`` (tokens,) int64 are on the CPU.
-    ``recorded`` holds the attention weights of the pass so far, as `Plan.of_cited` gives them.
+    ``recorded`` holds each layer's attention weights, as `Plan.of_cited` gives them.
     """
 
     def __init__(
@@ -400,7 +399,7 @@ class BatchLayout(Layout):
         self.sliding_windows = sliding_windows
         self._plan = plan
         self._caches = caches
-        self.recorded: dict[Role, torch.Tensor] = {}
+        self.recorded: list[list[Weighed]] = []
         self._where: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         tokens, old = len(positions), plan.old
         own: list[Segment] = []
@@ -450,5 +449,5 @@ class BatchLayout(Layout):
         return self._reading
 
     def record(self, weighed: Sequence[Weighed]) -> None:
-        """Add one layer's attention weights."""
-        add(self.recorded, self._plan.of_cited(weighed))
+        """See `Layout.record`."""
+        self.recorded.append(self._plan.of_cited(weighed))

@@ -163,13 +163,14 @@ def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
     if layout.recorder is None or one.recorder is None:
         return
     groups = members.groups.to(weights.device)
+    one.recorder.settle()
     for position, sums in one.recorder.sums.items():
         token = position - one.first_position
         if token < 0:
             continue
-        rows = sums.unflatten(0, (-1, members.per_query))[:, : members.count]
+        rows = sums.T.unflatten(0, (-1, members.per_query))[:, : members.count]
         weighed = rows.to(weights.device) * weights[:, :, token].unsqueeze(-1)
         whole = weighed.new_zeros(len(weighed), members.n_groups + 2)
         whole.index_add_(1, groups, weighed[..., 0])
         whole[:, -2:] = weighed[..., 1:].sum(dim=1)
-        layout.recorder.put(position, whole, first=True)
+        layout.recorder.sums[position] = whole.T

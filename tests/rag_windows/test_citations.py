@@ -103,7 +103,7 @@ def test_switched_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*args: object, **more: object) -> None:
         raise AssertionError("attention mass was computed")
 
-    monkeypatch.setattr("rag_windows.attention.layout.WeightRecorder.put", fail)
+    monkeypatch.setattr("rag_windows.attention.layout.WeightRecorder.add", fail)
     out = small.lm().generate("What?", ["One."], max_new_tokens=3, citations=False)
     assert (out.citations, out.prefix_mass, out.query_mass) == (None, None, None)
     with pytest.raises(AssertionError, match="was computed"):

@@ -253,25 +253,31 @@ class Items:
         arrays = self.table, self.settings, self.segments, self.order
         self.addresses = [array.ctypes.data for array in arrays]
         self.tokens = int(self.order.max()) + 1
+        self._causal = any(item.causal for item in items)
         # What a text gives itself may not depend on how many stand beside it.
-        self.shares = 1 if any(item.causal for item in items) else int(self.table[:, 2].max())
+        self.shares = 1 if self._causal else int(self.table[:, 2].max())
 
     def room_apart(self, query: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Room for the log-sum-exps of chunks and of parts; None where a part is one chunk."""
         heads = query.shape[1]
-        room = query.new_full((self._part_rows, heads), -torch.inf, dtype=torch.float32)
-        if self._chunk_rows == self._part_rows:
-            return None, room
-        chunks = query.new_full((self._chunk_rows, heads), -torch.inf, dtype=torch.float32)
-        return chunks, room
+        rows = [self._part_rows]
+        if self._chunk_rows != self._part_rows:
+            rows.append(self._chunk_rows)
+        made = [query.new_empty((n, heads), dtype=torch.float32) for n in rows]
+        if self._causal:
+            # Of chunks that a tile of rows does not see, nothing is written.
+            made = [room.fill_(-torch.inf) for room in made]
+        return (made[1] if len(made) > 1 else None), made[0]
 
     def apart(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Rows of parts (results times parts, heads) as (parts, tokens, heads) for each item."""
-        made = []
-        sizes = [parts * tokens for _, parts, tokens in self._shapes]
-        for own, (groups, parts, tokens) in zip(rows.split(sizes), self._shapes, strict=True):
-            by_group = own.view(groups, parts, tokens // groups, -1)
-            made.append(by_group.transpose(0, 1).flatten(1, 2))
+        made, first, heads = [], 0, rows.shape[1]
+        for groups, parts, tokens in self._shapes:
+            own = rows[first : first + parts * tokens]
+            first += parts * tokens
+            if groups > 1:
+                own = own.view(groups, parts, tokens // groups, heads).transpose(0, 1)
+            made.append(own.reshape(parts, tokens, heads))
         return made
 
 

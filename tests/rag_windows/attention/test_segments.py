@@ -14,7 +14,16 @@ from torch import Tensor
 
 from rag_windows.attention import backends
 from rag_windows.attention.native import kernel as native
-from rag_windows.attention.segments import Queries, Reading, Role, Rows, Segment, Segments, read
+from rag_windows.attention.segments import (
+    Queries,
+    Reading,
+    Role,
+    Rows,
+    Segment,
+    Segments,
+    part_weights,
+    read,
+)
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 NUMBERS = [(1.0, 0.0, 0.0), (0.8, 0.0, 0.0), (0.9, -0.4, 1.1)]
@@ -172,13 +181,10 @@ def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.Dat
             output, weights = read(reading, asked, sink, weights=weighed)
             torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
     assert weights is not None
-    found = [
-        one.of_parts(number)
-        for one in weights
-        for number in range(len(one.attended.results.segments))
-    ]
-    for block, weight, share in zip(given_, found, shares, strict=True):
-        torch.testing.assert_close(weight.T.double(), share[block.tokens], rtol=0, atol=1e-5)
+    for block, one, share in zip(given_, weights, shares, strict=True):
+        assert one.role == block.role
+        found = part_weights([one]).T.double()
+        torch.testing.assert_close(found, share[block.tokens], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("reach", [None, 3])
@@ -222,7 +228,7 @@ def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -
     output, weights = read(reading, asked, sinks, weights=True)
     assert weights is not None
     assert output.tolist() == [[[0.0] * 4]]
-    assert all(one.of_parts(0).tolist() == [[0.0]] for one in weights)
+    assert all(part_weights([one]).tolist() == [[0.0]] for one in weights)
 
 
 def test_far_apart_segments_and_half_precision_merge_in_float32() -> None:
