@@ -258,27 +258,30 @@ def compared(device: torch.device, most: int, case: Case) -> dict[str, Any]:
 
     query = draw(tokens, kv_heads * case.groups, dim)
     parts = [(draw(1, kv_heads, n, dim), draw(1, kv_heads, n, dim)) for n in lengths]
-    made, at = [], 0
-    for length, part in zip(lengths, parts, strict=True):
-        segment = Segment(0, length - 1, temperature=heat, layers={0: [part]})
-        if texts:
-            segment.tokens, segment.seen = torch.arange(at, at + length), "causal"
-        at += length
-        made.append(segment)
-    segments = Segments("query" if texts else "context", made, tokens, static=True)
+    # Texts see themselves alone; windows are parts of one segment that every token reads.
+    places = torch.arange(tokens).split(lengths) if texts else [torch.arange(tokens)] * len(parts)
+    whole = Segment("context", 0, most - 1, starts=[0] * len(parts), layers={0: parts})
+    whole.temperature = heat
+    made = [whole]
+    if texts:
+        made = [
+            Segment("query", 0, len(own) - 1, own, seen="causal", layers={0: [part]})
+            for own, part in zip(places, parts, strict=True)
+        ]
+    segments = Segments(made, tokens, static=True)
     rows = Rows(torch.arange(most, most + tokens))
     asked = Queries(0, query, rows, scale, case.softcap)
     with torch.inference_mode():
-        segments.attend(asked)
+        segments.attend(asked, apart=True)
         with profiling(activities=activities(device)) as profiled:
-            _, lse = segments.attend(asked)
+            ((_, _, by_text, by_window),) = segments.attend(asked, apart=True)
         output, _ = attention(Reading(rows, [segments]), asked)
     answered = {row.key for row in profiled.key_averages()}
     # The same in float64, window by window, and their merge.
     outputs, lses = [], []
-    for segment, part in zip(made, parts, strict=True):
-        own = query if segment.tokens is None else query[segment.tokens.to(device)]
-        q, k, v = (one.double() for one in (own.transpose(0, 1).unsqueeze(0), *part))
+    for own, part in zip(places, parts, strict=True):
+        asking = query[own.to(device)].transpose(0, 1).unsqueeze(0)
+        q, k, v = (one.double() for one in (asking, *part))
         request = backends.Request(q, k, v, scale, heat, case.softcap, causal=texts)
         found = backends.reference(request)
         outputs.append(found[0][0].transpose(0, 1))
@@ -287,6 +290,7 @@ def compared(device: torch.device, most: int, case: Case) -> dict[str, Any]:
     if not texts:
         shares = torch.softmax(torch.stack(lses), dim=0).unsqueeze(-1)
         exact = (torch.stack(outputs) * shares).sum(dim=0)
+    lse = by_text if texts or by_window is None else by_window[0].flatten(0, 1)
     return {
         "output": ((output.double() - exact).abs().max() / exact.abs().max()).item(),
         "lse": (lse.double() - torch.cat(lses)).abs().max().item(),
