@@ -53,7 +53,7 @@ from rag_windows.prefill import (
 )
 from rag_windows.prompt.answer_form import with_form
 from rag_windows.prompt.builder import Header, Prompt
-from rag_windows.prompt.detokenize import Detokenizer, Pieces
+from rag_windows.prompt.detokenize import Detokenizer, Pieces, cut
 from rag_windows.request import (
     DEFAULT_NEW_TOKENS,
     SINGLE_PASSAGE,
@@ -458,13 +458,12 @@ class Engine:
 
         def chunks() -> Iterator[Chunk]:
             worker.start()
-            sent = ""
             try:
                 while not isinstance(piece := results.get(), Generation):
                     if isinstance(piece, BaseException):
                         raise piece
-                    sent += piece
                     yield Chunk(piece)
+                sent = "" if streamer is None else streamer.sent
                 if not piece.text.startswith(sent):
                     raise GenerationError(
                         "The tokenizer rewrote text that was already streamed; use generate() "
@@ -562,10 +561,11 @@ class Engine:
                 Citation(number, passage.id, groups[number])
                 for number, passage in enumerate(request.passages)
             )
+        text = self.text.detokenizer.text(ids)
         return Generation(
-            text=self.text.detokenizer.text(ids, request.stop),
+            text=cut(text, request.stop),
             token_ids=tuple(ids),
-            finish_reason=self._finish_reason(request, ids, stopped_early),
+            finish_reason=self._finish_reason(request, ids, text, stopped_early),
             usage=Usage(sum(map(len, tokens)), cached_tokens, len(ids), windows, cached_windows),
             timings=timings,
             citations=citations,
@@ -579,13 +579,14 @@ class Engine:
         )
 
     def _finish_reason(
-        self, request: Request, ids: Sequence[int], stopped_early: bool
+        self, request: Request, ids: Sequence[int], text: str, stopped_early: bool
     ) -> FinishReason:
+        """``text`` is that of all ``ids``."""
         if ids and ids[-1] in self.decoder.end_tokens(request.options):
             return "stop"
         strings = request.options.get("stop_strings") or ()
         strings = (strings,) if isinstance(strings, str) else tuple(strings)
-        if self.text.detokenizer.find_stop(ids, (*request.stop, *strings)) is not None:
+        if any(string in text for string in (*request.stop, *strings)):
             return "stop"
         if stopped_early:
             return "cancelled"

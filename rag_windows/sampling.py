@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, StoppingCriteria
 
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.prompt.detokenize import Detokenizer
+from rag_windows.prompt.detokenize import Detokenizer, TextStream
 from rag_windows.results import TokenLogprob
 
 MODEL_INPUTS = (
@@ -186,17 +186,28 @@ class StopStrings(StoppingCriteria):
     """Stops a row when its text behind ``prompt_length`` tokens holds one of the strings."""
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], prompt_length: int) -> None:
-        self._detokenizer = detokenizer
-        self._stop = tuple(stop)
-        self._prompt_length = prompt_length
+        self._start = self._seen = prompt_length
+        self._fresh = TextStream(detokenizer, stop)
+        self._lone = self._fresh.fork()
+        # The texts of several rows, by the bytes of the generated tokens that were seen.
+        self._rows: dict[bytes, TextStream] = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Bool, (rows,)."""
-        done = [
-            self._detokenizer.find_stop(row, self._stop) is not None
-            for row in input_ids[:, self._prompt_length :].tolist()
-        ]
-        return torch.tensor(done, device=input_ids.device)
+        seen, self._seen = self._seen, input_ids.shape[1]
+        if len(input_ids) == 1:
+            # It only grows, so the tokens before need not be looked at.
+            self._lone.feed(input_ids[0, seen:].tolist())
+            return torch.tensor([self._lone.stopped], device=input_ids.device)
+        # Beams change places: the tokens before tell which text a row goes on with.
+        rows: list[tuple[bytes, TextStream]] = []
+        for row in input_ids[:, self._start :].cpu().numpy():
+            before = self._rows.get(row[: seen - self._start].tobytes())
+            stream = (before or self._fresh).fork()
+            stream.feed(row[seen - self._start if before else 0 :].tolist())
+            rows.append((row.tobytes(), stream))
+        self._rows = dict(rows)
+        return torch.tensor([stream.stopped for _, stream in rows], device=input_ids.device)
 
 
 class LogprobRecorder(LogitsProcessor):

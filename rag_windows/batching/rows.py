@@ -128,7 +128,7 @@ class Row:
         model = decoder.runner.model if windowed else decoder.model
         device = input_device(model)
         arguments = with_config(decoder.arguments(options, len(prompt), criteria))
-        self.sequence = torch.tensor([prompt], dtype=torch.int64, device=device)
+        self.sequence = self._room = torch.tensor([prompt], dtype=torch.int64, device=device)
         made: Any = model.generate(self.sequence, custom_generate=_prepared, **arguments)
         self._processors, self._criteria = made["logits_processor"], made["stopping_criteria"]
         mode = made["generation_config"].get_generation_mode()
@@ -158,10 +158,14 @@ class Row:
 
     def take(self, token: int) -> None:
         """Append a token, which the next pass is fed; the criteria say whether it was the last."""
-        new = self.sequence.new_tensor([[token]])
-        self.sequence = torch.cat([self.sequence, new], dim=1)
+        place = self.sequence.shape[1]
+        if place == self._room.shape[1]:
+            # Room ahead, so that a token is one write.
+            self._room = torch.cat([self.sequence, torch.empty_like(self.sequence)], dim=1)
+        self._room[0, place] = token
+        self.sequence = self._room[:, : place + 1]
         if self._streamer is not None:
-            self._streamer.put(new[0].cpu())
+            self._streamer.put(torch.tensor([token]))
         # Scores are kept for nobody, as without output_scores.
         self.ended = bool(self._criteria(self.sequence, None).all())
         if self.ended and self._streamer is not None:

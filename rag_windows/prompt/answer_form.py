@@ -100,19 +100,22 @@ class _Allowed(LogitsProcessor):
     def __init__(self, matcher: LLMatcher) -> None:
         self._fresh = matcher
         self._prompt: torch.Tensor | None = None
-        self._rows: list[tuple[LLMatcher, list[int]]] = []
+        self._rows: list[tuple[LLMatcher, torch.Tensor]] = []
 
     def at(self, row: int, ids: torch.Tensor) -> LLMatcher | None:
         """What may follow the ids of a row; None if they have left the form."""
         while len(self._rows) <= row:
-            self._rows.append((self._fresh.deep_copy(), []))
+            self._rows.append((self._fresh.deep_copy(), ids[:0].cpu()))
         matcher, taken = self._rows[row]
-        wanted: list[int] = ids[0 if self._prompt is None else len(self._prompt) :].tolist()
-        same = alike(taken, wanted)
+        wanted = ids[0 if self._prompt is None else len(self._prompt) :].cpu()
+        both = min(len(taken), len(wanted))
+        # All tokens are compared for each new one, so not one by one.
+        changed = (taken[:both] != wanted[:both]).nonzero()
+        same = int(changed[0]) if len(changed) else both
         if same < len(taken):
             matcher.rollback(len(taken) - same)
-        good = same + matcher.try_consume_tokens(wanted[same:])
-        self._rows[row] = matcher, wanted[:good]
+        good = same + matcher.try_consume_tokens(wanted[same:].tolist())
+        self._rows[row] = matcher, wanted[:good].clone()
         if matcher.is_error():
             raise GenerationError(f"The answer's form can't be followed: {matcher.get_error()}")
         return matcher if good == len(wanted) or matcher.is_stopped() else None

@@ -2,89 +2,303 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import CodeGenTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.generation.streamers import BaseStreamer
 
 _REPLACEMENT = "\ufffd"
 
+_CONTEXT = 4
+"""Tokens that are decoded again with each new one.
+
+UTF-8 knows after three bytes where a character begins, whatever stood before them, and every token
+has a byte at least. Other decoders only look whether a token is the first.
+"""
+
+_BOUNDED = re.compile(
+    r"WordPiece |BPEDecoder |"
+    r"((Replace|Metaspace|Strip) )*(?P<joint>(ByteFallback )?Fuse |ByteLevel )?(?P<strip>Strip )?"
+)
+"""Decoders, in order, for which that context is enough.
+
+They change each token by itself, then put bytes together, then take a space off the start.
+"""
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
 
 class Detokenizer:
-    """Decodes generated ids, special tokens left out."""
+    """Decodes generated ids, special tokens left out.
+
+    Attributes:
+        bounded: whether a token's text depends on no more than the few tokens before it, but for
+            runs of byte tokens. False of rare decoders, which `TextStream` has decode all tokens
+            of an answer for each new one.
+        splits: whether a token may end within a character.
+        strips: whether a space at the start of the text is left out.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        # A special token is left out, so bytes on both sides of it are one run.
-        bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-        self._open = {*tokenizer.all_special_ids, *tokenizer.convert_tokens_to_ids(bytes_)}
+        backend = self._backend = tokenizer.backend_tokenizer
+        added = backend.get_added_tokens_decoder()
+        self._special = {id_ for id_, token in added.items() if token.special}
+        stages = _stages(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
+        shape = _BOUNDED.fullmatch("".join(f"{stage['type']} " for stage in stages))
+        last = stages[-1] if shape and shape["joint"] and shape["strip"] else None
+        plain = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        self.bounded = (
+            shape is not None
+            and last in (None, plain)
+            # Some classes change the text once more.
+            and type(tokenizer).decode in (PreTrainedTokenizerBase.decode, CodeGenTokenizer.decode)
+            and type(tokenizer)._decode is PreTrainedTokenizerFast._decode
+        )
+        names = {stage["type"] for stage in stages}
+        self.splits = not self.bounded or "ByteLevel" in names
+        self.strips = last is not None
+        self._byte_tokens = "ByteFallback" in names
 
-    def text(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
-        """The text of ``ids``, cut before the first stop string in it."""
-        text = self._decode(ids)
-        ends = [text.find(string) for string in stop]
-        return text[: min((end for end in ends if end >= 0), default=len(text))]
-
-    def find_stop(self, ids: Sequence[int], stop: Sequence[str]) -> str | None:
-        """The stop string that the text of ``ids`` holds, if any."""
-        text = self._decode(ids)
-        return next((string for string in stop if string in text), None)
-
-    def settled(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
-        """The part of the text that no later token can change.
-
-        Left out: an unfinished UTF-8 sequence, an open run of byte tokens (a later invalid byte
-        would change all of it), and an end that could become a stop string.
-        """
-        keep = len(ids)
-        while keep and ids[keep - 1] in self._open:
-            keep -= 1
-        text = self.text(ids[:keep], stop)
-        if len(text) < len(self._decode(ids[:keep])):
-            return text
-        # However many bytes of a character are there, they decode to one replacement character.
-        text = text.removesuffix(_REPLACEMENT)
-        held = max((_overlap(text, string) for string in stop), default=0)
-        return text[: len(text) - held]
-
-    def _decode(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of all ids."""
         return str(
             self._tokenizer.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
 
+    def token(self, id_: int) -> str | int | None:
+        """What a decoder sees of an id: the byte that it stands for, or its spelling.
+
+        None for special tokens and ids without a token, which are left out before anything is
+        decoded.
+        """
+        spelled: str | None = None if id_ in self._special else self._backend.id_to_token(id_)
+        if spelled is not None and self._byte_tokens and (byte := _BYTE.fullmatch(spelled)):
+            return int(byte[1], 16)
+        return spelled
+
+
+def _stages(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The decoders that a decoder consists of, in order."""
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [stage for one in decoder["decoders"] for stage in _stages(one)]
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """The text before the first stop string in it."""
+    ends = [text.find(string) for string in stop]
+    return text[: min((end for end in ends if end >= 0), default=len(text))]
+
+
+class _ByteRun:
+    """Byte tokens in a row: text if all of them together are UTF-8, else a replacement for each.
+
+    Attributes:
+        count: of the bytes.
+        characters: those that are complete.
+        begun: the bytes of one that is not.
+        broken: whether nothing that follows can make it UTF-8.
+    """
+
+    def __init__(self, *, strip: bool) -> None:
+        """``strip`` leaves a space out that begins the text."""
+        self.count = 0
+        self.characters: list[str] = []
+        self.begun = b""
+        self.broken = False
+        self._strip = strip
+
+    def add(self, byte: int) -> None:
+        """Take a byte of a run that is not broken."""
+        self.count += 1
+        self.begun += bytes([byte])
+        try:
+            character = self.begun.decode()
+        except UnicodeDecodeError as error:
+            self.broken = error.reason != "unexpected end of data"
+            return
+        if not (self._strip and character == " "):
+            self.characters.append(character)
+        self.begun, self._strip = b"", False
+
+    def text(self) -> str:
+        """The text if no byte follows."""
+        if self.broken or self.begun:
+            return _REPLACEMENT * self.count
+        return "".join(self.characters)
+
+    def fork(self) -> _ByteRun:
+        """One that goes on by itself from here."""
+        other = copy.copy(self)
+        other.characters = [*self.characters]
+        return other
+
+
+class TextStream:
+    """The text of an answer whose tokens come one after the other.
+
+    Each token is decoded a few times, however long the answer is. It is not
+    `tokenizers.decoders.DecodeStream`: there a byte token that makes those before it invalid raises
+    an error or changes text that was given out, each token of a run of invalid bytes has all of the
+    run decoded, and the text that is not settled yet, which may hold a stop string, is never told.
+
+    Attributes:
+        stopped: whether the text of the tokens so far holds a stop string.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
+        self._detokenizer = detokenizer
+        self._stop = tuple(stop)
+        self._longest = max(map(len, self._stop), default=0)
+        self.stopped = self._cut = False
+        # The end of the settled text, into which a stop string may reach back. So many of its
+        # characters begin one, and were not given out yet.
+        self._back, self._held = "", 0
+        # The newest tokens that have text, their settled text, and what may still change.
+        self._window: tuple[int, ...] = ()
+        self._known = self._open = ""
+        # The open run of byte tokens, and whether its text holds a stop string.
+        self._run: _ByteRun | None = None
+        self._stop_in_run = False
+
+    def fork(self) -> TextStream:
+        """One that goes on by itself from here."""
+        other = copy.copy(self)
+        if self._run is not None:
+            other._run = self._run.fork()
+        return other
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """Take further tokens; returns what of the text is settled with them.
+
+        Settled is what no later token can change. That leaves out an unfinished UTF-8 sequence, an
+        open run of byte tokens (a later invalid byte would change all of it), and an end that could
+        become a stop string. From the token on with which there is a stop string nothing comes.
+        """
+        text = "".join([self._take(id_) for id_ in ids])
+        self.stopped = self._cut or (bool(self._stop) and self._stops_openly())
+        return text
+
+    def _take(self, id_: int) -> str:
+        """`feed` for one token."""
+        if self._cut or not (settled := self._settle(id_)):
+            return ""
+        if not self._stop:
+            return settled
+        text = self._back + settled
+        start = len(self._back) - self._held
+        if any(string in text for string in self._stop):
+            self._cut = True
+            return ""
+        self._held = max(_overlap(text, string) for string in self._stop)
+        self._back = text[max(0, len(text) - self._longest + 1) :]
+        return text[start : len(text) - self._held]
+
+    def _stops_openly(self) -> bool:
+        """Whether a stop string ends in text that is not settled."""
+        run, text = self._run, self._open
+        if run is not None:
+            if run.broken or not run.begun:
+                return self._stop_in_run
+            text = _REPLACEMENT * min(run.count, self._longest)
+        return any(string in self._back + text for string in self._stop)
+
+    def _settle(self, id_: int) -> str:
+        """Take a token; returns the text that later ones can't change, stop strings or not."""
+        detokenizer = self._detokenizer
+        token = detokenizer.token(id_)
+        if token is None:
+            return ""
+        if isinstance(token, int) and detokenizer.bounded:
+            return self._settle_byte(id_, token)
+        ended = self._end_run()
+        window = (*self._window, id_)
+        text = detokenizer.text(window)
+        settled = self._without_end(text)
+        if not settled.startswith(self._known) or isinstance(token, int):
+            settled = self._known
+        new = settled[len(self._known) :]
+        self._open = text[len(settled) :] if text.startswith(settled) else text
+        if detokenizer.bounded and len(window) > 2 * _CONTEXT:
+            shorter = window[-_CONTEXT:]
+            # Behind tokens without text, a decoder would take the next one for the first.
+            if known := self._without_end(detokenizer.text(shorter)):
+                window, settled = shorter, known
+        self._window, self._known = window, settled
+        return ended + new
+
+    def _settle_byte(self, id_: int, byte: int) -> str:
+        """`_settle` for a byte token."""
+        run = self._run
+        if run is None:
+            strip = self._detokenizer.strips and not self._window
+            run, self._stop_in_run = _ByteRun(strip=strip), False
+            self._run = run
+        self._window = (*self._window, id_)[-_CONTEXT:]
+        if run.broken:
+            return _REPLACEMENT
+        run.add(byte)
+        if run.broken:
+            self._stop_in_run = False
+            return run.text()
+        if self._stop and not run.begun:
+            newest = self._back + "".join(run.characters[-self._longest :])
+            self._stop_in_run = self._stop_in_run or newest.endswith(self._stop)
+        return ""
+
+    def _end_run(self) -> str:
+        """The text of the run of byte tokens that another token ends, if it is not settled yet."""
+        run, self._run = self._run, None
+        if run is None:
+            return ""
+        self._known = self._detokenizer.text(self._window)
+        return "" if run.broken else run.text()
+
+    def _without_end(self, text: str) -> str:
+        """A text without the character that may be unfinished."""
+        # However many bytes of a character are there, they decode to one replacement character.
+        return text.removesuffix(_REPLACEMENT) if self._detokenizer.splits else text
+
 
 def _overlap(text: str, string: str) -> int:
-    """Length of the longest end of ``text`` that begins ``string``."""
-    sizes = range(min(len(text), len(string) - 1), 0, -1)
-    return next((size for size in sizes if text.endswith(string[:size])), 0)
+    """Length of the longest end of ``text`` that begins ``string``, but is not all of it."""
+    start = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while start >= 0 and not string.startswith(text[start:]):
+        start = text.find(string[0], start + 1)
+    return len(text) - start if start >= 0 else 0
 
 
 class Pieces(BaseStreamer):
-    """Turns tokens into pieces of settled text; `sent` is the text put so far."""
+    """Hands on the text of generated tokens, piece by piece, as it settles."""
 
     def __init__(
         self, detokenizer: Detokenizer, stop: Sequence[str], put: Callable[[str], None]
     ) -> None:
-        self._detokenizer = detokenizer
-        self._stop = tuple(stop)
+        self._text = TextStream(detokenizer, stop)
         self._put = put
-        self._ids: list[int] = []
+        self._pieces: list[str] = []
         self._prompt_passed = False
-        self.sent = ""
+
+    @property
+    def sent(self) -> str:
+        """The text put so far."""
+        return "".join(self._pieces)
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt (ignored), then each new token."""
+        """Take the prompt (ignored), then new tokens."""
         if not self._prompt_passed:
             self._prompt_passed = True
-            return
-        self._ids.extend(int(token) for token in value.flatten().tolist())
-        settled = self._detokenizer.settled(self._ids, self._stop)
-        if len(settled) > len(self.sent) and settled.startswith(self.sent):
-            self._put(settled[len(self.sent) :])
-            self.sent = settled
+        elif piece := self._text.feed(value.flatten().tolist()):
+            self._put(piece)
+            self._pieces.append(piece)
 
     def end(self) -> None:
         """Nothing: the rest comes with the whole result."""

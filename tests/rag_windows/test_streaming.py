@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from rag_windows import GenerationError, LimitError
+from rag_windows import GenerationError, LimitError, WindowedLM
 from rag_windows.request import PassageLike
 from tests.rag_windows import small
 
@@ -42,6 +43,36 @@ def test_a_stream_is_exactly_the_generation(options: dict[str, Any]) -> None:
     assert last is not None
     assert (last.text, last.token_ids) == (whole.text, whole.token_ids)
     assert last.finish_reason == whole.finish_reason
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["stream", "scheduler"])
+def test_a_long_answer_is_not_decoded_anew_for_each_token(shared: bool) -> None:
+    tokenizer = copy.deepcopy(small.tokenizer())
+    decode, decoded = tokenizer.decode, 0
+
+    def counting(ids: list[int], **options: Any) -> Any:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(ids, **options)
+
+    tokenizer.decode = counting
+    lm = WindowedLM.from_pretrained(small.model(), tokenizer=tokenizer)
+    options: dict[str, Any] = {"max_new_tokens": 300, "min_new_tokens": 300, "stop": "never said"}
+    pieces: list[str] = []
+    if shared:
+        with lm.scheduler() as scheduler:
+            asked = {"query": "What?", "passages": PASSAGES, **options}
+            generation = scheduler.submit(asked, on_text=pieces.append).result()
+    else:
+        chunks = list(lm.stream("What?", PASSAGES, **options))
+        pieces += [chunk.text for chunk in chunks]
+        last = chunks[-1].generation
+        assert last is not None
+        generation = last
+    assert len(generation.token_ids) == 300
+    assert "".join(pieces) == generation.text
+    # Once for the stream, once for the stop string, each with some context, and once at the end.
+    assert decoded <= 20 * 300
 
 
 class Steps(LogitsProcessor):
