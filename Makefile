@@ -67,6 +67,8 @@ bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (A
 	$(OFFLINE) $(BIN)/python benchmarks/cache.py $(ARGS)
 
 gpu: ## what a first hour with a GPU should tell, in stages of 8 minutes (STAGE=parity, FRESH=1, PYTHON_GPU=)
+	@$(PYTHON_GPU) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed; name one: make gpu PYTHON_GPU=/path/to/python3" >&2; exit 1; }
 	$(OFFLINE) PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu run $(STAGE) $(if $(FRESH),--fresh) $(ARGS)
 
 gpu-report: ## write what `make gpu` has found into docs/performance.md

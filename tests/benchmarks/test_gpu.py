@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -246,6 +247,46 @@ def test_a_kernel_that_differs_fails_parity(
     assert kept["error"].count("no memory") == 6
     # What fails takes nothing else with it.
     assert len(kept["results"]["rows"]) == 12
+
+
+def test_a_profile_of_a_device_counts_its_kernels_alone() -> None:
+    def row(key: str, count: int, us: float, kind: str = "CUDA", note: bool = False) -> Any:
+        device = SimpleNamespace(name=kind)
+        times = {"self_device_time_total": us, "self_cpu_time_total": 7 * us}
+        return SimpleNamespace(
+            key=key, count=count, device_type=device, is_user_annotation=note, **times
+        )
+
+    rows = [
+        row("void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits>(params)", 64, 3000),
+        row("nvjet_tst_64x8_64x16_4x1_v_bz_TNN", 400, 20_000),
+        row("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_gemm>(Params)", 20, 1000),
+        row("Memcpy DtoH (Device -> Pageable)", 2, 4),
+        row("Memcpy HtoD (Pinned -> Device)", 6, 6),
+        row("void at::native::CatArrayBatchedCopy<int>(long)", 4, 10),
+        row("void at::native::elementwise_kernel<add>(int)", 100, 500),
+        row("rag_windows::attend", 64, 9999, note=True),
+        row("aten::mm", 420, 21_000, kind="CPU"),
+        row("cudaLaunchKernel", 500, 0, kind="CPU"),
+        row("cuLaunchKernelEx", 90, 0, kind="CPU"),
+        row("cudaStreamSynchronize", 2, 0, kind="CPU"),
+        row("cudaDeviceSynchronize", 2, 0, kind="CPU"),
+    ]
+    found = gpu_stages.summed(rows, 2, "cuda")
+    kinds = {"attention": 1.5, "linear layers": 10.5, "copies": 0.01, "other": 0.25}
+    assert {name: 1000 * s for name, s in found["kinds_s"].items()} == pytest.approx(kinds)
+    assert found["busy_s"] == pytest.approx(0.01226)
+    assert found["counts"] == {"launches": 295, "waits": 1, "to_host": 1, "to_device": 3}
+    assert [one["calls"] for one in found["top"][:2]] == [200, 32]
+
+
+def test_backends_are_told_by_what_a_profiler_saw() -> None:
+    seen = {"rag_windows::attend", "torch_attn::_varlen_attn", "aten::add"}
+    assert gpu_stages.backends_of(seen) == "varlen"
+    assert gpu_stages.backends_of({"rag_windows::attend", "aten::add"}) == "native"
+    mixed = {"rag_windows::attend", "aten::_scaled_dot_product_flash_attention_for_cpu"}
+    assert gpu_stages.backends_of(mixed) == "fused + native"
+    assert gpu_stages.backends_of({"aten::add"}) == "reference"
 
 
 def test_the_tests_stage_runs_pytest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
