@@ -203,7 +203,7 @@ class Engine:
         plain = self.plain_encoder
         self.encoder: WindowEncoder = plain
         if cache is not None:
-            identity = ModelIdentity(self.model, plain.twin, self._revision)
+            identity = ModelIdentity(self.model, plain, self._revision)
             self.encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
 
     def ask(self, asked: BatchRequest) -> tuple[Engine, Request]:

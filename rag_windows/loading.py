@@ -77,6 +77,24 @@ def input_device(model: PreTrainedModel) -> torch.device:
     return torch.device(next((device for device in devices if device is not None), "cpu"))
 
 
+def layer_devices(model: PreTrainedModel) -> list[torch.device]:
+    """Where the attention of each of the text decoder's layers is computed."""
+    layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    found = [input_device(model)] * layers
+    for module in model.modules():
+        index = module.__dict__.get("layer_idx")
+        if not isinstance(index, int) or not 0 <= index < layers:
+            continue
+        weight = next(module.parameters(), None)
+        placed_on = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if weight is not None and weight.device.type != "meta":
+            found[index] = weight.device
+        elif placed_on is not None:
+            named = ("cuda", placed_on) if isinstance(placed_on, int) else (placed_on,)
+            found[index] = torch.device(*named)
+    return found
+
+
 EMBEDDED = ("tiny-reader", "tiny-learner")
 """Models that are shipped with the package."""
 

@@ -12,7 +12,7 @@ import torch
 from rag_windows.cache.codec import EXACT, Entry, is_finite, settle
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.keys import KeyScope
-from rag_windows.cache.memory import compact, layer_devices, placed
+from rag_windows.cache.memory import compact, placed
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import NonFiniteError
 from rag_windows.kv import Window
@@ -54,11 +54,8 @@ class CachedEncoder:
         if fingerprint is None:
             return self.runner.prefill(asked)
         scope = self.scope(fingerprint, asked.prefix_ids, asked.method.encoding)
-
-        def still_same() -> bool:
-            return self._model.fingerprint() == fingerprint
-
-        return _Request(self.runner, self._cache, scope, asked, still_same).prefill()
+        request = _Request(self.runner, self._cache, scope, asked, self._model, fingerprint)
+        return request.prefill()
 
     def missing(
         self, prefix_ids: Sequence[int], windows: Sequence[Sequence[int]], method: Method
@@ -111,11 +108,12 @@ class _Request:
         cache: PassageCache,
         scope: KeyScope,
         asked: ToEncode,
-        still_same: Callable[[], bool],
+        model: ModelIdentity,
+        fingerprint: bytes,
     ) -> None:
         self._encoder, self._cache = encoder, cache
-        self._asked, self._still_same = asked, still_same
-        self._devices = layer_devices(encoder.model, len(encoder.sliding_windows))
+        self._asked, self._model, self._fingerprint = asked, model, fingerprint
+        self._devices = model.devices
         self._device = self._devices[0] if len({*self._devices}) == 1 else None
         self._epoch = cache.epoch
         self._wanted: list[_Wanted] = []
@@ -297,7 +295,7 @@ class _Request:
     def _keep(self) -> None:
         """Store what was encoded, unless the weights were edited on the way."""
         keys, self._unkept = self._unkept, []
-        if not keys or not self._still_same():
+        if not keys or self._model.fingerprint() != self._fingerprint:
             return
         for device in {one for one in self._devices if one.type == "cuda"}:
             torch.cuda.synchronize(device)  # before another thread copies what was computed there

@@ -10,11 +10,13 @@ import logging
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules import module as torch_module
 from torch.utils.weak import WeakIdKeyDictionary
@@ -22,7 +24,8 @@ from transformers import PreTrainedModel
 
 from rag_windows.attention.twin import Twin
 from rag_windows.cache.keys import fields
-from rag_windows.loading import input_device
+from rag_windows.loading import input_device, layer_devices
+from rag_windows.prefill import Encoder
 from rag_windows.threads import Lock
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ _NOT_COMPUTED_WITH = {
 _COUNTED_PRIVATE = {"_active_adapter", "_disable_adapters", "_commit_hash"}
 _LIBRARIES = {"torch", "transformers", "accelerate", "peft"}
 _HARMLESS_HOOKS = "transformers.utils.output_capturing"  # installed on first use; takes notes
+_ORDINARY = torch.Tensor, torch.nn.Parameter
 _SAMPLES = 16  # bytes of a tensor that every check reads
 _CHUNK = 64 << 20
 _DEEPEST_PART = 3
@@ -144,11 +148,13 @@ class ModelIdentity:
     tree (`Twin.follow`), at each tensor's address and PyTorch's count of its changes, and at a few
     bytes of each; docs/passage_cache.md says what that notices.
 
-    `model` is the plain model, `twin` the one that encodes.
+    `model` is the plain model, `encoder` runs the one that encodes.
     """
 
-    def __init__(self, model: PreTrainedModel, twin: Twin, revision: str | None = None) -> None:
-        self._model, self._twin, self._revision = model, twin, revision
+    def __init__(
+        self, model: PreTrainedModel, encoder: Encoder, revision: str | None = None
+    ) -> None:
+        self._model, self._encoder, self._revision = model, encoder, revision
         self._lock = Lock()
         self._reading: _Reading | None = None
         self._warned = False
@@ -159,11 +165,12 @@ class ModelIdentity:
         Raises:
             UnsupportedModelError: what the model became can't be split into windows.
         """
-        self._twin.follow()
+        self._encoder.follow()
+        twin = self._encoder.twin
         with self._lock:
             reading = self._reading
-            if reading is None or not reading.holds(self._twin):
-                reading = self._reading = _Reading(self._twin)
+            if reading is None or not reading.holds(twin):
+                reading = self._reading = _Reading(twin)
             unknown = reading.unknown or reading.hook()
             if unknown and not self._warned:
                 self._warned = True
@@ -171,8 +178,13 @@ class ModelIdentity:
             if unknown:
                 return None
         commit = getattr(self._model.config, "_commit_hash", None)
-        arithmetic = _arithmetic(input_device(self._twin.model))
-        return _sha256(reading.contents, canonical([self._revision, commit, arithmetic]))
+        told = [self._revision, commit, _arithmetic(reading.device)]
+        return _sha256(reading.contents, canonical(told))
+
+    @property
+    def devices(self) -> Sequence[torch.device]:
+        """Where each layer's attention is computed, as the last call of `fingerprint` found it."""
+        return () if self._reading is None else self._reading.devices
 
 
 class _Reading:
@@ -180,6 +192,7 @@ class _Reading:
 
     def __init__(self, twin: Twin) -> None:
         self._version = twin.version
+        self.device, self.devices = input_device(twin.model), layer_devices(twin.model)
         self._modules = list(twin.model.named_modules())
         every = [module for _, module in self._modules]
         self._hooks = [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
@@ -212,11 +225,13 @@ class _Reading:
                         away[f"{name}.{kind}.{own}"] = kept[own]
             if any(isinstance(value, torch.Tensor) for value in module.__dict__.values()):
                 self._places.append((f"{name}.", module.__dict__))
-        named = self._tensors()
-        self._states = [_state_of(tensor) for _, tensor in named]
-        self._own = [tensor for _, tensor in named]  # so that no other gets the same id
+        found = self._tensors()
+        self._own = [tensor for *_, tensor in found]
+        self._counted = [tensor for tensor in self._own if not tensor.is_inference()]
+        self._counts, self._addresses = self._changes(), self._memory()
         self._samples = _samples(self._own)
         self._sampled = _bytes_of(self._samples)
+        named = [(f"{home}.{own}", tensor) for home, own, tensor in found]
         named = [(name, one) for name, one in named if name not in away] + [*away.items()]
         unique = list({id(tensor): tensor for _, tensor in named}.values())
         with ThreadPoolExecutor(min(_HASHERS, os.cpu_count() or 1), "rag-windows-hash") as pool:
@@ -236,27 +251,46 @@ class _Reading:
         """Whether the model is still what was read, as far as a look in passing can tell."""
         if self._version != twin.version or self._switched != self._switches:
             return False
-        return self.unknown is not None or (
-            self._states == [_state_of(tensor) for _, tensor in self._tensors()]
+        if self.unknown is not None:
+            return True
+        now = self._tensors()
+        return (
+            len(now) == len(self._own)
+            and all(tensor is own for (*_, tensor), own in zip(now, self._own, strict=True))
+            and self._counts == self._changes()
+            and self._addresses == self._memory()
             and self._sampled == _bytes_of(self._samples)
         )
 
     def hook(self) -> str | None:
         """A hook that may change what is computed."""
-        for hooks in self._hooks:
+        for hooks in filter(None, self._hooks):
             for hook in hooks.values():
                 if getattr(hook, "__module__", None) != _HARMLESS_HOOKS:
                     return f"{hook!r} is a forward hook, which may change what is computed"
         return None
 
-    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """The ordinary tensors that the model computes with, by name."""
-        found: list[tuple[str, torch.Tensor]] = []
+    def _tensors(self) -> list[tuple[str, str, torch.Tensor]]:
+        """The ordinary tensors that the model computes with, after the two parts of a name."""
+        found: list[tuple[str, str, torch.Tensor]] = []
         for home, values in self._places:
             for own, value in values.items():
-                if isinstance(value, torch.Tensor):
-                    found += plain_tensors(f"{home}.{own}", value)
+                if type(value) in _ORDINARY and not value.__dict__:
+                    found.append((home, own, value))
+                elif isinstance(value, torch.Tensor):
+                    found += ((home, *part) for part in plain_tensors(own, value))
         return found
+
+    def _changes(self) -> list[int]:
+        """PyTorch's counts of changes in place; there are none of what inference mode made."""
+        return [*map(_version_of, self._counted)]
+
+    def _memory(self) -> list[int]:
+        """Where the tensors' numbers stand."""
+        return [*map(torch.Tensor.data_ptr, self._own)]
+
+
+_version_of = attrgetter("_version")
 
 
 def _described(name: str, module: torch.nn.Module) -> bytes:
@@ -368,21 +402,28 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _samples(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Views of a few bytes, spread evenly, of each tensor that stands in one piece; by device."""
-    found: dict[torch.device, list[torch.Tensor]] = {}
+def _samples(tensors: Iterable[torch.Tensor]) -> dict[torch.device, list[Any]]:
+    """Views of a few bytes, spread evenly, of each tensor that stands in one piece; by device.
+
+    In host memory they are numpy's, which joins many small views in a tenth of PyTorch's time.
+    """
+    found: dict[torch.device, list[Any]] = {}
     for tensor in tensors:
         if tensor.is_contiguous() and tensor.device.type != "meta":
             numbers = flat(tensor)
             # An odd step meets all bytes of a number in turn.
             some = numbers[:: max(1, numbers.numel() // _SAMPLES) | 1]
-            found.setdefault(tensor.device, []).append(some)
-    return list(found.values())
+            on_host = tensor.device.type == "cpu"
+            found.setdefault(tensor.device, []).append(some.numpy() if on_host else some)
+    return found
 
 
 @torch.no_grad()
-def _bytes_of(samples: list[list[torch.Tensor]]) -> bytes:
-    return b"".join(torch.cat(some).cpu().numpy().tobytes() for some in samples)
+def _bytes_of(samples: Mapping[torch.device, list[Any]]) -> bytes:
+    return b"".join(
+        (np.concatenate(some) if device.type == "cpu" else torch.cat(some).cpu().numpy()).tobytes()
+        for device, some in samples.items()
+    )
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[int, int, int]:

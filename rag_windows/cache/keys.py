@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import sys
-from array import array
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Sequence
 
 from rag_windows.errors import CacheError, InputError
 
@@ -34,12 +33,9 @@ def fields(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
-def id_bytes(ids: Iterable[int]) -> bytes:
+def id_bytes(ids: Sequence[int]) -> bytes:
     """Token ids as 64-bit little-endian numbers, without a Python loop over them."""
-    numbers = array("q", ids)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
+    return struct.pack(f"<{len(ids)}q", *ids)
 
 
 def salt_key(salt: str | bytes | None) -> bytes:

@@ -6,15 +6,14 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
-from transformers import PreTrainedModel
 
 from rag_windows.cache.codec import EXACT, Entry, Stored, decode, encode
 from rag_windows.cache.keys import check_key
 from rag_windows.cache.tier import Outcome, Tier
 from rag_windows.kv import Window
-from rag_windows.loading import input_device
 
 ALIGNMENT = 64
 """Bytes on whose multiples tensors start within a block; what CPU kernels like best."""
@@ -193,10 +192,12 @@ def _block_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(sizes.values())
 
 
+_device_of = attrgetter("device")
+
+
 def placed(window: Window, devices: Sequence[torch.device]) -> Window:
     """A window whose layers are on these devices; itself if they are."""
-    pairs = zip((*window.keys, *window.values), (*devices, *devices), strict=True)
-    if all(tensor.device == device for tensor, device in pairs):
+    if [*map(_device_of, window.keys), *map(_device_of, window.values)] == [*devices, *devices]:
         return window
     return _in_blocks(window, devices)
 
@@ -204,7 +205,8 @@ def placed(window: Window, devices: Sequence[torch.device]) -> Window:
 def _in_blocks(window: Window, devices: Sequence[torch.device], *, pin: bool = False) -> Window:
     made, wanted = [*window.keys, *window.values], [*devices, *devices]
     for device in dict.fromkeys(wanted):
-        places = [index for index, other in enumerate(wanted) if other == device]
+        pairs = enumerate(zip(made, wanted, strict=True))
+        places = [index for index, (_, other) in pairs if other == device]
         block = _in_one_block([made[index] for index in places], device, pin=pin)
         for index, tensor in zip(places, block, strict=True):
             made[index] = tensor
@@ -223,20 +225,3 @@ def to_host(window: Window) -> Window:
         return placed(window, host)
     with torch.cuda.stream(torch.cuda.Stream(device)):
         return _in_blocks(window, host, pin=True)
-
-
-def layer_devices(model: PreTrainedModel, layers: int) -> list[torch.device]:
-    """Where each layer's attention is computed."""
-    found = [input_device(model)] * layers
-    for module in model.modules():
-        index = module.__dict__.get("layer_idx")
-        if not isinstance(index, int) or not 0 <= index < layers:
-            continue
-        weight = next(module.parameters(), None)
-        placed_on = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-        if weight is not None and weight.device.type != "meta":
-            found[index] = weight.device
-        elif placed_on is not None:
-            named = ("cuda", placed_on) if isinstance(placed_on, int) else (placed_on,)
-            found[index] = torch.device(*named)
-    return found

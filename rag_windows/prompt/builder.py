@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rag_windows.errors import LimitError, PromptError
@@ -39,6 +39,21 @@ class PromptParts:
     windows: tuple[WindowTokens, ...]
     query_ids: tuple[int, ...]
     notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A passage that makes windows: its number and name, the header line, if any, and its text."""
+
+    passage: int
+    name: str
+    head: str
+    text: str
+
+    @property
+    def whole(self) -> str:
+        """What a window of it holds."""
+        return f"{self.head}{self.text}\n\n"
 
 
 class Prompt:
@@ -102,8 +117,8 @@ class Prompt:
         conversation = Conversation.of(query, prefix)
         # Without an instruction the first window begins the text of a base model.
         at: At = "text" if self.is_chat or conversation.system else "start"
-        windows: list[WindowTokens] = []
         notes: list[Note] = []
+        texts: list[_Text] = []
         first: dict[tuple[str, str], int] = {}
         for index, passage in enumerate(map(Passage.of, passages)):
             name = f"Passage {index}" + (f" (id {passage.id!r})" if passage.id is not None else "")
@@ -115,17 +130,24 @@ class Prompt:
                 message = f"{name} repeats passage {same} and made no window of its own."
                 notes.append(Note("duplicate", index, message, of=same))
                 continue
-            made = self._windows(passage, index, name, at, max_window_tokens)
+            header = self._header(passage, index + 1)
+            head = f"{header}\n" if header and header.strip() else ""
+            texts.append(_Text(index, name, head, passage.text))
+        windows: list[WindowTokens] = []
+        read = self._boundary.encode_plain([text.whole for text in texts], at)
+        for text, ids in zip(texts, read, strict=True):
+            made = self._windows(text, ids, at, max_window_tokens)
             if not made:
-                message = f"{name} has no text that this tokenizer knows and made no window."
-                notes.append(Note("blank", index, message))
+                message = f"{text.name} has no text that this tokenizer knows and made no window."
+                notes.append(Note("blank", text.passage, message))
             if len(made) > 1:
                 message = (
-                    f"{name} is longer than max_window_tokens={max_window_tokens} and became "
+                    f"{text.name} is longer than max_window_tokens={max_window_tokens} and became "
                     f"{len(made)} windows."
                 )
-                notes.append(Note("split", index, message))
+                notes.append(Note("split", text.passage, message))
             windows += made
+        notes.sort(key=lambda note: note.passage)
         prefix_ids, query_ids = self.around(conversation, windows=bool(windows))
         return PromptParts(prefix_ids, tuple(windows), query_ids, tuple(notes))
 
@@ -164,31 +186,30 @@ class Prompt:
                     )
 
     def _windows(
-        self, passage: Passage, index: int, name: str, at: At, limit: int | None
+        self, text: _Text, ids: list[int] | None, at: At, limit: int | None
     ) -> list[WindowTokens]:
-        header = self._header(passage, index + 1)
-        head = f"{header}\n" if header and header.strip() else ""
+        """The windows of a text whose ids are known, or None where they are to be read."""
 
-        def encode(text: str) -> list[int]:
+        def encode(part: str) -> list[int]:
             try:
-                return self._boundary.encode(f"{head}{text}\n\n", at)
+                return self._boundary.encode(replace(text, text=part).whole, at)
             except PromptError as error:
-                raise PromptError(f"{name}: {error}") from error
+                raise PromptError(f"{text.name}: {error}") from error
 
-        ids = encode(passage.text)
+        ids = encode(text.text) if ids is None else ids
         if not ids:
             return []
         if limit is None or len(ids) <= limit:
-            return [WindowTokens(tuple(ids), index, 0, 1, 0, len(passage.text))]
+            return [WindowTokens(tuple(ids), text.passage, 0, 1, 0, len(text.text))]
         try:
-            parts = split(passage.text, encode, limit, len(ids))
+            parts = split(text.text, encode, limit, len(ids))
         except LimitError as error:
             raise LimitError(
-                f"{name} has {len(ids)} tokens and can't be cut into windows of "
+                f"{text.name} has {len(ids)} tokens and can't be cut into windows of "
                 f"max_window_tokens={limit}: {error}"
             ) from error
         return [
-            WindowTokens(tuple(part), index, number, len(parts), start, end)
+            WindowTokens(tuple(part), text.passage, number, len(parts), start, end)
             for number, (start, end, part) in enumerate(parts)
         ]
 

@@ -95,6 +95,20 @@ class Boundary:
                 ids += self.encode(text[start:end], at if start == 0 else "text")
         return ids
 
+    def encode_plain(self, texts: Sequence[str], at: At = "start") -> list[list[int] | None]:
+        """What `encode` gives for each text, all in one go; None for those that it must read.
+
+        That is text whose ids hold a control token, or that is no Unicode. Without the places of
+        tokens, several at once and outside of Python's lock, reading takes half the time.
+        """
+        readable = [text if _surrogate(text) is None else None for text in texts]
+        given = ["" if text is None else text for text in readable]
+        read = self._tokenizers[at].encode_batch_fast(given, add_special_tokens=False)
+        return [
+            one.ids if text is not None and self._is_plain(one.ids) else None
+            for text, one in zip(readable, read, strict=True)
+        ]
+
     def encode_pieces(self, pieces: Sequence[Piece], at: At = "start") -> list[int]:
         """Ids of a prompt made of trusted and untrusted stretches, in order.
 
@@ -129,20 +143,22 @@ class Boundary:
 
     def _read(self, text: str, at: At) -> tuple[list[int], list[Span]]:
         """Ids, with the places of control tokens, and of others that are spelled by their names."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
+        if (place := _surrogate(text)) is not None:
             raise PromptError(
-                f"Character {error.start} of the text is half of a surrogate pair, which no "
+                f"Character {place} of the text is half of a surrogate pair, which no "
                 "tokenizer can read. Decode the text again from its bytes, or drop the character "
                 "with text.encode(errors='replace').decode()."
-            ) from error
+            )
         encoding = self._tokenizers[at].encode(text, add_special_tokens=False)
         ids = encoding.ids
-        if self._forbidden.isdisjoint(ids) and self._spelled.keys().isdisjoint(ids):
+        if self._is_plain(ids):
             return ids, []
         spans = [(*place, id_) for place, id_ in zip(encoding.offsets, ids, strict=True)]
         return ids, [span for span in spans if self._counts(text, span)]
+
+    def _is_plain(self, ids: Sequence[int]) -> bool:
+        """Whether no id is a control token's, nor one that a text may spell by its name."""
+        return self._forbidden.isdisjoint(ids) and self._spelled.keys().isdisjoint(ids)
 
     def _counts(self, text: str, span: Span) -> bool:
         start, end, id_ = span
@@ -153,6 +169,15 @@ class Boundary:
         return len(piece) > 1 and (
             name in piece or (normalizer is not None and name in normalizer.normalize_str(piece))
         )
+
+
+def _surrogate(text: str) -> int | None:
+    """Where the first half of a surrogate pair stands in a text, if one does."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def _control_tokens(tokenizer: Any, text_tokens: Collection[str]) -> dict[str, int]:

@@ -86,6 +86,11 @@ def weight_norm(model: Any) -> None:
         projection.parametrizations.weight.original0.mul_(2)
 
 
+def fewer_layers(model: Any) -> None:
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers = 1
+
+
 EDITS: tuple[Edit, ...] = (
     attach,
     add_adapter,
@@ -94,6 +99,7 @@ EDITS: tuple[Edit, ...] = (
     embeddings,
     quantize,
     weight_norm,
+    fewer_layers,
 )
 
 
