@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from array import array
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from rag_windows import InputError, Passage, PassageCache, WindowedLM
 from tests.blackbox.conftest import ANSWER, Process, Run
+from tests.rag_windows import small
 
 WITHOUT_LOCKS = """
 import os, sys
@@ -323,6 +325,38 @@ print(found.count(True), found[-1])
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["15", "True"], done.stdout + done.stderr
+
+
+def operations(lm: WindowedLM, windows: list[list[int]]) -> int:
+    """Calls, of Python's functions and of C's, that a request makes whose windows are in memory."""
+    made = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal made
+        made += event in ("call", "c_call")
+
+    for _ in range(2):
+        lm.encode_ids([0, 4], windows)
+    sys.setprofile(count)
+    try:
+        context = lm.encode_ids([0, 4], windows)
+    finally:
+        sys.setprofile(None)
+    assert context.cached_windows == len(windows)
+    return made
+
+
+def test_a_request_from_memory_does_little_for_each_layer_and_each_window() -> None:
+    """A layer has 13 modules and 9 tensors; walking the module tree once takes 90 calls a layer."""
+    windows = [[80 + number, 90, 91] for number in range(34)]
+
+    def asked(layers: int, count: int) -> int:
+        lm = WindowedLM(small.build(num_hidden_layers=layers), cache=PassageCache("64MiB"))
+        return operations(lm, windows[:count])
+
+    few = asked(4, 2)
+    assert (asked(36, 2) - few) / 32 < 130
+    assert (asked(4, 34) - few) / 32 < 110
 
 
 ADAPTERS = {

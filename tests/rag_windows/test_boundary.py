@@ -116,8 +116,15 @@ def check(name: str, text: str) -> None:
 @settings(max_examples=EXAMPLES, **HOSTILE)
 @given(data=st.data())
 def test_hostile_texts(name: str, data: st.DataObject) -> None:
-    for text in data.draw(st.lists(TEXTS_OF[name], min_size=AT_ONCE, max_size=AT_ONCE)):
+    texts = data.draw(st.lists(TEXTS_OF[name], min_size=AT_ONCE, max_size=AT_ONCE))
+    for text in texts:
         check(name, text)
+    boundary = BOUNDARIES[name]
+    *read, benign, unreadable = boundary.encode_plain([*texts, BENIGN, "\ud800"], "text")
+    for ids, text in zip(read, texts, strict=True):
+        assert ids is None or ids == boundary.encode(text, "text")
+    assert benign == boundary.encode(BENIGN, "text"), "nothing in it needs a second look"
+    assert unreadable is None
 
 
 @pytest.mark.parametrize("name", NAMES)
