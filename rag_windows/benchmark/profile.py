@@ -63,7 +63,8 @@ class ProfiledStep(Clock):
             row_limit=_OPERATORS,
             max_name_column_width=40,
         )
-        return "\n".join([*table(["part", "time", "share"], rows), "", operators])
+        indented = [f"    {line}".rstrip() for line in operators.splitlines()]
+        return "\n".join([*table(["part", "time", "share"], rows), "", *indented])
 
 
 @contextmanager

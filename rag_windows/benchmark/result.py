@@ -182,30 +182,67 @@ def cost(ratios: Sequence[float]) -> str:
     return middle + (f" ({low} to {high})" if len(ratios) > 1 else "")
 
 
+EXPLAINED = (
+    f'"{SEQUENTIAL}" has everything in one prompt; "windows" are `generate` over text with '
+    'citations and the cache of the command line: the default path; "token ids" are the same '
+    "tokens given as ids. Medians of the rounds (smallest to largest). The roofline of a decode "
+    "step is reading all weights and the keys and values of the prompt once, at memory's rate. "
+    f'Ratios are to "{SEQUENTIAL}", those and shares rounded down. What citations cost is a '
+    "decode step with them by one without, in the same round, rounded up. "
+    '"-" was not measured.'
+)
+
+
 def markdown(result: Result) -> str:
     """Tables of medians with the smallest and the largest round, and ratios."""
     machine = result.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    threads = "thread" if machine.threads == 1 else "threads"
     numbers = ", ".join(f"{key} {one}" for key, one in result.method.items() if key != "name")
     method = f"{result.method.get('name')}" + (f" ({numbers})" if numbers else "")
     lines = [
-        f"{result.shape}, {result.dtype}, {machine.device}, {machine.threads} {threads} "
+        f"{result.shape}, {result.dtype}, {machine.device}, {_threads(result)} "
         f"({versions}). Windows are read by {method}. Memory gave "
         f"{result.roofline['memory_bytes_per_s'] / 1e9:,.1f} GB/s in the same run.",
-        "",
-        f"    {result.command}",
-        "",
-        f'"{SEQUENTIAL}" has everything in one prompt; "windows" are `generate` over text with '
-        "citations and the cache of the command line: the default path; "
-        '"token ids" are the same tokens given as ids. '
-        "Medians of the rounds (smallest to largest). The roofline of a decode step is reading all "
-        "weights and the keys and values of the prompt once, at memory's rate. Ratios are to "
-        f'"{result.baseline}", those and shares rounded down. What citations cost is a decode '
-        'step with them by one without, in the same round, rounded up. "-" was not measured.',
+        *("", f"    {result.command}"),
+        *("", EXPLAINED),
+        *("", f"### {result.context:,} tokens, windows of {result.window}", ""),
     ]
-    lines += ["", f"### {result.context:,} tokens, windows of {result.window}", ""]
     return "\n".join([*lines, *_rows(result), *_memory(result.rows), *_concurrency(result)])
+
+
+def summary(result: Result) -> str:
+    """The default path beside the others, in one short table; of questions together, theirs."""
+    rounds = len(result.rows[0].first_s)
+    told = (
+        f"{result.shape}, {result.dtype}, {result.machine.device}, {_threads(result)}, "
+        f"{result.context:,} tokens in windows of {result.window}; medians of {rounds} rounds, "
+        f'ratios to "{result.baseline}":'
+    )
+    lines = ["", f"    {result.command}", "", told, ""]
+    if result.concurrency:
+        return "\n".join([*lines, *_concurrency(result)])
+    base = next((row for row in result.rows if row.name == result.baseline), None)
+
+    def shown(row: Row, name: str, unit: str) -> str:
+        own, other = getattr(row, name), getattr(base, name, [])
+        value = f"{number(statistics.median(own) * (1000 if unit == 'ms' else 1))} {unit}"
+        return value if row is base or not other else f"{value}, {times(other, own)}"
+
+    rows = [
+        [
+            *(row.name, shown(row, "first_s", "s"), shown(row, "decode_s", "ms")),
+            *(cost(row.citations_cost), shown(row, "end_s", "s")),
+        ]
+        for row in result.rows
+        if row.name in (SEQUENTIAL, COLD, DISK, MEMORY) or row.name.startswith(LLAMA_CPP)
+    ]
+    head = ["way", "first token", "decode step", "citations cost", f"end of {result.tokens} tokens"]
+    return "\n".join([*lines, *table(head, rows)])
+
+
+def _threads(result: Result) -> str:
+    count = result.machine.threads
+    return f"{count} thread" + "s" * (count != 1)
 
 
 def _rows(result: Result) -> list[str]:

@@ -144,7 +144,7 @@ def profiled(plan: Plan) -> str:
                     answer(asked, _WARM, Clock())
                 step = ProfiledStep(lm.model)
                 answer(asked, ProfiledStep.TOKENS, step)
-                texts += [f"### {name}", "", step.markdown(), ""]
+                texts += [f"### {name}, {plan.context:,} tokens", "", step.markdown(), ""]
     return "\n".join(texts)
 
 

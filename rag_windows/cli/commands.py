@@ -147,7 +147,9 @@ def methods(json: options.Json = False) -> None:
 def bench(
     plan: Plan,
     threads: Annotated[int | None, count("On the CPU. Default: all.")] = None,
-    out: Annotated[str | None, option("DIR", "Writes performance.json and .md there.")] = None,
+    out: Annotated[
+        str | None, option("DIR", "Writes performance.json and .md (or profile.md) there.")
+    ] = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Time windows beside plain transformers, the same tokens for both, on any weights."""
@@ -164,13 +166,20 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     if plan.profile:
-        print(profiled(plan))
+        found = profiled(plan)
+        print(found)
+        if out is not None:
+            write_whole(Path(out) / "profile.md", found)
+            render.tell(f"{out}: profile.md")
         return
-    result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), render.tell)
+    # Where a program lies is nobody's business but its user's.
+    programs = plan.llama_bench or ()
+    words = [Path(word).name if word in programs else word for word in sys.argv[1:]]
+    result = run(plan, shlex.join(["rag-windows", *words]), render.tell)
     print(markdown(result))
     if out is not None:
-        found = TypeAdapter(Result).dump_json(result, indent=1).decode()
-        write_whole(Path(out) / "performance.json", f"{found}\n")
+        written = TypeAdapter(Result).dump_json(result, indent=1).decode()
+        write_whole(Path(out) / "performance.json", f"{written}\n")
         write_whole(Path(out) / "performance.md", markdown(result))
         render.tell(f"{out}: performance.json and performance.md")
 
