@@ -1,0 +1,397 @@
+"""Attention on CUDA devices: each window is a sequence of PyTorch's flash attention.
+
+Windows so are the splits of a split-KV decode, and the log-sum-exps that come with them the
+citations. Keys are read where they stand: the sequences of a call lie in one storage, begin at the
+tokens ``cu_seq_k`` and have ``seqused_k`` keys, whatever is between them. FlexAttention answers
+where there is a soft cap; it gets a copy of keys that do not lie side by side, for it multiplies
+what is between them by zero, which may be NaN.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.profiler import record_function
+
+from rag_windows.attention.items import Answered, agrees, sound
+from rag_windows.attention.native.build import SingleFlight
+from rag_windows.attention.native.kernel import NAME, Item, Part
+from rag_windows.errors import RagWindowsError
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "RAG_WINDOWS_CUDA_KERNEL"
+"""Environment variable: "0" leaves all of this out, "varlen" leaves FlexAttention out."""
+
+MAX_BYTES = 256 * 2**20
+"""Temporary memory of a step of a call for its rows, each of which is a token's reading of a part.
+Those of a token, or of a text that sees itself (no more than its results), stay together."""
+
+MAX_ROWS = 2**15
+"""Rows of a step, too: the kernel's grid has room for 65,535 sequences."""
+
+BUSY = 256
+"""Sequences times kv heads that keep a GPU busy. Where they are fewer and have one row each, the
+kernel folds heads itself, and cuts long sequences."""
+
+
+def _varlen(*asked: Any, **options: Any) -> Any:
+    # Imported where it is used: it takes two seconds.
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+    return varlen_attn(*asked, return_aux=AuxRequest(lse=True), **options)
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _flex(*asked: Any, **options: Any) -> Any:
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    output, aux = _compiled()(*asked, return_aux=AuxRequest(lse=True), **options)
+    return output, aux.lse
+
+
+class Functions(NamedTuple):
+    """What serves a type of device: PyTorch's `varlen_attn` and `flex_attention`, with their lse.
+
+    That of ``varlen`` is (rows, heads), as documented, or (heads, rows), as kernels have it.
+    """
+
+    varlen: Callable[..., Any] = _varlen
+    flex: Callable[..., Any] = _flex
+    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+
+
+DEVICES: dict[str, Functions] = {"cuda": Functions()}
+"""By type of device. Whoever enters "cpu", as tests do, has tensors of the CPU served here."""
+
+Kind = tuple[Functions, torch.device, torch.dtype, int, bool]
+"""What is tried before it serves: for a device, dtype and head dim, with soft caps or without."""
+
+
+def takes(item: Item, query: torch.Tensor) -> bool:
+    """Whether an item is answered here, for a query (tokens, heads, head dim)."""
+    functions, wanted = DEVICES.get(query.device.type), os.environ.get(VARIABLE)
+    dim, value_dim = (one.shape[3] for one in item.parts[0])
+    capped = item.softcap is not None
+    if functions is None or wanted == "0" or (capped and wanted == "varlen"):
+        return False
+    if query.dtype not in functions.dtypes or dim > 256 or dim % 8 or value_dim != dim:
+        return False
+    kind = functions, query.device, query.dtype, dim, capped
+    return sound(item, query) and _tried(kind) is not None
+
+
+def pays(items: Sequence[Item]) -> bool:
+    """Whether a call is worth what it costs: there is nothing quicker."""
+    return bool(items)
+
+
+def _try(kind: Kind) -> bool | None:
+    """Whether log-sum-exps come with heads first; None, with a warning, if it can't be used."""
+    functions, device, dtype, dim, capped = kind
+    name = f"{'FlexAttention' if capped else 'varlen_attn'} for {dtype}, {dim}, on {device}"
+    try:
+        some = torch.zeros(3, 2, dim, dtype=dtype, device=device)
+        cut = torch.tensor([0, 3], dtype=torch.int32, device=device)
+        heads_first = capped or functions.varlen(some, some, some, cut, cut, 3, 3)[1].shape[0] == 2
+
+        def answer(items: list[Item], query: torch.Tensor) -> Answered:
+            return call(Items(items, heads_first), query, apart=True)
+
+        right = agrees(answer, device, dtype, dim, softcap=3.0 if capped else None)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AssertionError, ImportError) as error:
+        logger.warning("%s is left out: %s", name, error)
+        return None
+    if not right:
+        logger.warning("%s differs from the reference and is left out.", name)
+    return heads_first if right else None
+
+
+_tried = SingleFlight(_try)
+
+
+class Items:
+    """Items of one layer, which `takes` lets pass; asked again and again."""
+
+    def __init__(self, items: Sequence[Item], heads_first: bool | None = None) -> None:
+        self.parts = [(_readable(key), _readable(value)) for i in items for key, value in i.parts]
+        self.key, self.tokens = self.parts[0][0], max(int(item.tokens.max()) for item in items) + 1
+        self.sizes = [(len(item.parts), len(item.tokens)) for item in items]
+        device, dtype, dim = self.key.device, self.key.dtype, self.key.shape[3]
+        self.functions, capped = DEVICES[device.type], items[0].softcap is not None
+        kind = self.functions, device, dtype, dim, capped
+        self.heads_first = _tried(kind) if heads_first is None else heads_first
+        shapes = tuple(
+            (
+                *(len(item.parts), item.groups, len(item.tokens)),
+                (item.scale, item.softcap, item.temperature, item.causal),
+                None if item.between is None else torch.stack(item.between).numpy().tobytes(),
+            )
+            for item in items
+        )
+        order = np.concatenate([item.tokens.numpy() for item in items]).tobytes()
+        self._asked = shapes, order, _places(self.parts), device
+        self._plans: dict[int, _Plan] = {}
+
+    def plan(self, heads: int) -> _Plan:
+        """How they are answered, which is made once for all layers whose keys lie alike."""
+        if heads not in self._plans:
+            _, kv_heads, _, dim = self.key.shape
+            row = heads * (dim * (3 * self.key.element_size() + 4) + 16)
+            most = min(max(1, MAX_BYTES // row), MAX_ROWS)
+            self._plans[heads] = _plan(*self._asked, (kv_heads, heads // kv_heads, dim), most)
+        return self._plans[heads]
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """A part's keys or values; a copy unless they can be loaded as they lie, 16 bytes at a time."""
+    places = [tensor.data_ptr(), *(one * tensor.element_size() for one in tensor.stride()[:3])]
+    if any(one % 16 for one in places) or not places[3] or tensor.stride(3) != 1:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
+
+
+def _places(parts: Sequence[Part]) -> bytes:
+    """(parts, 11) int64: storage, offset and strides of keys, the same of values; and keys."""
+    storages: dict[int, int] = {}
+    made: list[int] = []
+    for part in parts:
+        for tensor in part:
+            offset = tensor.storage_offset()
+            storage = tensor.data_ptr() - offset * tensor.element_size()
+            made += [storages.setdefault(storage, len(storages)), offset, *tensor.stride()[:3]]
+        made.append(part[0].shape[2])
+    return np.array(made, dtype=np.int64).tobytes()
+
+
+def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
+    """Attention of a query's tokens (tokens, heads, head dim) over what the items say.
+
+    With ``apart`` the parts' own log-sum-exps are given as well.
+    """
+    key, (tokens, heads, dim) = items.key, query.shape
+    fits = query.dtype == key.dtype and query.device == key.device and dim == key.shape[3]
+    if not fits or tokens < items.tokens or heads % key.shape[1]:
+        raise RagWindowsError("The CUDA kernel was asked with another query than it was made for.")
+    (steps, places), made = items.plan(heads), []
+    with record_function(NAME):
+        for runs, merges, back in steps:
+            # Heads are (kv heads, heads of each) until all is done.
+            asked = (_rows(items, run, query) for run in runs)
+            rows = [_joined(each) for each in zip(*asked, strict=True)]
+            merged = (_merged(*rows, *merge) for merge in merges)
+            results = [_picked(_joined(each), back) for each in zip(*merged, strict=True)]
+            made.append([one.flatten(1, 2) for one in (*results, rows[1])])
+        output, lse, own = (_joined(each) for each in zip(*made, strict=True))
+        if not apart:
+            return Answered(output, lse, None)
+        parts = _picked(own, places).split([one * tokens for one, tokens in items.sizes])
+        sized = zip(parts, items.sizes, strict=True)
+        return Answered(output, lse, [one.unflatten(0, size) for one, size in sized])
+
+
+def _rows(items: Items, run: _Run, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (rows, kv heads, heads of each, dim) and log-sum-exp of each row, by one call."""
+    part = zip(items.parts[run.part], run.views, strict=True)
+    key, value = (tensor.as_strided(*view) for tensor, view in part)
+    shape = key.shape[1], query.shape[1] // key.shape[1]
+    # Folded, the query heads of a kv head are rows, which read its keys once.
+    asked = query.unflatten(1, shape).transpose(1, 2) if run.folded else query
+    asked = asked.index_select(0, run.rows).flatten(0, asked.dim() - 3)
+    if run.capped:
+        tensors = asked, _picked(key, run.keys), _picked(value, run.keys)
+        made = items.functions.flex(*(one.transpose(0, 1)[None] for one in tensors), **run.options)
+        output, lse = (one[0].transpose(0, 1) for one in made)
+    else:
+        output, lse = items.functions.varlen(asked, key, value, **run.options)
+        lse = lse.T if items.heads_first else lse
+    if not run.folded:
+        return output.unflatten(1, shape), lse.unflatten(1, shape)
+    output, lse = (one.unflatten(0, (-1, shape[1])).transpose(1, 2) for one in (output, lse))
+    return output, lse
+
+
+def _merged(
+    output: torch.Tensor, lse: torch.Tensor, columns: int, rows: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results of so many rows each: their softmax, in fp32."""
+    output, lse = _picked(output, rows), _picked(lse, rows)
+    if columns == 1:
+        return output, lse
+    lses = lse.unflatten(0, (columns, -1))
+    weights = lses.softmax(dim=0).unsqueeze(-1)
+    mixed = (output.unflatten(0, (columns, -1)) * weights).sum(dim=0)
+    return mixed.to(output.dtype), lses.logsumexp(dim=0)
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat([*tensors])
+
+
+def _picked(tensor: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+    return tensor if places is None else tensor.index_select(0, places)
+
+
+class _Run(NamedTuple):
+    """One call: views of a part's storage, keys of these, the rows' tokens."""
+
+    part: int
+    views: list[Any]
+    keys: torch.Tensor | None
+    rows: torch.Tensor
+    folded: bool
+    capped: bool
+    options: dict[str, Any]
+
+
+_Step = tuple[list[_Run], list[tuple[int, torch.Tensor | None]], torch.Tensor | None]
+"""Runs; how many rows results have, and which, for each such number; and the results' order."""
+
+_Plan = tuple[list[_Step], torch.Tensor | None]
+"""Steps; and the rows of all of them in the order of items, parts and tokens."""
+
+
+def _tables(shapes: tuple[Any, ...], places: bytes) -> Iterator[np.ndarray]:
+    """Of each item (15, rows) int64, in the order of parts and tokens.
+
+    0: what is asked; storage, strides of heads and keys, and remainder of the offset, 1: of keys,
+    5: of values; 9: how much later values start. 10: where the sequence starts; 11: its keys;
+    12: its text, where it is one that sees itself; 13: the part; 14: the result.
+    """
+    kinds, part, result = [shape[3] for shape in shapes], 0, 0
+    lie = np.frombuffer(places, np.int64).reshape(-1, 11)
+    for parts, groups, tokens, kind, between in shapes:
+        own, group = lie[part : part + parts].T[:, :, None], np.arange(groups)
+        begin, length = 0, own[10]
+        if between is not None:
+            begin, end = np.frombuffer(between, np.int64).reshape(2, -1)
+            length = end - begin
+        layout, starts = [kinds.index(kind)], []
+        for storage, offset, by_group, by_head, by_key in (own[:5], own[5:10]):
+            start, rest = np.divmod(offset + group * by_group + begin * by_key, by_key)
+            layout += [storage, by_head, by_key, rest]
+            starts.append(start)
+        text = result + group * (tokens // groups) if kind[3] else -1
+        of_sequences = starts[1] - starts[0], starts[0], length, text
+        columns = *layout, *of_sequences, part + np.arange(parts)[:, None]
+        each = np.stack(np.broadcast_arrays(*columns)).repeat(tokens // groups, axis=2)
+        results = np.tile(np.arange(result, result + tokens), parts)
+        yield np.append(each.reshape(len(columns), -1), [results], axis=0)
+        part, result = part + parts, result + tokens
+
+
+@lru_cache(maxsize=64)
+def _plan(
+    shapes: tuple[Any, ...],
+    order: bytes,
+    places: bytes,
+    device: torch.device,
+    sizes: Any,
+    most: int,
+) -> _Plan:
+    table, on = np.concatenate([*_tables(shapes, places)], axis=1), partial(_on, device=device)
+    # A text's results are answered with its first.
+    step = (np.bincount(table[14]).cumsum() - 1) // most
+    step = step[np.where(table[12] < 0, table[14], table[12])]
+    by = np.lexsort((table[14], *table[12::-1], step))
+    table, step, tokens = table[:, by], step[by], np.frombuffer(order, np.int64)
+    differs = np.append(np.ones((13, 1), bool), table[:13, 1:] != table[:13, :-1], axis=1)
+    begins = np.append(True, step[1:] != step[:-1])
+    sequence = differs.any(axis=0) | begins
+    # What overlaps is read by several calls: ``cu_seq_k`` may not fall.
+    over = np.append(False, table[10, 1:] < (table[10] + table[11])[:-1])
+    run, steps = differs[:10].any(axis=0) | begins | (sequence & over), []
+    for first, end in pairwise([*np.flatnonzero(begins).tolist(), len(step)]):
+        cuts, runs = pairwise([*(first + np.flatnonzero(run[first:end])).tolist(), end]), []
+        for one, two in cuts:
+            rows, kind = tokens[table[14, one:two]], shapes[table[0, one]][3]
+            runs.append(_run(table[:, one:two], sequence[one:two], rows, kind, sizes, on))
+        results = table[14, first:end] - table[14, first:end].min()
+        counts, by_result = np.bincount(results), results.argsort(kind="stable")
+        firsts, merges, back = counts.cumsum() - counts, [], []
+        for columns in np.unique(counts).tolist():
+            back.append(np.flatnonzero(counts == columns))
+            own = by_result[firsts[back[-1]] + np.arange(columns)[:, None]].ravel()
+            merges.append((columns, on(own, of=end - first)))
+        steps.append((runs, merges, on(np.concatenate(back).argsort(), of=len(counts))))
+    return steps, on(by.argsort(), of=len(by))
+
+
+def _run(
+    table: np.ndarray, sequence: np.ndarray, tokens: np.ndarray, kind: Any, sizes: Any, on: Any
+) -> _Run:
+    """The call of rows whose sequences, which begin where it says, lie side by side."""
+    (kv_heads, groups, dim), (scale, softcap, temperature, causal) = sizes, kind
+    layout, at = table[:, 0].tolist(), np.flatnonzero(sequence)
+    starts, lengths, readers = *table[10:12, at], np.diff(np.append(at, len(tokens)))
+    ends, base = readers.cumsum(), layout[10]
+    total, rows = int(starts[-1] + lengths[-1]) - base, on(tokens)
+    views = [
+        ((total, kv_heads, dim), (by_key, by_head, 1), rest + first * by_key)
+        for (by_head, by_key, rest), first in ((layout[2:5], base), (layout[6:9], base + layout[9]))
+    ]
+    if softcap is not None:
+        keys = lengths.cumsum()
+        picked = on(
+            np.arange(keys[-1]) + (starts - base - keys + lengths).repeat(lengths), of=total
+        )
+        first = (keys - lengths).repeat(readers)
+        seen = np.arange(len(first)) + 1 - at.repeat(readers) if causal else lengths.repeat(readers)
+        options = _capped(on(first), on(first + seen), int(keys[-1]), softcap, temperature)
+        options |= {"scale": scale / softcap, "enable_gqa": groups > 1}
+        return _Run(layout[13], views, picked, rows, False, True, options)
+    most = int(readers.max())
+    folded = not causal and groups > 1 and (most > 1 or len(at) * kv_heads >= BUSY)
+    by = groups if folded else 1
+    options = {
+        "cu_seq_q": on(np.append(0, ends) * by),
+        "cu_seq_k": on(np.append(starts - base, total)),
+        "max_q": most * by,
+        "max_k": int(lengths.max()),
+        "scale": scale / temperature,
+        "window_size": (-1, 0) if causal else (-1, -1),
+        "enable_gqa": groups > by,
+        "seqused_k": on(lengths),
+    }
+    return _Run(layout[13], views, None, rows, folded, False, options)
+
+
+def _capped(
+    first: torch.Tensor, end: torch.Tensor, keys: int, softcap: float, temperature: float
+) -> dict[str, Any]:
+    """What FlexAttention is told of rows that see keys from the first to before the end."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    # A tensor, so that nothing is compiled again for another number.
+    factor = torch.tensor(softcap / temperature, device=first.device)
+
+    def cap(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(score) * factor
+
+    def sees(_: Any, head: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key >= first[row]) & (key < end[row])
+
+    mask = create_block_mask(sees, None, None, len(first), keys, first.device)
+    return {"score_mod": cap, "block_mask": mask}
+
+
+def _on(places: np.ndarray, device: torch.device, of: int | None = None) -> Any:
+    """Places on a device, int32; None where they are all ``of`` so many, in order."""
+    if len(places) == of and (places == np.arange(of)).all():
+        return None
+    return torch.from_numpy(places.astype(np.int32)).to(device)

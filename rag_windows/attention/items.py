@@ -1,0 +1,150 @@
+"""What a kernel is asked that answers many segments at once, and what the reference answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from rag_windows.attention.backends import Request, reference
+from rag_windows.attention.native.kernel import Item, Part
+
+
+class Answered(NamedTuple):
+    """What a kernel gives for items: a result for each token of each item, in their order.
+
+    Attributes:
+        output: (results, heads, value dim) in the query's dtype.
+        lse: (results, heads), fp32.
+        parts: if they are wanted, for each item (parts, tokens, heads) fp32: the log-sum-exp of
+            each part's keys by themselves.
+    """
+
+    output: torch.Tensor
+    lse: torch.Tensor
+    parts: list[torch.Tensor] | None
+
+
+def sound(item: Item, query: torch.Tensor) -> bool:
+    """Whether an item and its query (tokens, heads, head dim) are what `Item` says they are.
+
+    Shapes fit, dtypes and devices are one, nothing is read out of bounds, no part is empty, and no
+    gradient is wanted.
+    """
+    groups, kv_heads, length, dim = item.parts[0][0].shape
+    value_dim, tokens = item.parts[0][1].shape[3], item.tokens
+    if query.shape[2] != dim or query.shape[1] % kv_heads:
+        return False
+    if tokens.dtype != torch.int64 or not len(tokens) or len(tokens) % groups:
+        return False
+    if int(tokens.min()) < 0 or int(tokens.max()) >= len(query):
+        return False
+    if item.causal and (len(item.parts) > 1 or length != len(tokens) // groups):
+        return False
+    if item.between is not None:
+        first, end = (one.numpy() for one in item.between)
+        inside = (first >= 0).all() and (first < end).all() and (end <= length).all()
+        if not (inside and len(first) == len(end) == groups and len(item.parts) == 1):
+            return False
+    for key, value in item.parts:
+        if not (
+            key.device == value.device == query.device
+            and key.dtype == value.dtype == query.dtype
+            and key.shape[2] > 0
+            and key.shape == (groups, kv_heads, key.shape[2], dim)
+            and value.shape == (groups, kv_heads, key.shape[2], value_dim)
+        ):
+            return False
+    tensors = query, *(tensor for part in item.parts for tensor in part)
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+def by_reference(item: Item, query: torch.Tensor) -> Answered:
+    """What `backends.reference` answers to one item, with the log-sum-exp of each part."""
+    every = range(len(item.parts))
+    (output, lse), *apart = (_of_parts(item, query, places) for places in [every, *zip(every)])
+    return Answered(output, lse, [torch.stack([one for _, one in apart])])
+
+
+def _of_parts(
+    item: Item, query: torch.Tensor, places: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp of some parts, as if they were all."""
+    made = []
+    for group, tokens in enumerate(item.tokens.to(query.device).view(item.groups, -1)):
+        keys = slice(None)
+        if item.between is not None:
+            first, end = item.between
+            keys = slice(int(first[group]), int(end[group]))
+        parts = [item.parts[place] for place in places]
+        key, value = (
+            torch.cat([one[group : group + 1, :, keys] for one in each], dim=2)
+            for each in zip(*parts, strict=True)
+        )
+        asked = query[tokens].transpose(0, 1).unsqueeze(0)
+        numbers = item.scale, item.temperature, item.softcap, item.causal
+        made.append(reference(Request(asked, key, value, *numbers)))
+    output, lse = (torch.cat(each, dim=2)[0].transpose(0, 1) for each in zip(*made, strict=True))
+    return output, lse
+
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+LSE_TOLERANCE = 1e-3
+
+
+def agrees(
+    answer: Callable[[list[Item], torch.Tensor], Answered],
+    device: torch.device,
+    dtype: torch.dtype,
+    dim: int,
+    *,
+    softcap: float | None,
+) -> bool:
+    """Whether a kernel answers small questions as the reference does.
+
+    They are of few and of many windows with gaps, a text that sees itself, row caches of several
+    lengths, and one to 33 tokens of grouped heads.
+    """
+    for items, query in _questions(device, dtype, dim, softcap):
+        found, right = answer(items, query), [by_reference(item, query) for item in items]
+        output, lse = (torch.cat(each) for each in zip(*(one[:2] for one in right), strict=True))
+        lses = [
+            (found.lse, lse),
+            *zip(found.parts or (), (one.parts[0] for one in right if one.parts), strict=True),
+        ]
+        if not torch.allclose(found.output.float(), output.float(), atol=TOLERANCE[dtype]):
+            return False
+        if not all(torch.allclose(one, two, atol=LSE_TOLERANCE) for one, two in lses):
+            return False
+    return True
+
+
+def _questions(
+    device: torch.device, dtype: torch.dtype, dim: int, softcap: float | None
+) -> Iterator[tuple[list[Item], torch.Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    # Nobody may read what is between the windows.
+    memory = torch.full((2, 2000, 2, dim), torch.nan, dtype=dtype, device=device)
+
+    def part(first: int, length: int, groups: int = 1) -> Part:
+        own = memory[:, first : first + length]
+        own.copy_(torch.randn(own.shape, generator=draw))
+        key, value = own.unflatten(1, (groups, -1)).transpose(2, 3)
+        return key, value
+
+    few = [part(900, 130), part(0, 1), part(3, 700)]
+    many = [part(1100 + 4 * i, 1 + i % 3) for i in range(150)]
+    numbers = dim**-0.5, softcap
+    query = torch.randn(33, 8, dim, generator=draw).to(device, dtype)
+    between = torch.tensor([0, 5]), torch.tensor([20, 9])
+    yield [Item(few, torch.arange(1), *numbers, 1.0)], query
+    yield [Item(many, torch.arange(1), *numbers, 0.7)], query
+    yield (
+        [
+            Item(few, torch.arange(3), *numbers, 0.7),
+            Item([part(1800, 33)], torch.arange(33), *numbers, 1.0, causal=True),
+            Item([part(1840, 40, 2)], torch.tensor([5, 2]), *numbers, 1.0, between=between),
+        ],
+        query,
+    )
