@@ -32,7 +32,7 @@ VARIABLE = "RAG_WINDOWS_CUDA_KERNEL"
 
 MAX_BYTES = 256 * 2**20
 """Temporary memory of a step of a call for its rows, each of which is a token's reading of a part.
-Those of a token, or of a text that sees itself (no more than its results), stay together."""
+Those of a token, or of a text that sees itself (no more than its results), are never parted."""
 
 MAX_ROWS = 2**15
 """Rows of a step, too: the kernel's grid has room for 65,535 sequences."""
@@ -158,10 +158,17 @@ class Items:
         return self._plans[heads]
 
 
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Of groups, heads and tokens; what a lone one's stride is says nothing."""
+    sizes, dim = zip(tensor.shape, tensor.stride(), strict=True), tensor.shape[3]
+    return [stride if size > 1 else dim for size, stride in sizes][:3]
+
+
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
     """A part's keys or values; a copy unless they can be loaded as they lie, 16 bytes at a time."""
-    places = [tensor.data_ptr(), *(one * tensor.element_size() for one in tensor.stride()[:3])]
-    if any(one % 16 for one in places) or not places[3] or tensor.stride(3) != 1:
+    strides, size = _strides(tensor), tensor.element_size()
+    odd = tensor.data_ptr() % 16 or any(stride * size % 16 for stride in strides)
+    if odd or not strides[2] or tensor.stride(3) != 1:
         return tensor.clone(memory_format=torch.contiguous_format)
     return tensor
 
@@ -174,7 +181,7 @@ def _places(parts: Sequence[Part]) -> bytes:
         for tensor in part:
             offset = tensor.storage_offset()
             storage = tensor.data_ptr() - offset * tensor.element_size()
-            made += [storages.setdefault(storage, len(storages)), offset, *tensor.stride()[:3]]
+            made += [storages.setdefault(storage, len(storages)), offset, *_strides(tensor)]
         made.append(part[0].shape[2])
     return np.array(made, dtype=np.int64).tobytes()
 

@@ -1,4 +1,4 @@
-"""PyTorch's `varlen_attn` and `flex_attention` on the CPU: what `attention.cuda` relies on, checked.
+"""PyTorch's `varlen_attn` and `flex_attention` on the CPU, as `attention.cuda` relies on them.
 
 `varlen` computes each sequence by explicit softmax, and refuses what the documentation, or the
 kernels in ATen's flash_api.cpp, do not allow.
@@ -22,7 +22,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Varlen:
-    """`varlen_attn`, which counts its calls; ``heads_first`` says what its log-sum-exp looks like."""
+    """`varlen_attn` that counts its calls; ``heads_first`` is how its log-sum-exps lie."""
 
     def __init__(self, *, heads_first: bool = True) -> None:
         self.heads_first = heads_first
@@ -66,7 +66,7 @@ class Varlen:
         check(bool((used > 0).all() and (used <= cu_seq_k.diff()).all()), "keys of others")
         check(len(cu_seq_q) == len(cu_seq_k) == len(used) + 1 <= 65536, "sequences")
         check(int(cu_seq_q[0]) == 0 and int(cu_seq_q[-1]) == len(query), "rows")
-        check(0 <= int(cu_seq_k[0]) and int(cu_seq_k[-1]) <= len(key), "keys")
+        check(int(cu_seq_k[0]) >= 0 and int(cu_seq_k[-1]) <= len(key), "keys")
         check(max_q >= int(cu_seq_q.diff().max()) and max_k >= int(used.max()), "max")
         causal = window_size == (-1, 0)
         output, lse = torch.empty_like(query), query.new_empty(query.shape[:2]).float()

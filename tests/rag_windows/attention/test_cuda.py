@@ -1,0 +1,456 @@
+"""The CUDA kernel, on a stand-in and on a GPU: numbers, what it asks for, when it steps aside."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rag_windows import RagWindowsError
+from rag_windows.attention import cuda
+from rag_windows.attention.items import Answered, by_reference
+from rag_windows.attention.native.kernel import Item
+
+from . import stand_in
+
+# Rounding to the dtype; scores and sums are fp32.
+OUTPUT_TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+LSE_TOLERANCE = {"cpu": 1e-5, "cuda": 3e-4}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LENGTHS = (130, 1, 700, 16, 37)
+
+EACH = pytest.mark.parametrize("device", DEVICES)
+
+
+@pytest.fixture(autouse=True)
+def varlen() -> Iterator[stand_in.Varlen]:
+    """What serves the CPU."""
+    made = stand_in.Varlen()
+    with stand_in.serving(made):
+        yield made
+
+
+def draw(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed + sum(size)))
+
+
+class Memory:
+    """Storage of keys and one of values, NaN where no window stands: nobody may read that."""
+
+    def __init__(
+        self, like: Tensor, kv_heads: int, tokens: int = 1200, *, heads_first: bool = False
+    ) -> None:
+        shape = (kv_heads, tokens) if heads_first else (tokens, kv_heads)
+        whole = like.new_full((2, *shape, like.shape[2]), torch.nan)
+        self._planes = whole if heads_first else whole.transpose(1, 2)
+        self._filled = 0
+
+    def part(self, start: int, length: int, groups: int = 1) -> tuple[Tensor, Tensor]:
+        """Keys and values (groups, kv heads, tokens, dim) from a token on."""
+        own = self._planes[:, :, start : start + groups * length]
+        if bool(own.isnan().any()):
+            self._filled += 1
+            own.copy_(draw(*own.shape, seed=self._filled))
+        key, value = own.unflatten(2, (groups, length)).transpose(1, 2)
+        return key, value
+
+    def parts(self, lengths: Sequence[int], first: int = 3) -> list[tuple[Tensor, Tensor]]:
+        """Windows in an order other than that in which they stand, with gaps between them."""
+        starts = itertools.accumulate((length + 5 for length in lengths[:-1]), initial=first)
+        made = [self.part(*one) for one in zip(starts, lengths, strict=True)]
+        return made[1:] + made[:1]
+
+
+def queries(
+    device: str, tokens: int, heads: int, dim: int = 64, dtype: torch.dtype = torch.float16
+) -> Tensor:
+    return draw(tokens, heads, dim, seed=7).to(device, dtype)
+
+
+def item(
+    parts: Sequence[tuple[Tensor, Tensor]],
+    tokens: Sequence[int] = (0,),
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    **further: Any,
+) -> Item:
+    places = torch.tensor(tokens, dtype=torch.int64)
+    return Item(parts, places, 0.1, softcap, temperature, **further)
+
+
+def ask(items: Sequence[Item], query: Tensor) -> Answered:
+    assert all(cuda.takes(one, query) for one in items)
+    return cuda.call(cuda.Items(items), query, apart=True)
+
+
+def exact(one: Item, query: Tensor) -> Answered:
+    """The same in float64."""
+    parts = [(key.double(), value.double()) for key, value in one.parts]
+    return by_reference(replace(one, parts=parts), query.double())
+
+
+def compare(items: Sequence[Item], query: Tensor) -> None:
+    found, right = ask(items, query), [exact(one, query) for one in items]
+    tolerance = OUTPUT_TOLERANCE[query.dtype]
+    assert found.output.dtype == query.dtype
+    output, lse = (torch.cat(each) for each in zip(*(one[:2] for one in right), strict=True))
+    torch.testing.assert_close(found.output.double(), output, atol=tolerance, rtol=tolerance)
+    assert found.parts is not None
+    apart = [one.parts[0] for one in right if one.parts]
+    for lses in zip([found.lse, *found.parts], [lse, *apart], strict=True):
+        assert lses[0].dtype == torch.float32
+        atol = LSE_TOLERANCE[query.device.type]
+        torch.testing.assert_close(lses[0].double(), lses[1], atol=atol, rtol=2e-6)
+    assert torch.equal(cuda.call(cuda.Items(items), query).output, found.output)
+
+
+def test_the_specification_of_items() -> None:
+    """What all is compared with: one softmax over keys, read off by hand."""
+    query, memory = queries("cpu", 1, 1, dtype=torch.float32), Memory(draw(1, 1, 64), 1)
+    parts = memory.parts((3, 2))
+    keys, values = (torch.cat([part[i][0, 0] for part in parts]) for i in (0, 1))
+    logits = (2.0 * torch.tanh(keys @ query[0, 0] * 0.1 / 2.0)) / 0.5
+    found = by_reference(item(parts, softcap=2.0, temperature=0.5), query)
+    torch.testing.assert_close(found.output[0, 0], logits.softmax(0) @ values)
+    torch.testing.assert_close(found.lse[0, 0], logits.logsumexp(0))
+    assert found.parts is not None
+    apart = torch.stack([one.logsumexp(0) for one in logits.split([2, 3])])
+    torch.testing.assert_close(found.parts[0][:, 0, 0], apart)
+
+
+HALF = (torch.float16, torch.bfloat16)
+SHAPES = [
+    *itertools.product([None], [64, 128, 256], [1, 4, 8], [*HALF, torch.float32]),
+    *itertools.product([2.0], [64, 128, 256], [4], HALF),
+    (2.0, 64, 1, torch.float16),
+    (2.0, 64, 8, torch.float32),
+]
+
+
+@EACH
+@pytest.mark.parametrize(("softcap", "dim", "groups", "dtype"), SHAPES)
+def test_windows_of_ragged_lengths(
+    device: str, softcap: float | None, dim: int, groups: int, dtype: torch.dtype
+) -> None:
+    """Of one token and of three, a temperature, parts told apart."""
+    if device == "cuda" and dtype == torch.float32:
+        pytest.skip("no kernel takes fp32")
+    query = queries(device, 3, 2 * groups, dim, dtype)
+    parts = Memory(query, 2).parts(LENGTHS)
+    compare([item(parts, [1], softcap, 0.7)], query)
+    compare([item(parts, [2, 0, 1], softcap)], query)
+
+
+@EACH
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_everything_together(device: str, softcap: float | None) -> None:
+    """A context, a prefix, texts that see themselves, row caches: each with numbers of its own."""
+    query = queries(device, 90, 8)
+    memory, prefix, rows = Memory(query, 2), Memory(query, 2), Memory(query, 2, heads_first=True)
+    between = torch.tensor([3, 0, 70]), torch.tensor([5, 80, 71])
+    items = [
+        item(memory.parts(LENGTHS), range(40), softcap, 0.7),
+        item([prefix.part(0, 50)], range(40), softcap),
+        item([prefix.part(60, 33)], range(50, 83), softcap, causal=True),
+        item([prefix.part(100, 20, groups=2)], range(40, 80), softcap, causal=True),
+        item([rows.part(8, 80, groups=3)], [83, 89, 84], softcap, between=between),
+    ]
+    compare(items, query)
+
+
+@EACH
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_many_windows(device: str, softcap: float | None, varlen: stand_in.Varlen) -> None:
+    """As many as make it fold the heads of a lone token itself."""
+    query = queries(device, 2, 8)
+    parts = Memory(query, 2, 1500).parts([2 + i % 4 for i in range(cuda.BUSY // 2)])
+    compare([item(parts, [1], softcap)], query)
+    compare([item(parts[:3], [1], softcap)], query)
+    if device == "cpu" and softcap is None:
+        assert [one["heads"] for one in varlen.calls][-4:] == [2, 2, 8, 8]
+
+
+@EACH
+def test_several_storages(device: str, varlen: stand_in.Varlen) -> None:
+    """One call each; and one where keys and values do not stand equally far from the first."""
+    query = queries(device, 4, 4)
+    one, two = Memory(query, 2), Memory(query, 2, heads_first=True)
+    apart = [(one.part(100, 9)[0], one.part(200, 9)[1])]
+    parts = [*one.parts((5, 40)), *two.parts((7, 300, 2)), *apart]
+    compare([item([parts[i] for i in (3, 0, 5, 2, 4, 1)], [3, 1])], query)
+    if device == "cpu":
+        assert sorted(len(call["used"]) for call in varlen.calls[-3:]) == [1, 2, 3]
+
+
+def odd(tensor: Tensor) -> dict[str, Tensor]:
+    """The same numbers as (1, kv heads, tokens, dim), laid so that no kernel can load them."""
+    wide = tensor.new_zeros(1, tensor.shape[1], tensor.shape[2], tensor.shape[3] + 3)
+    wide[..., 3:] = tensor
+    flat = tensor.new_zeros(tensor.numel() + 1)
+    flat[1:] = tensor.flatten()
+    return {
+        "strides": wide[..., 3:],
+        "address": flat[1:].view(tensor.shape),
+        "last stride": tensor.mT.contiguous().mT,
+    }
+
+
+@EACH
+@pytest.mark.parametrize("kind", ["strides", "address", "last stride"])
+def test_a_part_that_can_not_be_loaded_is_copied_alone(
+    device: str, kind: str, varlen: stand_in.Varlen
+) -> None:
+    query = queries(device, 2, 4)
+    memory = Memory(query, 2)
+    parts = memory.parts((5, 40, 9))
+    copied = odd(parts[1][0])[kind], odd(parts[1][1])[kind]
+    compare([item([parts[0], copied, *parts[2:]], [1])], query)
+    if device == "cpu":
+        assert sorted(len(call["used"]) for call in varlen.calls[-2:]) == [1, 2]
+
+
+@EACH
+def test_equal_windows_are_one_sequence(device: str, varlen: stand_in.Varlen) -> None:
+    """Questions that share windows read each once; one that has a window twice counts it twice."""
+    query = queries(device, 6, 4)
+    parts = Memory(query, 2).parts((5, 40, 9))
+    items = [item(parts[:2], [0, 1]), item(parts, [4]), item([*parts[1:], parts[1]], [5, 2])]
+    compare(items, query)
+    if device == "cpu":
+        readers = dict(
+            zip(varlen.calls[-1]["used"], lengths(varlen.calls[-1]["rows"]), strict=True)
+        )
+        # Rows, of which each has the two heads of a kv head.
+        assert {length: many // 2 for length, many in readers.items()} == {5: 3, 40: 3, 9: 7}
+
+
+def lengths(ends: Sequence[int]) -> list[int]:
+    return [two - one for one, two in itertools.pairwise(ends)]
+
+
+@EACH
+def test_what_overlaps_is_read_by_several_calls(device: str) -> None:
+    query = queries(device, 60, 4)
+    memory = Memory(query, 2)
+    compare([item([memory.part(0, 30), memory.part(20, 30), memory.part(50, 9)], [0, 3])], query)
+    text = [memory.part(60, 20)]
+    compare([item(text, range(20), causal=True), item(text, range(20, 40), causal=True)], query)
+    # Groups that all read the same keys.
+    key, value = (one.expand(3, -1, -1, -1) for one in memory.part(90, 17))
+    between = torch.tensor([0, 4, 0]), torch.tensor([17, 11, 2])
+    compare([item([(key, value)], [2, 1, 0], between=between)], query)
+
+
+@EACH
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_temporary_memory_is_bounded(
+    device: str, softcap: float | None, varlen: stand_in.Varlen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long queries over many windows go in steps; a token's rows, and a text's, stay together."""
+    query = queries(device, 90, 4)
+    memory, rows = Memory(query, 2), Memory(query, 2)
+    between = torch.tensor([3, 0, 5, 1]), torch.tensor([5, 8, 7, 8])
+    items = [
+        item(memory.parts(LENGTHS), range(40), softcap),
+        item([rows.part(0, 30)], range(30), softcap, causal=True),
+        item([rows.part(40, 8, groups=4)], range(60, 64), softcap, between=between),
+    ]
+    whole = ask(items, query)
+    varlen.calls.clear()
+    row = 4 * (64 * (3 * 2 + 4) + 16)
+    monkeypatch.setattr(cuda, "MAX_BYTES", 12 * row)
+    compare(items, query)
+    cut = ask(items, query)
+    assert whole.parts is not None
+    assert cut.parts is not None
+    for one, two in zip([whole.lse, *whole.parts], [cut.lse, *cut.parts], strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
+    if device == "cpu" and softcap is None:
+        taken = {one["rows"][-1] * one["heads"] // 4 for one in varlen.calls}
+        assert 30 in taken
+        # At most a token's rows more than there is room for.
+        assert max(taken - {30}) < 12 + len(LENGTHS)
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_log_sum_exps_as_documented_or_as_kernels_have_them(heads_first: bool, groups: int) -> None:
+    """Also where there are as many rows as heads, which shapes do not tell apart."""
+    with stand_in.serving(stand_in.Varlen(heads_first=heads_first)):
+        for tokens in (1, 2, 4, 8):
+            query = queries("cpu", tokens, 4 * groups)
+            memory = Memory(query, 4)
+            compare([item(memory.parts((40, 7)), range(tokens))], query)
+            compare([item([memory.part(100, tokens)], range(tokens), causal=True)], query)
+
+
+def test_what_is_not_taken() -> None:
+    query, whole = queries("cpu", 4, 4), Memory(queries("cpu", 4, 4), 2)
+    parts = whole.parts((5, 9))
+    one = item(parts, [0, 3])
+    rows = item([whole.part(100, 10, groups=2)], [0, 3])
+    assert cuda.takes(one, query)
+    ends = torch.tensor([2, 10])
+    assert cuda.takes(replace(rows, between=(ends * 0, ends)), query)
+    wrong = [
+        (one, query.double()),
+        (one, query[..., :32]),
+        (one, query[:, :3]),
+        (one, query.detach().requires_grad_()),
+        (replace(one, tokens=torch.tensor([0, 4])), query),
+        (replace(one, tokens=torch.tensor([-1, 3])), query),
+        (replace(one, tokens=one.tokens.int()), query),
+        (replace(one, tokens=one.tokens[:0]), query),
+        (replace(one, causal=True), query),
+        (replace(one, parts=[*parts, (parts[0][0], parts[0][1][:, :, :3])]), query),
+        (replace(one, parts=[*parts, (parts[0][0][:, :, :0], parts[0][1][:, :, :0])]), query),
+        (replace(one, parts=[*parts, tuple(each.float() for each in parts[0])]), query),
+        (replace(one, parts=[*parts, tuple(each[:, :1] for each in parts[0])]), query),
+        (replace(one, parts=[(key, value[..., :32]) for key, value in parts]), query),
+        (
+            replace(one, parts=[tuple(each[..., :36] for each in part) for part in parts]),
+            query[..., :36],
+        ),
+        (replace(rows, tokens=torch.tensor([0, 1, 2])), query),
+        (replace(rows, between=(ends * 0, ends + 1)), query),
+        (replace(rows, between=(ends, ends)), query),
+        (replace(rows, between=(ends - 3, ends)), query),
+        (replace(one, between=(ends[:1] * 0, ends[:1])), query),
+    ]
+    assert [cuda.takes(*each) for each in wrong] == [False] * len(wrong)
+    wide = queries("cpu", 1, 2, 264)
+    assert not cuda.takes(item(Memory(wide, 2).parts((5, 9))), wide)
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = queries("cpu", 1, 4)
+    parts = Memory(query, 2).parts((5, 9))
+    for value, served in (("1", [True, True]), ("varlen", [True, False]), ("0", [False, False])):
+        monkeypatch.setenv(cuda.VARIABLE, value)
+        assert [cuda.takes(item(parts, softcap=cap), query) for cap in (None, 2.0)] == served
+
+
+def test_another_query_than_it_was_made_for() -> None:
+    query = queries("cpu", 3, 4)
+    items = cuda.Items([item(Memory(query, 2).parts((5, 9)), [2])])
+    for wrong in (query[:2], query[:, :3], query[..., :32], query.float()):
+        with pytest.raises(RagWindowsError, match="another query"):
+            cuda.call(items, wrong)
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
+
+class Wrong(stand_in.Varlen):
+    """Takes no notice of how many keys are in use."""
+
+    def __call__(self, *asked: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        if "seqused_k" in options:
+            options |= {"seqused_k": None, "max_k": 10_000}
+        return super().__call__(*asked, **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [(raising, "left out: FlashAttention only"), (Wrong(), "differs from")]
+)
+def test_it_steps_aside_with_one_warning(
+    function: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = queries("cpu", 1, 4)
+    one = item(Memory(query, 2).parts((5, 9)))
+    with stand_in.serving(function):
+        assert not any(cuda.takes(one, query) for _ in range(3))
+        # FlexAttention is asked for itself.
+        assert cuda.takes(replace(one, softcap=2.0), query)
+    (record,) = caplog.records
+    assert said in record.getMessage()
+
+
+def test_no_memory_for_the_question_says_nothing_of_the_kernel() -> None:
+    asked = []
+
+    def full(*args: Any, **options: Any) -> Any:
+        asked.append(args)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return stand_in.Varlen()(*args, **options)
+
+    query = queries("cpu", 1, 4)
+    one = item(Memory(query, 2).parts((5, 9)))
+    with stand_in.serving(full):
+        with pytest.raises(torch.OutOfMemoryError):
+            cuda.takes(one, query)
+        assert cuda.takes(one, query)
+
+
+def test_threads_wait_for_their_own_dtype_alone() -> None:
+    """One that is being tried holds up nobody who asks for another; it is tried once."""
+    begun, go, tries = threading.Event(), threading.Event(), []
+    inner = stand_in.Varlen()
+
+    def slow(query: Tensor, *asked: Any, **options: Any) -> Any:
+        if query.dtype == torch.float16 and not begun.is_set():
+            begun.set()
+            tries.append(query.dtype)
+            assert go.wait(20)
+        return inner(query, *asked, **options)
+
+    def takes(dtype: torch.dtype) -> None:
+        query = queries("cpu", 1, 4, dtype=dtype)
+        found.append((dtype, cuda.takes(item(Memory(query, 2).parts((5, 9))), query)))
+
+    found: list[tuple[torch.dtype, bool]] = []
+    with stand_in.serving(slow):
+        threads = [threading.Thread(target=takes, args=(torch.float16,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert begun.wait(20)
+        takes(torch.bfloat16)
+        assert found == [(torch.bfloat16, True)]
+        go.set()
+        for thread in threads:
+            thread.join(20)
+    assert found[1:] == [(torch.float16, True)] * 3
+    assert tries == [torch.float16]
+
+
+class Operators(TorchDispatchMode):
+    """Which are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_call_copies_nothing_to_the_host_and_makes_no_places_again() -> None:
+    """Layers whose keys lie alike share what is on the device; a token is a few operators."""
+
+    def varlen(query: Tensor, *_: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        return query, query[..., 0].T.float()
+
+    query = queries("cpu", 1, 8)
+    items = [cuda.Items([item(Memory(query, 2).parts(LENGTHS))], heads_first=True) for _ in "12"]
+    assert items[0].plan(8) is items[1].plan(8)
+    with stand_in.serving(varlen), Operators() as seen:
+        prepared = cuda.Items([item(Memory(query, 2).parts(LENGTHS))], heads_first=True)
+        prepared.plan(8)
+        seen.names.clear()
+        cuda.call(prepared, query, apart=True)
+    waiting = ("_local_scalar_dense", "nonzero", "_to_copy.default_", "lift", "copy_")
+    assert not [name for name in seen.names if any(word in name for word in waiting)]
+    launched = [name for name in seen.names if "view" not in name and "strided" not in name]
+    assert len(launched) < 25
