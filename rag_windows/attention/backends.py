@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
-
-logger = logging.getLogger(__name__)
 
 Answer = tuple[torch.Tensor, torch.Tensor]
 """Output (batch, heads, rows, value dim) in the query's dtype, zero where a row sees no key; and
@@ -22,7 +18,6 @@ SCORE_BYTES = 256 * 2**20
 """Scores of one chunk of rows of the reference take at most this many bytes."""
 
 CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-CUDA_MAX_DIM = 256
 
 
 @dataclass(slots=True)
@@ -125,52 +120,6 @@ def _cpu_fused(request: Request, query: torch.Tensor) -> Answer:
     return (output[:, :, :1], lse[:, :, :1]) if twice else (output, lse)
 
 
-def _cuda_serves(request: Request) -> bool:
-    dim = request.key.shape[-1]
-    return (
-        request.softcap is None
-        and request.mask is None
-        and request.query.dtype in (torch.float16, torch.bfloat16)
-        and dim == request.value.shape[-1]
-        and dim <= CUDA_MAX_DIM
-        and dim % 8 == 0
-        and request.key.shape[2] > 0
-        and _cuda_agrees(request.query.device)
-    )
-
-
-def _cuda(request: Request) -> Answer:
-    """PyTorch's fused CUDA attention."""
-    groups = request.query.shape[1] // request.key.shape[1]
-    key, value = request.key, request.value
-    if groups > 1:
-        key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
-    scale = request.scale / request.temperature
-    output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        request.query, key, value, 0.0, request.causal, False, scale=scale
-    )
-    # Some kernels pad the rows of lse to a multiple of their tile.
-    return output, lse[:, :, : request.query.shape[2]]
-
-
-@cache
-def _cuda_agrees(device: torch.device) -> bool:
-    """Whether the kernel answers as the reference does on this device; if not, it is left out."""
-    generator = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(1, 2, n, 64, generator=generator) for n in (5, 33, 33)]
-    query, key, value = (tensor.to(device, torch.float16) for tensor in tensors)
-    request = Request(query, key, value, scale=0.125)
-    try:
-        pairs = zip(_cuda(request), reference(request), strict=True)
-        differs = any(not torch.allclose(one.float(), two.float(), atol=5e-3) for one, two in pairs)
-    except RuntimeError as error:
-        logger.warning("The fused CUDA attention is left out on %s: %s", device, error)
-        return False
-    if differs:
-        logger.warning("The fused CUDA attention differs from the reference on %s.", device)
-    return not differs
-
-
 class Backend(NamedTuple):
     """Whether it serves a request, and rightly, on its device; and its answer."""
 
@@ -181,13 +130,12 @@ class Backend(NamedTuple):
 BACKENDS: Mapping[str, Backend] = {
     "reference": Backend(_everything, reference),
     "cpu": Backend(_cpu_serves, _cpu),
-    "cuda": Backend(_cuda_serves, _cuda),
 }
 
-KERNEL = "native"
-"""The C kernel, which is asked for several segments at once; see `attention.native.kernel`."""
+KERNELS = ("native", "cuda")
+"""What is asked for several segments at once: `attention.native.kernel` and `attention.cuda`."""
 
-ORDER: Mapping[str, tuple[str, ...]] = {"cpu": (KERNEL, "cpu"), "cuda": ("cuda",)}
+ORDER: Mapping[str, tuple[str, ...]] = {"cpu": ("native", "cpu"), "cuda": ("cuda",)}
 """For each type of device, the backends that are asked before the reference, fastest first."""
 
 _FORCED: ContextVar[tuple[str, ...] | None] = ContextVar("rag_windows_backend", default=None)
@@ -201,7 +149,7 @@ def names(device: str) -> tuple[str, ...]:
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Use one of `BACKENDS` or `KERNEL`, and the reference for the rest, in this thread or task."""
+    """Use one of `BACKENDS` or `KERNELS`, and the reference for the rest, in this thread."""
     token = _FORCED.set((name,))
     try:
         yield

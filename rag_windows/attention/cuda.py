@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch.profiler import record_function
 
-from rag_windows.attention.items import Answered, agrees, sound
+from rag_windows.attention.items import Answered, Item, Part, agrees, sound
 from rag_windows.attention.native.build import SingleFlight
-from rag_windows.attention.native.kernel import NAME, Item, Part
+from rag_windows.attention.native.kernel import NAME
 from rag_windows.errors import RagWindowsError
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def _places(parts: Sequence[Part]) -> bytes:
     made: list[int] = []
     for part in parts:
         for tensor in part:
-            offset = tensor.storage_offset()
+            offset = int(tensor.storage_offset())
             storage = tensor.data_ptr() - offset * tensor.element_size()
             made += [storages.setdefault(storage, len(storages)), offset, *_strides(tensor)]
         made.append(part[0].shape[2])
@@ -201,7 +201,7 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
             # Heads are (kv heads, heads of each) until all is done.
             asked = (_rows(items, run, query) for run in runs)
             rows = [_joined(each) for each in zip(*asked, strict=True)]
-            merged = (_merged(*rows, *merge) for merge in merges)
+            merged = (_merged(rows, *merge) for merge in merges)
             results = [_picked(_joined(each), back) for each in zip(*merged, strict=True)]
             made.append([one.flatten(1, 2) for one in (*results, rows[1])])
         output, lse, own = (_joined(each) for each in zip(*made, strict=True))
@@ -234,16 +234,16 @@ def _rows(items: Items, run: _Run, query: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _merged(
-    output: torch.Tensor, lse: torch.Tensor, columns: int, rows: torch.Tensor | None
+    made: Sequence[torch.Tensor], columns: int, rows: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Results of so many rows each: their softmax, in fp32."""
-    output, lse = _picked(output, rows), _picked(lse, rows)
+    output, lse = (_picked(one, rows) for one in made)
     if columns == 1:
         return output, lse
     lses = lse.unflatten(0, (columns, -1))
     weights = lses.softmax(dim=0).unsqueeze(-1)
     mixed = (output.unflatten(0, (columns, -1)) * weights).sum(dim=0)
-    return mixed.to(output.dtype), lses.logsumexp(dim=0)
+    return mixed, lses.logsumexp(dim=0)
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -284,7 +284,7 @@ def _tables(shapes: tuple[Any, ...], places: bytes) -> Iterator[np.ndarray]:
     lie = np.frombuffer(places, np.int64).reshape(-1, 11)
     for parts, groups, tokens, kind, between in shapes:
         own, group = lie[part : part + parts].T[:, :, None], np.arange(groups)
-        begin, length = 0, own[10]
+        begin, length = np.zeros_like(group), own[10]
         if between is not None:
             begin, end = np.frombuffer(between, np.int64).reshape(2, -1)
             length = end - begin

@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from rag_windows.attention.backends import Request, reference
-from rag_windows.attention.native.kernel import Item, Part
+
+Part = tuple[torch.Tensor, torch.Tensor]
+"""Keys (groups, kv heads, keys, head dim) and values (groups, kv heads, keys, value dim)."""
+
+
+@dataclass(slots=True)
+class Item:
+    """Groups of tokens, each of which reads keys of its own; numbers as in `backends.Request`.
+
+    One group's keys lie in all of the parts, at least one in each. ``tokens`` (groups * M,) int64
+    on the CPU are places in the query, group after group. ``between`` (groups,) int64 each, on the
+    CPU, tells of the one part from which key to which each group reads; None for all.
+    """
+
+    parts: Sequence[Part]
+    tokens: torch.Tensor
+    scale: float
+    softcap: float | None
+    temperature: float
+    causal: bool = False
+    between: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def groups(self) -> int:
+        """How many these are."""
+        return len(self.parts[0][0])
 
 
 class Answered(NamedTuple):
     """What a kernel gives for items: a result for each token of each item, in their order.
 
     Attributes:
-        output: (results, heads, value dim) in the query's dtype.
-        lse: (results, heads), fp32.
+        output: (results, heads, value dim), fp32 or in the query's dtype; zero where a token sees
+            no key.
+        lse: (results, heads), fp32, ``-inf`` there.
         parts: if they are wanted, for each item (parts, tokens, heads) fp32: the log-sum-exp of
             each part's keys by themselves.
     """

@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 
 import torch
 
-from rag_windows.attention.native.kernel import Part
+from rag_windows.attention.items import Part
 from rag_windows.attention.segments import (
     Reading,
     Rows,

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from rag_windows.attention.backends import KERNEL, Request, attend, names
+from rag_windows.attention import cuda
+from rag_windows.attention.backends import Request, attend, names
+from rag_windows.attention.items import Item, Part
 from rag_windows.attention.native import kernel as native
-from rag_windows.attention.native.kernel import Part
 
 Role = Literal["prefix", "context", "query"]
 
@@ -186,7 +187,7 @@ class Segments:
     def __init__(self, segments: Sequence[Segment], tokens: int, *, static: bool = False) -> None:
         self.segments = tuple(segments)
         self._static = static
-        self._for_layers: dict[int, tuple[list[int], list[int], native.Items | None]] = {}
+        self._for_layers: dict[tuple[int, Any], tuple[list[int], list[int], Any]] = {}
         self.results: list[Results] = []
         first = 0
         for role, run in groupby(segments, key=lambda segment: segment.role):
@@ -195,10 +196,11 @@ class Segments:
 
     def attend(self, asked: Queries, *, apart: bool = False) -> list[Attended]:
         """Attention of each result's token over its segment, by role."""
-        taken, items = self._for_kernel(asked)
+        kernel = _kernel(asked)
+        taken, items = self._for_kernel(asked, kernel)
         by_kernel: dict[int, One] = {}
         if items is not None:
-            output, lse, parts = native.call(items, asked.query, apart=apart)
+            output, lse, parts = kernel.call(items, asked.query, apart=apart)
             if len(taken) == len(self.segments):
                 return self._by_role(output, lse, parts)
             sizes = [self.segments[i].readers(len(asked.query)) for i in taken]
@@ -228,19 +230,16 @@ class Segments:
             first = last
         return made
 
-    def _for_kernel(self, asked: Queries) -> tuple[list[int], native.Items | None]:
-        """The segments that one call of the CPU kernel answers, and what it is asked."""
-        if asked.query.device.type != "cpu" or KERNEL not in names("cpu"):
+    def _for_kernel(self, asked: Queries, kernel: Any) -> tuple[list[int], Any]:
+        """The segments that one call of the device's kernel answers, and its `Items`."""
+        if kernel is None:
             return [], None
-        held = self._for_layers.get(asked.layer)
+        held = self._for_layers.get((asked.layer, kernel))
         near, rows = asked.sliding_window, asked.rows
         if held is not None and near is None:
             return held[1:]
-        if (
-            not self._static
-            and len(self.segments) == 1
-            and _is_small(self.segments[0], asked.layer)
-        ):
+        lone = not self._static and len(self.segments) == 1
+        if lone and kernel is native and _is_small(self.segments[0], asked.layer):
             return [], None
         offered = [
             i
@@ -252,13 +251,13 @@ class Segments:
         taken, asks = [], []
         for i in offered:
             one = self.segments[i]
-            if (item := _item(one, asked, one.layers[asked.layer])) is not None:
+            if (item := _item(one, asked, one.layers[asked.layer], kernel)) is not None:
                 taken.append(i)
                 asks.append(item)
         # What is made once costs little, however few keys there are.
-        items = native.Items(asks) if asks and (self._static or native.pays(asks)) else None
+        items = kernel.Items(asks) if asks and (self._static or kernel.pays(asks)) else None
         if self._static:
-            self._for_layers[asked.layer] = offered, taken, items
+            self._for_layers[asked.layer, kernel] = offered, taken, items
         return taken, items
 
 
@@ -435,8 +434,14 @@ def _is_small(segment: Segment, layer: int) -> bool:
     return few and segment.seen is None and len(parts[0][0]) == 1
 
 
-def _item(segment: Segment, asked: Queries, parts: Sequence[Part]) -> native.Item | None:
-    """Parts of a segment as the CPU kernel is asked for them; None if it can't be."""
+def _kernel(asked: Queries) -> Any:
+    """What is asked for several segments at once on a query's device; None if nothing is."""
+    kernels = {"native": native, "cuda": cuda}
+    return next((kernels[name] for name in names(asked.query.device.type) if name in kernels), None)
+
+
+def _item(segment: Segment, asked: Queries, parts: Sequence[Part], kernel: Any) -> Item | None:
+    """Parts of a segment as a kernel is asked for them; None if it can't be."""
     tokens = torch.arange(len(asked.query)) if segment.tokens is None else segment.tokens
     between, near = None, asked.sliding_window
     if isinstance(segment.seen, torch.Tensor):
@@ -445,16 +450,16 @@ def _item(segment: Segment, asked: Queries, parts: Sequence[Part]) -> native.Ite
         first = segment.seen * 0 if near is None else (segment.seen - near).clamp_min(0)
         between = first, segment.seen
     causal, heat = segment.seen == "causal", segment.temperature
-    item = native.Item(parts, tokens, asked.scale, asked.softcap, heat, causal, between)
-    return item if native.takes(item, asked.query) else None
+    item = Item(parts, tokens, asked.scale, asked.softcap, heat, causal, between)
+    return item if kernel.takes(item, asked.query) else None
 
 
-def _cut_item(segment: Segment, parts: Sequence[Part], asked: Queries) -> native.Item | None:
-    """What is left of a segment, as the CPU kernel is asked for it, if that pays."""
-    if not parts or asked.query.device.type != "cpu" or KERNEL not in names("cpu"):
+def _cut_item(segment: Segment, parts: Sequence[Part], asked: Queries, kernel: Any) -> Item | None:
+    """What is left of a segment, as a kernel is asked for it, if that pays."""
+    if not parts or kernel is None:
         return None
-    item = _item(segment, asked, parts)
-    return item if item is not None and native.pays([item]) else None
+    item = _item(segment, asked, parts, kernel)
+    return item if item is not None and kernel.pays([item]) else None
 
 
 One = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -464,9 +469,9 @@ One = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 def _read(segment: Segment, asked: Queries, *, apart: bool) -> One:
     """One segment by the fastest backend that serves it."""
     query, count = asked.query, len(segment.layers[asked.layer])
-    parts, places, mask = _visible(segment, asked)
-    if places is not None and (item := _cut_item(segment, parts, asked)) is not None:
-        output, lse, own = native.call(native.Items([item]), query, apart=apart)
+    (parts, places, mask), kernel = _visible(segment, asked), _kernel(asked)
+    if places is not None and (item := _cut_item(segment, parts, asked, kernel)) is not None:
+        output, lse, own = kernel.call(kernel.Items([item]), query, apart=apart)
         return output, lse, _spread(own[0], places, count) if own else None
     groups = len(segment.layers[asked.layer][0][0])
     of_tokens = query if segment.tokens is None else query[segment.tokens.to(query.device)]

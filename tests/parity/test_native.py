@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rag_windows.attention import backends
+from rag_windows.attention.items import Answered
 from rag_windows.attention.native import kernel as native
 
 from . import dense, engine, tolerances, zoo
@@ -44,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     served: list[Asked] = []
     attend = native.call
 
-    def recorded(items: native.Items, query: Tensor, *, apart: bool = False) -> native.Answered:
+    def recorded(items: native.Items, query: Tensor, *, apart: bool = False) -> Answered:
         for row, softcap in zip(items.table.tolist(), items.settings[:, 1].tolist(), strict=True):
             keys = int(items.segments[row[0] : row[0] + row[1], 2].sum())
             served.append(Asked(keys, row[4], softcap or None, query.dtype))

@@ -6,20 +6,18 @@ import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.profiler import record_function
 
 from rag_windows.attention.backends import Request, reference
+from rag_windows.attention.items import Answered, Item, Part, sound
 from rag_windows.attention.native import build
 from rag_windows.errors import RagWindowsError
 
 logger = logging.getLogger(__name__)
-
-Part = tuple[torch.Tensor, torch.Tensor]
-"""Keys (groups, kv heads, keys, head dim) and values (groups, kv heads, keys, value dim)."""
 
 NAME = "rag_windows::attend"
 """What a profiler shows it as."""
@@ -128,67 +126,18 @@ def _agrees(made: Kernel, dtype: torch.dtype, dim: int, value_dim: int) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class Item:
-    """Groups of tokens, each of which reads keys of its own; numbers as in `backends.Request`.
-
-    One group's keys lie in all of the parts, at least one in each. ``tokens`` (groups * M,) int64
-    on the CPU are places in the query, group after group. ``between`` (groups,) int64 each, on the
-    CPU, tells of the one part from which key to which each group reads; None for all.
-    """
-
-    parts: Sequence[Part]
-    tokens: torch.Tensor
-    scale: float
-    softcap: float | None
-    temperature: float
-    causal: bool = False
-    between: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    @property
-    def groups(self) -> int:
-        """How many these are."""
-        return len(self.parts[0][0])
-
-
 def takes(item: Item, query: torch.Tensor) -> bool:
-    """Whether the kernel answers for an item; what would be read out of bounds is refused here.
-
-    The query is (tokens, heads, head dim).
-    """
-    (groups, kv_heads, _, dim), value_dim = item.parts[0][0].shape, item.parts[0][1].shape[3]
-    dtype, heads, query_dim = query.dtype, query.shape[1], query.shape[2]
-    if query.stride(2) != 1 or query_dim != dim or heads % kv_heads:
+    """Whether the kernel answers for an item and its query (tokens, heads, head dim)."""
+    if query.device.type != "cpu" or query.stride(2) != 1 or not sound(item, query):
         return False
-    tokens = item.tokens
-    if tokens.dtype != torch.int64 or not len(tokens) or len(tokens) % groups:
+    if not all(
+        key.stride(3) == value.stride(3) == 1 and key.stride(2) <= MAX_STRIDE
+        for key, value in item.parts
+    ):
         return False
-    if int(tokens.min()) < 0 or int(tokens.max()) >= len(query):
-        return False
-    if item.between is not None:
-        first, end = (one.numpy() for one in item.between)
-        inside = (first >= 0).all() and (first < end).all()
-        inside = inside and (end <= item.parts[0][0].shape[2]).all()
-        if not (inside and len(first) == len(end) == groups and len(item.parts) == 1):
-            return False
-    for key, value in item.parts:
-        length = key.shape[2]
-        if not (
-            key.device.type == value.device.type == query.device.type == "cpu"
-            and dtype == key.dtype == value.dtype
-            and length > 0
-            and key.shape == (groups, kv_heads, length, dim)
-            and value.shape == (groups, kv_heads, length, value_dim)
-            and key.stride(3) == value.stride(3) == 1
-            and key.stride(2) <= MAX_STRIDE
-        ):
-            return False
-    if torch.is_grad_enabled():
-        tensors = query, *(tensor for part in item.parts for tensor in part)
-        if any(tensor.requires_grad for tensor in tensors):
-            return False
-    made = kernel(dtype, dim, value_dim)
-    rows = len(item.tokens) // groups * (heads // kv_heads)
+    (_, kv_heads, _, dim), value_dim = item.parts[0][0].shape, item.parts[0][1].shape[3]
+    made = kernel(query.dtype, dim, value_dim)
+    rows = len(item.tokens) // item.groups * (query.shape[1] // kv_heads)
     return made is not None and (made.many or (not item.causal and rows <= MOST_ROWS))
 
 
@@ -315,21 +264,6 @@ def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tenso
         rows[:, column] = tensor.data_ptr() + offsets * tensor.element_size()
         rows[:, 3 + 2 * column : 5 + 2 * column] = head, token
     rows[:, 2] = keys
-
-
-class Answered(NamedTuple):
-    """What a kernel gives for items: a result for each token of each item, in their order.
-
-    Attributes:
-        output: (results, heads, value dim), fp32; zero where a token sees no key.
-        lse: (results, heads), fp32, ``-inf`` there.
-        parts: if they are wanted, for each item (parts, tokens, heads) fp32: the log-sum-exp of
-            each part's keys by themselves.
-    """
-
-    output: torch.Tensor
-    lse: torch.Tensor
-    parts: list[torch.Tensor] | None
 
 
 def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:

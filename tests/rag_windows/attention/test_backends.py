@@ -13,7 +13,6 @@ NAMES = [
     "reference",
     "cpu",
     pytest.param("reference on cuda", marks=pytest.mark.gpu),
-    pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Output: rounding to the dtype. The lse is float32 whatever the inputs, but fused kernels use a
@@ -37,7 +36,7 @@ SHAPES = {
 def backend(name: str) -> tuple[Backend, str]:
     """A backend and its device."""
     kind, _, on = name.partition(" on ")
-    return backends.BACKENDS[kind], on or ("cuda" if kind == "cuda" else "cpu")
+    return backends.BACKENDS[kind], on or "cpu"
 
 
 def tensors(
@@ -77,9 +76,9 @@ def exact(request: Request) -> tuple[Tensor, Tensor]:
 
 def check(name: str, request: Request) -> None:
     """The backend agrees, or leaves the request to the reference for a reason that we know of."""
-    one, device = backend(name)
+    one, _ = backend(name)
     if not one.serves(request):
-        assert device == "cuda" or request.softcap is not None
+        assert request.softcap is not None
         return
     output, lse = one.attend(request)
     expected, expected_lse = exact(request)
@@ -136,8 +135,7 @@ def test_masked(name: str, dtype: torch.dtype, softcap: float | None, keys: int)
 @pytest.mark.parametrize("size", [40.0, 3000.0])
 def test_large_logits_stay_finite(name: str, size: float) -> None:
     _, device = backend(name)
-    dtype = torch.float16 if name == "cuda" else torch.float32
-    query, key, value = tensors((1, 4, 2, 5, 40, 16), dtype, device)
+    query, key, value = tensors((1, 4, 2, 5, 40, 16), torch.float32, device)
     request = Request(query, key, value, size, temperature=0.5)
     one, _ = backend(name)
     assert one.serves(request)

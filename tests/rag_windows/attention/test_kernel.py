@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rag_windows import RagWindowsError
 from rag_windows.attention import backends, segments
+from rag_windows.attention.items import Answered, Item, Part
 from rag_windows.attention.native import build
 from rag_windows.attention.native import kernel as native
 
@@ -110,21 +111,19 @@ def item(
     softcap: float | None = None,
     temperature: float = 1.0,
     causal: bool = False,
-) -> native.Item:
+) -> Item:
     """One group, with what most of them have."""
     whole = [(key.unsqueeze(0), value.unsqueeze(0)) for key, value in parts]
     places = torch.tensor(list(tokens), dtype=torch.int64)
-    return native.Item(whole, places, scale, softcap, temperature, causal)
+    return Item(whole, places, scale, softcap, temperature, causal)
 
 
-def call(items: Sequence[native.Item], query: Tensor) -> Pair:
+def call(items: Sequence[Item], query: Tensor) -> Pair:
     output, lse, _ = native.call(native.Items(items), query)
     return output, lse
 
 
-def by_reference(
-    items: Sequence[native.Item], query: Tensor, dtype: torch.dtype = torch.float64
-) -> Pair:
+def by_reference(items: Sequence[Item], query: Tensor, dtype: torch.dtype = torch.float64) -> Pair:
     """Output (results, heads, value dim) and lse (results, heads) by the specification."""
     outputs, lses = [], []
     for one in items:
@@ -139,7 +138,7 @@ def by_reference(
     return torch.cat(outputs), torch.cat(lses)
 
 
-def compare(items: Sequence[native.Item], query: Tensor) -> None:
+def compare(items: Sequence[Item], query: Tensor) -> None:
     """Output, log-sum-exp and, where an item is not causal, those of its parts by themselves."""
     output, lse, parts = native.call(native.Items(items), query, apart=True)
     expected, expected_lse = by_reference(items, query)
@@ -285,7 +284,7 @@ def test_infinities_are_as_in_the_reference(kind: Kind, rows: int, case: str) ->
     assert bool(call([one], query)[0][:, :2].isnan().all())
 
 
-def long_part(dtype: torch.dtype = torch.float32, keys: int = native.LEAST_KEYS) -> native.Part:
+def long_part(dtype: torch.dtype = torch.float32, keys: int = native.LEAST_KEYS) -> Part:
     return draw(dtype, 1, 2, keys, 16), draw(dtype, 1, 2, keys, 16, seed=1)
 
 
@@ -294,12 +293,12 @@ def asking(tokens: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
     return draw(dtype, tokens, 8, 16, seed=2)
 
 
-def takes(query: Tensor, *parts: native.Part, causal: bool = False) -> bool:
+def takes(query: Tensor, *parts: Part, causal: bool = False) -> bool:
     tokens = torch.arange(len(query))
-    return native.takes(native.Item(parts, tokens, 0.25, None, 1.0, causal), query)
+    return native.takes(Item(parts, tokens, 0.25, None, 1.0, causal), query)
 
 
-def attend(query: Tensor, part: native.Part) -> Pair:
+def attend(query: Tensor, part: Part) -> Pair:
     one = segments.Segment("context", 0, 0, layers={0: [part]})
     rows = segments.Rows(torch.zeros(len(query), dtype=torch.int64))
     asked = segments.Queries(0, query, rows, 0.25, None, None)
@@ -308,7 +307,7 @@ def attend(query: Tensor, part: native.Part) -> Pair:
 
 
 KEY, VALUE = GOOD = long_part()
-UNFIT: dict[str, tuple[Tensor, Sequence[native.Part]]] = {
+UNFIT: dict[str, tuple[Tensor, Sequence[Part]]] = {
     "no key": (asking(), [long_part(keys=0)]),
     "no key behind some": (asking(), [GOOD, long_part(keys=0)]),
     "fewer kv heads of values": (asking(), [(KEY, VALUE[:, :1])]),
@@ -350,7 +349,7 @@ def test_places_outside_of_query_and_keys_are_not_taken(what: str) -> None:
     tokens, keys = PLACES[what]
     between = None if keys is None else (torch.tensor([keys[0]]), torch.tensor([keys[1]]))
     places = torch.tensor(tokens, dtype=torch.int64)
-    item = native.Item([GOOD], places, 0.25, None, 1.0, False, between)
+    item = Item([GOOD], places, 0.25, None, 1.0, False, between)
     assert not native.takes(item, asking())
 
 
@@ -388,7 +387,9 @@ def test_rows_where_the_processor_has_products_of_pairs(monkeypatch: pytest.Monk
         monkeypatch.setattr(native, "kernel", lambda *_, made=made: made)
         assert takes(asking(native.MOST_ROWS // 4), long_part())
         assert takes(asking(native.MOST_ROWS // 4 + 1), long_part()) == many
-        assert takes(asking(2), long_part(), causal=True) == many
+        key, value = long_part()
+        text = key[:, :, :2], value[:, :, :2]
+        assert takes(asking(2), text, causal=True) == many
     monkeypatch.setattr(native, "kernel", lambda *_: None)
     assert not takes(asking(), long_part())
 
@@ -397,7 +398,7 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     real = native.call
 
-    def recorded(items: native.Items, query: Tensor, *, apart: bool) -> native.Answered:
+    def recorded(items: native.Items, query: Tensor, *, apart: bool) -> Answered:
         calls.append(len(query))
         return real(items, query, apart=apart)
 
@@ -446,7 +447,7 @@ def test_a_kernel_that_errs_is_left_out(
     if build._compiler() is None or build._openmp() is None:
         pytest.skip("needs a C compiler, and PyTorch with OpenMP")
 
-    def bad(items: native.Items, query: Tensor, *, apart: bool) -> native.Answered:
+    def bad(items: native.Items, query: Tensor, *, apart: bool) -> Answered:
         output, lse, parts = real(items, query, apart=apart)
         if fault == "NaN":
             output[-1, -1, -1] = torch.nan
@@ -457,7 +458,7 @@ def test_a_kernel_that_errs_is_left_out(
         }.get(fault, fault == "output")
         if parts is not None and fault == "parts":
             parts[0][1] += 0.001
-        return native.Answered(output + 0.01 * float(wrong), lse + 0.001 * (fault == "lse"), parts)
+        return Answered(output + 0.01 * float(wrong), lse + 0.001 * (fault == "lse"), parts)
 
     monkeypatch.setattr(native, "call", bad)
     left_out(caplog, "differs from the reference", logging.WARNING)
