@@ -185,7 +185,7 @@ class Encoder:
             self._derive()
 
     def _derive(self) -> None:
-        self._version = self.twin.version
+        version = self.twin.version
         config = self.model.config.get_text_config(decoder=True)
         self.sliding_windows = sliding_windows_of(config)
         self._table_limit = table_limit(config)
@@ -193,6 +193,8 @@ class Encoder:
         # Where accelerate moves weights, it takes them back when a module returns.
         moved = any(hasattr(module, "_hf_hook") for module in self.model.modules())
         self._last_layer = None if moved else len(self.sliding_windows) - 1
+        # Last: another thread that reads it now has what it stands for.
+        self._version = version
 
     @property
     def runner(self) -> Encoder:
