@@ -276,7 +276,11 @@ class WindowedLM:
 
     @stop_iteration_told
     def generate_batch(
-        self, requests: Sequence[Mapping[str, Any] | BatchRequest], *, max_rows: int = 32
+        self,
+        requests: Sequence[Mapping[str, Any] | BatchRequest],
+        *,
+        max_rows: int = 32,
+        max_bytes: Size | None = None,
     ) -> list[Generation]:
         """Answer many questions together, with the answers that `generate` gives one by one.
 
@@ -293,36 +297,51 @@ class WindowedLM:
 
         Args:
             requests: the keyword arguments of `generate` each, as a dict or a `BatchRequest`.
-            max_rows: so many are answered at a time; each takes memory for what it alone reads.
+            max_rows: so many are answered at a time.
+            max_bytes: memory that those which are answered at a time may take: bytes, a text such
+                as "8GiB", or a share of what is free now, such as "50%". By default it is 75% of
+                what is free where the model is; on devices that don't tell (neither CUDA nor CPU),
+                there is no such bound. Others wait, in order. What counts is the KV cache of each,
+                as it is in the end, windows that neither the passage cache holds where they are
+                read nor another question reads, and a bound for one forward pass.
 
         Returns:
             One answer a request, in their order. ``raw`` holds the sequence alone.
 
         Raises:
-            InputError, PromptError, LimitError: in any of them, before any work.
+            InputError, PromptError, LimitError: in any of them, before any work; a question that
+                needs more memory than there is for all together is such a `LimitError`.
             GenerationError: as in `generate`; then no answer is returned.
         """
         whole_number("max_rows", max_rows)
         questions = [checked(self.engine, BatchRequest.of(request)) for request in requests]
-        return answer_all(self.engine, questions, max_rows)
+        return answer_all(self.engine, questions, max_rows, max_bytes)
 
-    def scheduler(self, *, max_rows: int = 32) -> Scheduler:
+    def scheduler(self, *, max_rows: int = 32, max_bytes: Size | None = None) -> Scheduler:
         """A new `Scheduler`, with which threads and tasks that ask at once share forward passes.
 
         Args:
             max_rows: so many questions are answered at a time; more wait in line.
+            max_bytes: memory that they may take, see `generate_batch`; questions that are answered
+                apart count as well.
         """
-        return Scheduler(self.engine, max_rows=max_rows)
+        return Scheduler(self.engine, max_rows=max_rows, max_bytes=max_bytes)
 
-    def shared_scheduler(self, *, max_rows: int = 32) -> Scheduler:
-        """The `scheduler` of all who call this with equal ``max_rows``, in whatever thread or task.
+    def shared_scheduler(self, *, max_rows: int = 32, max_bytes: Size | None = None) -> Scheduler:
+        """The `scheduler` of all who call this with equal arguments, in whatever thread or task.
 
         The adapters for LangChain and LlamaIndex ask it. It needs no closing.
 
         Args:
             max_rows: see `scheduler`.
+            max_bytes: see `scheduler`; schedulers with different arguments know nothing of each
+                other.
         """
-        return shared_scheduler(self, max_rows, lambda: self.scheduler(max_rows=max_rows))
+        return shared_scheduler(
+            self,
+            (max_rows, max_bytes),
+            lambda: self.scheduler(max_rows=max_rows, max_bytes=max_bytes),
+        )
 
     @stop_iteration_told
     def warm(

@@ -206,6 +206,13 @@ class Encoder:
         """The model that encodes."""
         return self.twin.model
 
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens of one forward pass of windows, but for a single longer one."""
+        if self._max_batch_tokens is not None:
+            return self._max_batch_tokens
+        return PASS_TOKENS[input_device(self.model).type != "cpu"]
+
     def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
         """Encode what one request reads."""
         self.follow()
@@ -252,10 +259,7 @@ class Encoder:
         lengths = [len(ids) for ids in windows]
         if refinement is not None:
             check_room(refinement, starts, lengths, self._position_limit, "Window {}".format)
-        most = self._max_batch_tokens
-        if most is None:
-            most = PASS_TOKENS[input_device(self.model).type != "cpu"]
-        for chunk in chunks(lengths, most):
+        for chunk in chunks(lengths, self.pass_tokens):
             made = self.run([windows[i] for i in chunk], [starts[i] for i in chunk], prefix)
             if refinement is not None:
                 made = refine(refinement, self.run, made, prefix)

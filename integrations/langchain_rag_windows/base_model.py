@@ -239,9 +239,10 @@ class BaseWindowModel(ModelOptions):
 
     @property
     def _calls(self) -> Calls:
-        if self._under_way is None or self._under_way.max_rows != self.batch_rows:
-            self._under_way = Calls(self.batch_rows)
-        return self._under_way
+        bounds, now = (self.batch_rows, self.batch_bytes), self._under_way
+        if now is None or (now.max_rows, now.max_bytes) != bounds:
+            now = self._under_way = Calls(*bounds)
+        return now
 
     def _answered(
         self, asked: Sequence[Any], stop: list[str] | None, kwargs: Mapping[str, Any]

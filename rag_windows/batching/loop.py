@@ -14,8 +14,9 @@ import torch
 from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.attention.layout import use_layout
 from rag_windows.batching.rows import BatchLayout, Plan, Row, RowCaches
+from rag_windows.cache.memory import compact
 from rag_windows.generate import Decoder
-from rag_windows.kv import Shelf, Window
+from rag_windows.kv import Window
 from rag_windows.loading import input_device
 from rag_windows.prefill import PASS_TOKENS, Encoded, Encoder, Prefill, ToEncode, WindowEncoder
 
@@ -42,9 +43,7 @@ class SharedEncoder:
     def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
         """Encode what one request reads; what other rows read counts as cached."""
         self.runner.follow()
-        # After an edit of the model nothing of before is found.
-        prefix_key = self.runner.twin.version, _digest(asked.prefix_ids)
-        keys = _keys(prefix_key, asked)
+        prefix_key, keys = shared_keys(self.runner, asked)
         if self._encoder is self.runner:
             return (yield from self._shared(prefix_key, keys, asked))
         # A cache counts its hits and knows what it may hand out, so it is asked each time.
@@ -79,10 +78,10 @@ class SharedEncoder:
             ids, places = [windows[i] for i in left], [starts[i] for i in left]
             refinement = asked.method.refinement
             batch = next(self.runner.encode_batches(prefix, ids, places, refinement))
-            shelf = Shelf([len(ids[at]) for at in batch])
-            for place, (at, window) in enumerate(batch.items()):
+            for at, window in batch.items():
                 index = left[at]
-                read[index] = self._kept(keys[index], shelf.put(place, window))
+                # In memory of its own, which goes when nobody reads this one any more.
+                read[index] = self._kept(keys[index], compact(window))
                 encoded.add(index)
             yield 0.0
         found = tuple(index for index in range(len(keys)) if index not in encoded)
@@ -98,7 +97,10 @@ class SharedEncoder:
         return there
 
 
-def _keys(prefix: Key, asked: ToEncode) -> list[Key]:
+def shared_keys(runner: Encoder, asked: ToEncode) -> tuple[Key, list[Key]]:
+    """By what rows of a batch find a prefix and windows; those of one request are all different."""
+    # After an edit of the model nothing of before is found.
+    prefix = runner.twin.version, _digest(asked.prefix_ids)
     method = asked.method
     seen: dict[Key, int] = {}
     keys: list[Key] = []
@@ -108,7 +110,7 @@ def _keys(prefix: Key, asked: ToEncode) -> list[Key]:
         key = (prefix, method.encoding, whose, start, _digest(ids))
         seen[key] = seen.get(key, 0) + 1
         keys.append((*key, seen[key]))
-    return keys
+    return prefix, keys
 
 
 def _digest(ids: Sequence[int]) -> bytes:
@@ -138,6 +140,12 @@ class BatchLoop:
         self._plan: Plan | None = None
 
     @property
+    def room(self) -> tuple[int, int]:
+        """Rows and tokens for which the KV caches have room now."""
+        held = next(iter(self._caches.keys.values()), None)
+        return (0, 0) if held is None else (held.shape[0], held.shape[2])
+
+    @property
     def new_rows(self) -> list[Row]:
         """Those that no pass has taken yet."""
         return self.rows[len(self._caches.lengths) :]
@@ -164,10 +172,10 @@ class BatchLoop:
         try:
             logits, layout = self._pass(now)
             largest = logits.argmax(dim=-1).tolist()
+            now.keep(layout.recorded)
         except BaseException:
             self._caches.set_lengths(lengths)
             raise
-        now.keep(layout.recorded)
         self._sample(now, logits, largest)
         ended = [row for row in now.rows if row.ended]
         if ended or len(now.rows) < len(self.rows) or now.old < len(now.rows):

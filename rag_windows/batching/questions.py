@@ -8,17 +8,22 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from rag_windows.attention.layers import table_limit
-from rag_windows.batching.loop import BatchLoop
+from rag_windows.batching.budget import Budget, Need, need_of, to_encode
+from rag_windows.batching.loop import BatchLoop, Key, shared_keys
 from rag_windows.batching.rows import Row, served
+from rag_windows.cache.encoder import CachedEncoder
+from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError, without_stop_iteration
 from rag_windows.loading import autocast_here
@@ -26,7 +31,32 @@ from rag_windows.prefill import EncodedContext, Prefill
 from rag_windows.prompt.detokenize import Pieces
 from rag_windows.request import BatchRequest, Request
 from rag_windows.results import Generation, Timings
-from rag_windows.sampling import FirstToken
+from rag_windows.sampling import BATCHING, FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A prefix or window that a question reads.
+
+    Attributes:
+        key: what equal ones have in common.
+        name: of the entry in a passage cache, or None.
+        tokens: how many it has.
+    """
+
+    key: Key
+    name: str | None
+    tokens: int
+
+
+def missing(engine: Engine, reads: Iterable[Read]) -> list[Read]:
+    """Those that need memory: the passage cache does not hold them where they are read."""
+    reads, encoder = [*reads], engine.encoder
+    if not isinstance(encoder, CachedEncoder):
+        return reads
+    held = encoder.held({one.name for one in reads if one.name is not None})
+    return [one for one in reads if one.name not in held]
+
 
 OnText = Callable[[str], None]
 """Told each piece of the text as it settles."""
@@ -39,6 +69,9 @@ class Question(Future[Generation]):
 
     Attributes:
         alone: whether it is answered by itself, as `WindowedLM.generate` does it.
+        need: of memory, in tokens.
+        bytes: the same in bytes, with nobody beside it.
+        number: its place among those that were asked.
         context: variables of the one who asks, in which callbacks run.
         pieces: tells ``on_text`` its text as it comes; None if nobody wants it so.
         prefill: gives what it reads; None before and afterwards.
@@ -55,6 +88,10 @@ class Question(Future[Generation]):
         self.engine, self.request = engine, request
         self.alone = alone or bool(self.autocast)
         self.context = contextvars.copy_context()
+        option = engine.decoder.option
+        self._sequences = max(option(request.options, name) or 1 for name in BATCHING)
+        self.need: Need = need_of(request, self._sequences)
+        self.bytes = self.number = 0
         self.stopped = threading.Event()
         self.first = FirstToken()
         self.prefill: Prefill[EncodedContext] | None = None
@@ -101,6 +138,43 @@ class Question(Future[Generation]):
         if rest := generation.text[len(sent) :]:
             self._on_text(rest)
 
+    @cached_property
+    def reads(self) -> list[Read]:
+        """Prefix and windows."""
+        if not self.need.windows:
+            return []
+        encoder, asked = self.engine.encoder, to_encode(self.request)
+        prefix, keys = shared_keys(encoder.runner, asked)
+        head, names = (
+            encoder.keys(asked)
+            if isinstance(encoder, CachedEncoder)
+            else (None, [None] * len(keys))
+        )
+        known = [(prefix, head), *zip(keys, names, strict=True)][-len(self.need.windows) :]
+        return [Read(*one, n) for one, n in zip(known, self.need.windows, strict=True)]
+
+    def reserve(self, budget: Budget) -> None:
+        """Tell how many bytes it needs with nobody beside it.
+
+        Raises:
+            LimitError: that is more than there are.
+        """
+        tokens = sum(self.need.windows)
+        if not budget.could_fit(self._size(budget, tokens)):
+            tokens = sum(one.tokens for one in missing(self.engine, self.reads))
+        self.bytes = self._size(budget, tokens)
+        if not budget.could_fit(self.bytes):
+            raise budget.refusal(self.need, tokens, self.bytes)
+
+    def _size(self, budget: Budget, windows: int) -> int:
+        if not self.alone:
+            return budget.sizes.batch([self.need], windows, (0, 0))
+        sizes = [budget.sizes.apart(self.need, windows)]
+        if isinstance(ordinary := self.request.ordinary, Request):
+            other = need_of(ordinary, self._sequences)
+            sizes.append(budget.sizes.apart(other, sum(other.windows)))
+        return max(sizes)
+
     def answered_alone(self) -> Generation:
         """The answer as `WindowedLM.generate` makes it."""
         with ExitStack() as scope:
@@ -141,12 +215,14 @@ class Batch:
 
     Questions are encoded in turn, a forward pass of one between two tokens of the others. At most
     ``max_rows`` are encoded or answered at a time, beside those that wait for others that encode
-    the same.
+    the same, and as many as ``budget`` has memory for.
     """
 
-    def __init__(self, engine: Engine, max_rows: int) -> None:
+    def __init__(self, engine: Engine, max_rows: int, budget: Budget) -> None:
         self._engine = engine
         self._max_rows = max_rows
+        self._budget = budget
+        self._refused: tuple[Question, int] | None = None
         self._loop = BatchLoop(engine.encoder, engine.decoder)
         self._entering: list[Question] = []
         self._questions: dict[Row, Question] = {}
@@ -160,10 +236,47 @@ class Batch:
         busy = sum(not question.due for question in self._entering)
         return busy + len(self._questions) >= self._max_rows
 
-    def admit(self, question: Question) -> None:
-        """Let a question in; `step` encodes what it reads."""
+    def admit(self, question: Question) -> bool:
+        """Let a question in if there is a row and memory for it; `step` encodes what it reads.
+
+        Raises:
+            LimitError: there will not be either when all others have left.
+        """
+        budget = self._budget
+        # Nothing is asked again at each token: only what others let go of can change the answer.
+        if self.full or self._refused == (question, budget.changes):
+            return False
+        self._refused = question, budget.changes
+        if not budget.take(self, size := self._needed(question)):
+            if not self and not budget.could_fit(size):
+                # What the cache held when it was asked may be gone.
+                question.reserve(budget)
+            return False
         question.prefill = self._engine.prefill(question.request, self._loop.encoder)
         self._entering.append(question)
+        return True
+
+    def _needed(self, *joining: Question) -> int:
+        """Bytes that its questions need in the end, and those that join."""
+        questions = [*self._entering, *self._questions.values(), *joining]
+        if not questions:
+            return 0
+        needs, room = [one.need for one in questions], self._loop.room
+        tokens = sum(sum(need.windows) for need in needs)
+        size = self._budget.sizes.batch(needs, tokens, room)
+        if self._budget.fits(self, size):
+            return size
+        # It takes a while to tell which windows several read, and which the cache holds.
+        reads = {read.key: read for question in questions for read in question.reads}
+        tokens = sum(read.tokens for read in missing(self._engine, reads.values()))
+        return self._budget.sizes.batch(needs, tokens, room)
+
+    def _settle(self) -> None:
+        """Let go of the memory of those that left."""
+        if self:
+            self._budget.take(self, self._needed(), anyway=True)
+        else:
+            self._budget.release(self)
 
     def step(self) -> list[Ended]:
         """A forward pass for a question that enters, and a token for each of the others.
@@ -173,7 +286,7 @@ class Batch:
         ended: list[Ended] = []
         for question in [one for one in self._entering if one.stopped.is_set()]:
             ended.append((question, self._engine.unbegun(question.request)))
-            self._leave(question)
+            self.leave(question)
         worked = False
         for question in [*self._entering]:
             if question.due and (self.full or question.due > time.monotonic()):
@@ -182,7 +295,8 @@ class Batch:
                 if worked := self._encode(question):
                     break
             except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
-                self._leave(question)
+                let_go(error)
+                self.leave(question)
                 ended.append((question, error))
                 break
         if self._questions:
@@ -196,7 +310,9 @@ class Batch:
         """End what is being encoded; returns all questions that were in the batch."""
         left = [*self._entering, *self._questions.values()]
         for question in [*self._entering]:
-            self._leave(question)
+            self.leave(question)
+        self._questions.clear()
+        self._settle()
         return left
 
     def _encode(self, question: Question) -> bool:
@@ -251,6 +367,8 @@ class Batch:
                 ended.append((question, self._answer(row, question)))
             except BaseException as error:  # noqa: BLE001 - a caller's code; only its own row ends
                 ended.append((question, error))
+        if rows:
+            self._settle()
         return ended
 
     def _failed(self, error: BaseException) -> Ended:
@@ -260,15 +378,14 @@ class Batch:
         runs into it, which need not be who took it.
         """
         among = [self._questions[row] for row in self._loop.new_rows]
-        if _out_of_memory(error):
-            # What a failed pass has made is held by its frames.
-            traceback.clear_frames(error.__traceback__)
+        if let_go(error):
             among += self._entering
         ended = max(among or self._questions.values(), key=_tokens)
-        self._leave(ended)
+        self.leave(ended)
         return ended, error
 
-    def _leave(self, question: Question) -> None:
+    def leave(self, question: Question) -> None:
+        """Let a question leave, wherever it stands."""
         if question in self._entering:
             self._entering.remove(question)
         if question.prefill is not None:
@@ -278,6 +395,7 @@ class Batch:
         for row in [row for row, mine in self._questions.items() if mine is question]:
             self._loop.drop(row)
             del self._questions[row]
+        self._settle()
 
     def _answer(self, row: Row, question: Question) -> Generation:
         if row.error is not None:
@@ -296,15 +414,21 @@ class Batch:
         return generation
 
 
-def answer_all(engine: Engine, questions: Sequence[Question], max_rows: int) -> list[Generation]:
+def answer_all(
+    engine: Engine, questions: Sequence[Question], max_rows: int, max_bytes: Size | None
+) -> list[Generation]:
     """Answers in the order given; what ends a question first is raised."""
+    budget = Budget(engine, max_bytes)
+    budget.begin()
+    for question in questions:
+        question.reserve(budget)
     answers: dict[Question, Generation] = {}
     waiting = deque(question for question in questions if not question.alone)
-    batch = Batch(engine, max_rows)
+    batch = Batch(engine, max_rows, budget)
     try:
         while batch or waiting:
-            while waiting and not batch.full:
-                batch.admit(waiting.popleft())
+            while waiting and batch.admit(waiting[0]):
+                waiting.popleft()
             for question, result in batch.step():
                 if isinstance(result, BaseException):
                     raise result
@@ -318,6 +442,19 @@ def _tokens(question: Question) -> int:
     """Of its prompt: what it reads, and so roughly what memory it takes."""
     parts = question.request.parts
     return sum(map(len, (parts.prefix_ids, parts.query_ids, *(one.ids for one in parts.windows))))
+
+
+def let_go(error: BaseException) -> bool:
+    """Free what a pass that ran out of memory has made, which its frames hold; whether it did."""
+    if not _out_of_memory(error):
+        return False
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
+    return True
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from rag_windows.batching.questions import Batch, OnText, Question, checked
+from rag_windows.batching.budget import Budget
+from rag_windows.batching.questions import Batch, OnText, Question, checked, let_go
+from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine
-from rag_windows.errors import GenerationError, stop_iteration_told
+from rag_windows.errors import GenerationError, LimitError, stop_iteration_told
 from rag_windows.request import BatchRequest
 from rag_windows.results import Generation
 from rag_windows.sampling import whole_number
@@ -21,6 +24,9 @@ Lone = Callable[[], bool]
 
 APART = 4
 """Questions that are answered alone at the same time; others of their kind wait in line."""
+
+_NAP_S = 0.05
+"""The longest rest while others have the memory; who is cancelled meanwhile waits so long."""
 
 
 class Scheduler:
@@ -34,12 +40,19 @@ class Scheduler:
     Args:
         engine: the model.
         max_rows: so many questions are answered at a time; more wait in line.
+        max_bytes: of memory that they may take together, those that are answered apart included:
+            bytes, a text such as "8GiB", or a share of what is free, such as "50%"; None for
+            `DEFAULT_SHARE`. What is free is looked up when a question comes while none is being
+            answered. First come, first served; see `WindowedLM.generate_batch` for what counts.
     """
 
-    def __init__(self, engine: Engine, *, max_rows: int = 32) -> None:
+    def __init__(
+        self, engine: Engine, *, max_rows: int = 32, max_bytes: Size | None = None
+    ) -> None:
         whole_number("max_rows", max_rows)
         self._engine = engine
         self._max_rows = max_rows
+        self._max_bytes = max_bytes
         self._closed = False
         self.after_fork()
         in_children(self)
@@ -47,6 +60,11 @@ class Scheduler:
     def after_fork(self) -> None:
         """A child starts with an empty one: it has no worker, and the parent answers its own."""
         self._lock = threading.Lock()
+        self._released = threading.Condition(self._lock)
+        self._budget = Budget(self._engine, self._max_bytes)
+        self._numbers = itertools.count()
+        # Questions whose turn it is, but for whom there is no memory.
+        self._short: set[Question] = set()
         self._asked: set[Question] = set()
         self._waiting: deque[Question] = deque()
         self._alone: deque[Question] = deque()
@@ -77,7 +95,7 @@ class Scheduler:
             InputError, PromptError, LimitError: before any work.
             GenerationError: the scheduler is closed.
         """
-        question = checked(self._engine, BatchRequest.of(request), on_text)
+        question = self._question(request, on_text)
         with self._lock:
             self._take(question, alone=self._idle(lone))
         return question
@@ -95,10 +113,11 @@ class Scheduler:
         Raises:
             RagWindowsError: what `WindowedLM.generate` would raise.
         """
-        question = checked(self._engine, BatchRequest.of(request))
+        question = self._question(request)
         with self._lock:
             if here := self._idle(lone):
                 self._asked.add(question)
+                self._budget.take(question, question.bytes, anyway=True)
             else:
                 self._take(question)
         try:
@@ -145,6 +164,17 @@ class Scheduler:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close(cancel=error is not None)
 
+    def _question(
+        self, request: Mapping[str, Any] | BatchRequest, on_text: OnText | None = None
+    ) -> Question:
+        """A checked question, for which there is memory if nobody else takes any."""
+        question = checked(self._engine, BatchRequest.of(request), on_text)
+        with self._lock:
+            if not self._asked:
+                self._budget.begin()
+        question.reserve(self._budget)
+        return question
+
     def _take(self, question: Question, *, alone: bool = False) -> None:
         """Let a question stand in line, for the batch or for being answered alone."""
         if self._closed:
@@ -152,12 +182,18 @@ class Scheduler:
         me = threading.current_thread()
         # Asked by a callback of a question that is being answered, which may wait for it.
         inner = me is self._worker or me in self._apart
+        question.number = next(self._numbers)
         if question.alone or alone or inner:
             if inner or len(self._apart) < APART:
                 thread = Worker(self._work_apart, "rag-windows-apart", self.cancel)
                 thread.start()
                 self._apart.add(thread)
-            self._alone.append(question)
+            if inner:
+                # It can't wait for memory that is let go when it is answered.
+                question.number = -1
+                self._alone.appendleft(question)
+            else:
+                self._alone.append(question)
         else:
             if self._worker is None:
                 worker = Worker(self._work, "rag-windows-batch", self.cancel)
@@ -170,30 +206,38 @@ class Scheduler:
         """Whether nothing is being answered, and a question is a lone one."""
         return lone is not None and not (self._closed or self._asked or self._worker) and lone()
 
-    def _begin(self, line: deque[Question]) -> Question | None:
-        """The next of those that wait in line; None if there is none."""
-        while line:
+    def _first(self, line: deque[Question]) -> Question | None:
+        """The first of those that wait in line, if it is its turn; the lock is held.
+
+        Nobody overtakes an older question for which there is no memory, whichever line it is in.
+        """
+        while line and line[0].cancelled():
             question = line.popleft()
-            if question.set_running_or_notify_cancel():
-                return question
+            question.set_running_or_notify_cancel()
             self._asked.discard(question)
-        return None
+            self._short.discard(question)
+        older = [one.number for one in self._short if not one.cancelled()]
+        return line[0] if line and line[0].number <= min(older, default=line[0].number) else None
+
+    def _begin(self, question: Question, line: deque[Question]) -> bool:
+        """Take the first of a line out of it; whether it wants to be answered. The lock is held."""
+        line.popleft()
+        self._short.discard(question)
+        if question.set_running_or_notify_cancel():
+            return True
+        self._asked.discard(question)
+        return False
 
     def _work(self) -> None:
         """Answer until nobody waits."""
-        batch = Batch(self._engine, self._max_rows)
+        batch = Batch(self._engine, self._max_rows, self._budget)
         while True:
-            while not batch.full:
-                with self._lock:
-                    question = self._begin(self._waiting)
-                if question is None:
-                    break
-                batch.admit(question)
+            self._admit(batch)
             try:
                 ended = batch.step()
             except BaseException as error:  # noqa: BLE001 - handed to those who wait for it
                 ended = [(question, error) for question in batch.close()]
-                batch = Batch(self._engine, self._max_rows)
+                batch = Batch(self._engine, self._max_rows, self._budget)
             for question, result in ended:
                 self._forget(question)
                 question.end(result)
@@ -201,42 +245,88 @@ class Scheduler:
                 if not batch and not self._waiting:
                     self._worker = None
                     return
+                if not batch and not ended:
+                    # Those that are answered apart have the memory.
+                    self._released.wait(_NAP_S)
+
+    def _admit(self, batch: Batch) -> None:
+        """Let those that wait join, in order, as long as there is room."""
+        while not batch.full:
+            with self._lock:
+                question = self._first(self._waiting)
+            if question is None:
+                return
+            refused: LimitError | None = None
+            try:
+                joined = batch.admit(question)
+            except LimitError as error:
+                joined, refused = False, error
+            with self._lock:
+                if not joined and refused is None:
+                    self._short.add(question)
+                    return
+                wanted = self._begin(question, self._waiting)
+            if joined and not wanted:
+                batch.leave(question)
+            elif refused is not None and wanted:
+                self._forget(question)
+                question.end(refused)
 
     def _work_apart(self) -> None:
         """Answer one question after the other until none of them waits."""
-        while True:
-            with self._lock:
-                question = self._begin(self._alone)
-                if question is None:
-                    self._apart.discard(threading.current_thread())
-                    return
+        while (question := self._next_apart()) is not None:
             try:
                 # A copy: the text is told in the context itself, which can't be entered twice.
                 context = question.context.copy()
                 result: Generation | BaseException = context.run(question.answered_alone)
             except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
                 result = error
+                let_go(error)
             self._forget(question)
             question.end(result)
+
+    def _next_apart(self) -> Question | None:
+        """Wait for the next that is answered by itself, and take its memory; None without one."""
+        with self._lock:
+            while self._alone:
+                question = self._first(self._alone)
+                if question is not None:
+                    anyway = question.number < 0 or not self._budget.taken
+                    if self._budget.take(question, question.bytes, anyway=anyway):
+                        if self._begin(question, self._alone):
+                            return question
+                        self._budget.release(question)
+                        continue
+                    self._short.add(question)
+                if self._alone:
+                    self._released.wait(_NAP_S)
+            self._apart.discard(threading.current_thread())
+            return None
 
     def _forget(self, question: Question) -> None:
         with self._lock:
             self._asked.discard(question)
+            self._short.discard(question)
+            self._budget.release(question)
+            self._released.notify_all()
 
 
-_schedulers: WeakKeyDictionary[Any, WeakValueDictionary[int, Scheduler]] = WeakKeyDictionary()
+Bounds = tuple[int, Size | None]
+"""How many rows and how many bytes a scheduler may take."""
+
+_schedulers: WeakKeyDictionary[Any, WeakValueDictionary[Bounds, Scheduler]] = WeakKeyDictionary()
 _lock = Lock()
 
 
-def shared_scheduler(owner: Any, max_rows: int, make: Callable[[], Scheduler]) -> Scheduler:
-    """The scheduler with so many rows that everybody who asks this model gets now.
+def shared_scheduler(owner: Any, bounds: Bounds, make: Callable[[], Scheduler]) -> Scheduler:
+    """The scheduler with these bounds that everybody who asks this model gets now.
 
     Nothing is kept alive: one that answers nobody and that nobody holds is gone, and the next call
     makes another, which costs nothing. A model with another cache is another owner.
     """
     with _lock:
-        by_rows = _schedulers.setdefault(owner, WeakValueDictionary())
-        found = by_rows.get(max_rows)
+        made = _schedulers.setdefault(owner, WeakValueDictionary())
+        found = made.get(bounds)
         if found is None or found.closed:
-            found = by_rows[max_rows] = make()
+            found = made[bounds] = make()
         return found

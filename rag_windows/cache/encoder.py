@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -61,13 +61,25 @@ class CachedEncoder:
         self, prefix_ids: Sequence[int], windows: Sequence[Sequence[int]], method: Method
     ) -> list[int]:
         """Indices of windows that the cache does not know of, by what it knows without reading."""
+        _, keys = self.keys(ToEncode(prefix_ids, windows, method))
+        return [index for index, key in enumerate(keys) if key is None or key not in self._cache]
+
+    def keys(self, asked: ToEncode) -> tuple[str | None, list[str | None]]:
+        """What prefix and windows are filed under; None for what is not kept."""
         fingerprint = self._model.fingerprint()
-        if fingerprint is None or not method.windowed:
-            return list(range(len(windows)))
-        scope = self.scope(fingerprint, prefix_ids, method.encoding)
-        places = zip(windows, ToEncode(prefix_ids, windows, method).starts, strict=True)
-        keys = [scope.window_key(ids, start) for ids, start in places]
-        return [index for index, key in enumerate(keys) if key not in self._cache]
+        if fingerprint is None:
+            return None, [None] * len(asked.windows)
+        scope = self.scope(fingerprint, asked.prefix_ids, asked.method.encoding)
+        prefix = scope.prefix_key() if asked.prefix_ids and self._cache.store == EXACT else None
+        if not asked.method.windowed:
+            return prefix, [None] * len(asked.windows)
+        places = zip(asked.windows, asked.starts, strict=True)
+        return prefix, [scope.window_key(ids, start) for ids, start in places]
+
+    def held(self, keys: Collection[str]) -> set[str]:
+        """Those that the cache holds where the layers read them: they take no further memory."""
+        devices = {*layer_devices(self.runner.model, len(self.runner.sliding_windows))}
+        return self._cache.held(keys, devices.pop() if len(devices) == 1 else None)
 
     def identity(self) -> tuple[bytes | None, bytes]:
         """Fingerprints of the model, None if nothing can be said about it, and the tokenizer."""

@@ -357,6 +357,18 @@ class PassageCache:
                 self._shared.devices[device] = tier
             return tier
 
+    def held(self, keys: Collection[str], device: torch.device | None) -> set[str]:
+        """Entries whose keys and values stand on a device as they are read there.
+
+        To read them takes no further memory.
+        """
+        near = self._near(device)
+        if device is None or self.store != EXACT or not near:
+            return set()
+        if device.type != "cpu" and self._device_bytes is None:
+            return set()
+        return {key for key in keys if key in near[0]}
+
     def quick(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
         """Entries on the accelerator and in host memory, which it takes in if it is worth it."""
         epoch, near = self._shared.epoch, self._near(device)

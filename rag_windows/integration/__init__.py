@@ -24,6 +24,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, model_validator
 
 from rag_windows.attention.layers import position_limit
+from rag_windows.cache.passage_cache import parse_size
 from rag_windows.calibration.profile import Profile
 from rag_windows.errors import InputError
 from rag_windows.guard import guard_of
@@ -137,8 +138,10 @@ class ModelOptions(BaseModel):
         generate_kwargs: for transformers' ``generate``; those of a call go before.
         batch_rows: so many calls that are made at once, by tasks or by threads, are answered
             together: one forward pass gives each its next token, and passages that several read
-            are held once. More wait in line. Each takes memory for the passages that it alone
-            reads. 1 answers each call by itself.
+            are held once. More wait in line. 1 answers each call by itself.
+        batch_bytes: memory that they may take together: bytes, a text such as "8GiB", or a share
+            of what is free, such as "50%"; None for 75% of what is free. More wait in line; a call
+            that needs more than that by itself is a `LimitError`.
     """
 
     device_map: Any = None
@@ -154,9 +157,12 @@ class ModelOptions(BaseModel):
     top_p: float | None = Field(default=None, gt=0, le=1)
     generate_kwargs: dict[str, Any] = Field(default_factory=dict)
     batch_rows: int = Field(default=32, ge=1)
+    batch_bytes: int | str | None = None
 
     @model_validator(mode="after")
     def _check_reading(self) -> Self:
+        if self.batch_bytes is not None:
+            parse_size(self.batch_bytes, "batch_bytes", 1 << 40)
         guard_of(self.fallback)
         self.reading({}, "ape")
         return self

@@ -88,6 +88,7 @@ class Calls:
 
     Args:
         max_rows: so many calls are answered together; 1 answers each by itself.
+        max_bytes: memory that they may take together, see `WindowedLM.scheduler`.
 
     Raises:
         GenerationTimeoutError: from each method, where the answer took longer than ``timeout``
@@ -95,12 +96,12 @@ class Calls:
         CancelledGenerationError: likewise, where the process ends.
     """
 
-    def __init__(self, max_rows: int = 32) -> None:
-        self.max_rows = max_rows
+    def __init__(self, max_rows: int = 32, max_bytes: int | str | None = None) -> None:
+        self.max_rows, self.max_bytes = max_rows, max_bytes
         self._waiting: set[_Waiting] = set()
 
-    def __reduce__(self) -> tuple[type[Calls], tuple[int]]:
-        return Calls, (self.max_rows,)
+    def __reduce__(self) -> tuple[type[Calls], tuple[int, int | str | None]]:
+        return Calls, (self.max_rows, self.max_bytes)
 
     @contextmanager
     def _wait(self, timeout: float | None) -> Generator[_Waiting, None, None]:
@@ -121,7 +122,7 @@ class Calls:
         self, waiting: _Waiting, call: Call, on_text: Callable[[str], None] | None = None
     ) -> Question:
         asked = {"query": call.query, "passages": call.passages, **call.options}
-        scheduler = call.lm.shared_scheduler(max_rows=self.max_rows)
+        scheduler = call.lm.shared_scheduler(max_rows=self.max_rows, max_bytes=self.max_bytes)
         scheduled = scheduler.submit(asked, on_text=on_text, lone=self.lone)
         waiting.scheduled = scheduled
         if waiting.left:  # while the call was prepared

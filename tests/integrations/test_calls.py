@@ -16,7 +16,7 @@ from transformers import LogitsProcessor
 from langchain_rag_windows import ChatRagWindows, RagWindows
 from langchain_rag_windows.errors import RequestTimeoutError
 from llama_index.llms.rag_windows import RagWindowsLLM
-from rag_windows import GenerationError, InputError
+from rag_windows import GenerationError, InputError, LimitError
 from tests.integrations.cases import (
     LONG,
     PLACES,
@@ -247,6 +247,20 @@ def test_the_number_of_rows_is_kept(caller: Caller, options: dict[str, Any], mos
     with passes(small.lm()) as rows:
         asyncio.run(all_at_once(crowded(caller.kind, **options)))
     assert max(rows) == most
+
+
+@EACH
+def test_the_number_of_bytes_is_kept(caller: Caller) -> None:
+    async def all_at_once(model: Any) -> list[Any]:
+        asked = [caller.ask(model, each, ["A."]) for each in QUESTIONS[:4]]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    with passes(small.lm()) as rows:
+        refused = asyncio.run(all_at_once(crowded(caller.kind, batch_bytes="10KiB")))
+        assert {type(one) for one in refused} == {LimitError}
+        assert not any(rows)
+        asyncio.run(all_at_once(crowded(caller.kind, batch_bytes="1GiB")))
+    assert max(rows) == 4
 
 
 @EACH

@@ -26,6 +26,7 @@ from rag_windows import (
     PassageCache,
     WindowedLM,
 )
+from rag_windows.batching.budget import Budget
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.questions import Batch, Question, checked
 from rag_windows.batching.rows import Row
@@ -143,9 +144,11 @@ def test_options_do_what_they_do_alone(options: dict[str, Any]) -> None:
 
 def batch_of(requests: list[dict[str, Any]]) -> Batch:
     engine = small.lm().engine
-    batch = Batch(engine, len(requests))
+    budget = Budget(engine, None)
+    budget.begin()
+    batch = Batch(engine, len(requests), budget)
     for request in requests:
-        batch.admit(checked(engine, BatchRequest.of(request)))
+        assert batch.admit(checked(engine, BatchRequest.of(request)))
     return batch
 
 

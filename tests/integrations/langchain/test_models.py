@@ -75,6 +75,7 @@ def test_names_from_other_integrations_are_known(kind: Any) -> None:
     [
         *({"model": None}, {"model": "a", "lm": "reader"}, {"model": 3}, {"temprature": 1}),
         *({"temperature": -1}, {"top_p": 0}, {"max_tokens": 0}, {"timeout": 0}, {"batch_rows": 0}),
+        *({"batch_bytes": 0}, {"batch_bytes": "lots"}),
         *({"method": "telepathy"}, {"link_tokens": -1}, {"link_tokens": 3, "method": "ensemble"}),
         *({"fallback": "pcw"}, {"calibration": "none.json"}, {"calibration": 3}),
     ],

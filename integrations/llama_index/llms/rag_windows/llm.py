@@ -194,7 +194,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         given_name = tokenizer if tokenizer is not None else fields.get("tokenizer_name")
         source = _source(model_name, model, lm, given_name, fields)
         super().__init__(model_name=source.name, **fields)
-        self._source, self._calls = source, Calls(self.batch_rows)
+        self._source, self._calls = source, Calls(self.batch_rows, self.batch_bytes)
 
     @classmethod
     def class_name(cls) -> str:

@@ -1,0 +1,271 @@
+"""How much memory questions need, and how much of it there is for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import ByteSize
+from transformers.configuration_utils import get_head_shapes
+
+from rag_windows.cache.memory import layer_devices
+from rag_windows.cache.passage_cache import Size, free_memory, parse_size
+from rag_windows.engine import Engine
+from rag_windows.errors import LimitError
+from rag_windows.loading import input_device
+from rag_windows.methods import Method, Sequential
+from rag_windows.prefill import PASS_TOKENS, ToEncode
+from rag_windows.request import Request
+
+DEFAULT_SHARE = "75%"
+"""Of the memory that is free when the first of a batch's questions is asked."""
+
+FIRST_TOKENS = 64
+"""For so many tokens a batch's KV caches have room at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a question needs memory for, in tokens.
+
+    Attributes:
+        own: of its own KV cache in the end; those of each row, where it takes several.
+        fed: of its first forward pass: the query, or the whole prompt where there are no windows.
+        new: generated ones, at most.
+        windows: of the prefix, if windows stand behind one, and of each window.
+        anew: of prefix and windows, where they are made anew for this question alone.
+        refined: whether passes refine its windows, with states in fp32.
+        rows: of a forward pass that it takes.
+    """
+
+    own: int
+    fed: int
+    new: int
+    windows: tuple[int, ...] = ()
+    anew: int = 0
+    refined: bool = False
+    rows: int = 1
+
+
+def need_of(request: Request, sequences: int = 1) -> Need:
+    """What a request needs; ``sequences``, such as beams, are generated at once."""
+    prefix, query = len(request.parts.prefix_ids), len(request.parts.query_ids)
+    new, windows = request.max_new_tokens, [len(window.ids) for window in request.parts.windows]
+    if not windows:
+        # Nothing else holds the prefix. The last token is not fed any more.
+        return Need(prefix + query + new - 1, prefix + query, new, rows=sequences)
+    method = _method(request)
+    if not method.windowed:
+        windows = [sum(windows)]
+    own, rows = query + new - 1, sequences
+    if method.combination is not None:
+        # Each window answers in a row of its own, whose cache holds the prefix, too.
+        own, rows = own + prefix, sequences * (len(windows) + method.combination.prior)
+    return Need(
+        own,
+        query,
+        new,
+        windows=(*([prefix] if prefix else []), *windows),
+        anew=0 if method.recompute is None else prefix + sum(windows),
+        refined=method.refinement is not None,
+        rows=rows,
+    )
+
+
+def to_encode(request: Request) -> ToEncode:
+    """What a request with windows reads, as its prefill encodes it."""
+    method, windows = _method(request), [window.ids for window in request.parts.windows]
+    if not method.windowed:
+        windows = [tuple(token for ids in windows for token in ids)]
+    return ToEncode(request.parts.prefix_ids, windows, method)
+
+
+def _method(request: Request) -> Method:
+    lengths = [len(window.ids) for window in request.parts.windows]
+    again = request.method.recompute
+    return Sequential() if again is not None and again.everything(lengths) else request.method
+
+
+class Sizes:
+    """What tokens take on a model, in bytes.
+
+    Attributes:
+        token: keys and values of one token in all layers.
+        by_device: those of the layers on each device.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        model, encoder = engine.model, engine.plain_encoder
+        config = model.config.get_text_config(decoder=True)
+        layers, number = int(config.num_hidden_layers), model.dtype.itemsize
+        heads, dims = (
+            one if isinstance(one, list) else [one] * layers for one in get_head_shapes(config)
+        )
+        self.by_device: dict[torch.device, int] = {}
+        # Layers that read the cache of another one have none in some versions' lists.
+        for device, count, dim in zip(layer_devices(model, layers), heads, dims, strict=False):
+            taken = self.by_device.get(device, 0) + 2 * count * dim * number
+            self.by_device[device] = taken
+        self.token = sum(self.by_device.values())
+        self._layers = layers
+        self._pass_tokens = PASS_TOKENS[input_device(model).type != "cpu"]
+        self._encoder_tokens = encoder.pass_tokens
+        # One layer at a time: what goes through it, in several forms, and what its MLP makes of it.
+        width = max(int(config.hidden_size), int(config.num_attention_heads) * max(dims))
+        inner = getattr(config, "intermediate_size", None) or 4 * width
+        inner = max(inner) if isinstance(inner, Sequence) else int(inner)
+        experts = int(getattr(config, "num_experts_per_tok", None) or 1)
+        self._fed_token = number * (8 * width + experts * (2 * width + 4 * inner))
+        # Logits in the model's dtype, in fp32, and what processors make of them.
+        self._row = int(config.vocab_size) * (number + 12)
+
+    def batch(self, needs: Sequence[Need], windows: int, room: tuple[int, int]) -> int:
+        """What questions of one batch take together.
+
+        Its rows have KV caches as long as the longest; both rows and tokens double when they grow.
+
+        Args:
+            needs: at least one.
+            windows: tokens of prefixes and windows for which there is memory to be had.
+            room: rows and tokens for which the KV caches have room now.
+        """
+        rows, tokens = room[0], room[1] or FIRST_TOKENS
+        count, longest = len(needs), max(need.own for need in needs)
+        if count > rows:
+            rows = max(count, 2 * rows, 2 * (count - 1))
+        if longest > tokens:
+            tokens = 2 * longest
+        return self._whole(needs, windows, rows * tokens)
+
+    def apart(self, need: Need, windows: int) -> int:
+        """What a question takes that is answered by itself; ``windows`` as in `batch`."""
+        return self._whole([need], windows, need.rows * need.own)
+
+    def _whole(self, needs: Sequence[Need], windows: int, cached: int) -> int:
+        anew = sum(need.anew for need in needs)
+        # A layer whose cache grows is there twice for a moment.
+        kept = self.token * (windows + anew + cached + cached // self._layers)
+        return kept + self.pass_of(needs, windows)
+
+    def pass_of(self, needs: Sequence[Need], windows: int) -> int:
+        """A bound for what the largest of their forward passes takes beside what is kept of it."""
+        passes = [0]
+        for need in needs:
+            longest = min(max(self._encoder_tokens, *need.windows, 0), sum(need.windows), windows)
+            # Refining holds each number in fp32, and with momentum its speed, too.
+            kept = self.token * (8 if need.refined else 1)
+            passes.append(max(longest, need.anew) * (self._fed_token + kept))
+        fed = [need.fed * need.rows for need in needs]
+        together = min(sum(fed), max(self._pass_tokens, *fed))
+        passes.append(together * (self._fed_token + self.token))
+        return max(passes) + sum(need.rows for need in needs) * self._row
+
+
+class Budget:
+    """Memory that questions of one model may take: a batch, and those that are answered apart.
+
+    Several threads may use one.
+
+    Attributes:
+        limit: bytes; None for no bound, where it can't be told how much is free.
+        sizes: what tokens take.
+        changes: another number whenever somebody took or let go of some.
+    """
+
+    sizes: Sizes
+    limit: int | None
+
+    def __init__(self, engine: Engine, max_bytes: Size | None) -> None:
+        if max_bytes is not None:
+            parse_size(max_bytes, "max_bytes", 1 << 40)
+        self._engine, self._max_bytes = engine, max_bytes
+        self._lock = threading.Lock()
+        self._taken: dict[Hashable, int] = {}
+        self.changes = 0
+
+    def begin(self) -> None:
+        """Look anew how much is free and what tokens take: at first, and while nobody has any."""
+        self.sizes = Sizes(self._engine)
+        free, given = self._free(), self._max_bytes
+        self.limit = None
+        if given is not None or free is not None:
+            share = DEFAULT_SHARE if given is None else given
+            self.limit = parse_size(share, "max_bytes", None if free is None else max(2, free))
+
+    def _free(self) -> int | None:
+        """Bytes for keys and values of whole tokens, each layer's on its device; None if unknown.
+
+        What PyTorch holds of an accelerator's memory without using it is free as well.
+        """
+        found = []
+        for device, taken in self.sizes.by_device.items():
+            if device.type == "cuda":
+                free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+                free -= torch.cuda.memory_allocated(device)
+            elif device.type == "cpu":
+                free = free_memory()
+            else:
+                return None
+            found.append(free * self.sizes.token // taken)
+        return min(found)
+
+    def take(self, holder: Hashable, size: int, *, anyway: bool = False) -> bool:
+        """Take memory in place of what a holder has; whether there is so much.
+
+        Args:
+            holder: who takes it.
+            size: in bytes.
+            anyway: also where there is not.
+        """
+        with self._lock:
+            if not anyway and not self._fits(holder, size):
+                return False
+            self._taken[holder] = size
+            self.changes += 1
+            return True
+
+    def release(self, holder: Hashable) -> None:
+        """Let go of all that a holder has."""
+        with self._lock:
+            if self._taken.pop(holder, None) is not None:
+                self.changes += 1
+
+    def fits(self, holder: Hashable, size: int) -> bool:
+        """Whether a holder could have so much."""
+        with self._lock:
+            return self._fits(holder, size)
+
+    def could_fit(self, size: int) -> bool:
+        """Whether there is so much when nobody else takes any."""
+        return self.limit is None or size <= self.limit
+
+    def _fits(self, holder: Hashable, size: int) -> bool:
+        others = sum(taken for one, taken in self._taken.items() if one is not holder)
+        return self.could_fit(others + size)
+
+    @property
+    def taken(self) -> int:
+        """Bytes that are taken."""
+        with self._lock:
+            return sum(self._taken.values())
+
+    def refusal(self, need: Need, windows: int, size: int) -> LimitError:
+        """Why a question that needs so many bytes can't be answered; ``windows`` as in `Sizes`."""
+        share = DEFAULT_SHARE if self._max_bytes is None else str(self._max_bytes)
+        free = f" ({share} of what was free)" if "%" in share else ""
+        caches = "its KV cache" if need.rows == 1 else f"each of its {need.rows} KV caches"
+        return LimitError(
+            f"This question needs {_told(size)} of memory, and there are {_told(self.limit or 0)} "
+            f"for all that are answered at a time{free}. It reads {windows} tokens of prefix and "
+            f"passages that no memory holds yet, and {caches}, which grows by doubling, gets "
+            f"{need.own} ({need.new} of them new); a token takes {_told(self.sizes.token)}, and "
+            f"the largest forward pass {_told(self.sizes.pass_of([need], windows))}. Give fewer or "
+            "shorter passages, ask for fewer new tokens, or allow more with max_bytes (batch_bytes "
+            "in LangChain and LlamaIndex)."
+        )
+
+
+def _told(size: int) -> str:
+    return ByteSize(size).human_readable(separator=" ")
