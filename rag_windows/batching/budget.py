@@ -10,6 +10,7 @@ import torch
 from pydantic import ByteSize
 from transformers.configuration_utils import get_head_shapes
 
+from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.memory import layer_devices
 from rag_windows.cache.passage_cache import Size, free_memory, parse_size
 from rag_windows.engine import Engine
@@ -188,6 +189,9 @@ class Budget:
     def begin(self) -> None:
         """Look anew how much is free and what tokens take: at first, and while nobody has any."""
         self.sizes = Sizes(self._engine)
+        if isinstance(self._engine.encoder, CachedEncoder):
+            # An accelerator's tier takes all of its memory when it is first asked.
+            self._engine.encoder.held(())
         free, given = self._free(), self._max_bytes
         self.limit = None
         if given is not None or free is not None:

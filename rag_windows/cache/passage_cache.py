@@ -362,12 +362,12 @@ class PassageCache:
 
         To read them takes no further memory.
         """
-        near = self._near(device)
-        if device is None or self.store != EXACT or not near:
+        tier = self._accelerator(device)
+        if tier is None and device is not None and device.type == "cpu":
+            tier = self.memory
+        if tier is None or self.store != EXACT:
             return set()
-        if device.type != "cpu" and self._device_bytes is None:
-            return set()
-        return {key for key in keys if key in near[0]}
+        return {key for key in keys if key in tier}
 
     def quick(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
         """Entries on the accelerator and in host memory, which it takes in if it is worth it."""

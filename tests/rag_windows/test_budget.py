@@ -197,6 +197,22 @@ def test_only_what_stands_where_it_is_read_is_free() -> None:
     assert PassageCache("1MiB", store="int8").held(names, torch.device("cpu")) == set()
 
 
+def test_an_accelerator_s_tier_takes_its_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PassageCache, "accelerator_may_be_cpu", True)
+    cache = PassageCache(None, device="1MiB")
+    lm = small.wrapped(cache=cache)
+    tiers: list[int] = []
+
+    def looked_up(self: Budget) -> None:
+        tiers.append(len(cache.stats().tiers))
+
+    monkeypatch.setattr(Budget, "_free", looked_up)
+    assert lm.generate_batch([ASK])[0].text == lm.generate(**ASK).text
+    assert tiers == [1]
+    names = [one.name for one in checked(lm.engine, BatchRequest.of(ASK)).reads if one.name]
+    assert cache.held(names, torch.device("cpu")) == {*names}
+
+
 def test_free_memory_of_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer's keys go to its device; what PyTorch holds unused is free, too."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
