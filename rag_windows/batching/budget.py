@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from pydantic import ByteSize
 from transformers.configuration_utils import get_head_shapes
 
-from rag_windows.cache.encoder import CachedEncoder
-from rag_windows.cache.memory import layer_devices
-from rag_windows.cache.passage_cache import Size, free_memory, parse_size
+from rag_windows.cache.passage_cache import PassageCache, Size, free_memory, parse_size
 from rag_windows.engine import Engine
 from rag_windows.errors import LimitError
-from rag_windows.loading import input_device
+from rag_windows.loading import input_device, layer_devices
 from rag_windows.methods import Method, Sequential
 from rag_windows.prefill import PASS_TOKENS, ToEncode
 from rag_windows.request import Request
@@ -89,6 +87,21 @@ def _method(request: Request) -> Method:
     return Sequential() if again is not None and again.everything(lengths) else request.method
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A prefix or window that a question reads.
+
+    Attributes:
+        key: what equal ones have in common.
+        name: of the entry in a passage cache, or None.
+        tokens: how many it has.
+    """
+
+    key: Hashable
+    name: str | None
+    tokens: int
+
+
 class Sizes:
     """What tokens take on a model, in bytes.
 
@@ -106,7 +119,7 @@ class Sizes:
         )
         self.by_device: dict[torch.device, int] = {}
         # Layers that read the cache of another one have none in some versions' lists.
-        for device, count, dim in zip(layer_devices(model, layers), heads, dims, strict=False):
+        for device, count, dim in zip(layer_devices(model), heads, dims, strict=False):
             taken = self.by_device.get(device, 0) + 2 * count * dim * number
             self.by_device[device] = taken
         self.token = sum(self.by_device.values())
@@ -189,14 +202,20 @@ class Budget:
     def begin(self) -> None:
         """Look anew how much is free and what tokens take: at first, and while nobody has any."""
         self.sizes = Sizes(self._engine)
-        if isinstance(self._engine.encoder, CachedEncoder):
-            # An accelerator's tier takes all of its memory when it is first asked.
-            self._engine.encoder.held(())
+        # An accelerator's tier takes all of its memory when it is first asked.
+        self.missing(self._engine.cache, ())
         free, given = self._free(), self._max_bytes
         self.limit = None
         if given is not None or free is not None:
             share = DEFAULT_SHARE if given is None else given
             self.limit = parse_size(share, "max_bytes", None if free is None else max(2, free))
+
+    def missing(self, cache: PassageCache | None, reads: Iterable[Read]) -> list[Read]:
+        """Those for which there is no memory yet: the cache does not hold them as they are read."""
+        reads, held = [*reads], set[str]()
+        if cache is not None and len(self.sizes.by_device) == 1:
+            held = cache.held({one.name for one in reads if one.name}, *self.sizes.by_device)
+        return [one for one in reads if one.name not in held]
 
     def _free(self) -> int | None:
         """Bytes for keys and values of whole tokens, each layer's on its device; None if unknown.

@@ -8,10 +8,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +18,8 @@ import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from rag_windows.attention.layers import table_limit
-from rag_windows.batching.budget import Budget, Need, need_of, to_encode
-from rag_windows.batching.loop import BatchLoop, Key, shared_keys
+from rag_windows.batching.budget import Budget, Need, Read, need_of, to_encode
+from rag_windows.batching.loop import BatchLoop, shared_keys
 from rag_windows.batching.rows import Row, served
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.passage_cache import Size
@@ -32,31 +31,6 @@ from rag_windows.prompt.detokenize import Pieces
 from rag_windows.request import BatchRequest, Request
 from rag_windows.results import Generation, Timings
 from rag_windows.sampling import BATCHING, FirstToken
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A prefix or window that a question reads.
-
-    Attributes:
-        key: what equal ones have in common.
-        name: of the entry in a passage cache, or None.
-        tokens: how many it has.
-    """
-
-    key: Key
-    name: str | None
-    tokens: int
-
-
-def missing(engine: Engine, reads: Iterable[Read]) -> list[Read]:
-    """Those that need memory: the passage cache does not hold them where they are read."""
-    reads, encoder = [*reads], engine.encoder
-    if not isinstance(encoder, CachedEncoder):
-        return reads
-    held = encoder.held({one.name for one in reads if one.name is not None})
-    return [one for one in reads if one.name not in held]
-
 
 OnText = Callable[[str], None]
 """Told each piece of the text as it settles."""
@@ -161,7 +135,7 @@ class Question(Future[Generation]):
         """
         tokens = sum(self.need.windows)
         if not budget.could_fit(self._size(budget, tokens)):
-            tokens = sum(one.tokens for one in missing(self.engine, self.reads))
+            tokens = sum(one.tokens for one in budget.missing(self.engine.cache, self.reads))
         self.bytes = self._size(budget, tokens)
         if not budget.could_fit(self.bytes):
             raise budget.refusal(self.need, tokens, self.bytes)
@@ -268,7 +242,9 @@ class Batch:
             return size
         # It takes a while to tell which windows several read, and which the cache holds.
         reads = {read.key: read for question in questions for read in question.reads}
-        tokens = sum(read.tokens for read in missing(self._engine, reads.values()))
+        tokens = sum(
+            read.tokens for read in self._budget.missing(self._engine.cache, reads.values())
+        )
         return self._budget.sizes.batch(needs, tokens, room)
 
     def _settle(self) -> None:

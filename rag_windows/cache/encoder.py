@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -75,11 +75,6 @@ class CachedEncoder:
             return prefix, [None] * len(asked.windows)
         places = zip(asked.windows, asked.starts, strict=True)
         return prefix, [scope.window_key(ids, start) for ids, start in places]
-
-    def held(self, keys: Collection[str]) -> set[str]:
-        """Those that the cache holds where the layers read them: they take no further memory."""
-        devices = {*layer_devices(self.runner.model, len(self.runner.sliding_windows))}
-        return self._cache.held(keys, devices.pop() if len(devices) == 1 else None)
 
     def identity(self) -> tuple[bytes | None, bytes]:
         """Fingerprints of the model, None if nothing can be said about it, and the tokenizer."""

@@ -357,13 +357,13 @@ class PassageCache:
                 self._shared.devices[device] = tier
             return tier
 
-    def held(self, keys: Collection[str], device: torch.device | None) -> set[str]:
+    def held(self, keys: Collection[str], device: torch.device) -> set[str]:
         """Entries whose keys and values stand on a device as they are read there.
 
         To read them takes no further memory.
         """
         tier = self._accelerator(device)
-        if tier is None and device is not None and device.type == "cpu":
+        if tier is None and device.type == "cpu":
             tier = self.memory
         if tier is None or self.store != EXACT:
             return set()

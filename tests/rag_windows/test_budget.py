@@ -185,16 +185,20 @@ def test_only_what_stands_where_it_is_read_is_free() -> None:
     cache = PassageCache("1MiB")
     lm = small.wrapped(cache=cache)
     lm.warm(PASSAGES[:2])
-    encoder: Any = lm.engine.encoder
     request = lm.engine.ask(BatchRequest.of({**ASK, "passages": PASSAGES[:3]}))[1]
     question = checked(lm.engine, BatchRequest.of({**ASK, "passages": PASSAGES[:3]}))
     assert len(request.parts.windows) == 3
     names = [one.name for one in question.reads if one.name is not None]
-    assert encoder.held(names) == {*names[:3]}, "the prefix and two passages"
+    here = torch.device("cpu")
+    assert cache.held(names, here) == {*names[:3]}, "the prefix and two passages"
     # On an accelerator what stands in host memory has to be copied.
     assert cache.held(names, torch.device("cuda")) == set()
-    assert cache.held(names, None) == set()
-    assert PassageCache("1MiB", store="int8").held(names, torch.device("cpu")) == set()
+    coded = PassageCache("1MiB", store="int8")
+    small.wrapped(cache=coded).warm(PASSAGES[:2])
+    assert coded.stats().tiers["memory"].entries == 2
+    again = checked(lm.with_cache(coded).engine, BatchRequest.of(ASK)).reads
+    assert any(one.name in coded for one in again if one.name)
+    assert coded.held([one.name for one in again if one.name], here) == set()
 
 
 def test_an_accelerator_s_tier_takes_its_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
