@@ -19,7 +19,7 @@ from rag_windows.benchmark.result import (
     times,
 )
 
-BEGIN, END = "<!-- make gpu-report begins here -->", "<!-- make gpu-report ends here -->"
+BEGIN, END = "<!-- gpu -->", "<!-- /gpu -->"
 
 
 def write_report(out: Path, page: Path) -> int:
@@ -134,12 +134,11 @@ def _bench(results: Record) -> Iterator[str]:
             times(bases[context].decode_s if context in bases else [], row.decode_s),
             percent(row.roofline_decode_s / statistics.median(row.decode_s)),
             cost(row.citations_cost),
-            "-" if row.peak_bytes is None else f"{row.peak_bytes / row.kv_bytes:.2f}",
         ]
         for context, window, row in made
     ]
     head = ["tokens in windows of", "way", "first token", "sooner", "decode step", "faster"]
-    head += ["of the roofline", "citations cost", "peak by keys and values"]
+    head += ["of the roofline", "citations cost"]
     yield from table(head, lines)
     for one in runs:
         if one["concurrency"]:
@@ -153,6 +152,23 @@ def _bench(results: Record) -> Iterator[str]:
                 for way in one["concurrency"]
             ]
             yield from ["", *table(head, lines)]
+
+
+def _memory(results: Record) -> Iterator[str]:
+    yield from table(
+        ["tokens", "way", "weights", "keys and values", "peak beside the weights"],
+        [
+            [
+                f"{row['context']:,}",
+                row["way"],
+                *(
+                    "-" if row[name] is None else f"{row[name] / 1e9:,.2f} GB"
+                    for name in ("weights", "kv", "peak")
+                ),
+            ]
+            for row in results["rows"]
+        ],
+    )
 
 
 def _parity(results: Record) -> Iterator[str]:
@@ -218,5 +234,6 @@ SHOWN: dict[str, Callable[[Record], Iterator[str]]] = {
     "environment": _environment,
     "tests": _tests,
     "parity": _parity,
+    "memory": _memory,
     "profile": _profile,
 }

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from rag_windows.attention import backends
 from rag_windows.attention.native import kernel as native
 from rag_windows.attention.segments import Queries, Reading, Rows, Segment, Segments
 from rag_windows.attention.segments import read as attention
-from rag_windows.benchmark.answers import Clock, new_cache, seconds, windowed
+from rag_windows.benchmark.answers import Clock, plain, seconds, warm_cache, windowed
 from rag_windows.benchmark.result import (
     COLD,
     DISK,
@@ -44,8 +45,8 @@ from rag_windows.benchmark.result import (
     Plan,
     Result,
 )
-from rag_windows.benchmark.run import run, wrapped
-from rag_windows.benchmark.workload import Texts
+from rag_windows.benchmark.run import peak_bytes, run, wrapped
+from rag_windows.benchmark.workload import Texts, token_bytes, weight_bytes
 from rag_windows.errors import RagWindowsError
 
 BIG = Plan("llama-3.1-8b", device="cuda", dtype="bfloat16", window=256, rounds=3, memory=False)
@@ -337,10 +338,20 @@ def concurrency(stage: Stage) -> None:
 
 
 def memory(stage: Stage) -> None:
-    """Peaks of one prefill and two tokens."""
+    """Peaks of one prefill and two tokens, without a cache."""
+    rows: list[dict[str, Any]] = []
     for context, window in ((32_768, 256), (131_072, 1024)):
-        plan: dict[str, Any] = {"context": context, "window": window, "way": [SEQUENTIAL, COLD]}
-        stage.time(f"{context}", **plan, rounds=1, new_tokens=2, memory=True)
+        plan = SMALL if stage.stand_in else replace(BIG, context=context, window=window)
+        lm = wrapped(plan)
+        asked = Texts(lm, plan.context, plan.window).workload()
+        for name, answer in ((SEQUENTIAL, plain(lm.model)), (COLD, windowed(lm))):
+            with stage.trying(f"{name}, {context:,} tokens"):
+                answer(asked.shortened(1), 3, Clock())
+                peak = peak_bytes(partial(answer, asked, 2, Clock()), plan.device)
+                sizes = {"weights": weight_bytes(lm.model), "peak": peak}
+                sizes["kv"] = len(asked.prompt) * token_bytes(lm.model)
+                rows.append({"context": plan.context, "way": name, **sizes})
+                stage.keep("rows", rows)
 
 
 class Profiled(Clock):
@@ -373,9 +384,10 @@ def profile(stage: Stage) -> None:
     plan = SMALL if stage.stand_in else replace(BIG, context=32_768)
     steps, tokens = 4, 16
     profiled, clock = profiling(activities=activities(stage.device)), Clock()
-    with new_cache(plan) as cache:
-        lm = wrapped(plan).with_cache(cache)
-        asked, answer = Texts(lm, plan.context, plan.window).workload(), windowed(lm)
+    lm = wrapped(plan)
+    asked = Texts(lm, plan.context, plan.window).workload()
+    with warm_cache(plan, lm) as cache:
+        answer = windowed(lm.with_cache(cache))
         for one in (Clock(), clock, Profiled(profiled, tokens // 2, steps)):
             answer(asked, tokens, one)
     pairs = itertools.pairwise(clock.stamps)

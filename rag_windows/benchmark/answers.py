@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,13 +21,13 @@ from rag_windows.benchmark.result import (
     WAYS,
     Plan,
 )
-from rag_windows.benchmark.workload import Workload
+from rag_windows.benchmark.workload import PREFIX_TOKENS, Workload, token_bytes
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import InputError
 from rag_windows.model import WindowedLM
 
-_DEVICE_CACHE = "64GiB"
-"""Of an accelerator's memory: nothing is ever evicted there."""
+_ROOM = 1.25
+"""Bytes of the tier that is timed by those of its windows: it leaves some of them free."""
 
 
 def now() -> float:
@@ -166,7 +166,13 @@ def all_answers(lm: WindowedLM, plan: Plan) -> Iterator[dict[str, Answer]]:
         InputError: at the end, if a cache had to let windows go.
     """
     with ExitStack() as stack:
-        caches = {name: stack.enter_context(new_cache(plan)) for name in (COLD, DISK, MEMORY)}
+        room = _room(plan, lm)
+        opened = {
+            COLD: new_cache(),
+            DISK: new_cache("disk", disk=room),
+            MEMORY: warm_cache(plan, lm),
+        }
+        caches = {name: stack.enter_context(one) for name, one in opened.items()}
         warm = lm.with_cache(caches[MEMORY])
         answers = {
             SEQUENTIAL: plain(lm.model),
@@ -182,22 +188,38 @@ def all_answers(lm: WindowedLM, plan: Plan) -> Iterator[dict[str, Answer]]:
         yield chosen | others
 
 
+def warm_cache(plan: Plan, lm: WindowedLM) -> AbstractContextManager[PassageCache]:
+    """One in whose fastest tier all of a plan's windows have room; see `new_cache`."""
+    if plan.device == "cpu":
+        return new_cache()
+    return new_cache("device", device=_room(plan, lm))
+
+
+def _room(plan: Plan, lm: WindowedLM) -> int:
+    """Bytes for all windows of a plan; of several questions each has half of its own."""
+    # An arena leaves a token between two windows.
+    question = plan.context + plan.context // plan.window
+    tokens = question * (1 + (plan.questions or 1)) // 2 + PREFIX_TOKENS
+    return int(_ROOM * tokens * token_bytes(lm.model))
+
+
 @contextmanager
-def new_cache(plan: Plan) -> Iterator[PassageCache]:
-    """One as the command line has it, in a folder of its own that goes with it.
+def new_cache(tier: str = "memory", **options: Any) -> Iterator[PassageCache]:
+    """One as the command line has it but for options, in a folder of its own that goes with it.
 
     Raises:
-        InputError: at the end, if its memory had to let windows go.
+        InputError: at the end, if the tier that is timed did not keep all windows.
     """
-    device = None if plan.device == "cpu" else _DEVICE_CACHE
     with (
         tempfile.TemporaryDirectory(prefix="rag-windows-bench-") as folder,
-        PassageCache.default(folder, device=device) as cache,
+        PassageCache.default(folder, **options) as cache,
     ):
         yield cache
-        held = cache.stats().tiers["memory"]
-        if held.evictions or held.refused:
+        cache.flush()
+        held = cache.stats().tiers.get(tier)
+        if held is not None and (held.evictions or held.refused or held.failed):
             raise InputError(
-                "The cache has a quarter of the free memory, and that does not hold the windows "
-                "of this context; take a shorter --context or fewer --questions."
+                f"The cache's tier {tier!r} had {held.limit_bytes:,} bytes (of host memory, a "
+                "quarter of what is free), and that did not hold the windows of this context; "
+                "take a shorter --context or fewer --questions."
             )

@@ -27,6 +27,7 @@ from rag_windows.benchmark.answers import (
     new_cache,
     plain,
     seconds,
+    warm_cache,
 )
 from rag_windows.benchmark.profile import ProfiledStep
 from rag_windows.benchmark.result import (
@@ -261,7 +262,7 @@ def measure_concurrency(plan: Plan, lm: WindowedLM) -> list[Concurrency]:
     """Answer questions one by one and together, in turn; their windows are in memory before."""
     questions = plan.questions or 0
     asked = Texts(lm, plan.context, plan.window).sharing(questions)
-    with new_cache(plan) as cache:
+    with warm_cache(plan, lm) as cache:
         warm = lm.with_cache(cache)
 
         def requests(citations: bool, tokens: int = plan.new_tokens) -> list[dict[str, Any]]:
@@ -315,7 +316,7 @@ def peak_apart(plan: Plan, name: str, threads: int) -> int | None:
     torch.set_num_threads(threads)
     lm = wrapped(plan)
     asked = Texts(lm, plan.context, plan.window).workload()
-    with new_cache(plan) as cache:
+    with new_cache() as cache:
         answer = plain(lm.model) if name == SEQUENTIAL else cold(lm, cache)
         answer(asked.shortened(1), _WARM, Clock())
         return peak_bytes(partial(answer, asked, 2, Clock()), "cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rag_windows.benchmark import llama_cpp, workload
+from rag_windows.benchmark import answers, llama_cpp, workload
 from rag_windows.benchmark import result as results
 from rag_windows.benchmark import run as running
+from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.errors import InputError
 from tests.rag_windows import small
 
 
@@ -58,6 +61,34 @@ def test_the_roofline_is_what_a_step_reads() -> None:
     whole, token = workload.weight_bytes(model), workload.token_bytes(model)
     # One row of the embedding table is read.
     assert workload.step_bytes(model, 10) == whole - 512 * 128 * 4 + 10 * token
+
+
+def test_an_accelerator_has_room_for_all_windows_that_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The CPU stands for it.
+    monkeypatch.setattr(PassageCache, "accelerator_may_be_cpu", True)
+    plan = results.Plan("tiny", context=256, window=16, questions=5, device="cuda")
+    lm = running.wrapped(replace(plan, device="cpu"))
+    asked = workload.Texts(lm, plan.context, plan.window).sharing(5)
+    with answers.warm_cache(plan, lm) as cache:
+        for one in asked:
+            lm.with_cache(cache).encode_ids(one.parts.prefix_ids, one.windows)
+        held = cache.stats().tiers["device"]
+    windows = {ids for one in asked for ids in one.windows}
+    assert held.entries == len(windows) + 1 == 8 + 5 * 8 + 1
+    assert (
+        held.limit_bytes < 1.3 * (len(windows) * 16 + 32) * workload.token_bytes(lm.model) + 2**20
+    )
+
+
+def test_a_cache_that_did_not_keep_all_windows_spoils_the_run() -> None:
+    lm = running.wrapped(results.Plan("tiny", dtype="float32"))
+    with (
+        pytest.raises(InputError, match="tier 'memory' had 9,000 bytes"),
+        answers.new_cache(memory=9000) as cache,
+    ):
+        lm.with_cache(cache).encode_ids([], [range(20, 30), range(30, 40)])
 
 
 def test_a_process_that_fails_leaves_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,15 @@ def test_the_stages_time_the_default_path_and_say_what_is_bounded(records: dict[
     assert {"one by one", "together"} <= {way["name"] for way in run["concurrency"]}
 
 
+def test_peaks_stand_beside_what_is_needed(records: dict[str, Any]) -> None:
+    rows = records["memory"]["results"]["rows"]
+    assert [row["way"] for row in rows] == ["transformers", "windows, cold"] * 2
+    for row in rows:
+        # A prompt of 128 tokens, with 2 layers, keys and values, 2 heads of 32 numbers.
+        assert row["kv"] == 128 * 2 * 2 * 2 * 32 * 4
+        assert row["weights"] > row["kv"]
+
+
 def test_parity_asks_every_kind_and_says_what_answered(records: dict[str, Any]) -> None:
     rows = records["parity"]["results"]["rows"]
     asked = {(row["kind"], row["groups"], row["dtype"], row["softcap"]) for row in rows}
@@ -392,7 +401,7 @@ def test_there_must_be_something_to_report_and_a_place_for_it(
     assert "holds records of another version" in refusal()
     gpu.write(tmp_path / "speed-128k.json", long)
     page.write_text("bare", encoding="utf-8")
-    assert "it lacks the lines <!-- make gpu-report begins here -->" in refusal()
+    assert "it lacks the lines <!-- gpu --> and <!-- /gpu -->" in refusal()
 
 
 def test_the_page_has_a_place_for_the_table() -> None:
