@@ -197,9 +197,7 @@ def warm_cache(plan: Plan, lm: WindowedLM) -> AbstractContextManager[PassageCach
 
 def _room(plan: Plan, lm: WindowedLM) -> int:
     """Bytes for all windows of a plan; of several questions each has half of its own."""
-    # An arena leaves a token between two windows.
-    question = plan.context + plan.context // plan.window
-    tokens = question * (1 + (plan.questions or 1)) // 2 + PREFIX_TOKENS
+    tokens = plan.context * (1 + (plan.questions or 1)) // 2 + PREFIX_TOKENS
     return int(_ROOM * tokens * token_bytes(lm.model))
 
 

@@ -172,9 +172,7 @@ class Arena:
 
     @staticmethod
     def _length(window: Window) -> int:
-        # One token lies between two windows, so no view of one can grow into another one, whose
-        # range it does not keep (`kv.follows`).
-        return len(window.ids) + 1
+        return max(1, len(window.ids))
 
     def _collect(self) -> None:
         """Free the ranges whose storages have all ended."""

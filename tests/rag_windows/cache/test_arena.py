@@ -32,11 +32,11 @@ from tests.rag_windows.cache.disk_cases import end_of, entry_of, in_child, key_o
 
 CPU = torch.device("cpu")
 TOKEN = 2 * 2 * (4 + 4 + 6 + 6)
-"""Bytes of a token of `entry_of`: two heads, bfloat16; windows stand one token apart."""
+"""Bytes of a token of `entry_of`: two heads, bfloat16."""
 
 
 def arena(tokens: int, device: torch.device = CPU) -> ArenaTier:
-    """A tier in which entries of so many tokens fit, gaps counted."""
+    """A tier in which entries of so many tokens fit, and about a tenth more."""
     return ArenaTier(-(-tokens * TOKEN * 10 // 9) + 4 * 512, device)
 
 
@@ -158,8 +158,6 @@ def test_windows_of_a_question_share_a_storage_a_layer_and_come_back_to_the_bit(
         for start, one in zip(starts[-1], own, strict=True):
             assert torch.equal(whole[start : start + one.shape[1]].transpose(0, 1), one)
     assert starts == [starts[0]] * len(starts), "the same tokens in every layer"
-    for start, window in zip(starts[0], found, strict=True):
-        assert start + len(window.ids) not in starts[0], "no view grows into another window"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding", "gemma4_text", "gpt_oss"])
@@ -304,19 +302,19 @@ def test_what_is_held_stays_what_it_is_until_it_is_let_go(kind: str, how: str) -
 
 
 def test_who_still_reads_is_counted_and_no_room_is_given_twice() -> None:
-    tier = arena(24)
+    tier = arena(20)
     readers = []
     for number in range(4):
         assert put(tier, number)
         readers.append(held(tier, number))
     tier.clear()
-    assert (tier.stats().entries, tier.stats().bytes) == (0, 4 * 6 * TOKEN)
+    assert (tier.stats().entries, tier.stats().bytes) == (0, 4 * 5 * TOKEN)
     assert not put(tier, 10)
     assert tier.stats().refused == 1
     del readers[1]
-    assert tier.stats().bytes == 3 * 6 * TOKEN
+    assert tier.stats().bytes == 3 * 5 * TOKEN
     assert put(tier, 10)
-    assert tier.stats().bytes == 4 * 6 * TOKEN <= tier.stats().limit_bytes
+    assert tier.stats().bytes == 4 * 5 * TOKEN <= tier.stats().limit_bytes
     for number, reader in zip((0, 2, 3), readers, strict=True):
         assert right(Entry(reader, 0.0, (), 0.0), number)
 
@@ -433,7 +431,7 @@ def test_threads_that_read_while_others_evict_see_whole_windows() -> None:
 
 
 def test_a_forked_child_keeps_what_is_there_and_takes_in_more() -> None:
-    tier = arena(20)
+    tier = arena(17)
     assert put(tier, 1)
     reader = held(tier, 1)
 
@@ -448,6 +446,58 @@ def test_a_forked_child_keeps_what_is_there_and_takes_in_more() -> None:
         child = in_child(lambda: not put(tier, 5) and tier.stats().entries == 0)
     assert end_of(child) == 0
     assert right(tier.get_many([key_of(1)])[key_of(1)], 1)
+
+
+@pytest.mark.parametrize("how", ["remove", "clear", "replace", "close"])
+def test_what_is_dropped_or_replaced_while_it_is_copied_does_not_come_back(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, inside, follow = arena(20), threading.Event(), threading.Event()
+
+    def slow(window: Window, devices: Any) -> Window:
+        if right(Entry(window, 0, (), 0), 1):
+            inside.set()
+            assert follow.wait(30)
+        return window
+
+    monkeypatch.setattr("rag_windows.cache.arena.placed", slow)
+    with ThreadPoolExecutor(1) as pool:
+        storing = pool.submit(put, tier, 1)
+        assert inside.wait(30)
+        assert right(tier.get_many([key_of(1)])[key_of(1)], 1), "others find it already"
+        if how == "replace":
+            assert tier.put(key_of(1), entry_of(2))
+        else:
+            {"remove": lambda: tier.remove([key_of(1)]), "clear": tier.clear, "close": tier.close}[
+                how
+            ]()
+        follow.set()
+        storing.result(30)
+    del storing
+    found = tier.get_many([key_of(1)])
+    assert len(found) == (how == "replace")
+    assert all(right(entry, 2) for entry in found.values())
+    assert tier.stats().bytes == len(found) * 5 * TOKEN
+
+
+@pytest.mark.gpu
+def test_work_that_waits_on_the_device_reads_what_was_there_when_it_was_asked_for() -> None:
+    tier = arena(6, torch.device("cuda:0"))
+    big = torch.randn(4096, 4096, device="cuda")
+    for number in range(20):
+        assert put(tier, number)
+        for _ in range(20):
+            big = big @ big  # so that what follows waits, and is let go, and overwritten
+            big /= big.norm()
+        seen = [one.clone() for one in tensors(held(tier, number))]
+        tier.clear()
+        assert put(tier, 100 + number)
+        seen += tensors(held(tier, 100 + number))
+        wanted = [*tensors(entry_of(number).window), *tensors(entry_of(100 + number).window)]
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(seen, wanted, strict=True))
+        del seen
+        tier.clear()
+    assert tier.stats().bytes == 0
 
 
 # What it does not take
