@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rag_windows.attention.hook import NAME
+from rag_windows.attention.native.linear import class_of_view
 from rag_windows.errors import UnsupportedModelError
 from rag_windows.threads import in_children
 
@@ -23,7 +24,8 @@ class Twin:
     Which attention a transformers model runs stands in its config, which all its modules share, so
     switching it there would change the model for everybody else who holds it. Each module gets a
     twin instead: a shallow copy that shares the very dictionaries of parameters, buffers and hooks,
-    with its own config and its own children, in evaluation mode. No weight is copied.
+    with its own config and its own children, in evaluation mode. No weight is copied. Plain linear
+    layers are twinned by `native.linear.Linear`, which asks a kernel of ours first.
 
     What is edited elsewhere (modules that PEFT and quantization replace, add or take out;
     attributes, configs, classes) is taken over by `follow`, which every request calls before it
@@ -84,7 +86,7 @@ class Twin:
         configs: dict[int, Any] = {}
         for module in modules:
             twin = twins[id(module)]
-            twin.__class__ = type(module)
+            twin.__class__ = class_of_view(module)
             made = {
                 name: _rebind(value, twins, configs)
                 for name, value in module.__dict__.items()

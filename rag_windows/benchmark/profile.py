@@ -13,11 +13,12 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from rag_windows.attention.hook import NAME
+from rag_windows.attention.native import linear
 from rag_windows.benchmark.answers import Clock
 from rag_windows.benchmark.result import table
 
 _STEP, _ATTENTION, _CACHE = "a decode step", "attention", "copying of the KV cache"
-_LINEAR = "aten::linear"
+_LINEAR = "aten::linear", linear.NAME
 _OPERATORS = 15
 
 
@@ -53,7 +54,7 @@ class ProfiledStep(Clock):
         whole = total[_STEP]
         shares = {
             "attention": total.get(_ATTENTION, 0),
-            "linear layers": total.get(_LINEAR, 0),
+            "linear layers": sum(total.get(name, 0) for name in _LINEAR),
             _CACHE: total.get(_CACHE, 0),
         }
         shares["the rest"] = whole - sum(shares.values())

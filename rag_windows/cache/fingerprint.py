@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
+from rag_windows.attention.native.linear import class_of_viewed
 from rag_windows.attention.twin import Twin
 from rag_windows.cache.keys import fields
 from rag_windows.loading import input_device, layer_devices
@@ -206,7 +207,12 @@ class _Reading:
             if isinstance(value, dict | list) and value and _counts(key) and _is_plain(value)
         ]
         self._switched = copy.deepcopy(self._switches)
-        kinds = {base for module in every for base in type(module).__mro__ if base is not object}
+        kinds = {
+            base
+            for module in every
+            for base in class_of_viewed(module).__mro__
+            if base is not object
+        }
         self.unknown = _strange(kinds, every)
         self.contents = b""
         if self.unknown is None:
@@ -295,7 +301,7 @@ _version_of = attrgetter("_version")
 
 def _described(name: str, module: torch.nn.Module) -> bytes:
     """A module's place, class, plain attributes, and functions by name."""
-    kind, plain = type(module), {}
+    kind, plain = class_of_viewed(module), {}
     if not isinstance(module, PreTrainedModel):
         # Containers among them are looked at in every call.
         plain = {

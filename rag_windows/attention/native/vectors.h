@@ -6,8 +6,10 @@
 
 #define LANES 16
 
+#ifdef DIM
 _Static_assert(DIM > 0 && DIM % LANES == 0, "the head dim is a multiple of 16");
 _Static_assert(VALUE_DIM > 0 && VALUE_DIM % LANES == 0, "the value dim is a multiple of 16");
+#endif
 
 typedef float floats __attribute__((vector_size(64)));
 typedef int32_t ints __attribute__((vector_size(64)));
@@ -23,6 +25,9 @@ typedef float element;
 typedef uint16_t element;
 typedef uint16_t halves __attribute__((vector_size(32)));
 #else
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 typedef _Float16 element;
 typedef _Float16 halves __attribute__((vector_size(32)));
 #endif
@@ -43,6 +48,17 @@ INLINE floats widened(const element *from) {
     memcpy(&half, from, sizeof half);
 #if ELEMENT == 1
     return (floats)(__builtin_convertvector(half, words) << 16);
+#elif defined(__AVX512F__)
+    /* GCC converts one number at a time if it is not told how. */
+    return (floats)_mm512_cvtph_ps((__m256i)half);
+#elif defined(__F16C__)
+    __m128i four[2];
+    __m256 made[2];
+    memcpy(four, &half, sizeof four);
+    for (int i = 0; i < 2; i++) made[i] = _mm256_cvtph_ps(four[i]);
+    floats both;
+    memcpy(&both, made, sizeof both);
+    return both;
 #else
     return __builtin_convertvector(half, floats);
 #endif
@@ -57,6 +73,17 @@ INLINE element narrowed(float number) {
     return (element)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 #else
     return (element)number;
+#endif
+}
+
+INLINE float number(element from) {
+#if ELEMENT == 1
+    uint32_t bits = (uint32_t)from << 16;
+    float made;
+    memcpy(&made, &bits, sizeof made);
+    return made;
+#else
+    return (float)from;
 #endif
 }
 

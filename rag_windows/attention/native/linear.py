@@ -1,0 +1,160 @@
+"""Linear layers of few rows on CPUs, by a kernel in C that reads weights at memory's speed."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._autograd import _profiler_enabled
+from torch.profiler import record_function
+
+from rag_windows.attention.native import build
+
+logger = logging.getLogger(__name__)
+
+NAME = "rag_windows::linear"
+"""What a profiler shows it as."""
+
+MOST_ROWS = 8
+"""Rows up to which the kernel is faster than PyTorch."""
+
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+_NEAR_ZERO = 1e-4
+_KINDS = {torch.Tensor, torch.nn.Parameter}
+
+
+Kernel = Callable[..., None]
+"""``rag_windows_linear`` of ``linear.c`` for one dtype."""
+
+
+class Linear(torch.nn.Linear):
+    """A view of a ``torch.nn.Linear``, which it shares everything with.
+
+    Few rows on a CPU are answered by the kernel where it can, all else by PyTorch.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Output (..., out) of an input (..., in)."""
+        parameters = self._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        made = None if weight is None else product(input, weight, bias)
+        return super().forward(input) if made is None else made
+
+
+def class_of_view(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """`Linear` for what it can be a view of, else the module's own class."""
+    kind, weight = type(module), module._parameters.get("weight")
+    if kind is not torch.nn.Linear or weight is None or not weight.is_cpu:
+        return kind
+    written = getattr(kind.forward, "__globals__", {}).get("__name__")
+    return Linear if written == kind.__module__ else kind  # nobody replaced PyTorch's forward
+
+
+def class_of_viewed(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """The class of what a module is a view of."""
+    return torch.nn.Linear if type(module) is Linear else type(module)
+
+
+def product(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Output (..., out) of an input (..., in), a weight (out, in) and a bias (out,).
+
+    None where the kernel does not answer: it would be no faster, or not the same.
+    """
+    shape, size, dtype = input.shape, weight.shape, input.dtype
+    if len(size) != 2 or shape[-1:] != size[1:]:
+        return None
+    if not 0 < input.numel() <= MOST_ROWS * size[1] or not weight.numel():
+        return None
+    if not (_plain(input, dtype) and _plain(weight, dtype)):
+        return None
+    if bias is not None and not (bias.shape == size[:1] and _plain(bias, dtype)):
+        return None
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return None
+    run = kernel(dtype)
+    if run is None:
+        return None
+    if not _profiler_enabled():
+        return _asked(run, input, weight, bias)
+    with record_function(NAME):  # which takes as long as a small layer
+        return _asked(run, input, weight, bias)
+
+
+def _asked(
+    run: Kernel, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    outs, ins = weight.shape
+    output = input.new_empty(*input.shape[:-1], outs)
+    run(
+        input.data_ptr(),
+        input.numel() // ins,
+        weight.data_ptr(),
+        outs,
+        ins,
+        None if bias is None else bias.data_ptr(),
+        output.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return output
+
+
+def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether numbers of this dtype stand without gaps in memory that a CPU reads."""
+    return (
+        tensor.is_cpu
+        and tensor.dtype is dtype
+        and type(tensor) in _KINDS
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+    )
+
+
+def kernel(dtype: torch.dtype) -> Kernel | None:
+    """The kernel for one dtype, built by the first call; for any thread.
+
+    None where it is switched off (`build.VARIABLE`), can't be built on this machine, or errs.
+    """
+    return None if build.switched_off() else _kernels(dtype)
+
+
+def _checked(dtype: torch.dtype) -> Kernel | None:
+    if dtype not in build.ELEMENTS:
+        return None
+    loaded = build.library("linear.c", ELEMENT=build.ELEMENTS[dtype])
+    if loaded is None:
+        return None
+    run: Any = loaded.rag_windows_linear
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    run.restype = None
+    run.argtypes = [pointer, number, pointer, number, number, pointer, pointer, ctypes.c_int]
+    if not _agrees(run, dtype):
+        logger.warning("The CPU kernel of linear layers in %s differs from PyTorch.", dtype)
+        return None
+    return run
+
+
+def _agrees(run: Kernel, dtype: torch.dtype) -> bool:
+    """Ask small questions: with bias and without, sizes of whole vectors and others."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device="cpu").to(dtype)
+
+    for rows, outs, ins, biased in ((1, 64, 256, False), (1, 13, 75, True), (7, 13, 75, False)):
+        input, weight = drawn(rows, ins), drawn(outs, ins)
+        bias = drawn(outs) if biased else None
+        wanted = torch.nn.functional.linear(
+            input.double(), weight.double(), None if bias is None else bias.double()
+        )
+        made = _asked(run, input, weight, bias).double()
+        if not torch.allclose(made, wanted, rtol=_TOLERANCE[dtype], atol=_NEAR_ZERO):
+            return False
+    return True
+
+
+_kernels = build.SingleFlight(_checked)
