@@ -53,7 +53,8 @@ def _varlen(*asked: Any, **options: Any) -> Any:
 def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True)
+    # Sizes of one are compiled for themselves, so that dynamic shapes are a few dozen at most.
+    return torch.compile(flex_attention, dynamic=True, recompile_limit=64)
 
 
 def _flex(*asked: Any, **options: Any) -> Any:
@@ -133,8 +134,8 @@ class Items:
         self.key, self.tokens = self.parts[0][0], max(int(item.tokens.max()) for item in items) + 1
         self.sizes = [(len(item.parts), len(item.tokens)) for item in items]
         device, dtype, dim = self.key.device, self.key.dtype, self.key.shape[3]
-        self.functions, capped = DEVICES[device.type], items[0].softcap is not None
-        kind = self.functions, device, dtype, dim, capped
+        self.functions, self._capped = DEVICES[device.type], items[0].softcap is not None
+        kind = self.functions, device, dtype, dim, self._capped
         self.heads_first = _tried(kind) if heads_first is None else heads_first
         shapes = tuple(
             (
@@ -153,6 +154,9 @@ class Items:
         if heads not in self._plans:
             _, kv_heads, _, dim = self.key.shape
             row = heads * (dim * (3 * self.key.element_size() + 4) + 16)
+            if self._capped:
+                # As large is a mask before it is one of blocks.
+                row = max(row, sum(len(key) * key.shape[2] for key, _ in self.parts))
             most = min(max(1, MAX_BYTES // row), MAX_ROWS)
             self._plans[heads] = _plan(*self._asked, (kv_heads, heads // kv_heads, dim), most)
         return self._plans[heads]

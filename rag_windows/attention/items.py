@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -128,13 +128,13 @@ def agrees(
     *,
     softcap: float | None,
 ) -> bool:
-    """Whether a kernel answers small questions as the reference does.
+    """Whether a kernel answers small questions as the reference does, in float64.
 
     They are of few and of many windows with gaps, a text that sees itself, row caches of several
     lengths, and one to 33 tokens of grouped heads.
     """
     for items, query in _questions(device, dtype, dim, softcap):
-        found, right = answer(items, query), [by_reference(item, query) for item in items]
+        found, right = answer(items, query), [_exact(item, query) for item in items]
         output, lse = (torch.cat(each) for each in zip(*(one[:2] for one in right), strict=True))
         lses = [
             (found.lse, lse),
@@ -145,6 +145,13 @@ def agrees(
         if not all(torch.allclose(one, two, atol=LSE_TOLERANCE) for one, two in lses):
             return False
     return True
+
+
+def _exact(item: Item, query: torch.Tensor) -> Answered:
+    """The answer of the reference, whatever fp32 products or autocast are set to."""
+    parts = [(key.double(), value.double()) for key, value in item.parts]
+    output, lse, apart = by_reference(replace(item, parts=parts), query.double())
+    return Answered(output.float(), lse.float(), [one.float() for one in apart or ()])
 
 
 def _questions(

@@ -7,7 +7,7 @@ kernels in ATen's flash_api.cpp, do not allow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -104,8 +104,13 @@ def flex(*asked: Any, **options: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def serving(varlen: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Tensors of the CPU are served by the CUDA kernel's stand-in."""
-    functions = cuda.Functions(varlen or Varlen(), flex, DTYPES)
-    with pytest.MonkeyPatch.context() as patch, backends.forced("cuda"):
-        patch.setitem(cuda.DEVICES, "cpu", functions)
+    """Tensors of the CPU are served by the CUDA kernel's stand-in, in all threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cuda.DEVICES, "cpu", cuda.Functions(varlen or Varlen(), flex, DTYPES))
+        patch.setattr(backends, "ORDER", {**backends.ORDER, "cpu": ("cuda",)})
         yield
+
+
+def forced(name: str) -> AbstractContextManager[None]:
+    """One of the backends, and the reference for the rest; "cuda" is this stand-in."""
+    return serving() if name == "cuda" else backends.forced(name)

@@ -270,7 +270,7 @@ def test_temporary_memory_is_bounded(
     assert whole.parts is not None
     assert cut.parts is not None
     for one, two in zip([whole.lse, *whole.parts], [cut.lse, *cut.parts], strict=True):
-        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(one, two, atol=LSE_TOLERANCE[device], rtol=2e-6)
     if device == "cpu" and softcap is None:
         taken = {one["rows"][-1] * one["heads"] // 4 for one in varlen.calls}
         assert 30 in taken

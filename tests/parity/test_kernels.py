@@ -1,18 +1,22 @@
-"""Whole models whose attention the compiled kernel answers wherever it can."""
+"""Whole models whose attention a kernel for several segments answers wherever it can."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from rag_windows.attention import backends
-from rag_windows.attention.items import Answered
+from rag_windows.attention import backends, cuda
+from rag_windows.attention.items import Answered, Item
 from rag_windows.attention.native import kernel as native
+from tests.rag_windows.attention import stand_in
 
 from . import dense, engine, tolerances, zoo
 from .cases import CASES, RULES, case, expected, expected_steps
@@ -36,24 +40,47 @@ class Asked:
     dtype: torch.dtype
 
 
-@pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """What the kernel answers, however few keys there are."""
+def readings(item: Item) -> Iterator[Asked]:
+    """Those of an item's groups."""
+    tokens, dtype = len(item.tokens) // item.groups, item.parts[0][0].dtype
+    whole = torch.tensor(sum(key.shape[2] for key, _ in item.parts))
+    keys = whole.expand(item.groups) if item.between is None else -torch.sub(*item.between)
+    return (Asked(number, tokens, item.softcap, dtype) for number in keys.tolist())
+
+
+@pytest.fixture(autouse=True, params=["native", "cuda"])
+def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Asked]]:
+    """What the kernel answers, however few keys there are; that for GPUs on its stand-in."""
+    kernel: Any = native if request.param == "native" else cuda
     # It is compared with the reference first, with questions that are none of the models'.
-    if not all(native.kernel(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16)):
+    if kernel is native and not all(
+        native.kernel(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16)
+    ):
         pytest.skip("needs a C compiler, and PyTorch with OpenMP")
     served: list[Asked] = []
-    attend = native.call
 
-    def recorded(items: native.Items, query: Tensor, *, apart: bool = False) -> Answered:
-        for row, softcap in zip(items.table.tolist(), items.settings[:, 1].tolist(), strict=True):
-            keys = int(items.segments[row[0] : row[0] + row[1], 2].sum())
-            served.append(Asked(keys, row[4], softcap or None, query.dtype))
+    class Items(kernel.Items):
+        """They know what they are made of."""
+
+        def __init__(self, items: Sequence[Item]) -> None:
+            super().__init__(items)
+            self.given = items
+
+    def recorded(items: Items, query: Tensor, *, apart: bool = False) -> Answered:
+        served.extend(one for item in items.given for one in readings(item))
         return attend(items, query, apart=apart)
 
-    monkeypatch.setattr(native, "LEAST_KEYS", 1)
-    monkeypatch.setattr(native, "call", recorded)
-    return served
+    attend = kernel.call
+    with nullcontext() if kernel is native else stand_in.serving():
+        # The questions of its own are asked before.
+        for softcap in (None, 2.0) if kernel is cuda else ():
+            for dtype in (torch.float32, torch.bfloat16):
+                part = torch.zeros(1, 1, 1, 16, dtype=dtype)
+                assert cuda.takes(Item([(part, part)], torch.arange(1), 1.0, softcap, 1.0), part[0])
+        monkeypatch.setattr(native, "LEAST_KEYS", 1)
+        monkeypatch.setattr(kernel, "Items", Items)
+        monkeypatch.setattr(kernel, "call", recorded)
+        yield served
 
 
 def reads_windows(asked: list[Asked], windows: list[list[int]]) -> bool:
@@ -86,7 +113,9 @@ def test_each_decoded_step(name: str, asked: list[Asked]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("ruled", "query"), [("as used", 6), ("pcw", 20)])
-def test_bf16(name: str, ruled: str, query: int, asked: list[Asked]) -> None:
+def test_bf16(
+    name: str, ruled: str, query: int, asked: list[Asked], request: pytest.FixtureRequest
+) -> None:
     """Few rows, and as many as some processors have instructions of their own for."""
     entry, rule = zoo.BY_NAME[name], RULES[ruled]
     one = case(5, (1, 7, 12, 33), query)
@@ -94,8 +123,8 @@ def test_bf16(name: str, ruled: str, query: int, asked: list[Asked]) -> None:
     exact = copy.deepcopy(model).float()
     rows = engine.rows(engine.wrap(model), one, rule)
     kernel = native.kernel(torch.bfloat16, 16, 16)
-    assert kernel is not None
-    if kernel.many or 2 * query <= native.MOST_ROWS:
+    many = (kernel is not None and kernel.many) or request.node.callspec.params["asked"] == "cuda"
+    if many or 2 * query <= native.MOST_ROWS:
         assert reads_windows(asked, one.windows) == (None in entry.sliding)
     assert {one.dtype for one in asked} <= {torch.bfloat16}
     reference = dense.logits(exact, entry.sliding, one.prefix, one.windows, one.query, rule)
