@@ -199,8 +199,10 @@ def _profile(results: Record) -> Iterator[str]:
     whole, busy = results["token_s"], results["busy_s"]
     yield (
         f"A decode step took {whole * 1000:.2f} ms; kernels ran for {busy * 1000:.2f} ms of it, "
-        f"gaps between them were {max(0.0, 1 - busy / whole):.0%}. For each token "
-        + ", ".join(f"{name} {count:g}" for name, count in results["counts"].items())
+        f"gaps between them were {max(0.0, 1 - busy / whole):.0%}. For each token there were "
+        + ", ".join(
+            f"{count:g} {name.replace('_', ' ')}" for name, count in results["counts"].items()
+        )
         + "."
     )
     yield ""

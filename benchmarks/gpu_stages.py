@@ -421,8 +421,8 @@ def summed(rows: list[Any], tokens: int, device: str) -> dict[str, Any]:
     counted: dict[str, str] = {
         "launches": r"(cuda|cu)(Launch|GraphLaunch)",
         "waits": r"cuda(Stream|Event)Synchronize",
-        "to_host": r"Memcpy DtoH",
-        "to_device": r"Memcpy HtoD",
+        "copies_to_host": r"Memcpy DtoH",
+        "copies_to_device": r"Memcpy HtoD",
     }
     kernels.sort(key=lambda kernel: -kernel[2])
     return {

@@ -285,7 +285,12 @@ def test_a_profile_of_a_device_counts_its_kernels_alone() -> None:
     kinds = {"attention": 1.5, "linear layers": 10.5, "copies": 0.01, "other": 0.25}
     assert {name: 1000 * s for name, s in found["kinds_s"].items()} == pytest.approx(kinds)
     assert found["busy_s"] == pytest.approx(0.01226)
-    assert found["counts"] == {"launches": 295, "waits": 1, "to_host": 1, "to_device": 3}
+    assert found["counts"] == {
+        "launches": 295,
+        "waits": 1,
+        "copies_to_host": 1,
+        "copies_to_device": 3,
+    }
     assert [one["calls"] for one in found["top"][:2]] == [200, 32]
 
 
