@@ -22,12 +22,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rag_windows import PassageCache, WindowedLM
+from rag_windows.attention import cuda
+from rag_windows.attention.items import Item, by_reference
 from rag_windows.cache.arena import ArenaTier, Ranges
 from rag_windows.cache.codec import Entry
 from rag_windows.errors import CacheError
 from rag_windows.kv import Window
 from tests.parity import zoo
 from tests.rag_windows import small
+from tests.rag_windows.attention import stand_in
 from tests.rag_windows.cache.disk_cases import end_of, entry_of, in_child, key_of, right
 
 CPU = torch.device("cpu")
@@ -158,6 +161,31 @@ def test_windows_of_a_question_share_a_storage_a_layer_and_come_back_to_the_bit(
         for start, one in zip(starts[-1], own, strict=True):
             assert torch.equal(whole[start : start + one.shape[1]].transpose(0, 1), one)
     assert starts == [starts[0]] * len(starts), "the same tokens in every layer"
+
+
+def test_the_cuda_kernel_asks_once_a_layer_for_all_windows_and_plans_once_for_all_layers() -> None:
+    shape = [(2, 16, 16, torch.bfloat16)] * 3
+    tier, lengths = ArenaTier(1_000_000, CPU), (40, 7, 130, 2, 64)
+    for number, tokens in enumerate(lengths):
+        assert tier.put(key_of(number), Entry(window_of(shape, tokens, number), 0.1, (), 0.0))
+    tier.remove([key_of(1)])
+    found = [held(tier, number) for number in (4, 0, 3, 2)]
+    query, plans = torch.randn(1, 6, 16).bfloat16(), []
+    for layer in range(3):
+        parts = [(one.keys[layer][None], one.values[layer][None]) for one in found]
+        asked = Item(parts, torch.tensor([0]), 0.25, None, 1.0)
+        with stand_in.serving(varlen := stand_in.Varlen()):
+            assert cuda.takes(asked, query)
+            items = cuda.Items([asked])
+            varlen.calls.clear()
+            answer = cuda.call(items, query, apart=True)
+            plans.append(items.plan(6))
+        assert [sorted(one["used"]) for one in varlen.calls] == [[2, 40, 64, 130]]
+        expected = by_reference(asked, query).output.float()
+        torch.testing.assert_close(answer.output.float(), expected, atol=0.02, rtol=0.02)
+        pairs = zip(items.parts, parts, strict=True)
+        assert all(a is b for one, other in pairs for a, b in zip(one, other, strict=True))
+    assert plans[0] is plans[1] is plans[2]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding", "gemma4_text", "gpt_oss"])
