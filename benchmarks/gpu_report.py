@@ -210,7 +210,7 @@ def _profile(results: Record) -> Iterator[str]:
     lines = [[kind, f"{s * 1000:.3f} ms", f"{s / busy:.0%}", "-"] for kind, s in kinds]
     for top in results["top"]:
         took = top["seconds"]
-        name = f"`{_cell(top['name'])}`"
+        name = f"`{top['name'].replace('|', '/')}`"
         lines.append([name, f"{took * 1000:.3f} ms", f"{took / busy:.0%}", f"{top['calls']:g}"])
     yield from table(["kernels", "of a token", "share", "calls"], lines)
 

@@ -345,7 +345,9 @@ def on_a_gpu(records: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_table_shows_targets_and_every_stage(records: dict[str, Any], tmp_path: Path) -> None:
-    text = reported(tmp_path, on_a_gpu(records))
+    found = on_a_gpu(records)
+    found["profile"]["results"]["top"][0]["name"] = "void flash<Traits, 128>(a | b)"
+    text = reported(tmp_path, found)
     assert "NVIDIA H200, driver 580.1 (python" in text
     assert "| tests | not run | - | - | - |" in text
     assert "| parity | finished |" in text
@@ -361,6 +363,7 @@ def test_the_table_shows_targets_and_every_stage(records: dict[str, Any], tmp_pa
     assert 'Bounded: "transformers" has one round of 16 tokens' in text
     assert "| 64 | 4 | bfloat16 | 30 |" in text
     assert "| linear layers | " in text
+    assert "| `void flash<Traits, 128>(a / b)` | " in text
 
 
 def test_what_did_not_finish_is_shown_as_such(records: dict[str, Any], tmp_path: Path) -> None:
