@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import StoppingCriteria
 
 from rag_windows import GenerationError, InputError, ModelError, Passage, WindowedLM
+from rag_windows.prompt.detokenize import cut
 from tests.rag_windows import small
 
 PASSAGES: list[Any] = [
@@ -28,6 +30,56 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
     theirs = small.lm().generate("What?", PASSAGES, stop_strings=[middle], **options)
     assert theirs.token_ids == out.token_ids, "transformers' own stop_strings"
     assert theirs.finish_reason == "stop"
+
+
+class WholeText(StoppingCriteria):
+    """Looks for strings in the text of all tokens of an answer, each time."""
+
+    def __init__(self, *strings: str) -> None:
+        self.strings = strings
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        begin = small.tokenizer().convert_tokens_to_ids("<|assistant|>")
+        answers = [row[row.index(begin) + 1 :] for row in input_ids.tolist()]
+        texts = [small.tokenizer().decode(row, skip_special_tokens=True) for row in answers]
+        return torch.tensor([any(one in text for one in self.strings) for text in texts])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True, "seed": 1},
+        {"num_beams": 3},
+        {"num_beams": 3, "num_return_sequences": 2, "do_sample": True, "seed": 1},
+        {"num_return_sequences": 3, "do_sample": True, "seed": 1},
+        {"prompt_lookup_num_tokens": 4},
+        {"assistant_model": small.model(seed=1)},
+        {"method": "ensemble"},
+        {"method": "sequential"},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_stop_strings_end_every_way_of_decoding_where_the_whole_text_has_one(
+    options: dict[str, Any],
+) -> None:
+    lm, options = small.lm(), {"max_new_tokens": 30, **options}
+    plain = lm.generate("What?", PASSAGES, **options)
+    text = plain.text
+    ended = 0
+    for stop in ([text[9:11]], [text[-3:], "not there"], ["\ufffd\ufffd"], [text[4]]):
+        ours = lm.generate("What?", PASSAGES, stop=stop, **options)
+        criteria = [WholeText(*stop)]
+        theirs = lm.generate("What?", PASSAGES, stopping_criteria=criteria, **options)
+        answers = [ours, *ours.alternatives]
+        assert [one.token_ids for one in answers] == [
+            one.token_ids for one in (theirs, *theirs.alternatives)
+        ]
+        assert all(
+            one.text == cut(other.text, stop)
+            for one, other in zip(answers, (theirs, *theirs.alternatives), strict=True)
+        )
+        ended += len(ours.token_ids) < len(plain.token_ids)
+    assert ended
 
 
 def test_several_answers() -> None:

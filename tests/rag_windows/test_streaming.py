@@ -28,6 +28,7 @@ PASSAGES: list[PassageLike] = [
         {"num_beams": 3},
         {"do_sample": True, "num_return_sequences": 2, "seed": 1},
         {"prompt_lookup_num_tokens": 3},
+        {"prompt_lookup_num_tokens": 3, "stop": ["e", "xyz"]},
         {"method": "sequential"},
         {"passages": ()},
     ],
