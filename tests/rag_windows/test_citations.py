@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rag_windows import APE, PCW, MateICL, Method, Sequential, StructuredPrompting, WindowedLM
+from rag_windows.attention import backends
 from tests.parity import dense, float64, weighted, zoo
 from tests.parity.weighted import Weighed
 from tests.rag_windows import small
@@ -57,12 +58,18 @@ def decoded(lm: WindowedLM, method: Method, prefix: list[int] = PREFIX, **option
     return lm.engine.decoder.generate(context, QUERY, options=options, record_weights=True)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding", "gpt_oss"])
-@pytest.mark.parametrize("rule", RULES)
-def test_weights_are_those_of_the_dense_softmax_at_each_step(name: str, rule: str) -> None:
-    """Sinks and sliding layers included."""
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text-sliding", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("rule", "backend"),
+    [*((rule, "native") for rule in RULES), ("ape", "cpu"), ("ape", "reference")],
+)
+def test_weights_are_those_of_the_dense_softmax_at_each_step(
+    name: str, rule: str, backend: str
+) -> None:
+    """Sinks, soft caps and sliding layers included."""
     model, (method, dense_rule) = zoo.shared(name), RULES[rule]
-    made = decoded(WindowedLM.from_pretrained(model, tokenizer=None), method)
+    with backends.forced(backend):
+        made = decoded(WindowedLM.from_pretrained(model, tokenizer=None), method)
     for step in range(3):
         shares = made.recorder.average([made.recorder.first_position + step], [0])
         query = [*QUERY, *made.sequences[0][:step]]
