@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import random
+import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from rag_windows.prompt import visible_text
 from rag_windows.prompt.detokenize import Detokenizer, Pieces, TextStream, cut
 from rag_windows.sampling import StopStrings
-from tests.fixtures_tokenizers import BYTES, NAMES, build
+from tests.fixtures_tokenizers import BYTES, NAMES, SENTENCES, build
 from tests.rag_windows import small
 
 DECODERS: dict[str, tuple[Any, bool]] = {
@@ -159,6 +161,34 @@ def test_each_token_is_decoded_a_few_times_however_long_the_answer_is(name: str)
             streamer.put(torch.tensor([id_]))
         assert decoded <= 9 * count
         assert detokenizer.text(ids).startswith("".join(pieces))
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("name", ["llama3", "llama2"])
+def test_a_token_of_a_long_answer_costs_what_one_of_a_short_one_does(name: str) -> None:
+    tokenizer = build(name)
+    detokenizer, stop = Detokenizer(tokenizer), ["\n\nQuestion:", "no such text"]
+    ids: list[int] = tokenizer(" ".join(SENTENCES), add_special_tokens=False)["input_ids"][:4096]
+    assert len(ids) == 4096
+
+    pieces: list[str] = []
+
+    def spent(answers: list[list[int]]) -> float:
+        begun = time.thread_time()
+        for answer in answers:
+            rows = torch.tensor([[0, *answer]])
+            streamer, criterion = (
+                Pieces(detokenizer, stop, pieces.append),
+                StopStrings(detokenizer, stop, 1),
+            )
+            for count in range(1, rows.shape[1] + 1):
+                streamer.put(rows[0, count - 1 : count])
+                criterion(rows[:, :count], None)
+        return time.thread_time() - begun
+
+    short = [ids[start : start + 64] for start in range(0, len(ids), 64)]
+    ratios = [spent([ids]) / spent(short) for _ in range(9)]
+    assert statistics.median(ratios) < 1.1
 
 
 class Retold(PreTrainedTokenizerFast):
