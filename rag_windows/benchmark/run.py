@@ -73,6 +73,11 @@ def check(plan: Plan) -> None:
     """Refuse with an `InputError` before any work what would fail behind it."""
     if plan.shape is not None and plan.model is not None:
         raise InputError("--shape and --model exclude each other; leave one of them out.")
+    if plan.profile and (plan.questions or plan.against or plan.llama_bench):
+        raise InputError(
+            "--profile looks at one decode step of each --way; leave --questions, --against and "
+            "--llama-bench out."
+        )
     config = config_of(plan)
     for method in (plan.method, *(plan.against or ())):
         resolve(method)

@@ -178,6 +178,7 @@ def test_peak_memory_is_that_of_a_process_of_its_own(run: Run, tmp_path: Path) -
         (("--context", "100", "--window", "33"), "take multiples"),
         (("--method", "none"), "none"),
         (("--against", "none"), "none"),
+        (("--profile", "--questions", "2"), "leave --questions, --against and --llama-bench out"),
         (("--device", "cuda"), "no CUDA device"),
         (("--shape", "tiny", "--window", "2", "--context", "4096"), "take another --window"),
     ],
