@@ -130,7 +130,7 @@ class Items:
     """Items of one layer, which `takes` lets pass; asked again and again."""
 
     def __init__(self, items: Sequence[Item], heads_first: bool | None = None) -> None:
-        self.parts = [(_readable(key), _readable(value)) for i in items for key, value in i.parts]
+        self.parts, lying = _lying([part for item in items for part in item.parts])
         self.key, self.tokens = self.parts[0][0], max(int(item.tokens.max()) for item in items) + 1
         self.sizes = [(len(item.parts), len(item.tokens)) for item in items]
         device, dtype, dim = self.key.device, self.key.dtype, self.key.shape[3]
@@ -146,7 +146,7 @@ class Items:
             for item in items
         )
         order = np.concatenate([item.tokens.numpy() for item in items]).tobytes()
-        self._asked = shapes, order, _places(self.parts), device
+        self._asked = shapes, order, lying.tobytes(), device
         self._plans: dict[int, _Plan] = {}
 
     def plan(self, heads: int) -> _Plan:
@@ -162,32 +162,30 @@ class Items:
         return self._plans[heads]
 
 
-def _strides(tensor: torch.Tensor) -> list[int]:
-    """Of groups, heads and tokens; what a lone one's stride is says nothing."""
-    sizes, dim = zip(tensor.shape, tensor.stride(), strict=True), tensor.shape[3]
-    return [stride if size > 1 else dim for size, stride in sizes][:3]
+def _lying(parts: Sequence[Part]) -> tuple[Sequence[Part], np.ndarray]:
+    """Parts, and for each (11,) int64: storage, offset and strides of keys, then values; and keys.
 
-
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    """A part's keys or values; a copy unless they can be loaded as they lie, 16 bytes at a time."""
-    strides, size = _strides(tensor), tensor.element_size()
-    odd = tensor.data_ptr() % 16 or any(stride * size % 16 for stride in strides)
-    if odd or not strides[2] or tensor.stride(3) != 1:
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return tensor
-
-
-def _places(parts: Sequence[Part]) -> bytes:
-    """(parts, 11) int64: storage, offset and strides of keys, the same of values; and keys."""
+    What can't be loaded 16 bytes at a time, as it lies, is copied.
+    """
+    (_, kv_heads, _, dim), size = parts[0][0].shape, parts[0][0].element_size()
+    each, lengths = [one for part in parts for one in part], [key.shape[2] for key, _ in parts]
+    made = [(one.data_ptr(), one.storage_offset(), *one.stride()) for one in each]
     storages: dict[int, int] = {}
-    made: list[int] = []
-    for part in parts:
-        for tensor in part:
-            offset = int(tensor.storage_offset())
-            storage = tensor.data_ptr() - offset * tensor.element_size()
-            made += [storages.setdefault(storage, len(storages)), offset, *_strides(tensor)]
-        made.append(part[0].shape[2])
-    return np.array(made, dtype=np.int64).tobytes()
+    places = [storages.setdefault(one[0] - one[1] * size, len(storages)) for one in made]
+    table = np.array(made, dtype=np.int64)
+    # A lone one's stride may be any number.
+    if kv_heads == 1:
+        table[:, 3] = dim
+    if 1 in lengths:
+        table[np.repeat(lengths, 2) == 1, 4] = dim
+    loaded = np.bitwise_or.reduce(table[:, 2:5], axis=1) * size | table[:, 0]
+    odd = (loaded % 16 != 0) | (table[:, 4] == 0) | (table[:, 5] != 1)
+    if odd.any():
+        for at in np.flatnonzero(odd):
+            each[at] = each[at].clone(memory_format=torch.contiguous_format)
+        return _lying([*zip(each[::2], each[1::2], strict=True)])
+    table[:, 0] = places
+    return parts, np.column_stack([table[:, :5].reshape(-1, 10), lengths])
 
 
 def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
