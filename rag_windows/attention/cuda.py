@@ -174,10 +174,14 @@ def _lying(parts: Sequence[Part]) -> tuple[Sequence[Part], np.ndarray]:
     places = [storages.setdefault(one[0] - one[1] * size, len(storages)) for one in made]
     table = np.array(made, dtype=np.int64)
     # A lone one's stride may be any number.
+    if all(len(key) == 1 for key, _ in parts):
+        table[:, 2] = dim
     if kv_heads == 1:
         table[:, 3] = dim
     if 1 in lengths:
-        table[np.repeat(lengths, 2) == 1, 4] = dim
+        pairs, most = table.reshape(len(parts), 2, -1), max(lengths)
+        usual = pairs[lengths.index(most), :, 4] if most > 1 else dim
+        pairs[np.array(lengths) == 1, :, 4] = usual
     loaded = np.bitwise_or.reduce(table[:, 2:5], axis=1) * size | table[:, 0]
     odd = (loaded % 16 != 0) | (table[:, 4] == 0) | (table[:, 5] != 1)
     if odd.any():
@@ -197,19 +201,20 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
     fits = query.dtype == key.dtype and query.device == key.device and dim == key.shape[3]
     if not fits or tokens < items.tokens or heads % key.shape[1]:
         raise RagWindowsError("The CUDA kernel was asked with another query than it was made for.")
-    (steps, places), made = items.plan(heads), []
+    (steps, back, places), made, own = items.plan(heads), [], []
     with record_function(NAME):
-        for runs, merges, back in steps:
-            # Heads are (kv heads, heads of each) until all is done.
+        for runs, merges in steps:
             asked = (_rows(items, run, query) for run in runs)
             rows = [_joined(each) for each in zip(*asked, strict=True)]
-            merged = (_merged(rows, *merge) for merge in merges)
-            results = [_picked(_joined(each), back) for each in zip(*merged, strict=True)]
-            made.append([one.flatten(1, 2) for one in (*results, rows[1])])
-        output, lse, own = (_joined(each) for each in zip(*made, strict=True))
+            made += [_merged(rows, *merge) for merge in merges]
+            own.append(rows[1])
+        # Until here heads are (kv heads, heads of each).
+        output, lse = (_joined(each) for each in zip(*made, strict=True))
+        output, lse = (_picked(each, back).flatten(1, 2) for each in (output, lse))
         if not apart:
             return Answered(output, lse, None)
-        parts = _picked(own, places).split([one * tokens for one, tokens in items.sizes])
+        whole = _picked(_joined(own), places).flatten(1, 2)
+        parts = whole.split([one * tokens for one, tokens in items.sizes])
         sized = zip(parts, items.sizes, strict=True)
         return Answered(output, lse, [one.unflatten(0, size) for one, size in sized])
 
@@ -268,11 +273,11 @@ class _Run(NamedTuple):
     options: dict[str, Any]
 
 
-_Step = tuple[list[_Run], list[tuple[int, torch.Tensor | None]], torch.Tensor | None]
-"""Runs; how many rows results have, and which, for each such number; and the results' order."""
+_Step = tuple[list[_Run], list[tuple[int, torch.Tensor | None]]]
+"""Runs; and, for each number of rows that results have of them, which rows these are."""
 
-_Plan = tuple[list[_Step], torch.Tensor | None]
-"""Steps; and the rows of all of them in the order of items, parts and tokens."""
+_Plan = tuple[list[_Step], torch.Tensor | None, torch.Tensor | None]
+"""Steps; the places of results in what they give; and those of rows by item, part and token."""
 
 
 def _tables(shapes: tuple[Any, ...], places: bytes) -> Iterator[np.ndarray]:
@@ -308,12 +313,12 @@ def _tables(shapes: tuple[Any, ...], places: bytes) -> Iterator[np.ndarray]:
 def _plan(
     shapes: tuple[Any, ...],
     order: bytes,
-    places: bytes,
+    lying: bytes,
     device: torch.device,
     sizes: Any,
     most: int,
 ) -> _Plan:
-    table, on = np.concatenate([*_tables(shapes, places)], axis=1), partial(_on, device=device)
+    table, on = np.concatenate([*_tables(shapes, lying)], axis=1), partial(_on, device=device)
     # A text's results are answered with its first.
     step = (np.bincount(table[14]).cumsum() - 1) // most
     step = step[np.where(table[12] < 0, table[14], table[12])]
@@ -324,21 +329,27 @@ def _plan(
     sequence = differs.any(axis=0) | begins
     # What overlaps is read by several calls: ``cu_seq_k`` may not fall.
     over = np.append(False, table[10, 1:] < (table[10] + table[11])[:-1])
-    run, steps = differs[:10].any(axis=0) | begins | (sequence & over), []
+    run, steps, back = differs[:10].any(axis=0) | begins | (sequence & over), [], []
+    if len(np.unique(table[14] * len(run) + run.cumsum())) == table[14].max() + 1:
+        # No result has rows of several runs, which so need not be joined.
+        begins = run
     for first, end in pairwise([*np.flatnonzero(begins).tolist(), len(step)]):
-        cuts, runs = pairwise([*(first + np.flatnonzero(run[first:end])).tolist(), end]), []
-        for one, two in cuts:
+        cuts, runs, merges = first + np.flatnonzero(run[first:end]), [], []
+        for one, two in pairwise([*cuts.tolist(), end]):
             rows, kind = tokens[table[14, one:two]], shapes[table[0, one]][3]
             runs.append(_run(table[:, one:two], sequence[one:two], rows, kind, sizes, on))
-        results = table[14, first:end] - table[14, first:end].min()
-        counts, by_result = np.bincount(results), results.argsort(kind="stable")
-        firsts, merges, back = counts.cumsum() - counts, [], []
+        results, of_rows, counts = np.unique(
+            table[14, first:end], return_inverse=True, return_counts=True
+        )
+        by_result, firsts = of_rows.argsort(kind="stable"), counts.cumsum() - counts
         for columns in np.unique(counts).tolist():
-            back.append(np.flatnonzero(counts == columns))
-            own = by_result[firsts[back[-1]] + np.arange(columns)[:, None]].ravel()
+            these = np.flatnonzero(counts == columns)
+            own = by_result[firsts[these] + np.arange(columns)[:, None]].ravel()
             merges.append((columns, on(own, of=end - first)))
-        steps.append((runs, merges, on(np.concatenate(back).argsort(), of=len(counts))))
-    return steps, on(by.argsort(), of=len(by))
+            back.append(results[these])
+        steps.append((runs, merges))
+    places = np.concatenate(back).argsort()
+    return steps, on(places, of=len(places)), on(by.argsort(), of=len(by))
 
 
 def _run(
