@@ -44,6 +44,7 @@ FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
 _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.2  # of what is free; what `cache=True` takes
 _WAITING_SHARE, _LEAST_WAITING = 0.25, 256 << 20  # to be written: of the memory tier; at least
 _UNKNOWN_MEMORY = 4 << 30
+_GROUP = Path("/sys/fs/cgroup")  # of this process, in a container
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECASE)
 
 
@@ -73,8 +74,11 @@ def free_memory() -> int:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         free = [int(kib) * 1024 for kib in re.findall(r"MemAvailable:\s*(\d+)", text)] or free
     with contextlib.suppress(OSError, ValueError):  # no such group, or "max" for no limit
-        most, taken = (Path("/sys/fs/cgroup/memory." + one) for one in ("max", "current"))
-        free.append(max(0, int(most.read_text()) - int(taken.read_text())))
+        most, taken = (int((_GROUP / f"memory.{one}").read_text()) for one in ("max", "current"))
+        # Files that were read, such as a model's, are counted as taken and go when others want it.
+        told = (_GROUP / "memory.stat").read_text(encoding="ascii")
+        unused = sum(map(int, re.findall(r"^inactive_file (\d+)$", told, re.MULTILINE)))
+        free.append(max(0, most - taken + unused))
     return min(free)
 
 

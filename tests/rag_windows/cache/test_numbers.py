@@ -40,6 +40,21 @@ def test_what_is_free(tmp_path: Path) -> None:
     assert sizes.free_disk(tmp_path / "not" / "yet" / "there") > 0
 
 
+@pytest.mark.parametrize(
+    ("most", "stat", "free"),
+    [("5000", "active_file 9\ninactive_file 700\n", 1700), ("4100", "", 100), ("max", "", None)],
+)
+def test_a_container_s_limit_counts_but_not_files_that_nobody_uses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: str, stat: str, free: int | None
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{most}\n")
+    (tmp_path / "memory.current").write_text("4000\n")
+    (tmp_path / "memory.stat").write_text(stat)
+    monkeypatch.setattr(sizes, "_GROUP", tmp_path)
+    found = sizes.free_memory()
+    assert found == free if free is not None else found > 1 << 20
+
+
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(tmp_path))
     assert sizes.default_folder() == tmp_path
