@@ -53,8 +53,9 @@ def _varlen(*asked: Any, **options: Any) -> Any:
 def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Sizes of one are compiled for themselves, so that dynamic shapes are a few dozen at most.
-    return torch.compile(flex_attention, dynamic=True, recompile_limit=64)
+    # Sizes of one are compiled for themselves: a few dozen shapes at most. Stubs lack the limit.
+    compiled: Any = torch.compile
+    return compiled(flex_attention, dynamic=True, recompile_limit=64)
 
 
 def _flex(*asked: Any, **options: Any) -> Any:
@@ -169,7 +170,7 @@ def _lying(parts: Sequence[Part]) -> tuple[Sequence[Part], np.ndarray]:
     """
     (_, kv_heads, _, dim), size = parts[0][0].shape, parts[0][0].element_size()
     each, lengths = [one for part in parts for one in part], [key.shape[2] for key, _ in parts]
-    made = [(one.data_ptr(), one.storage_offset(), *one.stride()) for one in each]
+    made: list[Any] = [(one.data_ptr(), one.storage_offset(), *one.stride()) for one in each]
     storages: dict[int, int] = {}
     places = [storages.setdefault(one[0] - one[1] * size, len(storages)) for one in made]
     table = np.array(made, dtype=np.int64)
