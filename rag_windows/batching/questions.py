@@ -196,6 +196,7 @@ class Batch:
         self._engine = engine
         self._max_rows = max_rows
         self._budget = budget
+        self._size = 0
         self._refused: tuple[Question, int] | None = None
         self._loop = BatchLoop(engine.encoder, engine.decoder)
         self._entering: list[Question] = []
@@ -220,37 +221,44 @@ class Batch:
         # Nothing is asked again at each token: only what others let go of can change the answer.
         if self.full or self._refused == (question, budget.changes):
             return False
-        self._refused = question, budget.changes
-        if not budget.take(self, size := self._needed(question)):
-            if not self and not budget.could_fit(size):
+        before, size = budget.changes, self._rough_size(question)
+        if not budget.fits(self, size):
+            size = min(size, self._exact_size(question))
+        if not budget.take(self, size):
+            if self or budget.could_fit(size):
+                self._refused = question, before
+            else:
                 # What the cache held when it was asked may be gone.
                 question.reserve(budget)
             return False
+        self._size = size
         question.prefill = self._engine.prefill(question.request, self._loop.encoder)
         self._entering.append(question)
         return True
 
-    def _needed(self, *joining: Question) -> int:
-        """Bytes that its questions need in the end, and those that join."""
-        questions = [*self._entering, *self._questions.values(), *joining]
-        if not questions:
-            return 0
-        needs, room = [one.need for one in questions], self._loop.room
-        tokens = sum(sum(need.windows) for need in needs)
-        size = self._budget.sizes.batch(needs, tokens, room)
-        if self._budget.fits(self, size):
-            return size
-        # It takes a while to tell which windows several read, and which the cache holds.
+    @property
+    def _asked(self) -> list[Question]:
+        return [*self._entering, *self._questions.values()]
+
+    def _rough_size(self, *joining: Question) -> int:
+        """Bytes that its questions need in the end, and those that join, if they share nothing."""
+        needs = [one.need for one in (*self._asked, *joining)]
+        windows = sum(sum(need.windows) for need in needs)
+        return self._budget.sizes.batch(needs, windows, self._loop.room)
+
+    def _exact_size(self, *joining: Question) -> int:
+        """The same, but for windows that several read or the cache holds; it takes a while."""
+        questions = [*self._asked, *joining]
         reads = {read.key: read for question in questions for read in question.reads}
-        tokens = sum(
-            read.tokens for read in self._budget.missing(self._engine.cache, reads.values())
-        )
-        return self._budget.sizes.batch(needs, tokens, room)
+        missing = self._budget.missing(self._engine.cache, reads.values())
+        needs, windows = [one.need for one in questions], sum(read.tokens for read in missing)
+        return self._budget.sizes.batch(needs, windows, self._loop.room)
 
     def _settle(self) -> None:
-        """Let go of the memory of those that left."""
+        """Let go of the memory of those that left; what the others share is found out later."""
         if self:
-            self._budget.take(self, self._needed(), anyway=True)
+            self._size = min(self._size, self._rough_size())
+            self._budget.take(self, self._size, anyway=True)
         else:
             self._budget.release(self)
 
@@ -284,7 +292,7 @@ class Batch:
 
     def close(self) -> list[Question]:
         """End what is being encoded; returns all questions that were in the batch."""
-        left = [*self._entering, *self._questions.values()]
+        left = self._asked
         for question in [*self._entering]:
             self.leave(question)
         self._questions.clear()

@@ -13,7 +13,7 @@ from rag_windows.batching.budget import Budget
 from rag_windows.batching.questions import Batch, OnText, Question, checked, let_go
 from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine
-from rag_windows.errors import GenerationError, LimitError, stop_iteration_told
+from rag_windows.errors import GenerationError, stop_iteration_told
 from rag_windows.request import BatchRequest
 from rag_windows.results import Generation
 from rag_windows.sampling import whole_number
@@ -256,10 +256,10 @@ class Scheduler:
                 question = self._first(self._waiting)
             if question is None:
                 return
-            refused: LimitError | None = None
+            refused: BaseException | None = None
             try:
                 joined = batch.admit(question)
-            except LimitError as error:
+            except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
                 joined, refused = False, error
             with self._lock:
                 if not joined and refused is None:

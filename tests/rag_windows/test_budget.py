@@ -279,6 +279,27 @@ def test_nobody_overtakes_a_large_question() -> None:
     assert texts[:2] == [lm.generate(**{**ASK, **one}).text for one in (long, {"passages": LONG})]
 
 
+def test_what_goes_wrong_while_memory_is_asked_for_ends_one_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lm = small.wrapped()
+    text = lm.generate(**ASK).text
+    missing = Budget.missing
+
+    def fails(self: Budget, cache: Any, reads: Any) -> Any:
+        if reads:
+            raise ZeroDivisionError("on purpose")
+        return missing(self, cache, reads)
+
+    monkeypatch.setattr(Budget, "missing", fails)
+    with lm.scheduler(max_bytes=free(lm.engine)) as scheduler:
+        running, gate = gated(scheduler)
+        short = [scheduler.submit(ASK) for _ in range(2)]
+        gate.open.set()
+        assert [type(one.exception(WAIT)) for one in short] == [ZeroDivisionError] * 2
+        assert running.result(WAIT).text == scheduler.submit(ASK).result(WAIT).text == text
+
+
 def test_who_waits_for_memory_can_be_cancelled_at_once() -> None:
     lm = small.wrapped()
     scheduler = lm.scheduler(max_bytes=free(lm.engine))
