@@ -124,11 +124,15 @@ def test_the_specification_of_items() -> None:
     torch.testing.assert_close(found.parts[0][:, 0, 0], apart)
 
 
-HALF = (torch.float16, torch.bfloat16)
 SHAPES = [
-    *itertools.product([None], [64, 128, 256], [1, 4, 8], [*HALF, torch.float32]),
-    *itertools.product([2.0], [64, 128, 256], [4], HALF),
-    (2.0, 64, 1, torch.float16),
+    *itertools.product(
+        [None], [64, 128, 256], [1, 4, 8], [torch.float16, torch.bfloat16, torch.float32]
+    ),
+    # Each is compiled on a GPU.
+    (2.0, 64, 4, torch.float16),
+    (2.0, 128, 4, torch.bfloat16),
+    (2.0, 256, 4, torch.float16),
+    (2.0, 64, 1, torch.bfloat16),
     (2.0, 64, 8, torch.float32),
 ]
 
