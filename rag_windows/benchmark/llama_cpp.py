@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,18 @@ _SHORT = 32
 """Tokens of a prompt that is not counted: with it, llama.cpp loads the weights."""
 
 
-def check(paths: Sequence[str], config: PreTrainedConfig, device: str) -> None:
+def split(given: str) -> list[str]:
+    """A program, and options of its own behind it."""
+    try:
+        words = [given] if Path(given).is_file() else shlex.split(given)
+    except ValueError as error:
+        raise InputError(f"--llama-bench {given!r}: {error}; mend the quotes.") from error
+    if not words:
+        raise InputError("--llama-bench names no program.")
+    return words
+
+
+def check(programs: Sequence[str], config: PreTrainedConfig, device: str) -> None:
     """Refuse with an `InputError` before any work what could not be timed."""
     if device != "cpu":
         raise InputError("--llama-bench is for the CPU; leave it or --device out.")
@@ -36,11 +48,12 @@ def check(paths: Sequence[str], config: PreTrainedConfig, device: str) -> None:
         )
     if importlib.util.find_spec("gguf") is None:
         raise MissingExtraError(missing("--llama-bench", "gguf", "gguf"))
-    for path in paths:
-        if "--n-depth" not in _output([path, "--help"]):
+    for given in programs:
+        program = split(given)[0]
+        if "--n-depth" not in _output([program, "--help"]):
             raise InputError(
-                f"--llama-bench {path} is not llama.cpp's llama-bench, or one that is too old: it "
-                "has no option --n-depth. Build the target llama-bench of llama.cpp and name it."
+                f"--llama-bench {program} is not llama.cpp's llama-bench, or one that is too old: "
+                "it has no option --n-depth. Build the target llama-bench of llama.cpp and name it."
             )
 
 
@@ -98,9 +111,9 @@ def write_gguf(model: PreTrainedModel, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LlamaBench:
-    """One such program and the weights that it reads."""
+    """One such program with options of its own, and the weights that it reads."""
 
-    program: str
+    command: list[str]
     weights: Path
     threads: int
 
@@ -119,7 +132,7 @@ class LlamaBench:
 
     def _ask(self, *options: str) -> list[dict[str, Any]]:
         fixed = ["-m", str(self.weights), "-t", str(self.threads), "-ngl", "0", "-r", "1"]
-        told = _output([self.program, *fixed, "--no-warmup", "-o", "json", *options])
+        told = _output([*self.command, *fixed, "--no-warmup", "-o", "json", *options])
         try:
             found: list[dict[str, Any]] = json.loads(told)
             if all(one["samples_ns"] and one["n_prompt"] >= 0 for one in found) and found:
@@ -127,8 +140,8 @@ class LlamaBench:
         except (ValueError, TypeError, KeyError):
             pass
         raise InputError(
-            f"--llama-bench {self.program} gave no times in JSON as llama.cpp's llama-bench does; "
-            f"it printed {told[:200]!r}."
+            f"--llama-bench {self.command[0]} gave no times in JSON as llama.cpp's llama-bench "
+            f"does; it printed {told[:200]!r}."
         )
 
 

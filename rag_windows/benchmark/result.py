@@ -53,7 +53,7 @@ class Plan:
     ] = None
     llama_bench: Annotated[
         list[str] | None,
-        _option("llama.cpp's benchmark program, to time on the same weights; repeatable.", "PATH"),
+        _option("llama.cpp's benchmark, on the same weights; 'PATH -fa 0'; repeatable.", "PATH"),
     ] = None
     memory: Annotated[
         bool, typer.Option(help="Measure peak memory, on the CPU in further processes.")

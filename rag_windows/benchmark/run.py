@@ -254,13 +254,13 @@ def _rivals(plan: Plan, lm: WindowedLM, stack: ExitStack) -> dict[str, llama_cpp
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rag-windows-bench-"))
     weights = Path(folder) / "model.gguf"
     llama_cpp.write_gguf(lm.model, weights)
-    threads = torch.get_num_threads()
-    return {
-        LLAMA_CPP + (f", {program}" if len(programs) > 1 else ""): llama_cpp.LlamaBench(
-            program, weights, threads
-        )
-        for program in programs
-    }
+    rivals: dict[str, llama_cpp.LlamaBench] = {}
+    for given in programs:
+        command = llama_cpp.split(given)
+        name = " ".join([LLAMA_CPP, *command[1:]])
+        name += f" ({len(rivals) + 1})" * (name in rivals)
+        rivals[name] = llama_cpp.LlamaBench(command, weights, torch.get_num_threads())
+    return rivals
 
 
 def measure_concurrency(plan: Plan, lm: WindowedLM) -> list[Concurrency]:

@@ -156,6 +156,7 @@ def bench(
     options.quieten(verbose)
     import torch
 
+    from rag_windows.benchmark.llama_cpp import split
     from rag_windows.benchmark.run import check, profiled, run
     from rag_windows.loading import best_device, check_device
 
@@ -173,8 +174,9 @@ def bench(
             render.tell(f"{out}: profile.md")
         return
     # Where a program lies is nobody's business but its user's.
-    programs = plan.llama_bench or ()
-    words = [Path(word).name if word in programs else word for word in sys.argv[1:]]
+    words = sys.argv[1:]
+    for program in (split(given)[0] for given in plan.llama_bench or ()):
+        words = [word.replace(program, Path(program).name) for word in words]
     result = run(plan, shlex.join(["rag-windows", *words]), render.tell)
     print(markdown(result))
     if out is not None:
