@@ -129,7 +129,7 @@ class WeightRecorder:
         """Mean over layers and (position, batch row) pairs: (groups + 2,) fp32, summing to 1."""
         self.settle()
         pairs = zip(positions, batch_rows, strict=True)
-        mean = torch.stack([self.sums[at][:, row] for at, row in pairs]).mean(dim=0).cpu()
+        mean = torch.stack([self.sums[at][:, row] for at, row in pairs]).mean(dim=0).float().cpu()
         if self.span_groups is not None:
             mean = torch.cat([mean[:-2] @ self.span_groups, mean[-2:]])
         return mean / mean.sum()
