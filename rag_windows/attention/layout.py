@@ -235,7 +235,7 @@ class PromptLayout(Layout):
             return
         if isinstance(self.windows, Members):
             weighed = _of_members(weighed, now)
-        if now.shape[1] > 1:
+        if now.places is not None:
             weighed = [one.at(now.places) for one in weighed]
         recorder.add(weighed)
 
@@ -261,8 +261,10 @@ class PromptLayout(Layout):
         if self.recorder is not None:
             wanted = range(max(start, self.recorder.first_position), start + rows)
             self.recorder.begin(wanted)
-        places = torch.arange(rows - len(wanted), rows).unsqueeze(-1)
-        places = (torch.arange(batch) * rows + places).flatten()
+        places = None
+        if rows > 1:
+            places = torch.arange(rows - len(wanted), rows).unsqueeze(-1)
+            places = (torch.arange(batch) * rows + places).flatten()
         return _Pass(shape, stretches, reading, wanted, places)
 
     def _segments(self, batch: int, rows: int) -> list[Segment]:
@@ -300,15 +302,15 @@ class _Pass:
 
     Its shape is batch rows, fed tokens of each and tokens in the KV cache; the stretches say where
     in the KV cache each segment is. The weights of the tokens at the positions ``recorded`` are
-    wanted, which stand at ``places`` of the pass, position after position. Done are the layers that
-    have asked.
+    wanted, which stand at ``places`` of the pass, position after position; None if they are those of
+    all its tokens. Done are the layers that have asked.
     """
 
     shape: tuple[int, int, int]
     stretches: list[tuple[Segment, slice]]
     reading: Reading
     recorded: range
-    places: torch.Tensor
+    places: torch.Tensor | None
     done: set[int] = field(default_factory=set)
 
 

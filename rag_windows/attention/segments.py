@@ -298,11 +298,17 @@ class Weighed(NamedTuple):
 def part_weights(layers: Sequence[Weighed]) -> torch.Tensor:
     """Weights of a segment's parts (parts, results), averaged over heads, summed over layers."""
     device = layers[0].shares.device
-    shares = torch.stack([one.shares.to(device) for one in layers])
+    if any(one.shares.device != device for one in layers):
+        # Of a model whose layers are on several devices.
+        layers = [
+            Weighed(one.role, *(each.to(device) for each in (one.shares, one.lse, one.parts)))
+            for one in layers
+        ]
+    shares = torch.stack([one.shares for one in layers])
     if len(layers[0].parts) == 1:
         return shares.mean(dim=-1).sum(dim=0, keepdim=True)
-    lse = torch.stack([one.lse.to(device) for one in layers])
-    parts = torch.stack([one.parts.to(device) for one in layers], dim=1)
+    lse = torch.stack([one.lse for one in layers])
+    parts = torch.stack([one.parts for one in layers], dim=1)
     # A token that sees nothing of a segment has no share of it.
     return (torch.exp(parts - lse.clamp_min(_LOWEST)) * shares).mean(dim=-1).sum(dim=1)
 
@@ -331,7 +337,8 @@ def read(
         return output, _weighed(made[0], shares) if weights else None
     table = torch.cat([_rescaled(reading, one, _table(one, tokens)) for one in made])
     shares = _softmax(table, sinks)
-    if all(one.results.aligned for one in made):
+    aligned = all(one.results.aligned for one in made)
+    if aligned:
         outputs = torch.stack([one.output.to(shares.dtype) for one in made])
         mixed = (outputs * shares.unsqueeze(-1)).sum(dim=0).to(query.dtype)
     else:
@@ -340,6 +347,10 @@ def read(
         return mixed, None
     text = shares if sinks is None else _softmax(table, None)
     recorded: list[Weighed] = []
+    if aligned:
+        for one, own in zip(made, text.unbind(), strict=True):
+            recorded += _weighed(one, own)
+        return mixed, recorded
     for one, own in zip(made, text.split([one.results.columns for one in made]), strict=True):
         place = one.results.on(own.device)
         recorded += _weighed(one, own.flatten(0, 1) if place is None else own[place])
