@@ -45,12 +45,12 @@ class Answered(NamedTuple):
             no key.
         lse: (results, heads), fp32, ``-inf`` there.
         parts: if they are wanted, for each item (parts, tokens, heads) fp32: the log-sum-exp of
-            each part's keys by themselves.
+            each part's keys by themselves. An item of one part may have None: it is ``lse``.
     """
 
     output: torch.Tensor
     lse: torch.Tensor
-    parts: list[torch.Tensor] | None
+    parts: list[torch.Tensor | None] | None
 
 
 def sound(item: Item, query: torch.Tensor) -> bool:
@@ -138,7 +138,11 @@ def agrees(
         output, lse = (torch.cat(each) for each in zip(*(one[:2] for one in right), strict=True))
         lses = [
             (found.lse, lse),
-            *zip(found.parts or (), (one.parts[0] for one in right if one.parts), strict=True),
+            *(
+                (own, one.parts[0])
+                for own, one in zip(found.parts or (), right, strict=True)
+                if own is not None and one.parts and one.parts[0] is not None
+            ),
         ]
         if not torch.allclose(found.output.float(), output.float(), atol=TOLERANCE[dtype]):
             return False
@@ -151,7 +155,9 @@ def _exact(item: Item, query: torch.Tensor) -> Answered:
     """The answer of the reference, whatever fp32 products or autocast are set to."""
     parts = [(key.double(), value.double()) for key, value in item.parts]
     output, lse, apart = by_reference(replace(item, parts=parts), query.double())
-    return Answered(output.float(), lse.float(), [one.float() for one in apart or ()])
+    return Answered(
+        output.float(), lse.float(), [one.float() for one in apart or () if one is not None]
+    )
 
 
 def _questions(

@@ -302,8 +302,8 @@ class _Pass:
 
     Its shape is batch rows, fed tokens of each and tokens in the KV cache; the stretches say where
     in the KV cache each segment is. The weights of the tokens at the positions ``recorded`` are
-    wanted, which stand at ``places`` of the pass, position after position; None if they are those of
-    all its tokens. Done are the layers that have asked.
+    wanted, which stand at ``places`` of the pass, position after position; None if they are all of
+    its tokens. Done are the layers that have asked.
     """
 
     shape: tuple[int, int, int]
@@ -323,7 +323,7 @@ def _of_members(weighed: Sequence[Weighed], now: _Pass) -> list[Weighed]:
     index = results.index.to(shares.device)
     whole = shares.new_zeros(batch * rows, shares.shape[1]).index_add_(0, index, shares)
     rest = [one for one in weighed if one.role != "context"]
-    return [Weighed("context", whole, whole, whole.unsqueeze(0)), *rest]
+    return [Weighed("context", whole, whole, None), *rest]
 
 
 class Texts:

@@ -168,13 +168,13 @@ class Attended(NamedTuple):
             no key.
         lse: (results, heads), fp32 (fp64 for fp64), ``-inf`` there.
         parts: if they are wanted, for each segment (parts, results, heads): the log-sum-exps of the
-            keys of each part by themselves.
+            keys of each part by themselves; None where there is one part, whose it is ``lse``.
     """
 
     results: Results
     output: torch.Tensor
     lse: torch.Tensor
-    parts: list[torch.Tensor] | None
+    parts: list[torch.Tensor | None] | None
 
 
 class Segments:
@@ -211,14 +211,14 @@ class Segments:
             by_kernel[i] if i in by_kernel else _read(one, asked, apart=apart)
             for i, one in enumerate(self.segments)
         ]
-        own = [part for _, _, part in made if part is not None] if apart else None
+        own = [part for _, _, part in made] if apart else None
         if len(made) == 1:
             return self._by_role(*made[0][:2], own)
         output, lse = torch.cat([one for one, _, _ in made]), torch.cat([one for _, one, _ in made])
         return self._by_role(output, lse, own)
 
     def _by_role(
-        self, output: torch.Tensor, lse: torch.Tensor, parts: list[torch.Tensor] | None
+        self, output: torch.Tensor, lse: torch.Tensor, parts: list[torch.Tensor | None] | None
     ) -> list[Attended]:
         if len(self.results) == 1:
             return [Attended(self.results[0], output, lse, parts)]
@@ -281,18 +281,25 @@ class Weighed(NamedTuple):
 
     Attributes:
         shares: (results, heads), fp32: of the segment.
-        lse: (results, heads), and ``parts`` (parts, results, heads): how they fall to its parts.
+        lse: (results, heads), and ``parts`` (parts, results, heads): how they fall to its parts;
+            None where there is one part.
     """
 
     role: Role
     shares: torch.Tensor
     lse: torch.Tensor
-    parts: torch.Tensor
+    parts: torch.Tensor | None
 
     def at(self, rows: torch.Tensor) -> Weighed:
         """Those of some of the results."""
         rows = rows.to(self.shares.device)
-        return Weighed(self.role, self.shares[rows], self.lse[rows], self.parts[:, rows])
+        parts = None if self.parts is None else self.parts[:, rows]
+        return Weighed(self.role, self.shares[rows], self.lse[rows], parts)
+
+    def on(self, device: torch.device) -> Weighed:
+        """The same on a device."""
+        parts = None if self.parts is None else self.parts.to(device)
+        return Weighed(self.role, self.shares.to(device), self.lse.to(device), parts)
 
 
 def part_weights(layers: Sequence[Weighed]) -> torch.Tensor:
@@ -300,15 +307,12 @@ def part_weights(layers: Sequence[Weighed]) -> torch.Tensor:
     device = layers[0].shares.device
     if any(one.shares.device != device for one in layers):
         # Of a model whose layers are on several devices.
-        layers = [
-            Weighed(one.role, *(each.to(device) for each in (one.shares, one.lse, one.parts)))
-            for one in layers
-        ]
+        layers = [one.on(device) for one in layers]
     shares = torch.stack([one.shares for one in layers])
-    if len(layers[0].parts) == 1:
+    own = [one.parts for one in layers if one.parts is not None]
+    if not own:
         return shares.mean(dim=-1).sum(dim=0, keepdim=True)
-    lse = torch.stack([one.lse for one in layers])
-    parts = torch.stack([one.parts for one in layers], dim=1)
+    lse, parts = torch.stack([one.lse for one in layers]), torch.stack(own, dim=1)
     # A token that sees nothing of a segment has no share of it.
     return (torch.exp(parts - lse.clamp_min(_LOWEST)) * shares).mean(dim=-1).sum(dim=1)
 
@@ -359,12 +363,12 @@ def read(
 
 def _weighed(one: Attended, shares: torch.Tensor) -> list[Weighed]:
     """Shares (results, heads) of a role, segment by segment."""
-    role, parts = one.results.role, one.parts or []
+    role, parts = one.results.role, one.parts or [None]
     if len(parts) == 1:
         return [Weighed(role, shares, one.lse, parts[0])]
     sizes = one.results.sizes
-    made = zip(shares.split(sizes), one.lse.split(sizes), parts, strict=True)
-    return [Weighed(role, *each) for each in made]
+    pairs = zip(shares.split(sizes), one.lse.split(sizes), strict=True)
+    return [Weighed(role, *pair, part) for pair, part in zip(pairs, parts, strict=True)]
 
 
 def _table(one: Attended, tokens: int) -> torch.Tensor:
@@ -483,7 +487,10 @@ def _read(segment: Segment, asked: Queries, *, apart: bool) -> One:
     (parts, places, mask), kernel = _visible(segment, asked), _kernel(asked)
     if places is not None and (item := _cut_item(segment, parts, asked, kernel)) is not None:
         output, lse, own = kernel.call(kernel.Items([item]), query, apart=apart)
-        return output, lse, _spread(own[0], places, count) if own else None
+        if not own or count == 1:
+            return output, lse, None
+        parts_lse = lse.unsqueeze(0) if own[0] is None else own[0]
+        return output, lse, _spread(parts_lse, places, count)
     groups = len(segment.layers[asked.layer][0][0])
     of_tokens = query if segment.tokens is None else query[segment.tokens.to(query.device)]
     of_tokens = of_tokens.unflatten(0, (groups, -1)).transpose(1, 2)
@@ -511,7 +518,7 @@ def _read(segment: Segment, asked: Queries, *, apart: bool) -> One:
         lses = query.new_empty(0, *shape, dtype=exact)
         lse = lses.new_full(shape, -torch.inf)
     output, lse = output.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
-    if not apart:
+    if not apart or count == 1:
         return output, lse, None
     return output, lse, _spread(lses.transpose(2, 3).flatten(1, 2), places, count)
 

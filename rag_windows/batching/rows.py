@@ -292,7 +292,7 @@ class Plan:
         query = [one for one in weighed if one.role == "query"]
         shares = torch.cat([one.shares for one in query])
         # The segments of the rows' own tokens give a result for each token, in order.
-        own = Weighed("query", shares, shares, shares.unsqueeze(0))
+        own = Weighed("query", shares, shares, None)
         whole = [*weighed[: len(weighed) - len(query)], own]
         return [
             one if len(places) == len(one.shares) else one.at(places)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
 from rag_windows.attention.backends import Request, reference
@@ -114,7 +116,8 @@ def _agrees(made: Kernel, dtype: torch.dtype, dim: int, value_dim: int) -> bool:
         found = call(Items([item], made), query[0].transpose(0, 1), apart=not causal)
         wanted, wanted_lse = reference(whole)
         pairs = [(found.lse, wanted_lse)]
-        for lse, part in zip(found.parts[0] if found.parts else (), parts, strict=False):
+        own = found.parts[0] if found.parts else None
+        for lse, part in zip(() if own is None else own, parts, strict=False):
             pairs.append((lse, reference(replace(whole, key=part[0], value=part[1]))[1]))
         output = wanted[0].transpose(0, 1).float()
         if not torch.allclose(found.output, output, atol=_TOLERANCE[dtype]):
@@ -206,27 +209,37 @@ class Items:
         # What a text gives itself may not depend on how many stand beside it.
         self.shares = 1 if self._causal else int(self.table[:, 2].max())
 
-    def room_apart(self, query: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Room for the log-sum-exps of chunks and of parts; None where a part is one chunk."""
+    def room_apart(self, query: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Room for the log-sum-exps of chunks and of parts.
+
+        The latter is None where each part is a chunk; both are where each item is a part.
+        """
+        if all(parts == 1 for _, parts, _ in self._shapes):
+            return None, None
         heads = query.shape[1]
-        rows = [self._part_rows]
+        rows = [self._chunk_rows]
         if self._chunk_rows != self._part_rows:
-            rows.append(self._chunk_rows)
+            rows.append(self._part_rows)
         made = [query.new_empty((n, heads), dtype=torch.float32) for n in rows]
         if self._causal:
             # Of chunks that a tile of rows does not see, nothing is written.
             made = [room.fill_(-torch.inf) for room in made]
-        return (made[1] if len(made) > 1 else None), made[0]
+        return made[0], made[1] if len(made) > 1 else None
 
-    def apart(self, rows: torch.Tensor) -> list[torch.Tensor]:
+    def apart(self, rows: torch.Tensor | None) -> list[torch.Tensor | None]:
         """Rows of parts (results times parts, heads) as (parts, tokens, heads) for each item."""
-        made, first, heads = [], 0, rows.shape[1]
+        made: list[torch.Tensor | None] = []
+        first = 0
         for groups, parts, tokens in self._shapes:
-            own = rows[first : first + parts * tokens]
-            first += parts * tokens
-            if groups > 1:
-                own = own.view(groups, parts, tokens // groups, heads).transpose(0, 1)
-            made.append(own.reshape(parts, tokens, heads))
+            last = first + parts * tokens
+            if rows is None or parts == 1:
+                made.append(None)
+            elif groups == 1:
+                made.append(rows[first:last].unflatten(0, (parts, tokens)))
+            else:
+                own = rows[first:last].unflatten(0, (groups, parts, tokens // groups))
+                made.append(own.transpose(0, 1).flatten(1, 2))
+            first = last
         return made
 
 
@@ -281,10 +294,9 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
     lse = query.new_empty(results, heads, dtype=torch.float32)
     work = query.new_empty(results * heads * splits * (items.value_dim + 2), dtype=torch.float32)
     chunks, parts = items.room_apart(query) if apart else (None, None)
-    # Where each part is one chunk, the chunks' log-sum-exps are those of the parts.
-    rooms = (parts, None) if chunks is None else (chunks, parts)
     table, settings, segments, order = items.addresses
-    with record_function(NAME):
+    # To be seen by a profiler takes longer than what else is done here in Python.
+    with record_function(NAME) if _profiler_enabled() else nullcontext():
         items.made.run(
             table,
             settings,
@@ -301,7 +313,10 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
             lse.data_ptr(),
             work.data_ptr(),
             splits,
-            *(None if room is None else room.data_ptr() for room in rooms),
+            *(None if room is None else room.data_ptr() for room in (chunks, parts)),
             threads,
         )
-    return Answered(output, lse, None if parts is None else items.apart(parts))
+    if not apart:
+        return Answered(output, lse, None)
+    # Where each part is one chunk, the chunks' log-sum-exps are those of the parts.
+    return Answered(output, lse, items.apart(chunks if parts is None else parts))
