@@ -80,7 +80,7 @@ def windowed_attention(
         softcap,
         layout.sliding_windows[layer],
     )
-    output, weighed = read(reading, asked, s_aux, weights=layout.weighs)
-    if weighed is not None:
-        layout.record(weighed)
+    output, weights = read(reading, asked, s_aux, weights=layout.weighs)
+    if weights is not None:
+        layout.record(weights)
     return output.unflatten(0, (batch, rows)), None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 
 import torch
 
@@ -18,7 +18,8 @@ from rag_windows.attention.segments import (
     Segment,
     Segments,
     Weighed,
-    part_weights,
+    Weights,
+    weighed,
 )
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, Window, Windows
@@ -51,7 +52,7 @@ class Layout(ABC):
         behind, or without a KV cache those of the fed tokens.
         """
 
-    def record(self, weighed: Sequence[Weighed]) -> None:  # noqa: B027 - most layouts record nothing
+    def record(self, weights: Weights) -> None:  # noqa: B027 - most layouts record nothing
         """Take the attention weights of the layer that has read last."""
 
 
@@ -99,26 +100,34 @@ class WeightRecorder:
     span_groups: torch.Tensor | None = None
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
     _positions: range = field(default=range(0), init=False)
-    _layers: list[Sequence[Weighed]] = field(default_factory=list, init=False)
+    _layers: list[Weights] = field(default_factory=list, init=False)
+    _segments: list[list[Weighed]] = field(default_factory=list, init=False)
 
     def begin(self, positions: range) -> None:
         """A pass begins, of whose layers `add` takes the weights of the tokens there."""
         self.settle()
         self._positions = positions
 
-    def add(self, weighed: Sequence[Weighed]) -> None:
+    def add(self, weights: Weights) -> None:
         """Take a layer's weights, position after position; work is done once for all layers."""
-        self._layers.append(weighed)
+        self._layers.append(weights)
+
+    def add_segments(self, segments: list[Weighed]) -> None:
+        """The same, where only some of a layer's results are of these positions."""
+        self._segments.append(segments)
 
     def settle(self) -> None:
         """Sum up the layers of the last pass."""
-        layers, self._layers = self._layers, []
-        if not layers:
-            return
+        segments = self._segments + ([weighed(self._layers)] if self._layers else [])
+        self._layers, self._segments = [], []
         by_role: dict[str, torch.Tensor] = {}
-        for segment in zip(*layers, strict=True):
-            weights, role = part_weights(segment), segment[0].role
-            by_role[role] = by_role[role] + weights if role in by_role else weights
+        for one in chain.from_iterable(segments):
+            weights = one.summed()
+            if one.role in by_role:
+                weights = weights.to(by_role[one.role].device) + by_role[one.role]
+            by_role[one.role] = weights
+        if not by_role:
+            return
         query = by_role["query"]
         whole = [by_role["context"], by_role.get("prefix", torch.zeros_like(query)), query]
         by_position = torch.cat(whole).unflatten(1, (len(self._positions), -1))
@@ -228,16 +237,20 @@ class PromptLayout(Layout):
             segment.layers = {layer: [(key[:, :, place], value[:, :, place])]}
         return now.reading
 
-    def record(self, weighed: Sequence[Weighed]) -> None:
+    def record(self, weights: Weights) -> None:
         """See `Layout.record`."""
         recorder, now = self.recorder, self._pass
         if recorder is None or now is None:
             return
+        if now.places is None and not isinstance(self.windows, Members):
+            recorder.add(weights)
+            return
+        segments = weighed([weights])
         if isinstance(self.windows, Members):
-            weighed = _of_members(weighed, now)
+            segments = _of_members(segments, now)
         if now.places is not None:
-            weighed = [one.at(now.places) for one in weighed]
-        recorder.add(weighed)
+            segments = [one.at(now.places) for one in segments]
+        recorder.add_segments(segments)
 
     def _begun(self, shape: tuple[int, int, int]) -> _Pass:
         """What the layers of a pass share."""
@@ -314,16 +327,15 @@ class _Pass:
     done: set[int] = field(default_factory=set)
 
 
-def _of_members(weighed: Sequence[Weighed], now: _Pass) -> list[Weighed]:
+def _of_members(segments: Sequence[Weighed], now: _Pass) -> list[Weighed]:
     """An ensemble's weights with those of all windows as one segment, each batch row's own."""
     batch, rows, _ = now.shape
-    context = [one for one in weighed if one.role == "context"]
-    shares = torch.cat([one.shares for one in context])
+    shares = torch.cat([one.shares for one in segments if one.role == "context"], dim=1)
     results = next(each for each in now.reading.segments[0].results if each.role == "context")
     index = results.index.to(shares.device)
-    whole = shares.new_zeros(batch * rows, shares.shape[1]).index_add_(0, index, shares)
-    rest = [one for one in weighed if one.role != "context"]
-    return [Weighed("context", whole, whole, None), *rest]
+    whole = shares.new_zeros(len(shares), batch * rows, shares.shape[2])
+    whole.index_add_(1, index, shares)
+    return [Weighed("context", whole), *(one for one in segments if one.role != "context")]
 
 
 class Texts:

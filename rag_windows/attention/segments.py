@@ -277,44 +277,63 @@ class Reading:
 
 
 class Weighed(NamedTuple):
-    """The attention weights of what one segment gave in one layer; those of a token sum to one.
+    """The attention weights of what one segment gave; those of a token sum to one in a layer.
 
     Attributes:
-        shares: (results, heads), fp32: of the segment.
-        lse: (results, heads), and ``parts`` (parts, results, heads): how they fall to its parts;
-            None where there is one part.
+        shares: (layers, results, heads), fp32: of the segment.
+        lse: of each layer (results, heads), and ``parts`` of each layer (parts, results, heads):
+            how they fall to its parts; empty where there is one part.
     """
 
     role: Role
     shares: torch.Tensor
-    lse: torch.Tensor
-    parts: torch.Tensor | None
+    lse: Sequence[torch.Tensor] = ()
+    parts: Sequence[torch.Tensor] = ()
 
     def at(self, rows: torch.Tensor) -> Weighed:
         """Those of some of the results."""
         rows = rows.to(self.shares.device)
-        parts = None if self.parts is None else self.parts[:, rows]
-        return Weighed(self.role, self.shares[rows], self.lse[rows], parts)
+        lse, parts = [one[rows] for one in self.lse], [one[:, rows] for one in self.parts]
+        return Weighed(self.role, self.shares[:, rows], lse, parts)
 
-    def on(self, device: torch.device) -> Weighed:
-        """The same on a device."""
-        parts = None if self.parts is None else self.parts.to(device)
-        return Weighed(self.role, self.shares.to(device), self.lse.to(device), parts)
+    def summed(self) -> torch.Tensor:
+        """Weights of the parts (parts, results), averaged over heads and summed over layers."""
+        if not self.parts:
+            return self.shares.mean(dim=-1).sum(dim=0, keepdim=True)
+        lse, parts = torch.stack(list(self.lse)), torch.stack(list(self.parts), dim=1)
+        # A token that sees nothing of a segment has no share of it.
+        within = torch.exp(parts - lse.clamp_min(_LOWEST))
+        return (within * self.shares).mean(dim=-1).sum(dim=1)
 
 
-def part_weights(layers: Sequence[Weighed]) -> torch.Tensor:
-    """Weights of a segment's parts (parts, results), averaged over heads, summed over layers."""
-    device = layers[0].shares.device
-    if any(one.shares.device != device for one in layers):
-        # Of a model whose layers are on several devices.
-        layers = [one.on(device) for one in layers]
-    shares = torch.stack([one.shares for one in layers])
-    own = [one.parts for one in layers if one.parts is not None]
-    if not own:
-        return shares.mean(dim=-1).sum(dim=0, keepdim=True)
-    lse, parts = torch.stack([one.lse for one in layers]), torch.stack(own, dim=1)
-    # A token that sees nothing of a segment has no share of it.
-    return (torch.exp(parts - lse.clamp_min(_LOWEST)) * shares).mean(dim=-1).sum(dim=1)
+class Weights(NamedTuple):
+    """The attention weights of a layer; ``shares`` (columns, tokens, heads) are of whole roles."""
+
+    attended: Sequence[Attended]
+    shares: torch.Tensor
+
+
+def weighed(layers: Sequence[Weights]) -> list[Weighed]:
+    """The weights of some layers of one pass, segment by segment."""
+    device, made = layers[0].shares.device, []
+    # The layers of a model may be on several devices.
+    shares = torch.stack([one.shares.to(device) for one in layers], dim=1)
+    columns = [one.results.columns for one in layers[0].attended]
+    for index, own in enumerate(shares.split(columns)):
+        attended = [one.attended[index] for one in layers]
+        results = attended[0].results
+        place = results.on(device)
+        # (layers, results, heads)
+        own = own.transpose(0, 1).flatten(1, 2) if place is None else own.transpose(0, 1)[:, *place]
+        first = 0
+        for number, size in enumerate(results.sizes):
+            rows = slice(first, first + size)
+            parts = [one.parts[number] for one in attended if one.parts is not None]
+            apart = [one.to(device) for one in parts if one is not None]
+            lse = [one.lse[rows].to(device) for one in attended] if apart else []
+            made.append(Weighed(results.role, own[:, rows], lse, apart))
+            first += size
+    return made
 
 
 _LOWEST = -1e30
@@ -323,52 +342,30 @@ _LOWEST = -1e30
 
 def read(
     reading: Reading, asked: Queries, sinks: torch.Tensor | None = None, *, weights: bool = False
-) -> tuple[torch.Tensor, list[Weighed] | None]:
+) -> tuple[torch.Tensor, Weights | None]:
     """Attention of every token of a pass over all that it reads.
 
     ``sinks`` (heads,) are the logits of attention sinks, where there are any.
 
     Returns:
         (tokens, heads, value dim) in the query's dtype; and the attention weights, if they are
-        wanted, for each segment of each of ``reading.segments``: a sink is no text and counts for
-        nothing.
+        wanted: a sink is no text and counts for nothing.
     """
     query, tokens = asked.query, len(asked.query)
     made = [one for segments in reading.segments for one in segments.attend(asked, apart=weights)]
     if len(made) == 1 and made[0].results.aligned and sinks is None:
-        shares = (made[0].lse > -torch.inf).to(made[0].lse.dtype)
-        output = made[0].output.to(query.dtype)
-        return output, _weighed(made[0], shares) if weights else None
+        shares = (made[0].lse > -torch.inf).to(made[0].lse.dtype).unsqueeze(0)
+        return made[0].output.to(query.dtype), Weights(made, shares) if weights else None
     table = torch.cat([_rescaled(reading, one, _table(one, tokens)) for one in made])
     shares = _softmax(table, sinks)
-    aligned = all(one.results.aligned for one in made)
-    if aligned:
+    if all(one.results.aligned for one in made):
         outputs = torch.stack([one.output.to(shares.dtype) for one in made])
         mixed = (outputs * shares.unsqueeze(-1)).sum(dim=0).to(query.dtype)
     else:
         mixed = _mixed(made, shares).to(query.dtype)
     if not weights:
         return mixed, None
-    text = shares if sinks is None else _softmax(table, None)
-    recorded: list[Weighed] = []
-    if aligned:
-        for one, own in zip(made, text.unbind(), strict=True):
-            recorded += _weighed(one, own)
-        return mixed, recorded
-    for one, own in zip(made, text.split([one.results.columns for one in made]), strict=True):
-        place = one.results.on(own.device)
-        recorded += _weighed(one, own.flatten(0, 1) if place is None else own[place])
-    return mixed, recorded
-
-
-def _weighed(one: Attended, shares: torch.Tensor) -> list[Weighed]:
-    """Shares (results, heads) of a role, segment by segment."""
-    role, parts = one.results.role, one.parts or [None]
-    if len(parts) == 1:
-        return [Weighed(role, shares, one.lse, parts[0])]
-    sizes = one.results.sizes
-    pairs = zip(shares.split(sizes), one.lse.split(sizes), strict=True)
-    return [Weighed(role, *pair, part) for pair, part in zip(pairs, parts, strict=True)]
+    return mixed, Weights(made, shares if sinks is None else _softmax(table, None))
 
 
 def _table(one: Attended, tokens: int) -> torch.Tensor:

@@ -19,7 +19,8 @@ from rag_windows.attention.segments import (
     Segment,
     Segments,
     Weighed,
-    part_weights,
+    Weights,
+    weighed,
 )
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.generate import Decoder, with_config
@@ -287,28 +288,29 @@ class Plan:
         self.encoded = [Segments(segments, self._tokens, static=True)] if segments else []
         self._recorded: dict[Role, torch.Tensor] = {}
 
-    def of_cited(self, weighed: Sequence[Weighed]) -> list[Weighed]:
-        """A layer's attention weights of the tokens that predict an answer's next one."""
-        query = [one for one in weighed if one.role == "query"]
-        shares = torch.cat([one.shares for one in query])
+    def of_cited(self, layers: Sequence[Weights]) -> list[Weighed]:
+        """The attention weights of the tokens that predict an answer's next one."""
+        segments = weighed(layers)
+        query = [one.shares for one in segments if one.role == "query"]
         # The segments of the rows' own tokens give a result for each token, in order.
-        own = Weighed("query", shares, shares, None)
-        whole = [*weighed[: len(weighed) - len(query)], own]
+        own = Weighed("query", torch.cat(query, dim=1))
+        whole = [*segments[: len(segments) - len(query)], own]
         return [
-            one if len(places) == len(one.shares) else one.at(places)
+            one if len(places) == one.shares.shape[1] else one.at(places)
             for one, places in zip(whole, self._wanted, strict=True)
         ]
 
-    def keep(self, layers: Sequence[Sequence[Weighed]]) -> None:
-        """Add a pass's attention weights, as `of_cited` gives them by layer, once it is done."""
-        if not layers:
-            return
-        by_role: dict[Role, list[torch.Tensor]] = {}
-        for segment in zip(*layers, strict=True):
-            by_role.setdefault(segment[0].role, []).append(part_weights(segment).flatten())
-        for role, weights in by_role.items():
-            sums = torch.cat(weights)
-            self._recorded[role] = self._recorded[role] + sums if role in self._recorded else sums
+    def keep(self, recorded: Sequence[Sequence[Weighed]]) -> None:
+        """Add a pass's attention weights, as `of_cited` gives them, once it is done."""
+        for segments in recorded:
+            by_role: dict[Role, list[torch.Tensor]] = {}
+            for one in segments:
+                by_role.setdefault(one.role, []).append(one.summed().flatten())
+            for role, weights in by_role.items():
+                sums = torch.cat(weights)
+                if role in self._recorded:
+                    sums = sums.to(self._recorded[role].device) + self._recorded[role]
+                self._recorded[role] = sums
 
     def flush(self) -> None:
         """Hand the attention weights to the rows, once."""
@@ -390,7 +392,6 @@ class BatchLayout(Layout):
     """One forward pass over the tokens of all rows, one behind the other in one batch row.
 
     ``caches`` count this pass's tokens already; ``positions`` (tokens,) int64 are on the CPU.
-    ``recorded`` holds each layer's attention weights, as `Plan.of_cited` gives them.
     """
 
     def __init__(
@@ -403,7 +404,8 @@ class BatchLayout(Layout):
         self.sliding_windows = sliding_windows
         self._plan = plan
         self._caches = caches
-        self.recorded: list[list[Weighed]] = []
+        self._layers: list[Weights] = []
+        self._cited: list[list[Weighed]] = []
         self._where: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         tokens, old = len(positions), plan.old
         own: list[Segment] = []
@@ -452,6 +454,15 @@ class BatchLayout(Layout):
             row += one.groups
         return self._reading
 
-    def record(self, weighed: Sequence[Weighed]) -> None:
+    def record(self, weights: Weights) -> None:
         """See `Layout.record`."""
-        self.recorded.append(self._plan.of_cited(weighed))
+        if len(self._plan.newest) == len(self._reading.rows.positions):
+            self._layers.append(weights)
+        else:
+            # Of a pass of many tokens, those of few are kept.
+            self._cited.append(self._plan.of_cited([weights]))
+
+    @property
+    def recorded(self) -> list[list[Weighed]]:
+        """The attention weights of the pass, as `Plan.of_cited` gives them."""
+        return self._cited + ([self._plan.of_cited(self._layers)] if self._layers else [])

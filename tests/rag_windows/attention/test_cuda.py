@@ -104,6 +104,7 @@ def compare(items: Sequence[Item], query: Tensor) -> None:
     assert found.parts is not None
     apart = [one.parts[0] for one in right if one.parts]
     for lses in zip([found.lse, *found.parts], [lse, *apart], strict=True):
+        assert lses[0] is not None
         assert lses[0].dtype == torch.float32
         atol = LSE_TOLERANCE[query.device.type]
         torch.testing.assert_close(lses[0].double(), lses[1], atol=atol, rtol=2e-6)
@@ -121,6 +122,7 @@ def test_the_specification_of_items() -> None:
     torch.testing.assert_close(found.lse[0, 0], logits.logsumexp(0))
     assert found.parts is not None
     apart = torch.stack([one.logsumexp(0) for one in logits.split([2, 3])])
+    assert found.parts[0] is not None
     torch.testing.assert_close(found.parts[0][:, 0, 0], apart)
 
 

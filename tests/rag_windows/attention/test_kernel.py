@@ -148,10 +148,9 @@ def compare(items: Sequence[Item], query: Tensor) -> None:
     torch.testing.assert_close(lse.double(), expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
     assert parts is not None
     for item, found in zip(items, parts, strict=True):
-        if len(item.parts) == 1:
-            assert found is None
+        assert (found is None) == (len(item.parts) == 1)
+        if found is None or item.causal:
             continue
-        assert found is not None
         for part, own in zip(item.parts, found, strict=True):
             _, expected_lse = by_reference([dataclasses.replace(item, parts=[part])], query)
             torch.testing.assert_close(own.double(), expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)

@@ -20,8 +20,8 @@ from rag_windows.attention.segments import (
     Rows,
     Segment,
     Segments,
-    part_weights,
     read,
+    weighed,
 )
 
 from . import stand_in
@@ -177,15 +177,15 @@ def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.Dat
     with stand_in.forced(backend), pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "LEAST_KEYS", 1)
         patch.setattr(native, "LEAST_TOKENS", 1)
-        for weighed in (False, True):
+        for wanted in (False, True):
             asked = Queries(0, query.to(dtype), reading.rows, 0.3, softcap, reach)
             sink = None if sinks is None else sinks.to(dtype)
-            output, weights = read(reading, asked, sink, weights=weighed)
+            output, weights = read(reading, asked, sink, weights=wanted)
             torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
     assert weights is not None
-    for block, one, share in zip(given_, weights, shares, strict=True):
+    for block, one, share in zip(given_, weighed([weights]), shares, strict=True):
         assert one.role == block.role
-        found = part_weights([one]).T.double()
+        found = one.summed().T.double()
         torch.testing.assert_close(found, share[block.tokens], rtol=0, atol=1e-5)
 
 
@@ -230,7 +230,7 @@ def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -
     output, weights = read(reading, asked, sinks, weights=True)
     assert weights is not None
     assert output.tolist() == [[[0.0] * 4]]
-    assert all(part_weights([one]).tolist() == [[0.0]] for one in weights)
+    assert all(one.summed().tolist() == [[0.0]] for one in weighed([weights]))
 
 
 def test_far_apart_segments_and_half_precision_merge_in_float32() -> None:
