@@ -312,26 +312,43 @@ class Weights(NamedTuple):
     attended: Sequence[Attended]
     shares: torch.Tensor
 
+    def on(self, device: torch.device) -> Weights:
+        """The same on a device, but for the outputs."""
+        attended = [
+            one._replace(
+                lse=one.lse.to(device),
+                parts=[None if part is None else part.to(device) for part in one.parts or ()],
+            )
+            for one in self.attended
+        ]
+        return Weights(attended, self.shares.to(device))
+
 
 def weighed(layers: Sequence[Weights]) -> list[Weighed]:
     """The weights of some layers of one pass, segment by segment."""
     device, made = layers[0].shares.device, []
-    # The layers of a model may be on several devices.
-    shares = torch.stack([one.shares.to(device) for one in layers], dim=1)
+    if any(one.shares.device != device for one in layers):
+        # Of a model whose layers are on several devices.
+        layers = [one.on(device) for one in layers]
+    shares = torch.stack([one.shares for one in layers], dim=1)
     columns = [one.results.columns for one in layers[0].attended]
     for index, own in enumerate(shares.split(columns)):
         attended = [one.attended[index] for one in layers]
-        results = attended[0].results
+        results, lse = attended[0].results, [one.lse for one in attended]
         place = results.on(device)
         # (layers, results, heads)
         own = own.transpose(0, 1).flatten(1, 2) if place is None else own.transpose(0, 1)[:, *place]
         first = 0
         for number, size in enumerate(results.sizes):
             rows = slice(first, first + size)
-            parts = [one.parts[number] for one in attended if one.parts is not None]
-            apart = [one.to(device) for one in parts if one is not None]
-            lse = [one.lse[rows].to(device) for one in attended] if apart else []
-            made.append(Weighed(results.role, own[:, rows], lse, apart))
+            parts = [one.parts[number] for one in attended if one.parts]
+            apart = [one for one in parts if one is not None]
+            if not apart:
+                made.append(Weighed(results.role, own[:, rows]))
+            elif len(results.sizes) == 1:
+                made.append(Weighed(results.role, own, lse, apart))
+            else:
+                made.append(Weighed(results.role, own[:, rows], [one[rows] for one in lse], apart))
             first += size
     return made
 
