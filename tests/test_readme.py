@@ -81,7 +81,11 @@ def test_commands_and_options_exist() -> None:
         while words and (inner := getattr(command, "commands", {}).get(words[0])):
             command, words = inner, words[1:]
         assert not getattr(command, "commands", {}), f"{name} needs a command behind it"
-        options = {option for parameter in command.params for option in parameter.opts}
+        options = {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         assert {word for word in words if word.startswith("--")} <= options
 
 
