@@ -415,8 +415,8 @@ def _softmax(table: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     if sinks is not None:
         sink = sinks.to(table.dtype).expand(1, *table.shape[1:])
         return torch.cat([table, sink]).softmax(dim=0)[:-1]
-    # A token that sees nothing at all gets nothing.
-    return table.softmax(dim=0).nan_to_num(nan=0.0)
+    # A token that sees nothing at all gets nothing; NaN and infinity of a model stay to be seen.
+    return table.softmax(dim=0).masked_fill(table == -torch.inf, 0.0)
 
 
 def _mixed(made: Sequence[Attended], shares: torch.Tensor) -> torch.Tensor:

@@ -233,6 +233,24 @@ def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -
     assert all(one.summed().tolist() == [[0.0]] for one in weighed([weights]))
 
 
+@pytest.mark.parametrize("logit", [torch.inf, torch.nan])
+def test_numbers_that_are_none_are_not_hidden(logit: float) -> None:
+    """A model whose keys overflow must not seem to read nothing."""
+    good, bad = torch.ones(1, 1, 2, 4), torch.full((1, 1, 2, 4), logit)
+    made = [
+        Segments([Segment("context", 0, 1, layers={0: [(bad, good)]})], 1),
+        Segments([Segment("query", 2, 3, layers={0: [(good, good)]})], 1),
+    ]
+    reading = Reading(Rows(torch.tensor([3])), made)
+    # PyTorch's fused CPU attention itself answers keys that are NaN with zeros.
+    with stand_in.forced("reference"):
+        asked = Queries(0, torch.ones(1, 1, 4), reading.rows, 1.0)
+        output, weights = read(reading, asked, weights=True)
+    assert weights is not None
+    assert bool(output.isnan().all())
+    assert bool(weights.shares.isnan().any())
+
+
 def test_far_apart_segments_and_half_precision_merge_in_float32() -> None:
     """A thousand equal segments of bf16 ones merge to one; bf16 sums would stop at 256."""
     ones = torch.ones(1, 1, 1, 4, dtype=torch.bfloat16)
