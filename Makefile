@@ -63,7 +63,7 @@ train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs
 bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 8192")
 	$(OFFLINE) $(BIN)/rag-windows bench --context 2048 --rounds 3 $(ARGS)
 
-bench-report: $(VENV)/.demo ## write the tables of docs/performance/*/performance.json into README and docs
+bench-report: $(VENV)/.demo ## write the tables of benchmarks/results/performance/ into README and docs
 	$(BIN)/python benchmarks/report.py
 
 bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (ARGS="--quick")
@@ -74,7 +74,7 @@ gpu: ## what a first hour with a GPU should tell, in stages of 8 minutes (STAGE=
 		echo "Python 3.11 or newer is needed; name one: make gpu PYTHON_GPU=/path/to/python3" >&2; exit 1; }
 	$(OFFLINE) PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu run $(STAGE) $(if $(FRESH),--fresh) $(ARGS)
 
-gpu-report: ## write what `make gpu` has found into docs/performance.md
+gpu-report: ## write what `make gpu` has found into docs/results.md and the log
 	PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu report $(ARGS)
 
 evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--questions 8")

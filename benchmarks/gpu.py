@@ -1,7 +1,7 @@
 """What a first hour with a GPU should tell, in stages: `make gpu`, and `make gpu-report`.
 
     python -m benchmarks.gpu run [STAGE ...] [--fresh] [--out runs/gpu]
-    python -m benchmarks.gpu report [--out runs/gpu] [--page docs/performance.md]
+    python -m benchmarks.gpu report [--out runs/gpu]
 
 Each stage is a process of its own, ends at a deadline and writes <stage>.json, in which stands what
 it measured so far, and <stage>.log. One that has finished is left out the next time, unless sources
@@ -228,15 +228,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="tiny sizes on the CPU: tries the stages; no report takes what they write",
     )
-    reporter = commands.add_parser("report", help="write the table into the page")
-    reporter.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
+    reporter = commands.add_parser("report", help="write the tables into the documents")
     for one in (runner, reporter):
         one.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu", help="records")
     given = parser.parse_args(arguments)
     if given.command == "report":
         from benchmarks.gpu_report import write_report
 
-        return write_report(given.out, given.page)
+        return write_report(given.out, ROOT)
     if unknown := [name for name in given.stages if name not in STAGES]:
         parser.error(f"there is no stage {unknown[0]!r}; choose among {', '.join(STAGES)}")
     options = {"fresh": given.fresh, "stand_in": given.stand_in, "deadline": given.deadline}

@@ -1,4 +1,4 @@
-"""The table of `make gpu-report`: what the records of `make gpu` hold, as Markdown in a page."""
+"""The tables of `make gpu-report`: the records of `make gpu` as Markdown in documents."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.gpu import STAGES, Record, read
+from benchmarks.report import fill
 from rag_windows.benchmark.result import (
     MEMORY,
     SEQUENTIAL,
@@ -19,47 +20,53 @@ from rag_windows.benchmark.result import (
     times,
 )
 
-BEGIN, END = "<!-- gpu -->", "<!-- /gpu -->"
+BLOCK = "gpu"
+"""The name of the block that documents hold for the table."""
 
 
-def write_report(out: Path, page: Path) -> int:
-    """Put the table between the page's two markers; the exit code, 2 where it was refused."""
+def write_report(out: Path, root: Path) -> int:
+    """Put the tables into the documents of a checkout; the exit code, 2 where it was refused."""
     found = {name: record for name in STAGES if (record := read(out / f"{name}.json"))}
     records = {name: one for name, one in found.items() if not one["stand_in"]}
-    text = page.read_text(encoding="utf-8")
-    before, begun, rest = text.partition(BEGIN)
-    _, ended, after = rest.partition(END)
     if not records:
         tried = " but of stand-ins, which say nothing about a GPU" if found else ""
-        refusal = f"There is nothing to report: {out} holds no record{tried}; do `make gpu` first."
-    elif not (begun and ended):
-        refusal = f"{page} has no place for the table: it lacks the lines {BEGIN} and {END}."
-    else:
-        try:
-            made = "\n".join(report(records))
-        except (KeyError, TypeError) as error:
-            print(
-                f"{out} holds records of another version ({error!r}); do `make gpu FRESH=1`.",
-                file=sys.stderr,
-            )
-            return 2
-        page.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
-        print(f"{page}: {len(records)} of {len(STAGES)} stages")
-        return 0
-    print(refusal, file=sys.stderr)
-    return 2
+        print(
+            f"There is nothing to report: {out} holds no record{tried}; do `make gpu` first.",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        forms = {"short": "\n".join(summary(records)), "whole": "\n".join(report(records))}
+    except (KeyError, TypeError) as error:
+        print(
+            f"{out} holds records of another version ({error!r}); do `make gpu FRESH=1`.",
+            file=sys.stderr,
+        )
+        return 2
+    fill(root, lambda form, name: forms[form] if name == BLOCK else None)
+    print(f"{len(records)} of {len(STAGES)} stages")
+    return 0
 
 
-def report(records: dict[str, Record]) -> Iterator[str]:
-    """Lines: every stage with how it ended, the targets, and what was measured."""
+def summary(records: dict[str, Record]) -> Iterator[str]:
+    """Lines: the machine, the date and the targets."""
     machines = {
         f"{one['device']}, driver {one['driver'] or 'unknown'} "
         f"({', '.join(f'{name} {version}' for name, version in one['versions'].items())})"
         for one in records.values()
         if one["device"]
     }
-    yield f"{'; '.join(sorted(machines)) or 'No stage reached the device'}. Weights are random."
-    yield ""
+    dates = " and ".join(sorted({one["date"][:10] for one in records.values()}))
+    yield (
+        f"{'; '.join(sorted(machines)) or 'No stage reached the device'}. Weights are random. "
+        f"`make gpu`, {dates}."
+    )
+    yield from ["", *_targets(records.get("speed-128k"))]
+
+
+def report(records: dict[str, Record]) -> Iterator[str]:
+    """Lines: the summary, every stage with how it ended, and what was measured."""
+    yield from [*summary(records), ""]
     rows = []
     for name in STAGES:
         one = records.get(name)
@@ -69,8 +76,7 @@ def report(records: dict[str, Record]) -> Iterator[str]:
         status = one["status"] + (f": {_cell(one['error'])}" if one["error"] else "")
         took = "-" if one["seconds"] is None else f"{one['seconds']:,.0f} s"
         rows.append([name, status, one["date"], one["commit"] or one["sources"], took])
-    yield from table(["stage", "ended", "date", "commit", "took"], rows)
-    yield from ["", *_targets(records.get("speed-128k")), ""]
+    yield from [*table(["stage", "ended", "date", "commit", "took"], rows), ""]
     for name, one in records.items():
         if one["results"]:
             open_ = "" if one["status"] == "finished" else f" ({one['status']})"

@@ -1,11 +1,11 @@
 """Write the tables of measured runs into the documents.
 
-    rag-windows bench --context 8192 --out docs/performance/8k
+    rag-windows bench --context 8192 --out benchmarks/results/performance/8k
     python benchmarks/report.py [FOLDER]
 
-A document holds, where the table of ``docs/performance/8k/performance.json`` belongs, the lines
-``<!-- bench: 8k -->`` and ``<!-- /bench -->``: what stands between them is replaced. README gets
-the short table. Runs that are not there leave what stands.
+Where the table of ``benchmarks/results/performance/8k/performance.json`` belongs, a document holds
+the lines ``<!-- bench: 8k -->`` and ``<!-- /bench -->``; what is between them is replaced. A run
+that is not there leaves what stands. ``benchmarks/gpu_report.py`` fills the block ``gpu``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from rag_windows.benchmark.result import Result, markdown, summary
 
-DOCUMENTS: dict[str, Callable[[Result], str]] = {
-    "README.md": summary,
-    "docs/performance.md": markdown,
+RUNS = Path("benchmarks", "results", "performance")
+DOCUMENTS = {
+    "README.md": "short",
+    "docs/results.md": "short",
+    "benchmarks/results/performance.md": "whole",
 }
+"""By its path in a checkout, which form of a table a document gets."""
 _BLOCK = re.compile(r"(<!-- bench: (\S+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
 
@@ -35,25 +39,35 @@ def read(path: Path) -> Result:
     return TypeAdapter(Result).validate_json(path.read_bytes())
 
 
-def filled(text: str, runs: Path, render: Callable[[Result], str]) -> str:
-    """A document with the tables of the runs in a folder."""
+def of_runs(root: Path, form: str, name: str) -> str | None:
+    """The table of a run of a checkout; None where there is no such run."""
+    run = root / RUNS / name / "performance.json"
+    return {"short": summary, "whole": markdown}[form](read(run)) if run.is_file() else None
+
+
+def filled(text: str, table: Callable[[str], str | None]) -> str:
+    """A text with the tables of the blocks whose names `table` knows; others stay as they are."""
 
     def block(found: re.Match[str]) -> str:
-        run = runs / found[2] / "performance.json"
-        inside = render(read(run)).strip("\n") + "\n" if run.is_file() else found[3]
-        return f"{found[1]}{inside}{found[4]}"
+        made = table(found[2])
+        return found[0] if made is None else found[1] + made.strip("\n") + "\n" + found[4]
 
     return _BLOCK.sub(block, text)
 
 
-def main(root: Path) -> None:
-    """Fill every document of a checkout."""
-    for name, render in DOCUMENTS.items():
-        path = root / name
+def fill(root: Path, table: Callable[[str, str], str | None]) -> None:
+    """Fill every document of a checkout; `table` makes a table of its form and its name."""
+    for document, form in DOCUMENTS.items():
+        path = root / document
         before = path.read_text(encoding="utf-8")
-        after = filled(before, root / "docs" / "performance", render)
+        after = filled(before, partial(table, form))
         path.write_text(after, encoding="utf-8")
-        print(f"{name}: {'written' if after != before else 'nothing new'}")
+        print(f"{document}: {'written' if after != before else 'nothing new'}")
+
+
+def main(root: Path) -> None:
+    """Fill in the runs of a checkout."""
+    fill(root, partial(of_runs, root))
 
 
 if __name__ == "__main__":

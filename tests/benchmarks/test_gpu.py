@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_report, gpu_stages
+from benchmarks import gpu, gpu_report, gpu_stages, report
 from rag_windows.attention import backends
 from rag_windows.benchmark import run as running
 from rag_windows.benchmark.result import MEMORY, WAYS
 
 HERE = {"commit": "c0ffee", "sources": "5eed", "stand_in": True}
-PAGE = f"# Speed\n\n{gpu_report.BEGIN}\nold\n{gpu_report.END}\n\nThe end.\n"
+BEGIN, END = f"<!-- bench: {gpu_report.BLOCK} -->", "<!-- /bench -->"
+PAGE = f"# Speed\n\n{BEGIN}\nold\n{END}\n\nThe end.\n"
 STAGE = """
 import json, os, subprocess, sys, time
 from pathlib import Path
@@ -318,17 +319,27 @@ def test_the_tests_stage_runs_pytest(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "install pytest and hypothesis" in told["error"]
 
 
-def reported(out: Path, records: dict[str, Any]) -> str:
+def documents(root: Path) -> dict[str, str]:
+    """The texts of a checkout's documents by their form; they are made where there are none."""
+    paths = {form: root / name for name, form in report.DOCUMENTS.items()}
+    for name in report.DOCUMENTS:
+        if not (root / name).exists():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(PAGE, encoding="utf-8")
+    return {form: path.read_text(encoding="utf-8") for form, path in paths.items()}
+
+
+def reported(out: Path, records: dict[str, Any]) -> dict[str, str]:
     for name, record in records.items():
         gpu.write(out / f"{name}.json", record)
-    page = out / "performance.md"
-    page.write_text(PAGE, encoding="utf-8")
-    assert gpu.main(["report", "--out", str(out), "--page", str(page)]) == 0
-    text = page.read_text(encoding="utf-8")
-    assert text.startswith(f"# Speed\n\n{gpu_report.BEGIN}\n")
-    assert text.endswith(f"{gpu_report.END}\n\nThe end.\n")
-    assert "\nold\n" not in text
-    return text
+    documents(out)
+    assert gpu_report.write_report(out, out) == 0
+    texts = documents(out)
+    for text in texts.values():
+        assert text.startswith(f"# Speed\n\n{BEGIN}\n")
+        assert text.endswith(f"{END}\n\nThe end.\n")
+        assert "\nold\n" not in text
+    return texts
 
 
 def on_a_gpu(records: dict[str, Any]) -> dict[str, Any]:
@@ -347,7 +358,8 @@ def on_a_gpu(records: dict[str, Any]) -> dict[str, Any]:
 def test_the_table_shows_targets_and_every_stage(records: dict[str, Any], tmp_path: Path) -> None:
     found = on_a_gpu(records)
     found["profile"]["results"]["top"][0]["name"] = "void flash<Traits, 128>(a | b)"
-    text = reported(tmp_path, found)
+    texts = reported(tmp_path, found)
+    text = texts["whole"]
     assert "NVIDIA H200, driver 580.1 (python" in text
     assert "| tests | not run | - | - | - |" in text
     assert "| parity | finished |" in text
@@ -358,8 +370,11 @@ def test_the_table_shows_targets_and_every_stage(records: dict[str, Any], tmp_pa
         "| decode step, share of the bandwidth roofline | 60% | at least 60% | yes |",
         "| first token from memory, against plain transformers | 305.00x | at least 300x | yes |",
     ]
+    assert all(line in texts["short"] for line in targets)
+    assert "NVIDIA H200" in texts["short"]
     for name in records:
         assert f"\n### {name}\n" in text
+        assert f"\n### {name}\n" not in texts["short"]
     assert 'Bounded: "transformers" has one round of 16 tokens' in text
     assert "| 64 | 4 | bfloat16 | 30 |" in text
     assert "| linear layers | " in text
@@ -374,7 +389,7 @@ def test_what_did_not_finish_is_shown_as_such(records: dict[str, Any], tmp_path:
     found["memory"] |= {"status": "failed", "error": "exit code 1: out | of\nmemory", "results": {}}
     found["profile"]["results"] = {"token_s": 0.0123}
     del found["speed-8k"]
-    text = reported(tmp_path, found)
+    text = reported(tmp_path, found)["whole"]
     assert "| speed-128k | unfinished: it was stopped at its deadline of 480 s. |" in text
     assert "\n### speed-128k (unfinished)\n" in text
     assert "| memory | failed: exit code 1: out / of memory |" in text
@@ -386,19 +401,17 @@ def test_what_did_not_finish_is_shown_as_such(records: dict[str, Any], tmp_path:
     assert "A decode step took 12.30 ms; no profile was taken." in text
     del found["speed-128k"]
     (tmp_path / "speed-128k.json").unlink()
-    assert "| - | at least 300x | not measured |" in reported(tmp_path, found)
+    assert "| - | at least 300x | not measured |" in reported(tmp_path, found)["short"]
 
 
-def test_there_must_be_something_to_report_and_a_place_for_it(
+def test_there_must_be_something_to_report(
     records: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = tmp_path / "performance.md"
-    page.write_text(PAGE, encoding="utf-8")
-    asked = ["report", "--out", str(tmp_path), "--page", str(page)]
+    before = documents(tmp_path)
 
     def refusal() -> str:
-        assert gpu.main(asked) == 2
-        assert page.read_text(encoding="utf-8") in (PAGE, "bare")
+        assert gpu.main(["report", "--out", str(tmp_path)]) == 2
+        assert documents(tmp_path) == before
         return capsys.readouterr().err
 
     assert refusal().startswith(f"There is nothing to report: {tmp_path} holds no record; do")
@@ -407,16 +420,12 @@ def test_there_must_be_something_to_report_and_a_place_for_it(
     long = on_a_gpu(records)["speed-128k"]
     gpu.write(tmp_path / "speed-128k.json", long | {"results": {"warm": {"cells": []}}})
     assert "holds records of another version" in refusal()
-    gpu.write(tmp_path / "speed-128k.json", long)
-    page.write_text("bare", encoding="utf-8")
-    assert "it lacks the lines <!-- gpu --> and <!-- /gpu -->" in refusal()
 
 
-def test_the_page_has_a_place_for_the_table() -> None:
-    text = (gpu.ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(gpu_report.BEGIN)
-    assert "## On a GPU" in before
-    assert gpu_report.END in rest
+def test_the_log_and_the_page_of_results_have_a_place_for_the_table() -> None:
+    texts = {name: (gpu.ROOT / name).read_text(encoding="utf-8") for name in report.DOCUMENTS}
+    holding = {name for name, text in texts.items() if f"{BEGIN}\n" in text}
+    assert {report.DOCUMENTS[name] for name in holding} == {"short", "whole"}
 
 
 def test_records_are_json_that_others_can_read(records: dict[str, Any]) -> None:

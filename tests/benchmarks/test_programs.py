@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +149,15 @@ def test_tables_of_runs_are_written_where_documents_name_them(
     measured = run(plan, "rag-windows bench --shape tiny")
     other = "<!-- bench: b -->\nb\n<!-- /bench -->\n"
     text = f"before\n<!-- bench: a -->\nstale\n<!-- /bench -->\n{other}"
-    (tmp_path / "docs" / "performance" / "a").mkdir(parents=True)
+    (tmp_path / report.RUNS / "a").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
     for name in report.DOCUMENTS:
         (tmp_path / name).write_text(text)
     for one in (measured, replace(measured, concurrency=[])):
         made = TypeAdapter(Result).dump_json(one)
-        (tmp_path / "docs" / "performance" / "a" / "performance.json").write_bytes(made)
+        (tmp_path / report.RUNS / "a" / "performance.json").write_bytes(made)
         report.main(tmp_path)
-        assert capsys.readouterr().out.count("written") == 2
+        assert capsys.readouterr().out.count("written") == 3
         for name in report.DOCUMENTS:
             written = (tmp_path / name).read_text()
             assert written.startswith("before\n<!-- bench: a -->\n")
@@ -168,9 +170,9 @@ def test_tables_of_runs_are_written_where_documents_name_them(
     assert "no citations" not in (tmp_path / "README.md").read_text()
 
 
-def test_documents_hold_the_tables_of_the_runs_beside_them() -> None:
-    runs = ROOT / "docs" / "performance"
-    for name, render in report.DOCUMENTS.items():
+def test_documents_hold_the_tables_of_the_runs() -> None:
+    for name, form in report.DOCUMENTS.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "<!-- bench: 8k -->" in text
-        assert report.filled(text, runs, render) == text, "run python benchmarks/report.py"
+        tables = partial(report.of_runs, ROOT, form)
+        assert report.filled(text, tables) == text, "run `make bench-report`"
