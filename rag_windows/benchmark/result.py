@@ -35,40 +35,56 @@ class Plan:
 
     shape: Annotated[
         Literal["llama-0.25b", "qwen-0.5b", "llama-3.1-8b", "tiny"] | None,
-        typer.Option(help="Of random weights; tiny tries the command. Default: llama-0.25b."),
+        typer.Option(
+            help=(
+                "Shape of a model with random weights; tiny only tries the command. "
+                "Default: llama-0.25b."
+            )
+        ),
     ] = None
     model: Annotated[
         str | None,
         _option("Time this model instead: a local folder or a name on the Hub.", "MODEL"),
     ] = None
-    context: Annotated[int, _option("Tokens of all passages.", least=2)] = 8192
-    window: Annotated[int, _option("Tokens of a passage.", least=2)] = 256
-    new_tokens: Annotated[int, _option("Length of an answer.", least=2)] = 64
+    context: Annotated[int, _option("Number of tokens of all passages together.", least=2)] = 8192
+    window: Annotated[int, _option("Number of tokens of one passage.", least=2)] = 256
+    new_tokens: Annotated[int, _option("Number of tokens of an answer.", least=2)] = 64
     questions: Annotated[
-        int | None, _option("So many at once, too, which share half of their passages.", least=2)
+        int | None,
+        _option(
+            "Also time N questions asked at once, which share half of their passages.", least=2
+        ),
     ] = None
     against: Annotated[
         list[str] | None,
-        _option("A method to time beside --method, its windows in memory; repeatable.", "NAME"),
+        _option("Another method to time, its windows in memory; can be repeated.", "NAME"),
     ] = None
     llama_bench: Annotated[
         list[str] | None,
-        _option("llama.cpp's benchmark, on the same weights; 'PATH -fa 0'; repeatable.", "PATH"),
+        _option(
+            "Also run llama.cpp's llama-bench on the same weights: its path and "
+            "options, such as 'PATH -fa 0'; can be repeated.",
+            "PATH",
+        ),
     ] = None
     memory: Annotated[
-        bool, typer.Option(help="Measure peak memory, on the CPU in further processes.")
+        bool, typer.Option(help="Measure peak memory (on the CPU, in separate processes).")
     ] = True
-    rounds: Annotated[int, _option("In each, every way answers once.", least=1)] = 5
+    rounds: Annotated[
+        int, _option("Number of rounds; in each, every way of answering runs once.", least=1)
+    ] = 5
     way: Annotated[
-        list[str] | None, _option("Only this way to answer; repeatable. Default: all.", "NAME")
+        list[str] | None,
+        _option("Time only this way of answering; can be repeated. Default: all.", "NAME"),
     ] = None
     profile: Annotated[
         bool,
         typer.Option("--profile", help=f"Show where a decode step's time goes ({MEMORY!r})."),
     ] = False
-    device: Annotated[str, _option("cpu or cuda.", "DEVICE")] = "cpu"
+    device: Annotated[str, _option("Device of the model: cpu or cuda.", "DEVICE")] = "cpu"
     dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the weights.")
+        Literal["bfloat16", "float16", "float32"],
+        typer.Option(help="Number format of the weights."),
     ] = "bfloat16"
     method: Annotated[str, typer.Option(metavar="NAME")] = "ape"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rag_windows_retrievers import BM25Retriever
 
 
-_HELP = "/clear forgets the conversation, /exit or Ctrl-D leaves."
+_HELP = "/clear starts a new conversation, /exit or Ctrl-D ends the chat."
 _NAME, _BAR, _TEXTS_FROM = 32, 16, 72
 """Widths in characters: of names and bars, and of terminals that have room for texts and bars."""
 
@@ -37,11 +37,17 @@ class AnswerOptions:
 
     system: options.System = None
     max_new_tokens: options.MaxNewTokens = 128
-    temperature: Annotated[float | None, option("T", "0: the likeliest tokens.", min=0.0)] = None
-    seed: Annotated[int | None, option("N", "Makes sampling repeatable.")] = None
+    temperature: Annotated[
+        float | None,
+        option("T", "Sampling temperature; 0 always takes the likeliest token.", min=0.0),
+    ] = None
+    seed: Annotated[int | None, option("N", "Random seed; makes sampling repeatable.")] = None
     link_tokens: options.LinkTokens = None
     fallback: Annotated[
-        Literal["sequential"] | None, option(None, "Where windows are likely to lose.")
+        Literal["sequential"] | None,
+        option(
+            None, "Read the passages one after the other where windows are likely to answer worse."
+        ),
     ] = None
     json: options.Json = False
 
@@ -51,23 +57,21 @@ def ask(
     *,
     question: Annotated[
         str,
-        typer.Argument(
-            metavar="QUESTION", help="What you want to know, in quotes.", parser=encodable
-        ),
+        typer.Argument(metavar="QUESTION", help="The question, in quotes.", parser=encodable),
     ],
     search: SearchOptions,
     model: ModelOptions,
     answer: AnswerOptions,
 ) -> None:
-    """Answer one question over documents and show which passages the answer looked at."""
+    """Answer one question over documents and show how much attention each passage got."""
     from rag_windows_retrievers import SUFFIXES
 
     if not question.strip():
-        raise InputError("The question is empty; write one, in quotes.")
+        raise InputError("The question is empty. Write one, in quotes.")
     if len(question.split()) == 1 and Path(question).suffix.lower() in SUFFIXES:
         raise InputError(
-            f"The question {question!r} is the name of a file; give each file a --docs of its own, "
-            "and the question in quotes."
+            f"The question {question!r} is the name of a file. Put --docs before each file, and "
+            "the question in quotes."
         )
     passages = options.open_corpus(search, model.model).retrieve(question, search.top_k)
     with options.loaded_model(model) as lm:
@@ -76,7 +80,7 @@ def ask(
 
 @options.spreading()
 def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -> None:
-    """The same as a conversation: one question a line, follow-ups welcome, /exit leaves."""
+    """Answer questions over documents in a conversation: one question a line, /exit ends it."""
     from rag_windows.prompt.conversation import search_text
 
     retriever = options.open_corpus(search, model.model)
@@ -92,7 +96,7 @@ def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -
                 return
             if question == "/clear":
                 dialogue = []
-                render.tell("The conversation is forgotten.")
+                render.tell("The conversation starts again.")
             elif question == "/help":
                 render.tell(_HELP)
             if question in ("", "/clear", "/help"):
@@ -160,7 +164,9 @@ def _reply(
                 sys.stdout.flush()
             generation = chunk.generation
     if generation is None:
-        raise GenerationError("The stream ended without a result; please report this.")
+        raise GenerationError(
+            "The stream ended without a result. This is a bug in rag-windows: please report it."
+        )
     notes = _notes(generation, passages, told.max_new_tokens)
     usage, timings, fallback = generation.usage, generation.timings, generation.fallback
     found = {one.passage: one.mass for one in generation.citations or ()}
@@ -223,7 +229,7 @@ def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None])
 def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> Iterator[str]:
     """What the reader of an answer should know; passages are counted from 1, as shown."""
     if not passages:
-        yield "No passage shares a word with the question, so the model answered without any."
+        yield "No passage shares a word with the question, so the model answered without passages."
     for note in generation.notes:
         id_ = passages[note.passage].id
         name = f"Passage {note.passage + 1}" + ("" if id_ is None else f" ({id_})")
@@ -232,17 +238,17 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
         elif note.kind == "split":
             yield f"{name} is longer than a window and was read in several."
         else:
-            yield f"{name} holds no text that the model knows and was left out."
+            yield f"{name} holds no text that the model can read and was left out."
     if generation.fallback is not None:
         yield f"Guard ({generation.fallback.signal}): {generation.fallback.message}"
     if generation.finish_reason == "length":
-        yield f"The answer ends at the limit of {limit} new tokens; --max-new-tokens raises it."
+        yield f"The answer was cut at {limit} new tokens; --max-new-tokens raises this limit."
 
 
 def demo(
     device: options.Device = "auto", json: options.Json = False, verbose: options.Verbose = False
 ) -> None:
-    """Answer three questions over the sample corpus, sequentially and with windows."""
+    """Answer three questions over the sample corpus, first sequentially, then with windows."""
     retriever = options.open_corpus(SearchOptions(), None)
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
     compared = ("sequential", DEFAULT_METHOD)
@@ -258,7 +264,7 @@ def demo(
         right = "right" if row["right"] else f"wrong: {row['expected']}"
         first = f"first token after {row['first_token_s']:.3f} s"
         render.show(f"  {row['method']:<12}{first}  {one_line(row['answer'])} ({right})")
-    render.show("Seconds to the first token: the best of three runs.", "dim")
+    render.show("Times to the first token are the best of three runs.", "dim")
 
 
 def _answer(

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from rag_windows import PassageCache
 
 cache = typer.Typer(
-    help="Look after the passage cache: what was encoded once is read from disk afterwards.",
+    help="Inspect and manage the passage cache, which keeps encoded passages on disk.",
     cls=Group,
 )
 
 
 @cache.command()
 def stats(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
-    """Show the folder, and how many windows of how many bytes it holds."""
+    """Show the cache's folder, the number of its windows and their size."""
     with _open(cache_dir) as opened:
         held = _held(opened)
     size, limit = (_size(held[name]) for name in ("bytes", "limit_bytes"))
@@ -42,9 +42,9 @@ def warm(
     system: options.System = None,
     json: options.Json = False,
 ) -> None:
-    """Encode documents ahead of the questions; goes on where it was interrupted.
+    """Encode documents before the first question; continues where it was interrupted.
 
-    Give the model, the instruction (--system) and the lengths that the questions will have.
+    Give the same model, instruction (--system) and passage lengths as for the questions later.
     """
     passages = open_corpus(search, model.model).passages
     with loaded_model(model) as lm, progress("Encoding the passages") as counted:
@@ -53,40 +53,43 @@ def warm(
         )
     line = (
         f"{warmed.passages} passages: {warmed.encoded} windows encoded ({warmed.tokens} tokens), "
-        f"{warmed.present} were there, in {warmed.seconds:.1f} s."
+        f"{warmed.present} were in the cache already; {warmed.seconds:.1f} s."
     )
     _print(json, line, dataclasses.asdict(warmed))
 
 
 @cache.command()
 def verify(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
-    """Read every window and delete those that can't be proved right."""
-    with _open(cache_dir) as opened, progress("Reading every window"):
+    """Check every window and delete those that are damaged."""
+    with _open(cache_dir) as opened, progress("Checking every window"):
         checked, quarantined = opened.verify()
-    line = f"{checked} windows read, {quarantined} of them deleted."
+    line = f"{checked} windows checked, {quarantined} of them damaged and deleted."
     _print(json, line, {"checked": checked, "quarantined": quarantined})
 
 
 @cache.command()
 def clear(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
-    """Forget all windows of all models."""
+    """Remove all windows of all models."""
     with _open(cache_dir) as opened:
         removed = _held(opened)["entries"]
         opened.clear()
-    _print(json, f"{removed} windows forgotten.", {"removed": removed})
+    _print(json, f"{removed} windows removed.", {"removed": removed})
 
 
 @cache.command()
 def invalidate(
-    ids: Annotated[list[str], typer.Argument(help="Ids of passages or documents.")],
+    ids: Annotated[list[str], typer.Argument(help="Ids of passages or of documents.")],
     every_tenant: Annotated[
         bool,
-        options.flag("--every-tenant", "Take digests of ids or names of files, of any tenant."),
+        options.flag(
+            "--every-tenant",
+            "Remove for every tenant; IDS are then digests of ids, or names of cache files.",
+        ),
     ] = False,
     cache_dir: options.CacheDir = None,
     json: options.Json = False,
 ) -> None:
-    """Forget the windows of some passages or documents."""
+    """Remove the windows of some passages or documents."""
     with _open(cache_dir) as opened:
         removed = opened.invalidate(ids, every_tenant=every_tenant)
     _print(json, f"{removed} windows forgotten.", {"removed": removed})
@@ -96,16 +99,21 @@ def invalidate(
 def prune(
     cache_dir: options.CacheDir = None,
     disk: Annotated[
-        str | None, options.option("SIZE", 'Drop what is worth least until all fits in "10GiB".')
+        str | None,
+        options.option(
+            "SIZE", 'Remove the least useful windows until the rest fits in SIZE, such as "10GiB".'
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Drop windows that are outdated, and with --disk those that do not fit."""
+    """Remove windows that are outdated and, with --disk, those that do not fit."""
     with _open(cache_dir, **({} if disk is None else {"disk": disk})) as opened:
         opened.prune()
         held, done = _held(opened), opened.stats().tiers["disk"]
     removed = done.evictions + done.expired + done.quarantined
-    line = f"{removed} windows dropped; {held['entries']} of {_size(held['bytes'])} are left."
+    line = (
+        f"{removed} windows removed; {held['entries']} windows of {_size(held['bytes'])} are left."
+    )
     _print(json, line, {"removed": removed, **held})
 
 

@@ -25,33 +25,48 @@ def calibrate(
     *,
     examples: Annotated[
         str | None,
-        option("FILE", 'JSONL: "query", perhaps "passages", "answer". Default: the samples.'),
+        option(
+            "FILE",
+            'JSONL file with "query" and, optionally, "passages" and "answer". '
+            "Default: the sample questions.",
+        ),
     ] = None,
     search: SearchOptions,
     method: Annotated[
-        str, option("NAME", "Whose numbers to choose; see rag-windows methods.")
+        str, option("NAME", "Method whose numbers to choose; rag-windows methods lists them.")
     ] = "ape",
-    out: Annotated[str | None, option("FILE", "Write the profile here, for --profile.")] = None,
-    plot: Annotated[str | None, option("FILE", "Draw all settings into this PNG.")] = None,
+    out: Annotated[
+        str | None, option("FILE", "Write the profile to this file, for --profile.")
+    ] = None,
+    plot: Annotated[
+        str | None, option("FILE", "Draw all settings as a picture into this PNG file.")
+    ] = None,
     by: Annotated[
         Literal["auto", "labels", "agreement"],
-        option(None, "What decides; auto: right answers where every example has one."),
+        option(
+            None,
+            "Criterion: agreement with the right answers (labels) or with sequential "
+            "reading (agreement). auto takes labels where every example has an answer.",
+        ),
     ] = "auto",
-    limit: Annotated[int, count("Take the first N examples at most.")] = 64,
+    limit: Annotated[int, count("Use at most the first N examples.")] = 64,
     max_new_tokens: options.MaxNewTokens = 32,
     system: options.System = None,
-    seed: Annotated[int, option("N", "Of folds and intervals.", min=0)] = 0,
+    seed: Annotated[int, option("N", "Random seed of folds and confidence intervals.", min=0)] = 0,
     model: ModelOptions,
     json: options.Json = False,
 ) -> None:
-    """Choose a method's numbers for a model and its documents, and say whether they beat the usual.
+    """Choose a method's numbers for a model and documents, and compare them with the default.
 
-    Give the instruction (--system) and the lengths that the questions will have.
+    Give the same instruction (--system) and passage lengths as for the questions later.
     """
     # What would fail after the work fails before it.
     for flag, path in (("--out", out), ("--plot", plot)):
         if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
-            raise InputError(f"{flag} {path!r}: the folder does not exist, or this is one.")
+            raise InputError(
+                f"{flag} {path!r} can't be written: its folder does not exist, or it is "
+                "a folder itself. Name a file in an existing folder."
+            )
     if plot is not None and find_spec("matplotlib") is None:
         raise MissingExtraError(missing("The picture", "matplotlib", "figures"))
     given = _examples(search, model.model, examples, limit)
@@ -88,7 +103,7 @@ def _examples(
         examples = read_examples(path)
     elif search.docs:
         raise InputError(
-            "--docs alone can't be calibrated on: give questions over them with --examples."
+            "Calibration needs questions about the documents of --docs. Give them with --examples."
         )
     else:
         text = (samples_path() / "questions.jsonl").read_text(encoding="utf-8")
@@ -101,14 +116,16 @@ def _examples(
         return examples
     if path is not None and not search.docs:
         raise InputError(
-            f"Example {bare[0] + 1} of {path!r} has no passages: give it some, or the documents to "
-            "retrieve them from, with --docs."
+            f"Example {bare[0] + 1} of {path!r} has no passages. Give it passages, or name "
+            "documents to retrieve them from with --docs."
         )
     retriever = options.open_corpus(search, model)
     for place in bare:
         query = examples[place].query
         if not isinstance(query, str):
-            raise InputError("Examples of whole conversations need passages of their own.")
+            raise InputError(
+                'An example that is a conversation needs passages of its own. Give it "passages".'
+            )
         found = retriever.retrieve(query, search.top_k)
         examples[place] = replace(examples[place], passages=found)
     return examples
@@ -134,5 +151,5 @@ def _show(profile: Profile) -> None:
         table.add_row(str(place), text, *cells, ", ".join(marks))
     render.console().print(table)
     counts = f"{profile.examples} examples, {len(ranked)} settings"
-    render.show(f"{counts}; in brackets 95% intervals.", "dim")
+    render.show(f"{counts}; 95% confidence intervals in brackets.", "dim")
     render.show(profile.verdict, "bold")

@@ -66,23 +66,35 @@ def classify(
     *,
     texts: Annotated[
         list[str],
-        typer.Argument(metavar="TEXT...", help="What to label, each quoted.", parser=encodable),
+        typer.Argument(metavar="TEXT...", help="Texts to label, each in quotes.", parser=encodable),
     ],
-    demos: Annotated[str, option("FILE", 'Demonstrations: JSONL with "text" and "label" a line.')],
+    demos: Annotated[
+        str, option("FILE", 'Demonstrations: a JSONL file with "text" and "label" in each line.')
+    ],
     label: Annotated[
         list[str] | None,
-        option("LABEL", "To choose from, repeated. Default: those of --demos.", parser=encodable),
+        option(
+            "LABEL",
+            "A label to choose from; can be repeated. Default: the labels in --demos.",
+            parser=encodable,
+        ),
     ] = None,
     calibrate_with: Annotated[
         list[str] | None,
-        option("TEXT", "One that says nothing, as N/A: its probabilities divide the others."),
+        option(
+            "TEXT",
+            "A text without content, such as N/A; the probabilities of its labels "
+            "divide the others. Can be repeated.",
+        ),
     ] = None,
-    windows: Annotated[int | None, count("Default: as few as hold the demonstrations.")] = None,
+    windows: Annotated[
+        int | None, count("Number of windows. Default: as few as hold the demonstrations.")
+    ] = None,
     system: options.System = None,
     model: _Learner,
     json: options.Json = False,
 ) -> None:
-    """Label texts as demonstrations show it, with as many of them as there are."""
+    """Label texts by labelled examples (demonstrations), however many there are."""
     from rag_windows.calibration.calibrate import read_lines
     from rag_windows.icl.classifier import demonstration_of
 
@@ -146,13 +158,13 @@ def methods(json: options.Json = False) -> None:
 @options.spreading()
 def bench(
     plan: Plan,
-    threads: Annotated[int | None, count("On the CPU. Default: all.")] = None,
+    threads: Annotated[int | None, count("Number of CPU threads. Default: all.")] = None,
     out: Annotated[
-        str | None, option("DIR", "Writes performance.json and .md (or profile.md) there.")
+        str | None, option("DIR", "Folder for performance.json and performance.md (or profile.md).")
     ] = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Time windows beside plain transformers, the same tokens for both, on any weights."""
+    """Compare the speed of windows and of plain transformers over the same tokens."""
     options.quieten(verbose)
     import torch
 
@@ -171,7 +183,7 @@ def bench(
         print(found)
         if out is not None:
             write_whole(Path(out) / "profile.md", found)
-            render.tell(f"{out}: profile.md")
+            render.tell(f"Wrote profile.md to {out}.")
         return
     # Where a program lies is nobody's business but its user's.
     words = sys.argv[1:]
@@ -183,7 +195,7 @@ def bench(
         written = TypeAdapter(Result).dump_json(result, indent=1).decode()
         write_whole(Path(out) / "performance.json", f"{written}\n")
         write_whole(Path(out) / "performance.md", markdown(result))
-        render.tell(f"{out}: performance.json and performance.md")
+        render.tell(f"Wrote performance.json and performance.md to {out}.")
 
 
 app.add_typer(cache, name="cache")

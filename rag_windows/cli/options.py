@@ -47,7 +47,7 @@ def count(text: str) -> Any:
 
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-        raise typer.BadParameter(f"{value!r} is none of auto, cpu, cuda and cuda:N")
+        raise typer.BadParameter(f"{value!r} must be one of auto, cpu, cuda and cuda:N")
     return value
 
 
@@ -58,24 +58,33 @@ def _link_tokens(value: str) -> int | float | str:
         return value if value == "all" else int(value) if value.isdecimal() else float(value)
     except ValueError:
         raise typer.BadParameter(
-            f"{value!r} is no number of tokens (16), share (0.15 or 15%) or all"
+            f"{value!r} must be a number of tokens (16), a share (0.15 or 15%) or all"
         ) from None
 
 
-_LINKED = "Tokens of each window encoded in sight of the others: 16, 0.15, 15% or all."
-_FOLDER = "Of the passage cache. Default: the platform's cache folder."
+_LINKED = (
+    "Tokens of each window to encode again with the other windows in view: 16, 0.15, 15% or all."
+)
+_FOLDER = "Folder of the passage cache. Default: the platform's cache folder."
 
 Model = Annotated[str, option("MODEL", "A shipped model, a local folder or a name on the Hub.")]
 LinkTokens = Annotated[Any, option("K", _LINKED, parser=_link_tokens)]
-PassageWords = Annotated[int, count("Length of a passage, about, in words.")]
+PassageWords = Annotated[int, count("Approximate length of a passage in words.")]
 System = Annotated[
-    str | None, option("TEXT", "Instruction that stands before the passages.", parser=encodable)
+    str | None,
+    option(
+        "TEXT", "Instruction (system prompt) that is read before the passages.", parser=encodable
+    ),
 ]
-MaxNewTokens = Annotated[int, count("Length of the answer at most.")]
-Device = Annotated[str, option("DEVICE", "auto, cpu, cuda, or cuda:N.", callback=_device)]
+MaxNewTokens = Annotated[int, count("Largest number of tokens of an answer.")]
+Device = Annotated[
+    str, option("DEVICE", "Device of the model: auto, cpu, cuda or cuda:N.", callback=_device)
+]
 CacheDir = Annotated[str | None, option("DIR", _FOLDER)]
-Json = Annotated[bool, flag("--json", "JSON on stdout and nothing else.")]
-Verbose = Annotated[bool, flag("--verbose", "Show the libraries' warnings, logs and bars.")]
+Json = Annotated[bool, flag("--json", "Print one JSON object and nothing else.")]
+Verbose = Annotated[
+    bool, flag("--verbose", "Show the libraries' warnings, logs and progress bars.")
+]
 
 _Command = Callable[..., None]
 
@@ -120,14 +129,16 @@ DEFAULT_MODEL, DEFAULT_METHOD = "tiny-reader", "ape"
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Where passages come from; each field is the option of its name."""
+    """Where passages come from; each field becomes the option of the same name."""
 
     docs: Annotated[
         list[str] | None,
-        option("PATH", "File, folder or quoted pattern; repeatable. Default: the sample corpus."),
+        option(
+            "PATH", "File, folder or quoted pattern; can be repeated. Default: the sample corpus."
+        ),
     ] = None
-    strict: Annotated[bool, flag("--strict", "Stop where a file can't be read.")] = False
-    top_k: Annotated[int, count("Passages to retrieve.")] = 8
+    strict: Annotated[bool, flag("--strict", "Stop with an error if a file can't be read.")] = False
+    top_k: Annotated[int, count("Number of passages to retrieve.")] = 8
     passage_words: PassageWords = 120
 
 
@@ -140,23 +151,37 @@ class ModelOptions:
         option(
             "MODEL",
             "A local folder or a name on the Hub. Default, without --docs: the shipped "
-            "tiny-reader, which knows the sample corpus alone.",
+            "tiny-reader, which can answer over the sample corpus only.",
             envvar="RAG_WINDOWS_MODEL",
         ),
     ] = None
-    method: Annotated[str | None, option("NAME", "Such as ape:scale=0.9; see `methods`.")] = None
-    profile: Annotated[str | None, option("FILE", "What rag-windows calibrate wrote.")] = None
+    method: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "Method that reads the passages, such as ape:scale=0.9; rag-windows methods "
+            "lists them. Default: ape.",
+        ),
+    ] = None
+    profile: Annotated[str | None, option("FILE", "Profile that rag-windows calibrate wrote.")] = (
+        None
+    )
     rag_temperature: Annotated[
         float | None, option("T", "The same as --method ape:temperature=T.")
     ] = None
     rag_scale: Annotated[float | None, option("S", "The same as --method ape:scale=S.")] = None
     device: Device = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], option(None, "Of the weights.")
+        Literal["auto", "float32", "bfloat16", "float16"],
+        option(None, "Number format of the weights."),
     ] = "auto"
-    max_window_tokens: Annotated[int | None, count("Longer passages are cut.")] = None
+    max_window_tokens: Annotated[
+        int | None, count("Split longer passages into several windows of at most N tokens.")
+    ] = None
     cache_dir: CacheDir = None
-    no_cache: Annotated[bool, flag("--no-cache", "Encode all anew, and keep nothing.")] = False
+    no_cache: Annotated[bool, flag("--no-cache", "Neither read nor write the passage cache.")] = (
+        False
+    )
     verbose: Verbose = False
     cache_memory: str | None = None
     """Size of a cache in memory alone, in place of the one on disk."""
@@ -218,13 +243,15 @@ def _method(model: ModelOptions) -> Method | None:
     if model.profile is not None and model.method is None:
         if numbers:
             raise InputError(
-                "--profile brings the numbers of the method: leave --rag-temperature and "
-                "--rag-scale out, or give --method too, which then counts instead."
+                "--profile sets the method's numbers already. Leave out --rag-temperature and "
+                "--rag-scale, or also give --method, which replaces the profile's method."
             )
         return None
     named = model.method or DEFAULT_METHOD
     if twice := [name for name in numbers if f"{name}=" in named]:
-        raise MethodError(f"--rag-{twice[0]} and --method {named} both set it; leave one out.")
+        raise MethodError(
+            f"--rag-{twice[0]} and --method {named} set the same number. Leave one of them out."
+        )
     return method_of(named, numbers)
 
 
@@ -250,7 +277,7 @@ def _cache(model: ModelOptions) -> PassageCache | None:
         if model.cache_dir is not None:
             raise
         # An answer needs no cache: where the platform's folder can't be used, there is none.
-        tell(f"Note: {error} Passages are not cached.")
+        tell(f"Note: Passages are not cached. {error}")
         return None
 
 
@@ -272,12 +299,12 @@ def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
     """An index over the documents' passages; what was not read is told."""
     if search.docs and model is None:
         unnamed = InputError(
-            "--docs needs a model that can read them: name one with --model or in "
-            "RAG_WINDOWS_MODEL, a local folder or a name on the Hub such as "
-            "Qwen/Qwen2.5-1.5B-Instruct."
+            "--docs needs a model. Name one with --model or in RAG_WINDOWS_MODEL: a local folder "
+            "or a name on the Hub, such as Qwen/Qwen2.5-1.5B-Instruct."
         )
         unnamed.add_note(
-            "The shipped tiny-reader knows only the sample corpus; --model tiny-reader forces it."
+            "The shipped tiny-reader can answer over the sample corpus only; to use it all the "
+            "same, give --model tiny-reader."
         )
         raise unnamed
     from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
@@ -292,16 +319,16 @@ def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
             loaded = load_documents([sample], root=sample)
         retriever = BM25Retriever(split_documents(loaded.documents, words=search.passage_words))
     bad = [f"{one.label}: {one.reason}" for one in loaded.skipped if one.problem]
-    of_all = f"{len(bad)} of the documents' files and lines"
+    of_all = f"{len(bad)} {'file or line' if len(bad) == 1 else 'files or lines'} of the documents"
     if search.strict and len(bad) == 1:
         raise DocumentError(bad[0])
     if search.strict and bad:
-        error = DocumentError(f"{of_all} can't be read; mend them, or leave --strict out.")
+        error = DocumentError(f"{of_all} can't be read. Correct them, or leave out --strict.")
         for one in bad:
             error.add_note(f"- {one}")
         raise error
     if bad:
-        tell(f"Not read: {of_all} (--strict stops there).")
+        tell(f"Note: {of_all} can't be read; the others are used (--strict stops here):")
     for one in bad:
         tell(f"- {one}")
     others = [f"{one.label} ({one.reason})" for one in loaded.skipped if not one.problem]

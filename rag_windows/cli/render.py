@@ -1,4 +1,4 @@
-"""What terminals and scripts see: text, tables, JSON, errors in one line, and signs of life."""
+"""What terminals and scripts see: text, tables, JSON, errors in one line, and progress."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Group(TyperGroup):
             told, hint = error.format_message().rstrip("."), "see rag-windows --help."
             given = getattr(getattr(error, "ctx", None), "params", ())
             if "extra argument" in told and "docs" in given:
-                hint = "each file of --docs needs a --docs of its own, patterns need quotes."
+                hint = "put --docs before each file, and quotes around a pattern."
             lines = (f"{told}; {hint}",)
         except RagWindowsError as error:
             lines = (str(error), *getattr(error, "__notes__", ()))
@@ -66,8 +66,8 @@ class Group(TyperGroup):
             if type(error).__name__ != "OutOfMemoryError":
                 raise
             lines = (
-                "the accelerator's memory is full; take fewer passages (--top-k), a smaller model, "
-                "--dtype bfloat16, or --device cpu.",
+                "The accelerator's memory is full. Read fewer passages (--top-k), or use a "
+                "smaller model, --dtype bfloat16 or --device cpu.",
             )
         if lines:
             code = EXIT_ERROR

@@ -218,7 +218,7 @@ def test_an_interruption_keeps_what_is_answered(
     stopped = inscit("--out", "out")
     assert stopped.exit_code == 130
     (told,) = stopped.stderr.splitlines()
-    assert told.endswith("go on with: rag-windows eval inscit --out 'a b'")
+    assert told.endswith("Continue with: rag-windows eval inscit --out 'a b'")
     assert len(records(tmp_path / "out")) == 4
     assert inscit("--out", "out").exit_code == 130
     asked[:] = [None] * 5
@@ -243,7 +243,7 @@ def test_questions_without_an_answer_are_told_and_asked_again(
         result = inscit("--out", "out")
     assert result.exit_code == 2
     told = one_line(result.stderr)
-    assert "missing answers, which count as empty: 1," in told
+    assert "Missing answers, which count as empty: 1," in told
     assert "'coast/2/1' of ape@2: No luck\\x1b[31m." in told
     assert "ape@2" in result.stdout
     (ape,) = (one for one in scores(tmp_path / "out")["arms"] if one["name"] == "ape@2")
@@ -298,7 +298,7 @@ def test_a_report_is_made_again_with_the_data_elsewhere(
     moved.write_text(json.dumps(other), encoding="utf-8")
     wrong = run("eval", "report", "out", "--data", moved)
     assert wrong.exit_code == 2
-    assert "read other data than" in one_line(wrong.stderr)
+    assert "used other data than" in one_line(wrong.stderr)
     for folder in ("nowhere", "."):
         assert one_line(run("eval", "report", folder).stderr)
 
@@ -344,7 +344,7 @@ def test_chatrag_reads_the_passages_of_the_file(
     asked = ("--model", small_folder, *QUICK, *style, "--max-new-tokens", "8", "--out", "out")
     result = run("eval", "chatrag", *options, *asked)
     assert result.exit_code == 2
-    assert "missing answers, which count as empty: 1," in result.stderr
+    assert "Missing answers, which count as empty: 1," in result.stderr
     file = tmp_path / "out" / "predictions" / "ape@2.txt"
     lines = file.read_text(encoding="utf-8").split("\n")
     assert [bool(line) for line in lines] == [True, False, True, False]

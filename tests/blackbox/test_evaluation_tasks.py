@@ -165,8 +165,8 @@ def test_a_line_that_is_wrong_is_named(
     [
         (("icl", "--task", "q.jsonl", "--shots", "5"), "5 demonstrations are asked for"),
         (("icl", "--task", "q.jsonl", "--shots", "-1"), "--shots"),
-        (("long", "--passages", "0"), "'0' is no list of whole numbers from 1 on"),
-        (("long", "--positions", "nan"), "'nan' is no list of numbers from 0 to 1"),
+        (("long", "--passages", "0"), "'0' must be a list of whole numbers from 1 on"),
+        (("long", "--positions", "nan"), "'nan' must be a list of numbers from 0 to 1"),
         (("long", "--questions", "81"), "The samples have 80 questions, not 81"),
         (("long", "--haystack", "empty"), "empty"),
         (("long", "--passages", "900"), "of samples has 29"),

@@ -18,8 +18,8 @@ from rag_windows.cli.options import ModelOptions, count, flag, option, spreading
 from rag_windows.cli.render import Group
 from rag_windows.prompt.visible_text import one_line
 
-evaluation = typer.Typer(help="Compare methods on datasets, with a report.", cls=Group)
-score = typer.Typer(help="Score a finished file of predictions alone.", cls=Group)
+evaluation = typer.Typer(help="Compare methods on datasets and write a report.", cls=Group)
+score = typer.Typer(help="Score a file of predictions.", cls=Group)
 evaluation.add_typer(score, name="score")
 
 
@@ -48,26 +48,36 @@ def _several(
         except ValueError:
             found = []
         if not found or not all(least <= one <= most for one in found):
-            raise typer.BadParameter(f"{value!r} is no list of {wanted.format(least)}")
+            raise typer.BadParameter(f"{value!r} must be a list of {wanted.format(least)}")
         return found
 
     return option("N,...", text, parser=parsed)
 
 
-Data = Annotated[str, option("FILE", "The dataset's own file.")]
-Dataset = Annotated[str, option("NAME", "Which of the ten, such as doc2dial.")]
-Methods = Annotated[str, option("NAME,...", "To compare, such as sequential,ape:temperature=0.8.")]
-TopK = Annotated[Any, _several("Passages to read; several are compared.", 1)]
-Shots = Annotated[Any, _several("Demonstrations; several are compared.", 0)]
-Sizes = Annotated[Any, _several("How many, the needle's included.", 1)]
+Data = Annotated[str, option("FILE", "The dataset's data file.")]
+Dataset = Annotated[str, option("NAME", "One of the ten datasets, such as doc2dial.")]
+Methods = Annotated[
+    str, option("NAME,...", "Methods to compare, such as sequential,ape:temperature=0.8.")
+]
+TopK = Annotated[Any, _several("Number of passages to read; several numbers are compared.", 1)]
+Shots = Annotated[Any, _several("Number of demonstrations; several numbers are compared.", 0)]
+Sizes = Annotated[
+    Any, _several("Number of passages, with the needle's passage; several numbers are compared.", 1)
+]
 _PLACES = "numbers from 0 to 1, such as 0,0.5"
-Places = Annotated[Any, _several("Of the needle, 0 (first) to 1 (last).", 0, 1, float, _PLACES)]
-Style = Annotated[Literal["plain", "chatrag"], option(None, "How a question is put to the model.")]
+Places = Annotated[
+    Any,
+    _several("Positions of the needle, from 0 (first passage) to 1 (last).", 0, 1, float, _PLACES),
+]
+Style = Annotated[
+    Literal["plain", "chatrag"],
+    option(None, "Wording of the prompt: plain, or as in ChatRAG-Bench."),
+]
 Retriever = Annotated[
     Literal["bm25", "dense", "hybrid", "gold"],
-    option(None, "How passages are found; gold reads the right ones alone."),
+    option(None, "How passages are found; gold takes the dataset's right ones."),
 ]
-Predictions = Annotated[Path, option("FILE", "Answers that are there.")]
+Predictions = Annotated[Path, option("FILE", "File of predictions.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +86,24 @@ class Asking(ModelOptions):
 
     model: options.Model = ""
     methods: Methods = "sequential,pcw,ape"
-    out: Annotated[Path | None, option("DIR", "Where the same command goes on.")] = None
-    limit: Annotated[int | None, count("Only the first N questions.")] = None
-    seed: Annotated[int, option("N", "Of everything that is drawn.", min=0)] = 0
-    max_new_tokens: Annotated[int | None, count("Of an answer. Default: the dataset's.")] = None
+    out: Annotated[
+        Path | None,
+        option(
+            "DIR",
+            "Folder of the run; the same command continues there. Default: a folder in runs/.",
+        ),
+    ] = None
+    limit: Annotated[int | None, count("Ask only the first N questions.")] = None
+    seed: Annotated[int, option("N", "Random seed.", min=0)] = 0
+    max_new_tokens: Annotated[
+        int | None, count("Largest number of tokens of an answer. Default: the dataset's.")
+    ] = None
     system: options.System = None
     # Windows are kept in memory alone, so that no other run's windows count.
-    cache_memory: Annotated[str, option("SIZE", 'For windows: "8GiB", or a share of RAM.')] = "50%"
-    fresh: Annotated[bool, flag("--fresh", "Remove what the folder holds.")] = False
+    cache_memory: Annotated[
+        str, option("SIZE", 'Memory for encoded windows: "8GiB", or a share of RAM.')
+    ] = "50%"
+    fresh: Annotated[bool, flag("--fresh", "Remove the folder's old results first.")] = False
     json: options.Json = False
 
 
@@ -96,17 +116,24 @@ _NO_OPTIONS = ("method", "rag_temperature", "rag_scale", "cache_dir", "no_cache"
 def inscit(
     *,
     data: Data,
-    corpus: Annotated[str | None, option("FILE", "JSONL or TSV. Default: the evidence.")] = None,
+    corpus: Annotated[
+        str | None,
+        option(
+            "FILE", "Passages to search, as JSONL or TSV. Default: the dataset's evidence passages."
+        ),
+    ] = None,
     retriever: Retriever = "bm25",
-    embedder: Annotated[str | None, option("MODEL", "For dense and hybrid.")] = None,
+    embedder: Annotated[str | None, option("MODEL", "Embedding model of dense and hybrid.")] = None,
     top_k: TopK = "20",
     asking: Asking,
     style: Style = "plain",
-    evidence: Annotated[int, count("Passages that a prediction names, by attention.")] = 1,
+    evidence: Annotated[
+        int, count("Number of passages that a prediction names as evidence, by attention weight.")
+    ] = 1,
 ) -> None:
-    """INSCIT: conversations over Wikipedia; each turn is answered over retrieved passages.
+    """INSCIT: conversations over Wikipedia, each turn answered over retrieved passages.
 
-    --data is the dataset's own dev.json or test.json. Predictions are written in its own format.
+    --data is the dataset's dev.json or test.json. Predictions are written in the dataset's format.
     """
     search = {"kind": retriever, "depth": max(top_k), "embedder": embedder}
     chosen = {"corpus": corpus, "style": style, "evidence": evidence}
@@ -118,7 +145,7 @@ def inscit(
 def chatrag(
     *, data: Data, dataset: Dataset, top_k: TopK = "5", asking: Asking, style: Style = "chatrag"
 ) -> None:
-    """ChatRAG-Bench: ten conversational datasets that bring their passages in ranked order."""
+    """ChatRAG-Bench: ten conversational datasets whose passages come ranked with the question."""
     search = {"depth": max(top_k)}
     _running().evaluate(asking, "chatrag", data, top_k, search, dataset=dataset, style=style)
 
@@ -127,14 +154,23 @@ def chatrag(
 @spreading(without=(*_NO_OPTIONS, "max_new_tokens", "max_window_tokens"))
 def icl(
     *,
-    task: Annotated[str, option("FILE", 'JSONL with "text", "label", and perhaps "split".')],
-    demos: Annotated[str | None, option("FILE", "What is shown, if the task's lacks it.")] = None,
+    task: Annotated[
+        str, option("FILE", 'JSONL file with "text", "label" and, optionally, "split".')
+    ],
+    demos: Annotated[
+        str | None, option("FILE", "Demonstrations, if the task's file holds none.")
+    ] = None,
     shots: Shots = "32",
-    windows: Annotated[int | None, count("Default: one for every eight, up to eight.")] = None,
-    calibrate_with: Annotated[list[str] | None, option("TEXT", "Such as N/A; repeated.")] = None,
+    windows: Annotated[
+        int | None,
+        count("Number of windows. Default: one for every eight demonstrations, at most eight."),
+    ] = None,
+    calibrate_with: Annotated[
+        list[str] | None, option("TEXT", "A text without content, such as N/A; can be repeated.")
+    ] = None,
     asking: Asking,
 ) -> None:
-    """In-context learning: texts to label, behind demonstrations in windows."""
+    """In-context learning: label texts by demonstrations that are read in windows."""
     asking = replace(asking, model=asking.model or "tiny-learner")
     chosen = {"demonstrations": demos, "windows": windows, "calibrate_with": calibrate_with or []}
     _running().evaluate(asking, "icl", task, shots, {}, seed=asking.seed, **chosen)
@@ -144,25 +180,32 @@ def icl(
 @spreading(without=(*_NO_OPTIONS, "limit"))
 def long(
     *,
-    haystack: Annotated[str | None, option("DIR", "Texts. Default: the samples.")] = None,
+    haystack: Annotated[
+        str | None,
+        option("DIR", "Folder of texts that hide the needle. Default: the sample corpus."),
+    ] = None,
     passages: Sizes = "1,4,16,64",
     positions: Places = "0,0.5,1",
-    questions: Annotated[int | None, count("In each cell. Default: 10.")] = None,
+    questions: Annotated[
+        int | None, count("Number of questions for each size and position. Default: 10.")
+    ] = None,
     asking: Asking,
 ) -> None:
-    """A needle among more and more passages, first, in the middle and last."""
+    """Needle in a haystack: one passage holds the answer, at several places among many passages."""
     chosen = {"haystack": haystack, "sizes": passages, "depths": positions, "questions": questions}
     _running().evaluate(asking, "long", None, [None], {}, seed=asking.seed, **chosen)
 
 
 @evaluation.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that runs wrote.")],
-    out: Annotated[Path | None, option("DIR", "Default: that of the first run.")] = None,
-    data: Annotated[str | None, option("FILE", "The data, if they lie elsewhere now.")] = None,
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    out: Annotated[
+        Path | None, option("DIR", "Folder for the report. Default: that of the first run.")
+    ] = None,
+    data: Annotated[str | None, option("FILE", "The data file, if it was moved.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Score runs again and write their report, several runs in one."""
+    """Score runs again and write one report of them."""
     _running().report_again(folders, out or folders[0], data, json_alone=json)
 
 
@@ -170,7 +213,9 @@ def report(
 def score_inscit(
     data: Data,
     predictions: Predictions,
-    by_type: Annotated[bool, flag("--by-type", "For each type of response.")] = False,
+    by_type: Annotated[
+        bool, flag("--by-type", "Also show the scores for each type of response.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """INSCIT's own metrics (evidence F1, sacreBLEU, response F1), and ChatRAG-Bench's F1."""
@@ -184,10 +229,12 @@ def score_chatrag(
     data: Data,
     dataset: Dataset,
     predictions: Predictions,
-    answerable: Annotated[Path | None, option("FILE", "QuAC: what can be answered.")] = None,
+    answerable: Annotated[
+        Path | None, option("FILE", "For QuAC: its list of answerable questions.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    """ChatRAG-Bench's metrics of a file with an answer a line."""
+    """ChatRAG-Bench's metrics for a file with one answer per line."""
     from rag_windows.evaluation.chatrag import score_chatrag as scored
 
     _show({"": scored(Path(data), dataset, predictions, answerable)}, as_json=json)

@@ -67,7 +67,9 @@ def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ..
     if asking.profile is not None:
         found = Profile.load(asking.profile).method
         if found.name not in names:
-            raise InputError(f"--profile holds numbers of {found.name}: name it among --methods.")
+            raise InputError(
+                f"--profile holds numbers of the method {found.name}. Add this method to --methods."
+            )
         chosen = [(name, found if name == found.name else method) for name, method in chosen]
     return runs.arms(chosen, depths)
 
@@ -85,7 +87,10 @@ def evaluate(
     source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=_command())
     task, search = source.task(), runs.Search(**searching)
     if missing := getattr(task, "unfound", 0):
-        tell(f"Note: {missing} evidence passages are not in the corpus, so nothing finds them.")
+        tell(
+            f"Note: {missing} evidence passages are not in the corpus, so no retriever "
+            "can find them."
+        )
     generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
     answerer, batch = generating.answer, 1
     if isinstance(task, icl.IclTask):
@@ -125,8 +130,9 @@ def evaluate(
     if failed:
         first = failed[0]
         tell(
-            f"Error: missing answers, which count as empty: {len(failed)}, the first {first.key!r} "
-            f"of {first.arm}: {first.error} The same command asks again."
+            f"Error: Missing answers, which count as empty: {len(failed)}, the first "
+            f"{first.key!r} with {first.arm}: {first.error} Run the same command again to ask for "
+            "what is missing."
         )
         raise typer.Exit(EXIT_ERROR)
 
@@ -142,7 +148,7 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_a
         keys = tuple(one.key for one in task.examples)
         if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
             raise DataError(
-                f"The run in {path} read other data than {source.data or 'these'}; name its data "
+                f"The run in {path} used other data than {source.data or 'these'}. Name its data "
                 "file with --data."
             )
         summary = summarise(task, folder)
@@ -191,7 +197,7 @@ def _going_on(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell(f"Stopped. Finished answers are kept in {path}; go on with: {_command()}")
+        tell(f"Stopped. Finished answers are kept in {path}. Continue with: {_command()}")
         raise typer.Abort from None
     except RagWindowsError:
         tell(f"Finished answers are kept in {path}.")

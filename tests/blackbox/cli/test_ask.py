@@ -21,7 +21,7 @@ def test_json_has_exactly_this_shape(ask: Told, model: str) -> None:
     answer = ask("--max-new-tokens", "5")
     notes = answer.pop("notes")
     assert (
-        notes == "Note: The answer ends at the limit of 5 new tokens; --max-new-tokens raises it.\n"
+        notes == "Note: The answer was cut at 5 new tokens; --max-new-tokens raises this limit.\n"
     )
     assert list(answer) == SHAPE
     assert (answer["method"], answer["model"], answer["fallback"]) == ("ape", model, None)
@@ -61,7 +61,7 @@ def test_the_streamed_answer_its_sources_and_figures_are_shown(
     longest = max(answer["passages"], key=lambda one: one["mass"])
     assert f"{'█' * 16}  {longest['mass']:.1%}" in shown.stdout
     assert "first token after" in shown.stdout
-    assert "limit of 60 new tokens; --max-new-tokens raises it" in shown.stdout
+    assert "cut at 60 new tokens; --max-new-tokens raises this limit" in shown.stdout
 
 
 def test_hostile_text_is_shown_spelled_out(
@@ -170,7 +170,7 @@ def test_bad_files_are_listed_and_the_rest_is_read(
     found = {one["id"] for one in answer["passages"]}
     assert found == {"docs/bridge.md#1", "lamps", "docs/rows.jsonl:1#1"}
     head, *listed = answer["notes"].splitlines()[:5]
-    assert head.startswith("Not read: 4 ")
+    assert head.startswith("Note: 4 files or lines ")
     for label, reason in (
         ("docs/broken.pdf", "not a PDF file"),
         ("docs/latin.txt:1", "not valid UTF-8"),
@@ -180,7 +180,7 @@ def test_bad_files_are_listed_and_the_rest_is_read(
         assert any(line.startswith(f"- {label}: ") and reason in line for line in listed), listed
     stopped = run("ask", QUESTION, "--docs", "docs", "--model", model, "--strict")
     assert (stopped.exit_code, stopped.stdout) == (2, "")
-    assert stopped.stderr.startswith("Error: 4 of the documents' files and lines can't be read")
+    assert stopped.stderr.startswith("Error: 4 files or lines of the documents can't be read")
     assert set(stopped.stderr.splitlines()[1:]) == set(listed)
 
 

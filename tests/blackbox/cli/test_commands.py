@@ -64,7 +64,7 @@ def test_warm_stats_verify_prune_invalidate_clear(
     assert 0 < pruned["entries"] < held["entries"]
     assert told(run, "cache", "clear", *place) == {"removed": pruned["entries"]}
     assert told(run, "cache", "stats", *place)["entries"] == 0
-    words = {"stats": "windows, ", "verify": "read", "prune": "dropped", "clear": "forgotten"}
+    words = {"stats": "windows, ", "verify": "checked", "prune": "removed", "clear": "removed"}
     for command, word in words.items():
         assert word in run("cache", command, *place).stdout
     assert "windows encoded" in run(*warm).stdout
@@ -142,7 +142,7 @@ def test_a_profile_is_made_shown_drawn_and_used(
     question = ("ask", QUESTION, "--docs", "docs", "--model", model, "--profile")
     assert "No such file" in refused(run, *question, "none.json")
     numbers = refused(run, *question, "profile.json", "--rag-scale", "0.5")
-    assert "--profile brings the numbers" in numbers
+    assert "--profile sets the method's numbers" in numbers
 
 
 @pytest.mark.usefixtures("examples")
@@ -155,11 +155,17 @@ def test_the_sample_questions_are_the_default(run: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--docs", "docs"], "--docs alone can't be calibrated on"),
+        (["--docs", "docs"], "questions about the documents of --docs"),
         (["--examples", "examples.jsonl"], "Example 1 of 'examples.jsonl' has no passages"),
         (["--examples", "none.jsonl"], "can't be read"),
-        (["--out", "no/profile.json"], "--out 'no/profile.json': the folder does not exist"),
-        (["--plot", "docs"], "--plot 'docs': the folder does not exist, or this is one"),
+        (
+            ["--out", "no/profile.json"],
+            "--out 'no/profile.json' can't be written: its folder does not exist",
+        ),
+        (
+            ["--plot", "docs"],
+            "--plot 'docs' can't be written: its folder does not exist, or it is a folder",
+        ),
     ],
 )
 def test_errors_come_before_the_model(run: Run, args: list[str], message: str) -> None:

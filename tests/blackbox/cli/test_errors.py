@@ -41,10 +41,10 @@ def bad(docs: Path, model: str) -> Path:
         ("--docs bad/latin.txt", "bad/latin.txt:1: not valid UTF-8"),
         ("--docs bad/binary.txt", "bad/binary.txt: binary"),
         ("--docs", "--docs"),
-        ("--docs docs/bridge.md docs/olsen.txt", "each file of --docs needs a --docs of its own"),
+        ("--docs docs/bridge.md docs/olsen.txt", "put --docs before each file"),
         ("--method magic", "Unknown method 'magic'"),
         ("--method pcw --rag-scale 0.9", "'pcw' has no parameter 'scale' (it has none)"),
-        ("--method ape:scale=1 --rag-scale 0.9", "both set it"),
+        ("--method ape:scale=1 --rag-scale 0.9", "set the same number"),
         ("--method ape:heat=1", "no parameter 'heat'"),
         ("--method ape:0.9", "'0.9'"),
         ("--method ape:", "written once as name=value"),
@@ -58,7 +58,7 @@ def bad(docs: Path, model: str) -> Path:
         ("--model ./nothing", "nothing"),
         ("--model bad/no-model", "config.json"),
         ("--model bad/t5", "'bad/t5'"),
-        ("--device gpu", "'gpu' is none of auto, cpu, cuda and cuda:N"),
+        ("--device gpu", "'gpu' must be one of auto, cpu, cuda and cuda:N"),
         ("--device cuda:99", "--device cuda:99: PyTorch sees"),
         ("--cache-dir docs/bridge.md", "docs/bridge.md"),
         ("--dtype int8", "'--dtype'"),
@@ -112,14 +112,14 @@ def test_own_documents_are_not_answered_by_the_toy_model(
     name, why = told.stderr.splitlines()
     assert name.startswith("Error: --docs needs a model")
     assert all(word in name for word in ("--model", "RAG_WINDOWS_MODEL", "Hub"))
-    assert "only the sample corpus" in why
+    assert "the sample corpus only" in why
     assert "--model tiny-reader" in why
 
 
 @pytest.mark.parametrize(
     ("raised", "code", "message"),
     [
-        (torch.OutOfMemoryError("CUDA"), 2, "memory is full; take fewer passages (--top-k)"),
+        (torch.OutOfMemoryError("CUDA"), 2, "memory is full. Read fewer passages (--top-k)"),
         (RuntimeError("a bug"), 1, ""),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -146,7 +146,7 @@ def test_chat_on_a_terminal(model: str, folder: Path) -> None:
         type_line(b"bridge " * 150)
         wait_for(rb"Error: (?s:.*)> $")
         type_line(b"/clear")
-        wait_for(rb"forgotten(?s:.*)> $")
+        wait_for(rb"starts again(?s:.*)> $")
         type_line(b"/exit")
         assert process.wait(DEADLINE) == 0
     os.close(ours)
