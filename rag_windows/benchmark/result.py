@@ -136,6 +136,7 @@ class Machine:
 class Result:
     """One run; its JSON is that of `pydantic.TypeAdapter(Result)`.
 
+    `date` is the day of the run (YYYY-MM-DD, UTC); it is empty in files of older versions.
     `roofline` says as ``memory_bytes_per_s`` how fast the machine read memory in the run,
     `prompt_tokens` are those of the whole prompt, `tokens` those of an answer, `baseline` names
     the row to which ratios are taken, `llama_cpp` what each --llama-bench says of itself.
@@ -156,6 +157,7 @@ class Result:
     concurrency: list[Concurrency]
     llama_cpp: list[dict[str, Any]]
     command: str
+    date: str = ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -181,10 +183,12 @@ def percent(share: float) -> str:
 
 
 def times(slow: Sequence[float], fast: Sequence[float]) -> str:
-    """How many times as large the median is, rounded down."""
+    """How many times as large the median is: rounded down, to three figures or whole numbers."""
     if not slow or not fast:
         return "-"
-    return f"{math.floor(statistics.median(slow) / statistics.median(fast) * 100) / 100:.2f}x"
+    ratio = statistics.median(slow) / statistics.median(fast)
+    digits = 2 if ratio < 10 else 1 if ratio < 100 else 0
+    return f"{math.floor(ratio * 10**digits) / 10**digits:,.{digits}f}x"
 
 
 def cost(ratios: Sequence[float]) -> str:
@@ -218,25 +222,37 @@ def markdown(result: Result) -> str:
     lines = [
         f"{result.shape}, {result.dtype}, {machine.device}, {_threads(result)} "
         f"({versions}). Windows are read by {method}. Memory gave "
-        f"{result.roofline['memory_bytes_per_s'] / 1e9:,.1f} GB/s in the same run.",
+        f"{result.roofline['memory_bytes_per_s'] / 1e9:,.1f} GB/s in the same run"
+        + (f" of {result.date}." if result.date else "."),
         *("", f"    {result.command}"),
         *("", EXPLAINED),
         *("", f"### {result.context:,} tokens, windows of {result.window}", ""),
     ]
-    return "\n".join([*lines, *_rows(result), *_memory(result.rows), *_concurrency(result)])
+    if result.concurrency:
+        together = [
+            "### Many questions that share half of their passages, windows in memory",
+            "",
+            "One by one by `generate`, together by `generate_batch`; citations cost by the whole "
+            "time.",
+            "",
+            *table(*_concurrency(result)),
+        ]
+    else:
+        together = []
+    return "\n".join([*lines, *_rows(result), *_memory(result.rows), *together])
 
 
 def summary(result: Result) -> str:
-    """The default path beside the others, in one short table; of questions together, theirs."""
+    """One short table: the default path beside the others, or questions one by one and together."""
     rounds = len(result.rows[0].first_s)
+    counted = f"medians of {rounds} rounds" if rounds > 1 else "one round"
+    on = ", ".join(filter(None, (result.machine.device, _threads(result), result.date)))
     told = (
-        f"{result.shape}, {result.dtype}, {result.machine.device}, {_threads(result)}, "
-        f"{result.context:,} tokens in windows of {result.window}; medians of {rounds} rounds, "
-        f'ratios to "{result.baseline}":'
+        f"{result.shape} in {result.dtype} on {on}; {result.context:,} tokens of passages, "
+        f"{result.window} a window; {counted}: `{result.command}`"
     )
-    lines = ["", f"    {result.command}", "", told, ""]
     if result.concurrency:
-        return "\n".join([*lines, *_concurrency(result)])
+        return "\n".join([*table(*_concurrency(result)), "", told])
     base = next((row for row in result.rows if row.name == result.baseline), None)
 
     def shown(row: Row, name: str, unit: str) -> str:
@@ -246,14 +262,21 @@ def summary(result: Result) -> str:
 
     rows = [
         [
-            *(row.name, shown(row, "first_s", "s"), shown(row, "decode_s", "ms")),
-            *(cost(row.citations_cost), shown(row, "end_s", "s")),
+            row.name,
+            shown(row, "first_s", "s"),
+            shown(row, "decode_s", "ms"),
+            shown(row, "end_s", "s"),
         ]
         for row in result.rows
         if row.name in (SEQUENTIAL, COLD, DISK, MEMORY) or row.name.startswith(LLAMA_CPP)
     ]
-    head = ["way", "first token", "decode step", "citations cost", f"end of {result.tokens} tokens"]
-    return "\n".join([*lines, *table(head, rows)])
+    head = ["way", "first token", "decode step", f"end of {result.tokens} tokens"]
+    lines = [*table(head, rows), ""]
+    for row in result.rows:
+        # A single round tells too little of so small a difference.
+        if row.name == MEMORY and len(row.citations_cost) > 1:
+            lines += [f"Citations make a decode step {cost(row.citations_cost)} as long.", ""]
+    return "\n".join([*lines, told])
 
 
 def _threads(result: Result) -> str:
@@ -332,9 +355,8 @@ def _memory(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _concurrency(result: Result) -> list[str]:
-    if not result.concurrency:
-        return []
+def _concurrency(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of many questions."""
     seconds = {one.name: one.seconds for one in result.concurrency}
     lines = []
     for one in result.concurrency:
@@ -343,10 +365,4 @@ def _concurrency(result: Result) -> list[str]:
         shown = spread(one.seconds, "s"), f"{number(rate)} /s", times(alone, one.seconds)
         lines.append([f"{one.questions}", one.name, *shown, cost(one.citations_cost)])
     head = ["questions", "way", "seconds for all", "tokens", "throughput", "citations cost"]
-    return [
-        "### Many questions that share half of their passages, windows in memory",
-        "",
-        "One by one by `generate`, together by `generate_batch`; citations cost by the whole time.",
-        "",
-        *table(head, lines),
-    ]
+    return head, lines

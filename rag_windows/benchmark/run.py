@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -135,6 +136,7 @@ def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
         concurrency=measure_concurrency(plan, lm) if plan.questions else [],
         llama_cpp=told,
         command=command,
+        date=datetime.now(UTC).date().isoformat(),
     )
 
 

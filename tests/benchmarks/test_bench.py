@@ -107,6 +107,8 @@ def test_figures_are_rounded_down_and_a_dash_where_there_are_none() -> None:
     assert results.percent(0.6499) == "64%"
     assert (results.number(0.012345), results.number(12345.6)) == ("0.0123", "12,346")
     assert results.times([2.999], [1.0]) == "2.99x"
+    assert results.times([29.99], [1.0]) == "29.9x"
+    assert results.times([2999.9], [1.0]) == "2,999x"
     assert results.times([], [1.0]) == results.times([1.0], []) == "-"
     assert results.spread([1.0], "s") == "1.00 s"
 

@@ -161,7 +161,7 @@ def test_tables_of_runs_are_written_where_documents_name_them(
         for name in report.DOCUMENTS:
             written = (tmp_path / name).read_text()
             assert written.startswith("before\n<!-- bench: a -->\n")
-            assert "    rag-windows bench --shape tiny\n" in written
+            assert "rag-windows bench --shape tiny" in written
             assert written.endswith(f"<!-- /bench -->\n{other}")
             assert "stale" not in written
     rows = [line.split(" |")[0] for line in (tmp_path / "README.md").read_text().splitlines()]

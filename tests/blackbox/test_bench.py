@@ -46,7 +46,9 @@ def test_a_run_prints_its_tables_and_writes_them(run: Run, tmp_path: Path) -> No
     assert set(found) == {
         *("format", "shape", "dtype", "machine", "roofline", "method", "context", "window"),
         *("prompt_tokens", "tokens", "baseline", "rows", "concurrency", "llama_cpp", "command"),
+        "date",
     }
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
     versions = found["machine"]["versions"]
     assert set(versions) == {"python", "torch", "transformers", "rag-windows", "C kernel"}
     assert f"C kernel {versions['C kernel']}" in done.stdout
