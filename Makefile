@@ -17,6 +17,9 @@ QUICK := tests/parity/test_golden.py tests/parity/test_logits.py tests/blackbox/
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 TORCH := torch==2.13.0
+# The distributions beside rag-windows, and the extras of rag-windows that they are not.
+ADAPTERS := $(patsubst %/pyproject.toml,./%,$(wildcard integrations/*/pyproject.toml))
+EXTRAS := cuda,eval,figures,gguf,pdf,peft,retrievers,structured
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
@@ -90,7 +93,7 @@ clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-# torch goes in first and alone: with nothing else to weigh, pip takes the local CPU build where one
+# pip reads dependency groups from 25.1 on. torch goes in first and alone: with nothing else to weigh, pip takes the local CPU build where one
 # is offered, and the steps after it find torch already there.
 $(VENV)/.torch: constraints.txt
 	@python='$(PYTHON)'; \
@@ -105,6 +108,7 @@ $(VENV)/.torch: constraints.txt
 	"$$found" -m venv '$(VENV)' || { \
 		echo "$$found can't make an environment; on Debian and Ubuntu install python3-venv." >&2; \
 		exit 1; }
+	$(PIP) 'pip>=25.1'
 	$(PIP) '$(TORCH)'
 	@touch $@
 
@@ -112,6 +116,6 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[dev]'
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml $(ADAPTERS:%=%/pyproject.toml)
+	$(PIP) -e '.[$(EXTRAS)]' $(ADAPTERS:%=-e %) --group dev
 	@touch $@ $(VENV)/.demo

@@ -88,8 +88,8 @@ class NonFiniteError(CacheError):
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra, as it is typed in a checkout of the repository."""
-    return f'pip install ".[{extra}]"'
+    """The command that installs an extra."""
+    return f'pip install "rag-windows[{extra}]"'
 
 
 def missing(what: str, package: str, extra: str) -> str:

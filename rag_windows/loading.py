@@ -95,8 +95,11 @@ def layer_devices(model: PreTrainedModel) -> list[torch.device]:
     return found
 
 
-EMBEDDED = ("tiny-reader", "tiny-learner")
+EMBEDDED = ("tiny-reader",)
 """Models that are shipped with the package."""
+
+IN_REPOSITORY = ("tiny-learner",)
+"""Models of the repository that the package leaves out; in a clone their names load them, too."""
 
 SEVERAL = ("auto", "balanced", "balanced_low_0", "sequential")
 """Values of ``device_map`` by which accelerate spreads a model."""
@@ -105,9 +108,26 @@ _QUANTIZATION = ("load_in_", "bnb_4bit_", "llm_int8_")
 """How arguments of BitsAndBytesConfig begin."""
 
 
-def embedded_path(name: str) -> Path:
-    """Folder of a shipped model."""
-    return Path(str(resources.files("rag_windows") / "models" / name))
+def embedded_path(name: str) -> Path | None:
+    """Folder of one of our own models; None for any other name.
+
+    Raises:
+        ModelLoadError: the model is in the repository, and this is no clone of it.
+    """
+    package = Path(str(resources.files("rag_windows")))
+    if name in EMBEDDED:
+        return package / "models" / name
+    # The user's own folder of that name goes first.
+    if name not in IN_REPOSITORY or Path(name).exists():
+        return None
+    folder = package.parent / "training" / "models" / name
+    if not folder.is_dir():
+        raise ModelLoadError(
+            f"The package does not contain the model {name}. It is in the folder "
+            f"training/models/{name} of https://github.com/rag-windows/rag-windows: clone the "
+            "repository and give that folder, or name another model."
+        )
+    return folder
 
 
 def resolve(
@@ -240,7 +260,7 @@ def _located(
     model: str | Path, kwargs: dict[str, Any], *, whole: bool = True
 ) -> tuple[str, dict[str, Any]]:
     """Where transformers looks, and the options with which it finds a GGUF file there."""
-    source = Path(embedded_path(str(model)) if model in EMBEDDED else model)
+    source = embedded_path(str(model)) or Path(model)
     if source.suffix == ".gguf" and source.is_file():
         kwargs = {**kwargs, "gguf_file": source.name}
         source = source.parent
@@ -344,7 +364,7 @@ def _explain(name: str, error: Exception) -> str:
         return (
             f"Model {name!r} is neither a folder here nor in the local cache, and the model hub "
             f"can't be reached or does not know it. Check the name and the network, or give a "
-            f"local folder; the shipped models are {' and '.join(EMBEDDED)}. For a private model "
+            f"local folder; the shipped model is {EMBEDDED[0]}. For a private model "
             "log in with `hf auth login`, or pass token=."
         )
     if "Unrecognized configuration class" in text:

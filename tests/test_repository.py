@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "rag_windows",
     "retrievers/rag_windows_retrievers",
-    "integrations/langchain_rag_windows",
-    "integrations/llama_index/llms/rag_windows",
-    "integrations/llama_index/retrievers/rag_windows",
-    "integrations/lm_eval_rag_windows",
+    "integrations/langchain",
+    "integrations/llama_index_llms",
+    "integrations/llama_index_retrievers",
+    "integrations/lm_eval",
     "training",
 )
+DISTRIBUTIONS = (".", *(package for package in PACKAGES if package.startswith("integrations")))
+"""Their folders; rag-windows itself goes first."""
+
 OURS = {
     "rag_windows",
     "rag_windows_retrievers",
@@ -69,21 +73,45 @@ def tree(path: Path) -> ast.Module:
 
 
 @functools.cache
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def pyproject(folder: str = ".") -> dict[str, Any]:
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def requirements(*extras: str) -> list[Requirement]:
-    """The project's dependencies with those of the extras; extras of extras are followed."""
-    found = [Requirement(line) for line in project()["dependencies"]]
+def project(folder: str = ".") -> dict[str, Any]:
+    return pyproject(folder)["project"]
+
+
+FOLDERS = {project(folder)["name"]: folder for folder in DISTRIBUTIONS}
+"""Of each distribution, by its name."""
+
+
+def requirements(*extras: str, of: str = "rag-windows") -> list[Requirement]:
+    """What a distribution needs of others, with the extras; our own among them are followed."""
+    stated = project(FOLDERS[of])
+    lines = [*stated["dependencies"]]
     for extra in extras:
-        for line in project()["optional-dependencies"][extra]:
-            requirement = Requirement(line)
-            if requirement.name == project()["name"]:
-                found += requirements(*requirement.extras)
-            else:
-                found.append(requirement)
+        lines += stated["optional-dependencies"][extra]
+    found = []
+    for requirement in map(Requirement, lines):
+        if requirement.name in FOLDERS:
+            found += requirements(*requirement.extras, of=requirement.name)
+        else:
+            found.append(requirement)
     return found
+
+
+def group(name: str) -> list[Requirement]:
+    """What a dependency group of the repository installs; groups in it are followed."""
+    found = []
+    for line in pyproject()["dependency-groups"][name]:
+        found += [Requirement(line)] if isinstance(line, str) else group(line["include-group"])
+    return found
+
+
+def everything() -> list[Requirement]:
+    """What any part of the repository needs."""
+    groups = [found for name in pyproject()["dependency-groups"] for found in group(name)]
+    return requirements(*project()["optional-dependencies"]) + groups
 
 
 def constraints() -> dict[str, str]:
@@ -129,14 +157,26 @@ EXTRAS_OF = {
     "rag_windows/attention/kernels": ("cuda",),
     "rag_windows/evaluation": ("eval",),
     "retrievers/rag_windows_retrievers": ("pdf", "retrievers"),
-    "integrations/langchain_rag_windows": ("langchain", "retrievers"),
-    "integrations/llama_index": ("llama-index", "retrievers"),
-    "integrations/lm_eval_rag_windows": ("lm-eval",),
-    "training": ("train",),
+    "integrations/langchain": ("langchain", "retrievers"),
+    "integrations/llama_index_llms": ("llama-index", "retrievers"),
+    "integrations/llama_index_retrievers": ("llama-index", "retrievers"),
+    "integrations/lm_eval": ("lm-eval",),
+    "training": (),
     "docs": ("figures",),
-    "examples": ("langchain", "llama-index", "test"),
-    "tests": ("test",),
+    "examples": ("langchain", "llama-index"),
+    "tests": (
+        "eval",
+        "figures",
+        "langchain",
+        "llama-index",
+        "lm-eval",
+        "pdf",
+        "peft",
+        "retrievers",
+    ),
 }
+REPOSITORY_ONLY = ("training", "examples", "tests")
+"""Parts that may import what the dependency group `test` installs, too."""
 
 BROUGHT_BY_PYDANTIC = {"pydantic_core", "typing_extensions"}
 """Its documentation has them imported so."""
@@ -164,7 +204,9 @@ def test_every_import_is_a_declared_dependency() -> None:
     distributions = packages_distributions()
     undeclared = []
     for path in sources(*EXTRAS_OF):
-        declared = {canonicalize_name(r.name) for r in requirements(*EXTRAS_OF[part_of(path)])}
+        part = part_of(path)
+        needed = requirements(*EXTRAS_OF[part]) + (group("test") if part in REPOSITORY_ONLY else [])
+        declared = {canonicalize_name(requirement.name) for requirement in needed}
         for line, module in sorted(imported(path)):
             if module in sys.stdlib_module_names | OURS | BROUGHT_BY_PYDANTIC:
                 continue
@@ -176,20 +218,45 @@ def test_every_import_is_a_declared_dependency() -> None:
 
 def test_pins_lie_inside_the_declared_ranges() -> None:
     pins = constraints()
-    for requirement in requirements("dev", "cuda"):
+    for requirement in everything():
         assert canonicalize_name(requirement.name) in pins, f"{requirement} has no pin"
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)])
 
 
-def test_the_version_is_stated_once() -> None:
-    assert project()["version"] == rag_windows.__version__
+def test_the_version_is_stated_once_and_lies_in_the_ranges_of_the_others() -> None:
+    for folder in DISTRIBUTIONS:
+        assert project(folder)["dynamic"] == ["version"]
+        path = ROOT / folder / pyproject(folder)["tool"]["hatch"]["version"]["path"]
+        assert path.samefile(rag_windows.__file__)
+        lines = [*project(folder)["dependencies"]]
+        lines += chain.from_iterable(project(folder).get("optional-dependencies", {}).values())
+        ours = [one for one in map(Requirement, lines) if one.name in FOLDERS]
+        assert all(one.specifier.contains(rag_windows.__version__) for one in ours)
+        assert all(str(one.specifier) for one in ours if one.name != project(folder)["name"])
 
 
-def test_hints_install_what_can_be_had() -> None:
-    # No package index has the project yet: its extras are installed from the checkout.
+def test_every_distribution_has_the_same_licence_and_says_that_it_is_typed() -> None:
+    licence = (ROOT / "LICENSE").read_bytes()
+    for folder in DISTRIBUTIONS:
+        assert (ROOT / folder / "LICENSE").read_bytes() == licence
+        for package in pyproject(folder)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+            top = ROOT / folder / package
+            while not (top / "__init__.py").exists():  # namespaces of a framework
+                (top,) = top.iterdir()
+            assert (top / "py.typed").exists(), top
+
+
+def test_commands_name_extras_that_exist() -> None:
     paths = [*sources(*PACKAGES, "docs", "examples"), ROOT / "README.md", *ROOT.glob("docs/*.md")]
-    named = re.compile(r"pip install[^\n]*rag-windows|rag-windows\[|\[cli\]")
-    assert [str(p) for p in paths if named.search(p.read_text(encoding="utf-8"))] == []
+    named = re.compile(r"(?:rag-windows|\"\.)\[([a-z,-]+)\]|(?:install|missing)\(.*\"([a-z-]+)\"\)")
+    extras = [
+        (str(path.relative_to(ROOT)), extra)
+        for path in paths
+        for found in named.finditer(path.read_text(encoding="utf-8"))
+        for extra in (found[1] or found[2]).split(",")
+    ]
+    assert {extra for _, extra in extras} >= {"gguf", "pdf", "retrievers"}
+    assert [one for one in extras if one[1] not in project()["optional-dependencies"]] == []
 
 
 def test_makefile_installs_the_pinned_torch() -> None:
@@ -198,7 +265,7 @@ def test_makefile_installs_the_pinned_torch() -> None:
 
 def test_every_dependency_is_described() -> None:
     described = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
-    names = {requirement.name for requirement in requirements("dev", "cuda")}
+    names = {requirement.name for requirement in everything()}
     assert {name for name in names if f"\n| {name} |" not in described} == set()
 
 

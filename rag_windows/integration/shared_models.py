@@ -38,7 +38,7 @@ def folder_state(model: str | Path) -> tuple[tuple[str, int, int], ...]:
 
     Empty for a Hub name.
     """
-    folder = loading.embedded_path(str(model)) if model in loading.EMBEDDED else Path(model)
+    folder = loading.embedded_path(str(model)) or Path(model)
     paths = folder.iterdir() if folder.is_dir() else [folder]
     files = [(path, path.stat()) for path in paths if path.is_file()]
     return tuple(sorted((path.name, stat.st_size, stat.st_mtime_ns) for path, stat in files))

@@ -434,5 +434,5 @@ def test_settings_are_drawn(tmp_path: Path) -> None:
 
 def test_matplotlib_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "\.\[figures\]"'):
+    with pytest.raises(MissingExtraError, match=r'pip install "rag-windows\[figures\]"'):
         profile().plot(tmp_path / "heat.png")

@@ -140,7 +140,7 @@ def test_without_the_extra_every_command_names_it_in_one_line(python: Process) -
     assert done.returncode == 0, done.stderr
     told = done.stderr.splitlines()
     assert len(told) == len(commands)
-    assert all(line.startswith("Error: ") and '".[eval]"' in line for line in told)
+    assert all(line.startswith("Error: ") and '"rag-windows[eval]"' in line for line in told)
     ends = [line for line in done.stdout.splitlines() if line.startswith("ended with")]
     assert ends == ["ended with 0"] * 2 + ["ended with 2"] * len(commands)
 

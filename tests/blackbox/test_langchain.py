@@ -164,7 +164,7 @@ def test_what_is_not_installed_is_named_with_the_remedy(
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "ImportError: The LangChain adapter needs langchain-core, which is not installed; "
-        'run: pip install ".[langchain]"'
+        'run: pip install "rag-windows[langchain]"'
     )
     monkeypatch.setitem(sys.modules, "langchain_classic.chains", None)
     with pytest.raises(SystemExit, match="not installed; run: pip install langchain-classic"):

@@ -73,7 +73,7 @@ def test_a_missing_framework_is_named_with_its_remedy(python: Process, package: 
     )
     last = ended.stderr.strip().splitlines()[-1]
     assert "needs llama-index-core, which is not installed" in last
-    assert 'pip install ".[llama-index]"' in last
+    assert 'pip install "rag-windows[llama-index]"' in last
     assert "halted" not in ended.stderr
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_spreading_a_model_names_the_extra_that_it_needs(
     place: Any, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, "accelerate")
-    with pytest.raises(MissingExtraError, match=r"accelerate.*pip install \"\.\[cuda\]\""):
+    with pytest.raises(MissingExtraError, match=r"accelerate.*pip install \"rag-windows\[cuda\]\""):
         WindowedLM.from_pretrained(small_folder, device_map=place)
     lm = WindowedLM.from_pretrained(small_folder, device_map="cpu")
     assert lm.generate("Who?", ["One."], max_new_tokens=2).token_ids
@@ -448,7 +449,8 @@ def test_adapters_and_gguf_files_name_the_extra_that_they_need(
 ) -> None:
     for package, path in {"gguf": gguf_folder / "small.gguf", "peft": adapter}.items():
         without(monkeypatch, package)
-        with pytest.raises(MissingExtraError, match=rf"{package}.*install \"\.\[{package}\]\""):
+        remedy = rf"{package}.*install \"rag-windows\[{package}\]\""
+        with pytest.raises(MissingExtraError, match=remedy):
             WindowedLM.from_pretrained(path)
 
 
@@ -468,3 +470,14 @@ def test_models_loaded_by_several_threads_are_whole(
     expected = small_lm.generate("What?", ["One."], max_new_tokens=3).token_ids
     for one in loaded:
         assert one.generate("What?", ["One."], max_new_tokens=3).token_ids == expected
+
+
+def test_a_model_of_the_repository_is_loaded_by_name_from_a_clone_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert WindowedLM.from_pretrained("tiny-learner").generate("Who?", ["One."], max_new_tokens=1)
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path / "site-packages" / package)
+    with pytest.raises(ModelLoadError, match=r"not contain.*training/models/tiny-learner") as told:
+        WindowedLM.from_pretrained("tiny-learner")
+    assert "https://github.com/rag-windows/rag-windows" in str(told.value)
+    assert "\n" not in str(told.value)

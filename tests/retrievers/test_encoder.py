@@ -101,5 +101,5 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         with pytest.raises(ModelLoadError, match=r"can't be loaded: .*safetensors"):
             SentenceEncoder(name)
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "\.\[retrievers\]"'):
+    with pytest.raises(MissingExtraError, match=r'pip install "rag-windows\[retrievers\]"'):
         SentenceEncoder("any")

@@ -211,9 +211,9 @@ def test_the_text_of_a_pdf_is_read(
     monkeypatch.setitem(sys.modules, "pypdf", None)
     notes = ask()["notes"]
     assert "- docs/tower.pdf: Reading PDF files needs pypdf" in notes
-    assert 'pip install ".[pdf]"' in notes
+    assert 'pip install "rag-windows[pdf]"' in notes
     alone = refused(run, "ask", QUESTION, "--docs", "docs/tower.pdf", "--model", model)
-    assert 'pip install ".[pdf]"' in alone
+    assert 'pip install "rag-windows[pdf]"' in alone
 
 
 def test_long_work_is_told_on_standard_error(

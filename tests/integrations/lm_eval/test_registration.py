@@ -38,7 +38,7 @@ def test_the_entry_point_leads_there_as_well() -> None:
     (declared,) = entry_points(group="lm_eval.models", name="rag-windows") or [
         EntryPoint("rag-windows", "lm_eval_rag_windows.model:RagWindowsLM", "lm_eval.models")
     ]
-    written = Path(__file__).parents[3] / "pyproject.toml"
+    written = Path(__file__).parents[3] / "integrations" / "lm_eval" / "pyproject.toml"
     assert f'rag-windows = "{declared.value}"' in written.read_text()
     assert declared.load() is lm_eval_rag_windows.RagWindowsLM
 
