@@ -53,8 +53,8 @@ format: $(VENV)/.dev ## rewrite the sources in the common format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-figures: $(VENV)/.dev ## draw docs/attention.png again
-	$(BIN)/python docs/draw_attention.py
+figures: $(VENV)/.dev ## draw the pictures of README and docs again
+	$(BIN)/python -m docs.pictures.draw_attention
 
 train: $(VENV)/.dev ## train an embedded reader into runs/reader: 1 hour (OUT=, ARGS=)
 	$(BIN)/python -m training.train --out '$(OUT)' $(ARGS)
@@ -84,7 +84,7 @@ evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--ques
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py --model tiny-reader --questions 100 \
 		--tasks single kin pronouns follow-up 'not stated' --methods sequential pcw ape $(ARGS)
 
-judge: $(VENV)/.dev ## every method on the same questions, tables as in docs/methods.md: hours (ARGS="--questions 8")
+judge: $(VENV)/.dev ## every method on the same questions, tables as in benchmarks/results/methods.md: hours (ARGS="--questions 8")
 	$(OFFLINE) $(BIN)/python benchmarks/quality.py $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it

@@ -1,4 +1,4 @@
-"""All methods on the same held-out questions: prints the tables of docs/methods.md.
+"""All methods on the same held-out questions: prints the tables of benchmarks/results/methods.md.
 
     python benchmarks/quality.py [--tasks single two-hop ...] [--passages 1 8 64]
         [--methods sequential pcw ...] [--questions 200] [--jobs 2] [--model NAME]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from docs import draw_attention as picture
+from docs.pictures import draw_attention as picture
 from rag_windows import APE, PCW, Sequential
 from rag_windows.methods import Method
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from rag_windows import METHODS
 from rag_windows.cli.commands import app
 from tests.test_repository import ROOT
 
@@ -87,10 +86,6 @@ def test_commands_and_options_exist() -> None:
             for option in (*parameter.opts, *parameter.secondary_opts)
         }
         assert {word for word in words if word.startswith("--")} <= options
-
-
-def test_the_table_of_methods_is_complete() -> None:
-    assert set(re.findall(r"^\| `([\w-]+)` \|", README, flags=re.MULTILINE)) >= set(METHODS)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

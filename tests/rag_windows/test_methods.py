@@ -167,8 +167,8 @@ def test_parameters_of_a_method_and_its_readers() -> None:
     assert registry.with_parameters(method, found) == method
 
 
-def test_the_readme_shows_every_method_as_the_command_line_does() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_shows_every_method_as_the_command_line_does() -> None:
+    text = (ROOT / "docs" / "which_method.md").read_text(encoding="utf-8")
     table = text.partition("<!-- methods -->\n")[2].partition("<!-- /methods -->")[0]
     rows = registry.method_rows()
     for row, line in zip(rows, table.splitlines()[2:], strict=True):
