@@ -1,4 +1,4 @@
-"""Draws docs/pictures/attention.png: who reads whom, sequentially and with windows (``make figures``).
+"""Draws docs/pictures/attention.png: who reads whom, in one prompt and with windows.
 
 The pattern is measured, not drawn by hand: a small random model runs through the engine, one token
 is changed at a time, and a cell is coloured where that token changed what the row computed.
