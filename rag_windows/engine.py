@@ -189,8 +189,8 @@ class Engine:
         """
         if self._text is None:
             raise ModelError(
-                "This model was wrapped without a tokenizer, so it takes token ids only. Pass "
-                "tokenizer= to from_pretrained."
+                "This model has no tokenizer, so it takes token ids only. Pass tokenizer= to "
+                "from_pretrained."
             )
         return self._text
 
@@ -384,7 +384,7 @@ class Engine:
         encoder, cache = self.encoder, self.cache
         if cache is None or not isinstance(encoder, CachedEncoder):
             raise InputError(
-                "This model has no cache to warm; load it with cache=True or "
+                "This model has no passage cache to warm. Load it with cache=True or "
                 "cache=PassageCache(...)."
             )
         self._check_warmable(passages, ttl)
@@ -418,17 +418,17 @@ class Engine:
         if isinstance(passages, str | Passage | Mapping):
             raise InputError(SINGLE_PASSAGE)
         if ttl is not None and not ttl > 0:
-            raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
+            raise InputError(f"ttl must be None or a number of seconds above 0, not {ttl!r}.")
         if self.numbered:
             raise InputError(
-                "The header writes a passage's number into its window, and numbers are only known "
-                "with a question; load the model with header='title' or 'none' to warm it."
+                "A header with a passage's number can't be warmed, because the number is only "
+                "known with a question. Load the model with header='title' or header='none'."
             )
         if not self.method.windowed or self.method.alignment != "left":
             raise InputError(
-                f"With the method {self.method.name!r} a passage's place depends on the others of "
-                "its request, so none can be encoded ahead; load the model with a method whose "
-                "windows all start behind the prefix, such as 'ape'."
+                f"The method {self.method.name!r} can't be warmed, because a passage's position "
+                "depends on the other passages of its request. Load the model with a method "
+                "whose windows all start behind the prefix, such as 'ape'."
             )
 
     def stream(self, request: Request) -> Iterator[Chunk]:
@@ -466,7 +466,7 @@ class Engine:
                 sent = "" if streamer is None else streamer.sent
                 if not piece.text.startswith(sent):
                     raise GenerationError(
-                        "The tokenizer rewrote text that was already streamed; use generate() "
+                        "The tokenizer changed text that was already streamed. Use generate() "
                         "with this tokenizer."
                     )
                 yield Chunk(piece.text[len(sent) :], piece)

@@ -134,8 +134,8 @@ class Decoder:
         held, layers = len(context.each[0].keys), len(self.runner.sliding_windows)
         if held != layers:
             raise InputError(
-                f"This context was encoded by another model: it has {held} layers, and this "
-                f"model has {layers}. Encode it again with this one (encode_ids)."
+                f"This context was encoded by another model: it has {held} layers, but this model "
+                f"has {layers}. Encode it again with this model (encode_ids)."
             )
 
     def _reader(self, context: EncodedContext) -> PreTrainedModel:
@@ -173,7 +173,7 @@ class Decoder:
             context = self.narrowed(context, ids[0].tolist())
         if context.method.selection is not None and context.windows and context.chosen is None:
             raise InputError(
-                f"The method {context.method.name!r} chooses windows for each query; narrow the "
+                f"The method {context.method.name!r} chooses windows for each query. Narrow the "
                 "context to one query first, with Decoder.narrowed(context, query_ids)."
             )
         ids = ids.to(input_device(self.model))
@@ -222,7 +222,7 @@ class Decoder:
             InputError: no query tokens.
         """
         if not query_ids:
-            raise InputError("The query has no tokens; ask something.")
+            raise InputError("The query has no tokens. Give at least one.")
         self.follow()
         context = self.narrowed(context, query_ids)
         refuse_model_inputs(options)

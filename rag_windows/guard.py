@@ -54,7 +54,9 @@ class Guard:
             or not isinstance(spread, int | float)
             or not spread >= 0  # NaN is not, either
         ):
-            raise InputError(f"Guard spread must be None or a number from 0 on: {spread!r}.")
+            raise InputError(
+                f"Guard spread must be None or a number of at least 0, not {spread!r}."
+            )
 
 
 FallbackOption = Literal["sequential"] | Guard | None
@@ -73,7 +75,7 @@ def guard_of(option: FallbackOption | Mapping[str, Any]) -> Guard | None:
         return Guard() if option == "sequential" else Guard(**option)
     except TypeError as error:
         raise InputError(
-            f"fallback must be None, 'sequential' or a Guard, got {option!r}: {error}."
+            f"fallback must be None, 'sequential' or a Guard, not {option!r}: {error}."
         ) from error
 
 

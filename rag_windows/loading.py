@@ -50,7 +50,8 @@ def check_device(asked: Any, argument: str = "device_map=") -> None:
         if (number and not number.isdecimal()) or int(number or 0) >= count:
             there = f"PyTorch sees {count} CUDA devices" if count else "PyTorch sees no CUDA device"
             raise InputError(
-                f"{argument}{asked}: {there}; use cpu, or leave it out for the best device."
+                f"{argument}{asked} can't be used: {there}. Use cpu, or leave it out for the best "
+                "device."
             )
 
 
@@ -146,14 +147,14 @@ def resolve(
     if isinstance(model, PreTrainedModel):
         if model_kwargs or device_map is not None or dtype != "auto":
             raise InputError(
-                "dtype, device_map and model options apply to models loaded here by name; "
-                "this one is loaded already."
+                "dtype, device_map and model options have no effect on a model that is loaded "
+                "already. Leave them out, or give the model by name."
             )
         return model, tokenizer
     if not isinstance(model, str | Path):
         raise InputError(
-            f"model must be a name, a folder or a transformers PreTrainedModel, not "
-            f"{type(model).__name__}. Give a model that torch.compile() made uncompiled."
+            "model must be a name, a folder or a transformers PreTrainedModel, not "
+            f"{type(model).__name__}. If torch.compile() made it, give the model from before."
         )
     loaded, tokenizer = load(model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs)
     return loaded.eval(), tokenizer
@@ -169,9 +170,9 @@ def _adapted(model: Any) -> PreTrainedModel:
             or getattr(config, "alora_invocation_tokens", None)
         ):
             raise UnsupportedModelError(
-                f"A PEFT adapter of type {kind} changes prompts or single tokens, so windows can't "
-                "be encoded by themselves. Use one that changes weights, such as LoRA, or "
-                "load the model without it."
+                f"A PEFT adapter of type {kind} changes prompts or single tokens, so windows "
+                "can't be encoded on their own. Use an adapter that changes weights, such as "
+                "LoRA, or load the model without it."
             )
     return model.get_base_model()
 
@@ -194,7 +195,9 @@ def load(
     place, moved = _placed(device_map)
     dtype = kwargs.get("dtype", "auto")
     if isinstance(dtype, str) and dtype != "auto" and not hasattr(torch, dtype):
-        raise ModelLoadError(f"Unknown dtype {dtype!r}; use 'auto', 'float32' or 'bfloat16'.")
+        raise ModelLoadError(
+            f"dtype={dtype!r} is unknown. Use 'auto', 'float32', 'bfloat16' or 'float16'."
+        )
     with _explained(model):
         base = _base_of(source, kwargs)
         if tokenizer is None:
@@ -246,8 +249,9 @@ def _explained(name: str | Path) -> Iterator[None]:
 def _refuse_remote_code(kwargs: Mapping[str, Any], what: str, handed: str) -> None:
     if kwargs.get("trust_remote_code"):
         raise ModelLoadError(
-            f"trust_remote_code=True is refused: it runs code from the {what}'s repository. Load "
-            f"the {what} yourself if you trust it, and pass the object {handed}."
+            f"trust_remote_code=True is refused, because it runs code from the {what}'s "
+            f"repository. If you trust that code, load the {what} yourself and pass the object "
+            f"{handed}."
         )
 
 
@@ -322,7 +326,7 @@ def _quantized(kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs
     if kwargs.get("quantization_config") is not None:
         raise InputError(
-            f"{', '.join(sorted(gathered))} and quantization_config can't both be given; put "
+            f"{', '.join(sorted(gathered))} can't be combined with quantization_config. Put "
             "everything into quantization_config."
         )
     rest = {key: value for key, value in kwargs.items() if key not in gathered}
@@ -333,12 +337,12 @@ def _check_path(name: str, path: Path) -> None:
     known = ("config.json", "adapter_config.json")
     if path.is_dir() and not any((path / file).is_file() for file in known):
         raise ModelLoadError(
-            f"The folder {name!r} holds no config.json; give the folder that save_pretrained made, "
-            "or name a GGUF file in it with gguf_file=."
+            f"The folder {name!r} holds no config.json. Give the folder that save_pretrained "
+            "made, or name a GGUF file in it with gguf_file=."
         )
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
     if looks_local and not path.exists():
-        raise ModelLoadError(f"There is no model folder {name!r}; check the path.")
+        raise ModelLoadError(f"The model folder {name!r} does not exist. Check the path.")
 
 
 def _installed(package: str) -> bool:
@@ -351,25 +355,25 @@ def _explain(name: str, error: Exception) -> str:
     lowered = text.lower()
     if "gated repo" in lowered:
         return (
-            f"Model {name!r} is gated: {' '.join(text.split())} Ask for access on that page, then "
+            f"Model {name!r} is gated: {' '.join(text.split())} Ask for access on that page. Then "
             "log in with `hf auth login`, or pass token=."
         )
     if "safetensors" in lowered and isinstance(error, OSError):
         return (
-            f"Model {name!r} has no safetensors weights ({first}). Convert it with "
-            "save_pretrained, which writes them; pickled weights are never loaded."
+            f"Model {name!r} has no safetensors weights ({first}). Pickled weights are never "
+            "loaded. Load the model with transformers and write it with save_pretrained."
         )
     offline = ("connection", "couldn't connect", "offline", "resolve", "timed out", "can't load")
     if isinstance(error, OSError) and any(word in lowered for word in offline):
         return (
-            f"Model {name!r} is neither a folder here nor in the local cache, and the model hub "
-            f"can't be reached or does not know it. Check the name and the network, or give a "
-            f"local folder; the shipped model is {EMBEDDED[0]}. For a private model "
+            f"Model {name!r} is neither a local folder nor in the local cache, and the model hub "
+            "can't be reached or does not know it. Check the name and the network, or give a "
+            f"local folder. The shipped model is {EMBEDDED[0]}. For a private model, "
             "log in with `hf auth login`, or pass token=."
         )
     if "Unrecognized configuration class" in text:
         return (
-            f"Model {name!r} is no causal language model: transformers has no "
+            f"Model {name!r} is not a causal language model: transformers has no "
             "AutoModelForCausalLM for its type. Choose a decoder-only model."
         )
     return f"Model {name!r} can't be loaded: {first}"

@@ -437,7 +437,9 @@ class WindowedLM:
             The scores of each query, in order.
         """
         if isinstance(queries, str | Conversation):
-            raise InputError("queries must be a list; wrap the one in [], or call score().")
+            raise InputError(
+                "queries must be a list, not a single query. Wrap it in [], or call score()."
+            )
         if not queries:
             return []
         asked = BatchRequest(queries[0], passages, prefix=prefix, method=method)
@@ -654,7 +656,9 @@ class WindowedLM:
             log-probabilities of its windows together.
         """
         if not query_ids:
-            raise InputError("logits needs at least one query token.")
+            raise InputError(
+                "logits needs at least one query token. Give query_ids that are not empty."
+            )
         ids = torch.tensor([list(query_ids)], dtype=torch.int64)
         return self.engine.decoder.forward(context, ids)[0].float()
 

@@ -36,8 +36,8 @@ class Passage:
         ):
             if not isinstance(value, kinds):
                 raise InputError(
-                    f"Passage.{name} must be a string, not {type(value).__name__}; "
-                    f"convert it first, for example Passage({name}=str(value))."
+                    f"Passage.{name} must be a string, not {type(value).__name__}. Convert it "
+                    f"first, for example Passage({name}=str(value))."
                 )
 
     @classmethod
@@ -65,12 +65,12 @@ class Passage:
         unknown = sorted(str(key) for key in value.keys() - known)
         if unknown:
             raise InputError(
-                f"Unknown passage keys {unknown}; use {sorted(known)}, "
-                "and put anything else into 'metadata'."
+                f"The passage has unknown keys {unknown}. Use {sorted(known)}, and put anything "
+                "else into 'metadata'."
             )
         text = value.get("text", value.get("page_content"))
         if text is None:
-            raise InputError("A passage mapping needs a 'text' key (or 'page_content').")
+            raise InputError("A passage mapping must have a 'text' key (or 'page_content').")
         metadata = value.get("metadata") or {}
         identity = value.get("id", metadata.get("id"))
         score = value.get("score")
@@ -153,8 +153,8 @@ def passages_of(retriever: object) -> list[Passage]:
     found = _documents(retriever, 0)
     if found is None:
         raise InputError(
-            f"{type(retriever).__name__} does not let its documents be listed; give them to warm() "
-            "as a list of passages."
+            f"{type(retriever).__name__} can't list its documents. Give them to warm() as a list "
+            "of passages."
         )
     unique: dict[tuple[str | None, str | None, str], Passage] = {}
     for document in found:

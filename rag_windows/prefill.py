@@ -436,7 +436,7 @@ def prefill_context(
     """
     lengths = tuple(len(ids) for ids in windows)
     if 0 in lengths:
-        raise InputError(f"Window {lengths.index(0)} has no tokens; leave it out.")
+        raise InputError(f"Window {lengths.index(0)} has no tokens. Leave it out.")
     prefix_ids = tuple(prefix_ids)
     if not windows:
         return EncodedContext(prefix_ids, None, method, len(prefix_ids))

@@ -83,7 +83,7 @@ class BatchRequest:
         if not isinstance(request, Mapping) or "query" not in request:
             raise InputError(
                 "Each request must be a BatchRequest or a dict of generate's arguments with a "
-                f"'query', got {type(request).__name__}."
+                f"'query', not {type(request).__name__}."
             )
         own = {one.name for one in fields(cls)} - {"options"}
         named = {name: value for name, value in request.items() if name in own}
@@ -153,10 +153,11 @@ def check_limits(
     room = limit - prefix - query - max_new_tokens
     if room < (1 if parts.windows else 0):
         raise LimitError(
-            f"A prefix of {prefix} tokens, a query of {query} and {max_new_tokens} new tokens need "
-            f"{limit - room} of the model's {limit} positions, so that no passage would fit. "
-            "Shorten the question or the conversation, or ask for fewer new tokens; retrieved text "
-            "belongs into passages=, which are read in windows."
+            f"The request does not fit the model: a prefix of {prefix} tokens, a query of {query} "
+            f"tokens and {max_new_tokens} new tokens need {limit - room} of the model's {limit} "
+            "positions and leave none for passages. Shorten the question or the conversation, or "
+            "ask for fewer new tokens. Pass retrieved text as passages=, which are read in "
+            "windows."
         )
 
     def name(index: int) -> str:
@@ -167,16 +168,16 @@ def check_limits(
     for index, (length, together) in enumerate(zip(lengths, accumulate(lengths), strict=True)):
         if not in_order(method) and length > room:
             raise LimitError(
-                f"{name(index)} needs a window of {length} tokens; the model's {limit} positions "
-                f"leave {room} beside prefix, query and new tokens. Set max_window_tokens={room} "
-                "or less, and it is split into several windows."
+                f"{name(index)} needs a window of {length} tokens, but the model's {limit} "
+                f"positions leave {room} beside prefix, query and new tokens. Set "
+                f"max_window_tokens={room} or less, which splits it into several windows."
             )
         if in_order(method) and together > room:
             raise LimitError(
-                f"{name(index)} has {length} tokens, and with those before it {together}: read one "
-                f"after the other, they pass the {room} that the model's {limit} positions leave "
-                "beside prefix, query and new tokens. Give fewer passages, or use a method with "
-                "windows, such as 'ape' or 'pcw'."
+                f"The passages do not fit the model one after the other: {name(index)} has "
+                f"{length} tokens, {together} with the passages before it, but the model's "
+                f"{limit} positions leave {room} beside prefix, query and new tokens. Give fewer "
+                "passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
     if method.refinement is not None and method.windowed:
         starts = window_starts(method.alignment, prefix, lengths)
@@ -214,9 +215,9 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """What ends a text, checked."""
     strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, Iterable) or not all(isinstance(one, str) for one in strings):
-        raise InputError(f"stop must be a string or a list of strings, got {stop!r}.")
+        raise InputError(f"stop must be a string or a list of strings, not {stop!r}.")
     if "" in strings:
-        raise InputError("A stop string can't be empty; leave it out.")
+        raise InputError("A stop string must not be empty. Leave it out.")
     return tuple(strings)
 
 
@@ -226,5 +227,5 @@ def seed_of(seed: object) -> int | None:
         return None
     number = whole_number("seed", seed, least=-(2**63))
     if number >= 2**64:
-        raise InputError(f"seed must be below 2**64, got {seed!r}.")
+        raise InputError(f"seed must be below 2**64, not {seed!r}.")
     return number

@@ -83,10 +83,10 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
         number = operator.index(value)  # type: ignore[arg-type]  # what is none raises TypeError
     except TypeError:
         raise InputError(
-            f"{name} must be a whole number of at least {least}, got {value!r}."
+            f"{name} must be a whole number of at least {least}, not {value!r}."
         ) from None
     if number < least:
-        raise InputError(f"{name} must be at least {least}, got {number}.")
+        raise InputError(f"{name} must be at least {least}, not {number}.")
     return number
 
 
@@ -122,8 +122,8 @@ def refuse(
         plain = value is None or isinstance(value, bool | str | int | float)
         if not plain or value not in off:
             raise GenerationError(
-                f"{name}={value!r} can't be used with {what}: {reason}. Leave it out (of "
-                "the generation_config too), or ask without passages."
+                f"{name}={value!r} can't be used with {what}: {reason}. Leave it out (also out of "
+                "the generation_config), or ask without passages."
             )
 
 
@@ -223,7 +223,7 @@ class LogprobRecorder(LogitsProcessor):
         """Note; the scores stay as they are."""
         if len(scores) != 1:
             raise GenerationError(
-                "logprobs are those of one sequence; leave num_beams and num_return_sequences out."
+                "logprobs need a single sequence. Leave num_beams and num_return_sequences out."
             )
         length = input_ids.shape[1]
         if self._first is None or length <= self._first:
@@ -262,20 +262,21 @@ def recorder_of(options: dict[str, Any]) -> LogprobRecorder | None:
     wanted, top = options.pop("logprobs", None), options.pop("top_logprobs", None)
     if not isinstance(wanted, bool | None):
         raise InputError(
-            f"logprobs must be True or False, got {wanted!r}; top_logprobs is a number of tokens."
+            f"logprobs must be True or False, not {wanted!r}. A number of tokens belongs into "
+            "top_logprobs."
         )
     if top is not None and (not isinstance(top, int) or not 0 <= top <= MOST_LOGPROBS):
         raise InputError(
-            f"top_logprobs must be a whole number from 0 to {MOST_LOGPROBS}, got {top!r}."
+            f"top_logprobs must be a whole number from 0 to {MOST_LOGPROBS}, not {top!r}."
         )
     if top and not wanted:
-        raise InputError("top_logprobs needs logprobs=True.")
+        raise InputError("top_logprobs needs logprobs=True. Set it, or leave top_logprobs out.")
     if not wanted:
         return None
     if drafting := [name for name in ASSISTED if options.get(name) is not None]:
         raise InputError(
-            f"logprobs can't be noted with {drafting[0]}, which checks drafts of several tokens at "
-            "once; leave one of them out."
+            f"logprobs can't be combined with {drafting[0]}, which checks several drafted tokens "
+            "at once. Leave one of them out."
         )
     recorder = LogprobRecorder(top or 0)
     options["logits_processor"] = [recorder, *(options.get("logits_processor") or [])]

@@ -218,6 +218,6 @@ def new_cache(tier: str = "memory", **options: Any) -> Iterator[PassageCache]:
         if held is not None and (held.evictions or held.refused or held.failed):
             raise InputError(
                 f"The cache's tier {tier!r} had {held.limit_bytes:,} bytes (of host memory, a "
-                "quarter of what is free), and that did not hold the windows of this context; "
-                "take a shorter --context or fewer --questions."
+                "quarter of what is free), and that did not hold the windows of this context. "
+                "Take a shorter --context or fewer --questions."
             )

@@ -39,12 +39,12 @@ def split(given: str) -> list[str]:
 def check(programs: Sequence[str], config: PreTrainedConfig, device: str) -> None:
     """Refuse with an `InputError` before any work what could not be timed."""
     if device != "cpu":
-        raise InputError("--llama-bench is for the CPU; leave it or --device out.")
+        raise InputError("--llama-bench is for the CPU. Leave it or --device out.")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if config.model_type not in FAMILIES or rope not in _ROPES:
         raise InputError(
             f"--llama-bench times models of {' and '.join(FAMILIES)} with rotary positions of "
-            f"{' and '.join(_ROPES)}, not {config.model_type} with {rope}; leave it out."
+            f"{' and '.join(_ROPES)}, not {config.model_type} with {rope}. Leave it out."
         )
     if importlib.util.find_spec("gguf") is None:
         raise MissingExtraError(missing("--llama-bench", "gguf", "gguf"))
@@ -159,7 +159,7 @@ def _output(command: list[str]) -> str:
         )
     except OSError as error:
         raise InputError(
-            f"--llama-bench {program} can't be run ({error.strerror}); name the program "
+            f"--llama-bench {program} can't be run ({error.strerror}). Name the program "
             "llama-bench that was built from llama.cpp."
         ) from error
     if done.returncode != 0:

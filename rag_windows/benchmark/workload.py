@@ -220,6 +220,6 @@ class Texts:
         if parts.notes or max(len(one.ids) for one in parts.windows) > self._window:
             raise InputError(
                 f"Passages of {self._window} tokens are too short for this tokenizer or too long "
-                f"for its model; take another --window."
+                f"for its model. Take another --window."
             )
         return Workload(system, tuple(passages), question, parts)

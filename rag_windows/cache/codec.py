@@ -53,7 +53,7 @@ class Stored:
 def check_store(store: str) -> str:
     """Return the name of a stored form."""
     if store not in STORES:
-        raise InputError(f"store={store!r} is unknown; choose one of {list(STORES)}.")
+        raise InputError(f"store={store!r} is unknown. Choose one of {list(STORES)}.")
     return store
 
 

@@ -359,8 +359,8 @@ class DiskTier(Tier):
             if state.st_mode & 0o022 or os.geteuid() not in (state.st_uid, 0):
                 self._usable = False
                 raise CacheError(
-                    f"other users can write to {folder!r}, so nothing in it can be trusted; "
-                    "name a folder of your own."
+                    f"other users can write to {folder!r}, so nothing in it can be trusted. "
+                    "Name a folder of your own."
                 )
 
     @contextlib.contextmanager
@@ -481,7 +481,7 @@ def require_locks() -> None:
     if not LOCKS_WORK:
         raise CacheError(
             "Keeping windows on disk needs POSIX file locks (Python's fcntl), which this system "
-            "does not have; keep them in memory instead: leave path= and disk= out."
+            "does not have. Keep them in memory instead: leave path= and disk= out."
         )
 
 

@@ -59,7 +59,7 @@ def parse_size(size: Size, name: str, free: int | None = None) -> int:
         value = int(free * float(match[1]) / 100)
     if value < 1:
         raise InputError(
-            f"{name}={size!r} is no size; give bytes, a text such as '4GiB' or '500MB', or a share "
+            f"{name}={size!r} is no size. Give bytes, a text such as '4GiB' or '500MB', or a share "
             "of what is free, such as '25%'."
         )
     return value
@@ -147,7 +147,7 @@ class PassageCache:
         if ttl is not None and not ttl > 0:
             raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
         if memory is None and disk is None and path is None and device is None:
-            raise InputError("A cache needs memory, disk or device; pass cache=None for none.")
+            raise InputError("A cache needs memory, disk or device. Pass cache=None for none.")
         self.store = check_store(store)
         self.ttl = ttl
         self.salt_key = salt_key(salt)

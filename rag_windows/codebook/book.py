@@ -136,12 +136,12 @@ class PassageBook:
         if engine.numbered:
             raise InputError(
                 "The header writes a passage's number into its window, and numbers are only known "
-                "with a question; load the model with header='title' or header='none'."
+                "with a question. Load the model with header='title' or header='none'."
             )
         if method.alignment != "left":
             raise InputError(
                 f"The method {method.name!r} places windows by the longest one of a request, so "
-                "none can be kept for others; choose a reader such as ape, pcw or mateicl."
+                "none can be kept for others. Choose a reader such as ape, pcw or mateicl."
             )
         self.lm = lm
         self.cache = cache
@@ -255,7 +255,7 @@ class PassageBook:
     def chosen(self, model: PreTrainedModel, asked: BatchRequest) -> tuple[Engine, BatchRequest]:
         """What answers a question, and the question with the passages that this book chose."""
         if self.lm.model is not model:
-            raise InputError("This book is another model's; ask the one that made it (book.lm).")
+            raise InputError("This book is another model's. Ask the one that made it (book.lm).")
         method = self.method if asked.method is None else resolve(asked.method)
         codebook = codebook_of(method) or self.codebook
         if not (
@@ -310,12 +310,12 @@ class PassageBook:
                 same = held is not None and held.passage == record.passage
                 if held is not None and not replacing and not same:
                     raise InputError(
-                        f"The book holds another passage with the id {name!r}; replace it with "
+                        f"The book holds another passage with the id {name!r}. Replace it with "
                         "update(), or give this one an id of its own."
                     )
                 if held is not None and record.pages is None:
                     raise InputError(
-                        f"The new text of passage {name!r} is blank; use remove() to drop it."
+                        f"The new text of passage {name!r} is blank. Use remove() to drop it."
                     )
                 ids.append(None if record.pages is None else name)
                 if record.pages is not None and not same:
@@ -334,7 +334,7 @@ class PassageBook:
         """Passages with ids; one without gets one that only an equal text and title give."""
         if isinstance(passages, str | Passage | Mapping):
             raise InputError(
-                "passages must be a list of passages, not a single one; wrap it in []."
+                "passages must be a list of passages, not a single one. Wrap it in []."
             )
         named: dict[str, Passage] = {}
         given = []
@@ -346,12 +346,12 @@ class PassageBook:
             if self.path is not None:
                 require_json(one)
             if named.setdefault(str(one.id), one) != one:
-                raise InputError(f"Two different passages have the id {one.id!r}; rename one.")
+                raise InputError(f"Two different passages have the id {one.id!r}. Rename one.")
             given.append(one)
         size = self.codebook.size
         if size is not None and len(named) > size:
             raise InputError(
-                f"{len(named)} passages don't fit a book of size={size}; make one with "
+                f"{len(named)} passages don't fit a book of size={size}. Make one with "
                 "Codebook(size=...) of more, or None."
             )
         return given
@@ -416,7 +416,7 @@ class PassageBook:
         if model is None:
             raise CacheError(
                 "A book needs to know that its model stays the same, and forward hooks or a "
-                "patched forward make that impossible; take them off."
+                "patched forward make that impossible. Take them off."
             )
         return {
             "model": model.hex(),

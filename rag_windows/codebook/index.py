@@ -108,7 +108,7 @@ class Index:
             if body["format"] != FORMAT:
                 raise CacheError(
                     f"The book in {str(self._folder)!r} has format {body['format']!r}, and this "
-                    f"version reads {FORMAT}; make it again from its passages."
+                    f"version reads {FORMAT}. Make it again from its passages."
                 )
             records = {}
             for one in body["passages"]:

@@ -189,7 +189,7 @@ class ChatRagTask(Task):
                 )
             )
         if not examples:
-            raise DataError(f"{path}: there is no record in it; fetch or write it again.")
+            raise DataError(f"{path}: there is no record in it. Fetch or write it again.")
         settings = {"dataset": dataset, "data": source.stamp, "style": style}
         prefix = INSTRUCTION if style == "chatrag" else None
         return cls(name=f"chatrag/{dataset}", examples=examples, settings=settings, prefix=prefix)

@@ -179,10 +179,10 @@ def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
         passage = Passage(one.text, one.id, one.title or None)
         name = str(passage.id)
         if not name or name in found:
-            raise DataError(f"{place}: the id {shown(name)} is empty or stands twice; change it.")
+            raise DataError(f"{place}: the id {shown(name)} is empty or stands twice. Change it.")
         found[name] = passage
     if not found:
-        raise DataError(f"{path}: there is no passage in it; fetch or write it again.")
+        raise DataError(f"{path}: there is no passage in it. Fetch or write it again.")
     return tuple(found.values()), source.stamp
 
 

@@ -90,7 +90,7 @@ def sample_needles(count: int, most: int, seed: int) -> tuple[list[Needle], dict
     lines = (folder / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     asked = [row for row in map(json.loads, lines) if row["task"] == "single"]
     if count > len(asked):
-        raise InputError(f"The samples have {len(asked)} questions, not {count}; ask fewer.")
+        raise InputError(f"The samples have {len(asked)} questions, not {count}. Ask fewer.")
     pool, needles = list(corpus.values()), []
     for row in random.Random(seed).sample(asked, count):
         document, title = row["document"], row["title"]
@@ -116,7 +116,7 @@ def invented_needles(
             if len(drawn - known) == 3:
                 break
         else:
-            raise InputError("No name or number is left to invent; ask fewer questions.")
+            raise InputError("No name or number is left to invent. Ask fewer questions.")
         known |= drawn
         around, name = pool[rng.randrange(len(pool))], " ".join(names)
         ends = [match.end() for match in re.finditer(r"[.!?]\s+", around.text)]

@@ -77,7 +77,7 @@ def arms(methods: Sequence[tuple[str, Method]], depths: Sequence[int | None]) ->
     made = tuple(Arm(label, method, depth) for depth in depths for label, method in methods)
     names = [one.name for one in made]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"{twice} stands twice among what is compared; name it once.")
+        raise InputError(f"{twice} stands twice among what is compared. Name it once.")
     return made
 
 
@@ -166,7 +166,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / ".lock").acquire(timeout=0)
     except (OSError, Timeout) as error:
         raise InputError(
-            f"{folder} can't be made or locked ({error}); wait for the process that writes "
+            f"{folder} can't be made or locked ({error}). Wait for the process that writes "
             "it, or name another folder with --out."
         ) from error
     with lock:
@@ -212,7 +212,7 @@ class RunFolder:
         with locked(folder):
             known = (folder / MANIFEST).is_file()
             if not known and (folder / RECORDS).exists():
-                raise InputError(f"{folder} holds {RECORDS} but no {MANIFEST}; name another --out.")
+                raise InputError(f"{folder} holds {RECORDS} but no {MANIFEST}. Name another --out.")
             if known and fresh:
                 _remove_run(folder)
             elif known:

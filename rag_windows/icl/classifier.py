@@ -60,7 +60,7 @@ def check_text(name: str, value: object) -> None:
 def demonstrations_of(values: Sequence[DemonstrationLike]) -> list[Demonstration]:
     """Demonstrations as callers give them; the error names one by its index."""
     if isinstance(values, str | Mapping | Demonstration):
-        raise InputError("demonstrations must be a list of (text, label) pairs; wrap it in [].")
+        raise InputError("demonstrations must be a list of (text, label) pairs. Wrap it in [].")
     made = []
     for index, value in enumerate(values):
         try:
@@ -111,7 +111,7 @@ class Template:
         for name in ("{text}", "{label}"):
             if name not in self.demonstration:
                 raise InputError(
-                    f"The template's demonstration {self.demonstration!r} lacks {name}; write "
+                    f"The template's demonstration {self.demonstration!r} lacks {name}. Write "
                     'something like "{text}: {label}".'
                 )
         if not self.query:
@@ -119,7 +119,7 @@ class Template:
             object.__setattr__(self, "query", derived)
         if "{text}" not in self.query or "{label}" in self.query:
             raise InputError(
-                f"The template's query {self.query!r} must hold {{text}} and no {{label}}; give "
+                f"The template's query {self.query!r} must hold {{text}} and no {{label}}. Give "
                 'one beside the demonstration, such as ("{label}: {text}", "{text}:").'
             )
         if not self.separator:
@@ -270,7 +270,7 @@ def _labels(
 ) -> tuple[tuple[str, ...], list[Ids]]:
     """Labels, checked and tokenized; those of the demonstrations, by their first one, for None."""
     if isinstance(labels, str):
-        raise InputError("labels must be a list of strings, not one string; wrap them in [].")
+        raise InputError("labels must be a list of strings, not one string. Wrap them in [].")
     if labels is None:
         labels = list(dict.fromkeys(one.label for one in demonstrations))
     for label in labels:
@@ -289,7 +289,7 @@ def _labels(
         if not tokens or tokens in ids[:index]:
             raise InputError(
                 f"The label {labels[index]!r} is given twice, has the same tokens as another, or "
-                f"none: no score tells it apart among {list(labels)}; use other words."
+                f"none: no score tells it apart among {list(labels)}. Use other words."
             )
     return tuple(labels), ids
 
@@ -446,7 +446,7 @@ def score_choices(
         raise InputError("score needs at least one choice.")
     ids = [tuple(engine.text.prompt.encode_text(one, continuation=True)) for one in choices]
     if () in ids:
-        raise InputError(f"Choice {ids.index(())} has no tokens; leave it out.")
+        raise InputError(f"Choice {ids.index(())} has no tokens. Leave it out.")
     passages = cast("Sequence[PassageLike]", asked.passages)
     sums, _ = read(engine, queries, passages, ids, method=asked.method, prefix=asked.prefix)
     return [[Score(*one) for one in zip(choices, row, map(len, ids), strict=True)] for row in sums]

@@ -224,7 +224,7 @@ def passage_list(name: str, documents: object) -> list[Passage]:
     if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
         raise InputError(
             f"{name} must be a list of documents, mappings or strings, not "
-            f"{type(documents).__name__}; wrap a single one in []."
+            f"{type(documents).__name__}. Wrap a single one in []."
         )
     return [passage_of(document) for document in documents]
 

@@ -171,7 +171,7 @@ class ModelSource:
         if tokenizer is None and self._lm is None and self.by_name:
             tokenizer = _read(loading.load_tokenizer, *self._files())
         if tokenizer is None:
-            raise ModelLoadError("The model has no tokenizer; give it as tokenizer=.")
+            raise ModelLoadError("The model has no tokenizer. Give it as tokenizer=.")
         return tokenizer
 
     def template_kwargs(self) -> Mapping[str, Any]:

@@ -69,7 +69,7 @@ class Method:
         """Refuse a parameter's value unless it is good, and say what it must be."""
         if not good:
             given = getattr(self, parameter)
-            raise MethodError(f"{type(self).__name__} {parameter} must be {wanted}, got {given!r}.")
+            raise MethodError(f"{type(self).__name__} {parameter} must be {wanted}, not {given!r}.")
 
     def require_one(self, parameter: str, kind: Any) -> None:
         """Refuse a parameter's value unless it is one of a `Literal`."""
@@ -140,7 +140,7 @@ def query_bias(method: Method, windows: int) -> float:
     weight = method.query_weight(windows)
     if not finite(weight) or weight <= 0:
         raise MethodError(
-            f"{method.name} weighs the query by {weight!r} for {windows} windows; a weight must be "
-            "a finite number above 0."
+            f"{method.name} gives the query the weight {weight!r} for {windows} windows, which "
+            "must be a finite number above 0. Correct the method's query_weight."
         )
     return math.log(weight)

@@ -92,8 +92,8 @@ class Codebook(Composed):
         outside = [layer for layer in wanted if not -depth <= layer < depth]
         if outside:
             raise MethodError(
-                f"The codebook compares the keys of layer {outside[0]}, and this model has layers "
-                f"0 to {depth - 1}; choose others, or None for the default."
+                f"The codebook compares the keys of layer {outside[0]}, but this model has layers "
+                f"0 to {depth - 1}. Choose other layers, or None for the default."
             )
         return tuple(sorted({layer % depth for layer in wanted}))
 

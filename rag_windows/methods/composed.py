@@ -29,9 +29,11 @@ class Composed(Method):
         wanted = f"a method such as APE() (by name, '{self.name}+ape')"
         self.require("reader", isinstance(self.reader, Method), wanted)
         if not self.reader.windowed and not self.reads_sequential:
-            self.refuse("it reads passages one after the other and has no windows; use ape or pcw.")
+            self.refuse(f"{self.reader.name} has no windows. Use ape or pcw.")
         if self.name in (one.name for one in chain(self.reader)):
-            raise MethodError(f"{self.name} can't be combined with itself; set its own numbers.")
+            raise MethodError(
+                f"{self.name} can't be combined with itself. Set its own parameters instead."
+            )
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the reader, with the reason and what to do."""

@@ -101,9 +101,9 @@ class ParallelEnsemble(Method):
         for score, name in zip(scores, names, strict=True):
             if not isinstance(score, Real) or not abs(score) <= sys.float_info.max:
                 raise InputError(
-                    f"{name} has the score {score!r}, and weights='retrieval' needs a finite score "
-                    "of every passage. Pass Passage(text, score=...), or choose weights='uniform' "
-                    "or 'entropy'."
+                    f"{name} has the score {score!r}, but weights='retrieval' needs a finite "
+                    "score for every passage. Pass Passage(text, score=...), or choose "
+                    "weights='uniform' or 'entropy'."
                 )
 
     def fixed(self, scores: Sequence[float], groups: Sequence[int]) -> torch.Tensor | None:

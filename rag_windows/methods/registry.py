@@ -60,13 +60,14 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
     kind = METHODS.get(str(name).lower())
     if kind is None:
         raise MethodError(
-            f"Unknown method {name!r} in {method!r}; choose one of {sorted(METHODS)}."
+            f"Unknown method {name!r} in {method!r}. Choose one of {sorted(METHODS)}."
         )
     values = {name: _parameter(value) for name, value in described.items() if name != "name"}
     if "reader" in values and not issubclass(kind, Composed):
         raise MethodError(
-            f"{method!r}: {kind.name} reads windows by itself, so it stands last; before a '+' "
-            f"stand only {sorted(one for one in METHODS if issubclass(METHODS[one], Composed))}."
+            f"{method!r} can't be combined so: {kind.name} reads windows itself and must stand "
+            "last. Before a '+' use only "
+            f"{sorted(one for one in METHODS if issubclass(METHODS[one], Composed))}."
         )
     _check_names(kind.name, values, _fields(kind))
     return kind(**values)
@@ -82,8 +83,8 @@ def _described(text: str) -> dict[str, Any]:
             key, equals, value = (piece.strip() for piece in setting.partition("="))
             if not equals or key in one:
                 raise MethodError(
-                    f"{setting.strip()!r} in {text!r} is no parameter; each is written once as "
-                    "name=value, as in ape:temperature=0.9,scale=0.9."
+                    f"{setting.strip()!r} in {text!r} is not a parameter. Write each parameter "
+                    "once as name=value, as in ape:temperature=0.9,scale=0.9."
                 )
             one[key] = _value(value)
         described = {**one, "reader": described} if described else one
@@ -121,7 +122,7 @@ def _check_names(method: str, given: Iterable[str], known: Sequence[str]) -> Non
     other = f", or choose a method that has it, such as {having[0]!r}" if having else ""
     raise MethodError(
         f"The method {method!r} has no parameter {unknown[0]!r} (it has "
-        f"{', '.join(known) or 'none'}); leave it out{other}."
+        f"{', '.join(known) or 'none'}). Leave it out{other}."
     )
 
 

@@ -43,7 +43,7 @@ def with_form(
     if schema is None and grammar is None:
         return rest
     if schema is not None and grammar is not None:
-        raise InputError("json_schema and grammar both give the answer its form; give one of them.")
+        raise InputError("json_schema and grammar can't both be given. Leave one of them out.")
     source = _source("grammar", grammar) if schema is None else _source("json_schema", schema)
     allowed = _Allowed(_llguidance().LLMatcher(_vocabulary(tokenizer, vocabulary, ends), source))
     rest["logits_processor"] = [*(rest.get("logits_processor") or []), allowed]
@@ -85,12 +85,12 @@ def _source(name: str, form: Any) -> str:
             source = matcher.grammar_from_json_schema(json.dumps(_laid_out(form)))
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"json_schema must be a JSON schema as a mapping (of a pydantic class its "
-            f"model_json_schema()), grammar a text in llguidance's Lark: {error}"
+            "json_schema must be a mapping (of a pydantic class its model_json_schema()), and "
+            f"grammar a text in llguidance's form of Lark: {error}"
         ) from error
     told = matcher.validate_grammar(source)
     if told and not told.startswith("WARNING"):
-        raise InputError(f"Answers can't be held to this {name}: {told.strip()}")
+        raise InputError(f"This {name} can't be used for an answer: {told.strip()}")
     return str(source)
 
 
@@ -117,7 +117,9 @@ class _Allowed(LogitsProcessor):
         good = same + matcher.try_consume_tokens(wanted[same:].tolist())
         self._rows[row] = matcher, wanted[:good].clone()
         if matcher.is_error():
-            raise GenerationError(f"The answer's form can't be followed: {matcher.get_error()}")
+            raise GenerationError(
+                f"The answer can't be held to its schema or grammar: {matcher.get_error()}"
+            )
         return matcher if good == len(wanted) or matcher.is_stopped() else None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -131,8 +133,9 @@ class _Allowed(LogitsProcessor):
             matcher = self.at(row, input_ids[row])
             if matcher is None and rows == 1:
                 raise GenerationError(
-                    "The answer left its form, because another option of generate forbids what the "
-                    "form needs, such as min_new_tokens the end. Leave that option out."
+                    "The answer broke its schema or grammar, because another option of generate "
+                    "forbids what the form needs (min_new_tokens, for one, forbids the end). "
+                    "Leave that option out."
                 )
             if matcher is None:  # a beam that nothing can be made of
                 continue

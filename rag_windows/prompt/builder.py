@@ -74,7 +74,7 @@ class Prompt:
     ) -> None:
         if not callable(header) and header not in HEADERS:
             raise PromptError(
-                f"Unknown header {header!r}; use one of {', '.join(HEADERS)}, or a function of "
+                f"Unknown header {header!r}. Use one of {', '.join(HEADERS)}, or a function of "
                 "(passage, number) that returns the header line."
             )
         self._header = header if callable(header) else HEADERS[header]
@@ -123,11 +123,11 @@ class Prompt:
         for index, passage in enumerate(map(Passage.of, passages)):
             name = f"Passage {index}" + (f" (id {passage.id!r})" if passage.id is not None else "")
             if not passage.text.strip():
-                notes.append(Note("blank", index, f"{name} has no text and made no window."))
+                notes.append(Note("blank", index, f"{name} has no text and was left out."))
                 continue
             same = first.setdefault((passage.title or "", passage.text), index)
             if same != index:
-                message = f"{name} repeats passage {same} and made no window of its own."
+                message = f"{name} repeats passage {same} and was left out."
                 notes.append(Note("duplicate", index, message, of=same))
                 continue
             header = self._header(passage, index + 1)
@@ -138,12 +138,14 @@ class Prompt:
         for text, ids in zip(texts, read, strict=True):
             made = self._windows(text, ids, at, max_window_tokens)
             if not made:
-                message = f"{text.name} has no text that this tokenizer knows and made no window."
+                message = (
+                    f"{text.name} has no text that this tokenizer can encode and was left out."
+                )
                 notes.append(Note("blank", text.passage, message))
             if len(made) > 1:
                 message = (
-                    f"{text.name} is longer than max_window_tokens={max_window_tokens} and became "
-                    f"{len(made)} windows."
+                    f"{text.name} is longer than max_window_tokens={max_window_tokens} and was "
+                    f"split into {len(made)} windows."
                 )
                 notes.append(Note("split", text.passage, message))
             windows += made
@@ -164,8 +166,8 @@ class Prompt:
         # A tool may well have given nothing back.
         if last is not None and last.role == "user" and not last.content.strip():
             raise PromptError(
-                "The question is blank: it holds no text but white space. Ask something; in a "
-                "conversation the last message is the question."
+                "The question is blank. Ask something; in a conversation the last message is the "
+                "question."
             )
         self._check_tools(conversation.tools)
         before, after = self._layout.cut(conversation, slot=windows)
@@ -182,7 +184,7 @@ class Prompt:
                 if found := self._boundary.spelled(text):
                     raise PromptError(
                         f"The definition of tool {tool['function']['name']!r} holds the control "
-                        f"token {found!r}; take it out of its description and parameters."
+                        f"token {found!r}. Take it out of its description and parameters."
                     )
 
     def _windows(
@@ -205,7 +207,7 @@ class Prompt:
             parts = split(text.text, encode, limit, len(ids))
         except LimitError as error:
             raise LimitError(
-                f"{text.name} has {len(ids)} tokens and can't be cut into windows of "
+                f"{text.name} has {len(ids)} tokens and can't be split into windows of "
                 f"max_window_tokens={limit}: {error}"
             ) from error
         return [
@@ -270,7 +272,7 @@ def _boundary(fitting: str) -> int:
 
 def _too_little_room(size: int) -> LimitError:
     return LimitError(
-        f"a window's header and blank line, or one character with them, make {size} tokens, and an "
-        "eighth of a window must be left for text. Raise max_window_tokens, shorten the title, or "
-        "use header='none'."
+        f"its header and blank line, or one character with them, make {size} tokens, and an "
+        "eighth of a window must be left for text. Raise max_window_tokens, shorten the title, "
+        "or use header='none'."
     )

@@ -85,8 +85,8 @@ def malformed(what: str, error: ValidationError) -> PromptError:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))[:80]
     return PromptError(
-        f"{what}{', ' if place else ''}{place}: {first['msg']}; it is "
-        f"{reprlib.repr(first['input'])}."
+        f"{what}{', ' if place else ''}{place}: {first['msg']} (given: "
+        f"{reprlib.repr(first['input'])})."
     )
 
 
@@ -137,7 +137,7 @@ class Conversation:
             return cls(prefix or "", (asked,), checked, opening)
         if not isinstance(query, Sequence) or not query:
             raise PromptError(
-                "query must be a question (a string) or a non-empty list of messages like "
+                "query must be a question (a string) or a non-empty list of messages such as "
                 '{"role": "user", "content": "..."}.'
             )
         messages = [Message.of(entry, i) for i, entry in enumerate(query)]
@@ -145,7 +145,7 @@ class Conversation:
         system = "\n\n".join(part for part in (prefix, leading) if part)
         if not messages and not system:
             raise PromptError(
-                "The messages hold no text; append the question as "
+                "The messages hold no text. Append the question as "
                 '{"role": "user", "content": "..."}.'
             )
         return cls(system, _paired(messages), checked, opening)
@@ -161,7 +161,8 @@ def _paired(messages: Sequence[Message]) -> tuple[Message, ...]:
             if caller is None or not caller.calls:
                 raise PromptError(
                     "A message with the role 'tool' must follow the assistant's message whose "
-                    "tool_calls it answers; keep that one, or give the tool's text as the user's."
+                    "tool_calls it answers. Keep that message, or give the tool's text as a "
+                    "user's message."
                 )
             name = message.name or names.get(message.call_id)
             message = message.model_copy(update={"name": name})
@@ -171,8 +172,8 @@ def _paired(messages: Sequence[Message]) -> tuple[Message, ...]:
         paired.append(message)
     if messages and messages[-1].calls:
         raise PromptError(
-            "The last message calls tools, and nothing answers it. Append a message with the role "
-            "'tool' for each call, or leave the calls out."
+            "The last message calls tools, and no message answers them. Append a message with "
+            "the role 'tool' for each call, or leave the calls out."
         )
     return tuple(paired)
 
@@ -190,7 +191,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], 
         except ValidationError as error:
             raise malformed(f"Tool {index}", error) from error
         if name in checked:
-            raise PromptError(f"Two tools have the name {name!r}; rename one.")
+            raise PromptError(f"Two tools have the name {name!r}. Rename one.")
         checked[name] = plain
     return tuple(checked.values())
 
@@ -304,8 +305,8 @@ class BaseLayout:
         """What stands before the passages, and after them; all of it after, without passages."""
         if conversation.tools or any(t.calls or t.role == "tool" for t in conversation.turns):
             raise PromptError(
-                "This model has no chat template, so it can't be shown tools or their answers. Use "
-                "a model with one, or set tokenizer.chat_template."
+                "This model has no chat template, so it can't read tools or their answers. Use a "
+                "model with a chat template, or set tokenizer.chat_template."
             )
         forms = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer: {}\n\n"}
         system = [Piece(f"{conversation.system}\n\n")] if conversation.system else []
@@ -342,7 +343,7 @@ class ChatTemplate:
         reserved = sorted(taken.keys() & kwargs.keys() - {"chat_template"})
         if reserved:
             raise PromptError(
-                f"template_kwargs can't hold {reserved}: the prompt sets them itself. It is for "
+                f"template_kwargs can't hold {reserved}, which the prompt sets itself. Use it for "
                 "variables of the chat template, such as enable_thinking."
             )
         self._tokenizer = tokenizer
@@ -353,9 +354,9 @@ class ChatTemplate:
         asked = any(turn.role == "user" for turn in conversation.turns)
         if slot and not asked:
             raise PromptError(
-                "Passages stand at the start of the first user message, and this conversation has "
-                'none. Append the question as {"role": "user", "content": "..."}, or leave the '
-                "passages out."
+                "Passages stand at the start of the first user message, but this conversation "
+                'has none. Append the question as {"role": "user", "content": "..."}, or leave '
+                "the passages out."
             )
         system = conversation.system
         try:
@@ -382,7 +383,7 @@ class ChatTemplate:
                 )
         if filling.slot is not None and (slots := written.count(filling.slot)) != 1:
             raise PromptError(
-                f"The chat template writes the first user message {slots} times; passages can "
+                f"The chat template writes the first user message {slots} times, but passages can "
                 "stand in one place only. Use another template."
             )
         if full != "".join(texts.get(part, part) for part in written):
@@ -416,9 +417,9 @@ class ChatTemplate:
             # transformers shows the whole prompt where a template leaves the last message out.
             told = str(error).partition("Final message to continue:")[0].rstrip(". ")
             raise _RefusedError(
-                f"The chat template refuses this conversation (roles: {', '.join(filling.roles)}): "
-                f"{told}. Bring the messages into the form it asks for; most want user and "
-                "assistant in turn, beginning with the user."
+                "The chat template refuses this conversation (roles: "
+                f"{', '.join(filling.roles)}): {told}. Change the messages to what it asks for: "
+                "most templates want user and assistant in turn, beginning with the user."
             ) from error
         return str(rendered)
 
@@ -450,7 +451,7 @@ class _RefusedError(PromptError):
 
 def _altered(what: str) -> PromptError:
     return PromptError(
-        f"The chat template changes {what}, or its own text because of it, in a way that can't be "
-        "followed safely. Use a template that writes messages as they are, or take the markup that "
+        f"The chat template changes {what}, or its own text around it, in a way that can't be "
+        "followed safely. Use a template that writes messages unchanged, or take the markup that "
         "it looks for out of the message."
     )

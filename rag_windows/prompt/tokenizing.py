@@ -40,9 +40,9 @@ class Boundary:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise PromptError(
-                f"{type(tokenizer).__name__} does not tell which characters its tokens are made "
-                "of, so control tokens can't be kept out of text; load a fast tokenizer, such as "
-                "transformers.PreTrainedTokenizerFast of a tokenizer.json."
+                f"{type(tokenizer).__name__} does not say which characters its tokens are made "
+                "of, so control tokens can't be kept out of text. Load a fast tokenizer, such as "
+                "transformers.PreTrainedTokenizerFast with a tokenizer.json."
             )
         # A copy: others may set truncation or padding while this one reads.
         self._whole = copy.deepcopy(backend)
@@ -85,7 +85,7 @@ class Boundary:
         elif leaked and not cuts:
             name = next(name for name, id_ in self.controls.items() if id_ in leaked)
             raise PromptError(
-                f"This tokenizer spells ordinary text with its control token {name!r}. Remove "
+                f"This tokenizer writes ordinary text with its control token {name!r}. Remove "
                 f"{name!r} from the text, give the tokenizer another special token, or allow it "
                 f"with text_tokens=[{name!r}]."
             )
@@ -145,9 +145,9 @@ class Boundary:
         """Ids, with the places of control tokens, and of others that are spelled by their names."""
         if (place := _surrogate(text)) is not None:
             raise PromptError(
-                f"Character {place} of the text is half of a surrogate pair, which no "
-                "tokenizer can read. Decode the text again from its bytes, or drop the character "
-                "with text.encode(errors='replace').decode()."
+                f"Character {place} of the text is half of a surrogate pair, which no tokenizer "
+                "can read. Decode the text again from its bytes, or remove the character with "
+                "text.encode(errors='replace').decode()."
             )
         encoding = self._tokenizers[at].encode(text, add_special_tokens=False)
         ids = encoding.ids
@@ -191,8 +191,8 @@ def _control_tokens(tokenizer: Any, text_tokens: Collection[str]) -> dict[str, i
             ids.setdefault(str(content), id_)
     if strangers := sorted(set(text_tokens) - ids.keys()):
         raise PromptError(
-            f"text_tokens names {strangers}, which are no special or added tokens of this "
-            "tokenizer; leave them out."
+            f"text_tokens names {strangers}, which are not special or added tokens of this "
+            "tokenizer. Leave them out."
         )
     # Runs of spaces that a tokenizer has tokens for are ordinary text.
     spaces = {

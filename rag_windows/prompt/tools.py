@@ -33,7 +33,7 @@ _USER = {"role": "user", "content": "probe"}
 _CALL = {"role": "assistant", "content": "", "tool_calls": [_CALLED]}
 _ANSWER = {"role": "tool", "content": _RESULT, "name": _NAME, "tool_call_id": _ID}
 _ADVICE = (
-    "Use a model whose chat template supports tools, or pass the documents without tools: "
+    "Use a model whose chat template supports tools, or pass the documents without tools; "
     "documents need none."
 )
 _WRITTEN = re.compile(
@@ -68,10 +68,10 @@ class ToolFormat:
 
         try:
             shown = render(_USER, prompt=True)
-            _check_shown("the tools to the model", _NAME, shown)
+            _check_shown("the tools", _NAME, shown)
             said = render(_USER, {"role": "assistant", "content": _SAID})
             called = render(_USER, _CALL)
-            _check_shown("calls of tools", _VALUE, called)
+            _check_shown("tool calls", _VALUE, called)
             _check_shown("the tools' answers", _RESULT, render(_USER, _CALL, _ANSWER))
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ToolsUnsupportedError(
@@ -84,8 +84,8 @@ class ToolFormat:
         head = _WRITTEN.search(written)
         if head is None:
             raise ToolsUnsupportedError(
-                "This model's chat template writes calls of tools in a form that is not known "
-                f'here: it must be JSON like {{"name": ..., "arguments": {{...}}}}. {_ADVICE}'
+                "This model's chat template writes tool calls in an unknown form. It must be "
+                f'JSON such as {{"name": ..., "arguments": {{...}}}}. {_ADVICE}'
             )
         begin, end = written[: head.start()], written[head.end() :]
         thinks = shown.rfind(_REASONING[0]) > shown.rfind(_REASONING[1])
@@ -161,8 +161,9 @@ class AnswerReader:
             if forced:
                 if form.opening is None:
                     raise ToolsUnsupportedError(
-                        "A call can't be forced with this model: its answers begin with reasoning. "
-                        "Leave tool_choice out, or try template_kwargs={'enable_thinking': False}."
+                        "A tool call can't be forced with this model, because its answers begin "
+                        "with reasoning. Leave tool_choice out, or try "
+                        "template_kwargs={'enable_thinking': False}."
                     )
                 named = f"{forced[0]}{form.middle}" if len(forced) == 1 else ""
                 self._opening = form.opening + named
@@ -201,8 +202,7 @@ class AnswerReader:
         name = named.get("name") if isinstance(named, Mapping) else None
         if name not in names:
             raise PromptError(
-                f"tool_choice names no tool that is bound. Use one of {names}, 'auto', 'any' or "
-                "'none'."
+                f"tool_choice names no known tool. Use one of {names}, 'auto', 'any' or 'none'."
             )
         return cls(tokenizer, form, checked, [str(name)])
 
@@ -292,7 +292,7 @@ def _calls(written: str) -> list[ToolCall]:
     try:
         value = from_json(written)
     except ValueError as error:
-        raise PromptError(f"The model wrote a call that is no JSON: {error}") from error
+        raise PromptError(f"The model wrote a tool call that is not valid JSON: {error}") from error
     calls = []
     for one in value if isinstance(value, list) else [value]:
         given = one if isinstance(one, dict) else {}
@@ -302,7 +302,7 @@ def _calls(written: str) -> list[ToolCall]:
         try:
             calls.append(ToolCall.model_validate({"id": identity, "function": function}))
         except ValidationError as error:
-            raise malformed("The model's call", error) from error
+            raise malformed("The model's tool call", error) from error
     return calls
 
 

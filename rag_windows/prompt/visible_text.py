@@ -45,12 +45,12 @@ def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:80]!r} stands twice in an object")
+        raise ValueError(f"the key {twice[:80]!r} appears twice in an object")
     return made
 
 
 def _not_a_number(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number that JSON has")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _spelled(match: re.Match[str]) -> str:

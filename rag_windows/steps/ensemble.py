@@ -146,7 +146,7 @@ def _forward(
     layout = current_layout()
     if not isinstance(layout, EnsembleLayout) or position_ids is None:
         raise RagWindowsError(
-            "The view of an ensemble was called outside of a request; call the model itself."
+            "The model of an ensemble was called outside of a request. Call the model itself."
         )
     kept = int(logits_to_keep) or input_ids.shape[1]
     parts = []

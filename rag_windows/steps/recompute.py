@@ -207,7 +207,7 @@ def check_room(
         if end > limit:
             fitting = max(0, (limit - start) // 2)
             raise LimitError(
-                f"{name(index)} has {length} tokens from position {start} on, and the passes that "
-                f"refine it stand behind it: they reach {end} positions, and the model has {limit}."
-                f" Use positions='reuse', or windows of at most {fitting} tokens."
+                f"{name(index)} has {length} tokens from position {start} on. The passes that "
+                f"refine it reach {end} positions, but the model has {limit}. Use "
+                f"positions='reuse', or windows of at most {fitting} tokens."
             )

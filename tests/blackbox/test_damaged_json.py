@@ -20,9 +20,9 @@ DAMAGED = {
     "5,000 digits": (DIGITS, "digits"),
     "400 digits": ("9" * 400, ""),
     "beyond floats": ("1e999", "float values"),
-    "NaN": ("NaN", "no number that JSON has"),
-    "infinity": ("-Infinity", "no number that JSON has"),
-    "duplicate keys": ('{"b": 1, "b": 2}', "stands twice"),
+    "NaN": ("NaN", "not a number in JSON"),
+    "infinity": ("-Infinity", "not a number in JSON"),
+    "duplicate keys": ('{"b": 1, "b": 2}', "appears twice"),
 }
 """What stands in the place of a number, and what the error says of it."""
 

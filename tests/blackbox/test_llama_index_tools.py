@@ -103,8 +103,8 @@ def test_a_call_that_can_not_be_read_is_told() -> None:
     llm, _ = saying("<tool_call>{</tool_call>")
     response = add_up(llm)
     assert response.message.content == "{"
-    assert "no JSON" in response.raw["broken_calls"][0]["error"]
-    with pytest.raises(RuntimeError, match="no JSON"):
+    assert "not valid JSON" in response.raw["broken_calls"][0]["error"]
+    with pytest.raises(RuntimeError, match="not valid JSON"):
         llm.get_tool_calls_from_response(response)
 
 
@@ -260,7 +260,7 @@ def test_a_template_without_tools_says_so(reader: WindowedLM) -> None:
         llm.chat_with_tools([ADD], user_msg="2 + 3?")
     with pytest.raises(RuntimeError, match="can't be forced"):
         saying(kind="thinking")[0].chat_with_tools([ADD], user_msg="2?", tool_required=True)
-    with pytest.raises(RuntimeError, match="names no tool"):
+    with pytest.raises(RuntimeError, match="names no known tool"):
         saying()[0].chat_with_tools([ADD], user_msg="2?", tool_choice="divide")
     with pytest.raises(RuntimeError, match="use chat"):
         saying()[0].complete("2 + 3?", tools=[ADD])

@@ -138,7 +138,7 @@ def test_bad_arguments_say_what_to_do() -> None:
     lm = small.lm()
     with pytest.raises(InputError, match=r"wrap it in \[\]"):
         lm.generate("What?", "one passage")
-    with pytest.raises(InputError, match="stop string can't be empty"):
+    with pytest.raises(InputError, match="stop string must not be empty"):
         lm.generate("What?", PASSAGES, stop=["", "a"])
     with pytest.raises(InputError, match="query has no tokens"):
         lm.generate_ids(lm.encode_ids([1], [[2]]), [])

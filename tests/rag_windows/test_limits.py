@@ -60,5 +60,5 @@ def test_sequential_names_the_passage_that_does_not_fit() -> None:
 
 @pytest.mark.usefixtures("no_work")
 def test_a_query_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(LimitError, match="no passage would fit"):
+    with pytest.raises(LimitError, match="leave none for passages"):
         small.lm().generate("What? " * 200, ["One."])

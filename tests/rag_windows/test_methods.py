@@ -81,7 +81,7 @@ def test_numbers_and_readers_outside_the_domain_are_refused(
 
 @pytest.mark.parametrize("weight", [0.0, -2.0, math.inf, math.nan, "2"])
 def test_a_function_that_gives_no_weight_is_refused(weight: Any) -> None:
-    with pytest.raises(MethodError, match=r"mateicl weighs the query by .* for 3 windows"):
+    with pytest.raises(MethodError, match=r"mateicl gives the query the weight .* for 3 windows"):
         base.query_bias(MateICL(lambda windows: weight), 3)
 
 
@@ -119,7 +119,7 @@ def test_methods_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve("codebook:size=none").size is None  # type: ignore[attr-defined]  # a Codebook
     assert registry.names_in("pcw, ape:scale=1,form=as used") == ["pcw", "ape:scale=1,form=as used"]
     for name, message in {
-        "ape+pcw": r"ape\+pcw': ape reads windows by itself.*'wrapper'",
+        "ape+pcw": r"ape\+pcw' can't be combined so: ape reads windows itself.*'wrapper'",
         "wrapper+apex": r"Unknown method 'apex' in",
         "wrapper+": "Unknown method ''",
         "wrapper+sequential": "wrapper can't be combined with sequential",

@@ -21,8 +21,8 @@ def test_a_passage_from_each_kind_of_value() -> None:
     ("value", "message"),
     [
         (3, "must be a string, a Passage or a mapping"),
-        ({"id": "1"}, "needs a 'text' key"),
-        ({"text": "a", "titel": "b"}, r"Unknown passage keys \['titel'\]"),
+        ({"id": "1"}, "must have a 'text' key"),
+        ({"text": "a", "titel": "b"}, r"unknown keys \['titel'\]"),
         ({"text": 3}, "Passage.text must be a string, not int"),
         ({"text": "a", "title": 3}, "Passage.title must be a string"),
     ],

@@ -83,7 +83,7 @@ def test_a_long_passage_becomes_windows_that_cover_it(name: str, limit: int) -> 
         assert list(window.ids) == prompt.encode_text(text, continuation=inside)
     (note,) = parts.notes
     assert (note.kind, note.passage) == ("split", 1)
-    assert f"max_window_tokens={limit} and became {len(windows)} windows." in note.message
+    assert f"max_window_tokens={limit} and was split into {len(windows)} windows." in note.message
 
 
 def cut(text: str, limit: int) -> list[str]:

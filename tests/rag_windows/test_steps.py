@@ -327,5 +327,5 @@ def test_positions_past_rotary_tables_are_refused() -> None:
     with pytest.raises(LimitError, match="50 positions"):
         lm.generate_ids(context, [4, 5], max_new_tokens=6)
     assert len(lm.generate_ids(context, [4, 5], max_new_tokens=4, min_new_tokens=4)) == 4
-    with pytest.raises(LimitError, match="no passage would fit"):
+    with pytest.raises(LimitError, match="leave none for passages"):
         lm.generate("What?", ["One."], max_new_tokens=40)

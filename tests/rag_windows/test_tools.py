@@ -67,16 +67,16 @@ def test_a_definition_that_holds_a_control_token_is_refused() -> None:
     [
         ([], [], "non-empty list"),
         (7, [], "must be a question"),
-        ([*USER, {"role": "bot", "content": "x"}], [], "Message 1, role: .* it is 'bot'"),
+        ([*USER, {"role": "bot", "content": "x"}], [], "Message 1, role: .* \\(given: 'bot'\\)"),
         ([{"role": "user", "content": [{"type": "text"}]}], [], "Message 0, content: .*'type'"),
         ([{"role": "user", "content": "x", "names": "y"}], [], "Message 0, names: Extra inputs"),
         ([{"role": "system", "content": ""}], [], "hold no text"),
         ([{"role": "tool", "content": "x"}], [], "role 'tool' must follow"),
-        (history()[:2], [], "nothing answers it"),
+        (history()[:2], [], "no message answers them"),
         (history("{no json"), [], "tool_calls.0.function.arguments: .* key must be a string"),
         (history({"x": object()}), [], "arguments.x: input was not a valid JSON value"),
         ("Who?", [SEARCH, SEARCH], "Two tools have the name 'search'"),
-        ("Who?", [{"function": {"name": "</s>"}}], "Tool 0, function.name: .* it is '</s>'"),
+        ("Who?", [{"function": {"name": "</s>"}}], "Tool 0, function.name: .* \\(given: '</s>'\\)"),
     ],
 )
 def test_what_makes_no_sense_is_refused(messages: Any, tools: Any, match: str) -> None:
@@ -113,9 +113,9 @@ def test_answers_without_calls_are_text(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "match"),
     [
-        ("hermes", "<tool_call>{broken</tool_call>", "no JSON"),
+        ("hermes", "<tool_call>{broken</tool_call>", "not valid JSON"),
         ("hermes", '<tool_call>{"name": "a b", "arguments": {}}</tool_call>', "function.name: "),
-        ("mistral", "[CALLS]{", "no JSON"),
+        ("mistral", "[CALLS]{", "not valid JSON"),
     ],
 )
 def test_broken_calls_are_told(kind: str, text: str, match: str) -> None:
@@ -132,5 +132,5 @@ def test_a_form_of_calls_that_is_not_known_is_refused(
 ) -> None:
     strange = TEMPLATES["hermes"].replace('{"name": "{{ c.function.name }}", ', instead)
     monkeypatch.setattr(tokenizer("hermes"), "chat_template", strange)
-    with pytest.raises(ToolsUnsupportedError, match="form that is not known here"):
+    with pytest.raises(ToolsUnsupportedError, match="in an unknown form"):
         integration.ToolFormat.of(tokenizer("hermes"), {})

@@ -94,7 +94,7 @@ def test_text_streams_before_a_call_and_without_reasoning() -> None:
     assert message.tool_calls == []
     (broken,) = message.invalid_tool_calls
     assert broken["args"] == "{"
-    assert "no JSON" in str(broken["error"])
+    assert "not valid JSON" in str(broken["error"])
     llm, lm = model("Five.")
     llm.bind_tools([add], tool_choice="none").invoke("2 + 3?")
     assert lm.asked[0][0].tools == ()
@@ -103,7 +103,7 @@ def test_text_streams_before_a_call_and_without_reasoning() -> None:
 def test_what_can_not_be_kept_is_refused_at_once() -> None:
     refused: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         ("hermes", {"strict": True}, NotImplementedError, "needs a forced call"),
-        ("hermes", {"tool_choice": "divide"}, ValueError, "names no tool"),
+        ("hermes", {"tool_choice": "divide"}, ValueError, "names no known tool"),
         ("thinking", {"tool_choice": "any"}, NotImplementedError, "can't be forced"),
     ]
     for kind, options, error, match in refused:
