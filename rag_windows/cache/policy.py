@@ -1,4 +1,4 @@
-"""Which windows to keep under a limit in bytes; docs/passage_cache.md has the measurements.
+"""Which windows to keep under a limit in bytes; measured in benchmarks/results/passage_cache.md.
 
 A window's worth is its uses lately times the seconds that encoding it takes, over its bytes, as in
 Greedy-Dual-Size-Frequency (Cherkasova, HP Labs 1998; RAGCache, https://arxiv.org/abs/2404.12457).

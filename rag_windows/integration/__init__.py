@@ -9,6 +9,20 @@ A `ModelSource` loads the model once, when it is needed, and tells what its file
 and tells what `answer_record` does. For those who cut prompts themselves, `ChatTemplate` writes a
 `Conversation` in `Piece`s, a `Boundary` turns these into ids, and `likelihoods` scores ids behind
 what `WindowedLM.encode_ids` gave.
+
+Example:
+    ::
+
+        source, calls = ModelSource("tiny-reader", method="ape"), Calls(max_rows=32)
+
+        def prepared(question, documents):
+            passages = [passage_of(document) for document in documents]
+            return lambda: Call(lm=source.lm(), query=question, passages=passages)
+
+        answer = calls.answer(
+            prepared("Where was Vara Zelmont born?", ["Vara Zelmont was born in Sulava."]),
+            lambda call, generation: generation.text,
+        )
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,12 @@ import pytest
 
 from rag_windows import Chunk, Citation, Generation, InputError, MethodError, Passage, WindowedLM
 from rag_windows import integration as promised
-from tests.blackbox.conftest import ANSWER, QUESTION, ROOT
+from tests.blackbox.conftest import ANSWER, QUESTION
 
 
-def test_the_example_of_the_docs() -> None:
-    text = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
-    example = text.split("## Another framework")[1].split("```python\n")[1].split("```")[0]
-    told: dict[str, Any] = {}
+def test_the_example_of_the_docstring() -> None:
+    example = textwrap.dedent((promised.__doc__ or "").partition("::\n")[2])
+    told: dict[str, Any] = {name: getattr(promised, name) for name in promised.__all__}
     exec(example, told)  # noqa: S102 - our own
     assert told["answer"] == "Sulava"
 

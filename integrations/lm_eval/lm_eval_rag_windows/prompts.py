@@ -29,10 +29,18 @@ def find_examples(
 ) -> list[int]:
     """Where the first example starts (a description may stand before) and where each ends.
 
-    Behind the last one stands the question; without examples the list is empty. The rules are those
-    of docs/lm_eval.md: ``shots`` are counted; else values of the question's own ``doc`` and its
-    last line tell which parts are the question's, and which end an example. A question of one line
-    needs several such parts at equal distances.
+    Behind the last one stands the question; without examples the list is empty. Delimiters cut the
+    text into parts. With ``shots``, parts are counted: if all examples and the question can have
+    equally many, that decides. Otherwise
+
+    1. delimiters inside of a long value of the question's own ``doc``, or right behind one, belong
+       to the question;
+    2. where parts hold a line that begins as the question's last line does ("Answer:"), an example
+       ends with such a part, and one part more in the first example is the description; a question
+       of one line needs several such parts at equal distances;
+    3. else each part is an example.
+
+    A wrong guess groups the text otherwise; it never adds, drops or moves a character.
     """
     found = (match.span() for match in re.finditer(re.escape(delimiter), text))
     every = [end for begin, end in found if text[:begin].strip() and text[end:].strip()]

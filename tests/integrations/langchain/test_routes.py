@@ -179,7 +179,7 @@ def test_without_documents_it_is_an_ordinary_chat_model() -> None:
     assert answer.content_blocks == [{"type": "text", "text": answer.text}]
 
 
-# What LangChain's own parts do with documents, as docs/frameworks.md says.
+# What LangChain's own parts do with documents, as docs/langchain.md says.
 
 DOCUMENTS = [
     Document("One is white.", metadata={"title": "One"}),
