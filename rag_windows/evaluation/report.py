@@ -117,7 +117,7 @@ def _in_markdown(value: Any) -> Markup:
     return value if isinstance(value, Markup) else Markup(escaped(str(value)))  # noqa: S704 - escaped
 
 
-WORDS = frozenset({"arm", "base", "evidence", "kind", "run"})
+WORDS = frozenset({"condition", "base", "evidence", "kind", "run"})
 """Columns that hold words; the others hold figures."""
 
 _TIMES = {"encoding, s": "encode_s", "first token, s": "ttft_s", "answer, s": "total_s"}
@@ -159,10 +159,10 @@ def tables(summary: Summary) -> Iterator[Table]:
             ]
             if found:
                 frame = pd.DataFrame(found).sort_values(kind, kind="stable")
-                columns = [kind, "arm", "value, %", "kept, %", "n"]
+                columns = [kind, "condition", "value, %", "retention, %", "n"]
                 yield Table(kind, frame[columns], summary["metrics"][0], folded=len(frame) > 8)
     work = [
-        {"arm": arm["name"]}
+        {"condition": arm["name"]}
         | {head.replace("_", " "): f"{count:,}" for head, count in arm["counters"].items()}
         | {head: number((arm["times"] or {}).get(field), 3) for head, field in _TIMES.items()}
         | {f"first token, {one}, s": number(arm[f"{one}_s"], 3) for one in ("cold", "warm")}
@@ -173,7 +173,7 @@ def tables(summary: Summary) -> Iterator[Table]:
 
 def _quality(summary: Summary) -> pd.DataFrame:
     rows = [
-        {"arm": arm["name"]}
+        {"condition": arm["name"]}
         | {metric_name(one["metric"]): figure(one["estimate"]) for one in arm["results"]}
         for arm in summary["arms"]
     ]
@@ -185,10 +185,10 @@ def _row(arm: str, result: Summary) -> dict[str, str]:
     nothing = dict.fromkeys(("difference", "retention"), Estimate(math.nan))
     against = result["against"] or {"base": "", "p": math.nan, "p_holm": math.nan, **nothing}
     return {
-        "arm": arm,
+        "condition": arm,
         "value, %": figure(result["estimate"]),
         "difference, points": figure(against["difference"]),
-        "kept, %": figure(against["retention"]),
+        "retention, %": figure(against["retention"]),
         "p": chance(against["p"]),
         "p (Holm)": chance(against["p_holm"]),
         "n": f"{result['n']:,}",

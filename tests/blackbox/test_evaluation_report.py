@@ -143,7 +143,7 @@ def test_a_report_tells_figures_charts_and_questions(plain: Path) -> None:
     assert page.count("<svg") == 1
     assert not re.search(r"#0[1-4]0[1-4]", page)
     for words in (
-        *("Quality of answers", "each arm against its base", "by kind of question", "Work"),
+        *("Quality of answers", "each condition against its base", "by kind of question", "Work"),
         *("When was the lighthouse built?", "In 1811.", "rag-windows", "machine"),
     ):
         assert words in text
@@ -199,7 +199,7 @@ def test_what_is_not_there_is_said(
     assert "Not finished" in found.stdout
     (out / "records.jsonl").write_text("")
     empty = run("eval", "report", out)
-    assert "no question yet that every arm was asked" in empty.stdout
+    assert "no question yet that every condition was asked" in empty.stdout
     assert "There are no figures yet" in (out / "report.html").read_text()
 
 
