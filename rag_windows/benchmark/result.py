@@ -248,8 +248,8 @@ def summary(result: Result) -> str:
     counted = f"medians of {rounds} rounds" if rounds > 1 else "one round"
     on = ", ".join(filter(None, (result.machine.device, _threads(result), result.date)))
     told = (
-        f"{result.shape} in {result.dtype} on {on}; {result.context:,} tokens of passages, "
-        f"{result.window} a window; {counted}: `{result.command}`"
+        f"Measured: {result.shape} in {result.dtype} on {on}; {result.context:,} tokens of "
+        f"passages, {result.window} a window; {counted}: `{result.command}`"
     )
     if result.concurrency:
         return "\n".join([*table(*_concurrency(result)), "", told])
