@@ -433,7 +433,8 @@ def ingest(
         paths: see `load_documents`.
         folder: of the index; made where it is missing.
         model: embeds passages, see `DenseRetriever`; None for BM25 alone.
-        words, tokens: see `split_document`.
+        words: see `split_document`.
+        tokens: see `split_document`.
         root: see `load_documents`.
         progress: told how many passages are embedded; `progress_bar` makes one.
 

@@ -65,8 +65,13 @@ class RagWindowsLM(HFLM):
         method: how windows are read, such as "ape", "pcw", "deep-thinking+ape", "sequential". None
             is the profile's, else "ape".
         profile: path of a calibration.
-        link_tokens, link_choose: tokens of each window that are encoded in sight of the others.
-        tokenizer, revision, dtype, device, device_map: as with ``--model hf``.
+        link_tokens: tokens of each window that are encoded in sight of the others.
+        link_choose: which tokens: "first", or those of largest "deviation".
+        tokenizer: as with ``--model hf``.
+        revision: as with ``--model hf``.
+        dtype: as with ``--model hf``.
+        device: as with ``--model hf``.
+        device_map: as with ``--model hf``.
         parallelize: True is ``device_map="auto"``.
         fewshot_delimiter: what the task puts behind an example; ``\n`` is read as a line break.
         num_fewshot: how many examples a prompt has, where it does not show that itself, see
@@ -75,8 +80,8 @@ class RagWindowsLM(HFLM):
         windows: how many windows they are spread over, instead.
         max_window_tokens: longer windows are cut into several; default: half of ``max_length``.
         max_gen_toks: length of an answer where the task does not say it.
-        cache, cache_memory: whether encoded windows are kept in memory, and in how much of it, such
-            as "8GiB" or "25%" of what is free.
+        cache: whether encoded windows are kept in memory.
+        cache_memory: how much memory they may take, such as "8GiB", or "25%" of what is free.
         cache_dir: folder to keep them in, too, whatever ``cache`` says.
         trust_remote_code: True is refused.
         options: those of `AS_HF`, and parameters of the method (``temperature=0.9``).

@@ -132,15 +132,20 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         model_name: Hub name, local folder, or "tiny-reader" (shipped).
         model: a loaded transformers model, instead of ``model_name``; give its ``tokenizer`` too.
         lm: a loaded `WindowedLM`, instead of both.
-        tokenizer_name: instead of the model's own tokenizer.
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
+        arguments: the attributes below, those of `rag_windows.integration.ModelOptions`, ``max_tokens``
+            (another name of ``max_new_tokens``), and those of LlamaIndex's `LLM`: system_prompt (the
+            instruction, where a conversation brings none), callback_manager, output_parser,
+            pydantic_program_mode, ...
+
+    Attributes:
+        model_name: as given, or the loaded model's.
+        tokenizer_name: instead of the model's own tokenizer.
         tokenizer_kwargs: for loading the tokenizer.
         max_new_tokens: at most so many are generated (256).
-        max_tokens: the same by its other name.
         context_window: what ``metadata`` says, by which LlamaIndex packs texts into one prompt and
             cuts conversations: by default what one prompt holds, in tokens as LlamaIndex counts
             them, see `metadata`. Windows are not bound by it.
-        system_prompt: the instruction, where a conversation brings none.
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
         stopping_ids: tokens that end an answer, beside the model's own.
@@ -148,8 +153,6 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
             none) and the guard's threshold.
         citations: whether to measure each passage's attention mass.
         on_encoded: told how many windows are encoded, of how many.
-        arguments: those above that are fields, those of `rag_windows.integration.ModelOptions`, and
-            of LlamaIndex's `LLM`: callback_manager, output_parser, pydantic_program_mode, ...
 
     Raises:
         InputError: no model or two, or an argument that writes prompts by hand.

@@ -1,0 +1,151 @@
+"""What mkdocs does beyond its plugins: docstrings, tables of the command line's options.
+
+mkdocs.yml names this file twice: as a hook of mkdocs and as an extension of griffe, which reads the
+docstrings. Nothing here imports the engine; the command line's own modules load no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+import typer
+
+ROOT = Path(__file__).resolve().parent.parent
+log = logging.getLogger("mkdocs.hooks.rag_windows")
+
+_NAME = re.compile(r"(?<![`\w\[])`([A-Za-z_][\w.]*)`(?!`)")
+
+
+@functools.cache
+def documented() -> dict[str, str]:
+    """Names as docstrings write them, short and full, and the names that docs/api gives them."""
+    pages = "\n".join(
+        page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md")
+    )
+    full = re.findall(r"^::: (\S+)$", pages, flags=re.MULTILINE)
+    return {name: name for name in full} | {name.rpartition(".")[2]: name for name in full}
+
+
+class Docstrings(griffe.Extension):
+    """Links in docstrings, and the arguments behind ``**options: Unpack[Options]``.
+
+    A name in single back-quotes that the reference describes becomes a link to it. So docstrings
+    stay readable in a terminal: they write `generate` and `Citation.mass`.
+    """
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Rewrite the docstrings of a whole package, before any is parsed."""
+        for one in _objects(pkg):
+            if isinstance(one, griffe.Function):
+                _unpack(one)
+            if one.docstring is not None:
+                text = _NAME.sub(functools.partial(_linked, one), one.docstring.value)
+                # "::" is reStructuredText's mark of a literal block.
+                one.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)
+
+
+def _objects(owner: griffe.Object) -> Iterator[griffe.Object]:
+    yield owner
+    for member in owner.members.values():
+        if isinstance(member, griffe.Object):
+            yield from _objects(member)
+
+
+def _unpack(function: griffe.Function) -> None:
+    """Put the fields of a TypedDict in the place of ``**options: Unpack[Options]``."""
+    for parameter in list(function.parameters):
+        annotation = parameter.annotation
+        if isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Unpack":
+            del function.parameters[parameter.name]
+            options = function.modules_collection[annotation.slice.canonical_path]
+            for field in options.attributes.values():
+                kind = griffe.ParameterKind.keyword_only
+                one = griffe.Parameter(
+                    field.name, annotation=field.annotation, kind=kind, default="..."
+                )
+                function.parameters.add(one)
+
+
+def _linked(owner: griffe.Object, found: re.Match[str]) -> str:
+    target = _target(found[1], owner)
+    return f"[{found[0]}][{target}]" if target else found[0]
+
+
+def _target(name: str, owner: griffe.Object) -> str | None:
+    """Where a name in an object's docstring leads, in the reference's names; None for nowhere."""
+    family = owner if owner.is_class else owner.parent
+    if family is not None and family.is_class and family.name in documented():
+        member = family.members.get(name)
+        if member is not None and member.has_docstring and member is not owner:
+            return f"{documented()[family.name]}.{name}"
+    if name == owner.name:
+        return None
+    head, _, tail = name.rpartition(".")
+    if name in documented() or head not in documented():
+        return documented().get(name)
+    # Fields without a docstring of their own are described with their class.
+    described = _class(documented()[head], owner)
+    member = described.members.get(tail) if described is not None else None
+    return documented()[head] + (f".{tail}" if member is not None and member.has_docstring else "")
+
+
+def _class(path: str, owner: griffe.Object) -> griffe.Object | None:
+    try:
+        found = owner.modules_collection[path]
+    except KeyError:
+        return None
+    return found.final_target if isinstance(found, griffe.Alias) else found
+
+
+@functools.cache
+def commands() -> dict[str, Any]:
+    """The command line's commands by their words, "cache stats" for one."""
+    sys.path[:0] = [str(ROOT)]
+    from rag_windows.cli.commands import app
+
+    def named(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+        inner = getattr(command, "commands", {})
+        for name, one in inner.items():
+            yield from named(f"{words} {name}".strip(), one)
+        if not inner:
+            yield words, command
+
+    return dict(named("", typer.main.get_command(app)))
+
+
+def options_of(words: str, command: Any) -> Iterator[str]:
+    """Lines of Markdown: a folded table of a command's arguments and options."""
+    context = typer.Context(command, info_name=f"rag-windows {words}")
+    yield "<details markdown><summary>Options</summary>\n"
+    yield "| option | meaning |"
+    yield "|---|---|"
+    for parameter in command.params:
+        name, meaning = parameter.get_help_record(context)
+        cells = [f"`{name}`", re.sub(r" +\[", " [", meaning).replace("<", "&lt;")]
+        yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    yield "\n</details>"
+
+
+def on_page_markdown(markdown: str, *, page: Any, **kwargs: Any) -> str:
+    """Put a command's options in the place of ``<!-- options: ask -->``."""
+    asked: list[str] = []
+
+    def table(mark: re.Match[str]) -> str:
+        asked.append(mark[1])
+        if mark[1] not in commands():
+            log.warning("%s: there is no command %s", page.file.src_path, mark[1])
+            return ""
+        return "\n".join(options_of(mark[1], commands()[mark[1]]))
+
+    markdown = re.sub(r"^<!-- options: (.+) -->$", table, markdown, flags=re.MULTILINE)
+    if asked and sorted(asked) != sorted(commands()):
+        wrong = sorted({*asked} ^ {*commands()})
+        log.warning("%s: each command once; see to %s", page.file.src_path, ", ".join(wrong))
+    return markdown
