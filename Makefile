@@ -20,11 +20,13 @@ TORCH := torch==2.13.0
 # The distributions beside rag-windows, and the extras of rag-windows that they are not.
 ADAPTERS := $(patsubst %/pyproject.toml,./%,$(wildcard integrations/*/pyproject.toml))
 EXTRAS := cuda,eval,figures,gguf,pdf,peft,retrievers,structured
+# Material's note about MkDocs 2 is no concern of a build.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check timing lint format figures faults bench bench-report bench-cache gpu gpu-report train train-learner evaluate judge install clean
+.PHONY: help demo test check timing lint format docs docs-serve figures faults bench bench-report bench-cache gpu gpu-report train train-learner evaluate judge install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,6 +54,12 @@ lint: $(VENV)/.dev ## ruff check, ruff format --check, mypy, import-linter
 format: $(VENV)/.dev ## rewrite the sources in the common format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs ## build the site into build/site; any browser opens build/site/index.html
+	$(MKDOCS) build --strict $(ARGS)
+
+docs-serve: $(VENV)/.docs ## show the site at http://127.0.0.1:8000, and build it anew at each change
+	$(MKDOCS) serve $(ARGS)
 
 figures: $(VENV)/.dev ## draw the pictures of README and docs again
 	$(BIN)/python -m docs.pictures.draw_attention
@@ -93,9 +101,8 @@ clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-# pip reads dependency groups from 25.1 on. torch goes in first and alone: with nothing else to weigh, pip takes the local CPU build where one
-# is offered, and the steps after it find torch already there.
-$(VENV)/.torch: constraints.txt
+# pip reads dependency groups from 25.1 on.
+$(VENV)/.python:
 	@python='$(PYTHON)'; \
 	for candidate in $${python:-python3.11 python3.12 python3.13 python3 python}; do \
 		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
@@ -109,7 +116,17 @@ $(VENV)/.torch: constraints.txt
 		echo "$$found can't make an environment; on Debian and Ubuntu install python3-venv." >&2; \
 		exit 1; }
 	$(PIP) 'pip>=25.1'
+	@touch $@
+
+# torch goes in first and alone: with nothing else to weigh, pip takes the local CPU build where one
+# is offered, and the steps after it find torch already there.
+$(VENV)/.torch: $(VENV)/.python constraints.txt
 	$(PIP) '$(TORCH)'
+	@touch $@
+
+# The site needs neither torch nor the package: its reference is read from the sources.
+$(VENV)/.docs: $(VENV)/.python pyproject.toml constraints.txt
+	$(PIP) --group docs
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml

@@ -30,19 +30,17 @@ from typer.testing import CliRunner
 
 from rag_windows import METHODS
 from rag_windows.cli.commands import app
+from rag_windows.samples import samples_path
 from tests.test_repository import ROOT
 
 REPOSITORY = "https://github.com/rag-windows/rag-windows"
 LEFT_OUT = {
     "README.md",
-    "calibration.md",
     "codebook.md",
     "evaluation.md",
     "frameworks.md",
-    "guard.md",
     "in_context_learning.md",
     "lm_eval.md",
-    "methods.md",
     "passage_cache.md",
     "retrieval.md",
 }
@@ -54,7 +52,7 @@ KINDS = ("python", "console", "json", "toml", "text")
 GPU = "<!-- gpu -->"
 
 REPLACED = {
-    r"\b(sentence-transformers|BAAI|intfloat)/[\w.-]+": get_model_path(),
+    r"\b(sentence-transformers|BAAI|intfloat)/[\w.-]+": str(get_model_path()),
     r"\b(meta-llama|Qwen|mistralai|google|microsoft|openai|ibm-granite)/[\w.-]+": "tiny-reader",
     r"(device_map|device)=\"(auto|cuda(:\d+)?)\"": r'\1="cpu"',
     r"--device[ =](auto|cuda(:\d+)?)": "--device cpu",
@@ -121,10 +119,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "Vara Zelmont plays the harp. Vara Zelmont was born in Sulava.",
         "Aldan Pellby plays the lute. Aldan Pellby was born in Birholm.",
     ]
+    samples = (samples_path() / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     questions = [
-        {"query": "Where was Vara Zelmont born?", "passages": passages, "answer": "Sulava"},
-        {"query": "Where was Aldan Pellby born?", "passages": passages, "answer": "Birholm"},
-        {"query": "What does Aldan Pellby play?", "passages": passages, "answer": "lute"},
+        {
+            "query": sample["question"],
+            "passages": [(samples_path() / "corpus" / sample["document"]).read_text("utf-8")],
+            "answer": sample["answer"],
+        }
+        for sample in map(json.loads, samples[:12])
     ]
     demonstrations = [
         {"text": "gidra blog", "label": "animal"},

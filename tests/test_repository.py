@@ -175,8 +175,8 @@ EXTRAS_OF = {
         "retrievers",
     ),
 }
-REPOSITORY_ONLY = ("training", "examples", "tests")
-"""Parts that may import what the dependency group `test` installs, too."""
+GROUP_OF = {"training": "test", "examples": "test", "tests": "test", "docs": "docs"}
+"""Parts that may import what a dependency group installs, too."""
 
 BROUGHT_BY_PYDANTIC = {"pydantic_core", "typing_extensions"}
 """Its documentation has them imported so."""
@@ -205,7 +205,9 @@ def test_every_import_is_a_declared_dependency() -> None:
     undeclared = []
     for path in sources(*EXTRAS_OF):
         part = part_of(path)
-        needed = requirements(*EXTRAS_OF[part]) + (group("test") if part in REPOSITORY_ONLY else [])
+        needed = requirements(*EXTRAS_OF[part]) + (
+            group(GROUP_OF[part]) if part in GROUP_OF else []
+        )
         declared = {canonicalize_name(requirement.name) for requirement in needed}
         for line, module in sorted(imported(path)):
             if module in sys.stdlib_module_names | OURS | BROUGHT_BY_PYDANTIC:
