@@ -133,10 +133,10 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         model: a loaded transformers model, instead of ``model_name``; give its ``tokenizer`` too.
         lm: a loaded `WindowedLM`, instead of both.
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
-        arguments: the attributes below, those of `rag_windows.integration.ModelOptions`, ``max_tokens``
-            (another name of ``max_new_tokens``), and those of LlamaIndex's `LLM`: system_prompt (the
-            instruction, where a conversation brings none), callback_manager, output_parser,
-            pydantic_program_mode, ...
+        arguments: the attributes below; those of `rag_windows.integration.ModelOptions`;
+            ``max_tokens``, another name of ``max_new_tokens``; and those of LlamaIndex's `LLM`:
+            ``system_prompt`` (the instruction, where a conversation brings none),
+            callback_manager, output_parser, pydantic_program_mode, ...
 
     Attributes:
         model_name: as given, or the loaded model's.
