@@ -6,7 +6,7 @@ import itertools
 import json as json_format
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -76,6 +76,8 @@ def ask(
     passages = options.open_corpus(search, model.model).retrieve(question, search.top_k)
     with options.loaded_model(model) as lm:
         _reply(lm, model.name, answer, question, passages, [])
+    if model.model is None and not answer.json:
+        render.show(options.SAMPLE_MODEL, "dim")
 
 
 @options.spreading()
@@ -89,6 +91,8 @@ def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -
     dialogue: list[Mapping[str, str]] = []
     with options.loaded_model(model) as lm:
         if interactive:
+            if model.model is None:
+                render.tell(options.SAMPLE_MODEL)
             render.tell(f"{len(retriever.passages)} passages, {model.name}. {_HELP}")
         for line in _typed() if interactive else sys.stdin or ():
             question = encodable(line).strip()
@@ -155,8 +159,10 @@ def _reply(
         stream = lm.stream(query, passages, on_encoded=on_encoded, **settings)
         begun = next(stream)
     generation = begun.generation
+    # JSON comes as a whole; a text shows by itself how far it is.
+    waiting = render.progress("Answering") if told.json else nullcontext()
     # A stream that is closed stops its work, also on Ctrl-C.
-    with closing(stream):  # type: ignore[type-var]  # has close()
+    with closing(stream), waiting:  # type: ignore[type-var]  # has close()
         for chunk in itertools.chain([begun], stream):
             heard.append(chunk.text)
             if not told.json:
@@ -253,8 +259,12 @@ def demo(
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
     compared = ("sequential", DEFAULT_METHOD)
     asked = ModelOptions(device=device, no_cache=True, verbose=verbose)
-    with options.loaded_model(asked) as lm, render.progress("Answering"):
-        rows = [_answer(lm, retriever, task, method) for task in tasks for method in compared]
+    pairs = [(task, method) for task in tasks for method in compared]
+    rows = []
+    with options.loaded_model(asked) as lm, render.progress("Answering") as answered:
+        for task, method in pairs:
+            answered(len(rows), len(pairs))
+            rows.append(_answer(lm, retriever, task, method))
     if json:
         render.write_json(rows)
         return

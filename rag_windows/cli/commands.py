@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
@@ -24,9 +24,28 @@ from rag_windows.cli.options import ModelOptions, count, option
 from rag_windows.evaluation.files import write_whole
 from rag_windows.prompt.visible_text import encodable, one_line
 
+_FIRST = """\
+rag-windows demo                                           # a demonstration
+rag-windows ask "What does Zelwick Academy make?"          # over sample documents
+rag-windows ask "..." --docs notes/ --model Qwen/Qwen3-8B  # over your own
+rag-windows --help                                         # all commands
+"""
+
+
+class _Commands(render.Group):
+    """The commands; who names none is shown what to type first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Show four commands instead of an error about a missing one."""
+        if not args:
+            typer.echo(_FIRST, nl=False)
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="rag-windows",
-    cls=render.Group,
+    cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import inspect
 import logging
 import os
@@ -20,7 +21,7 @@ from urllib.request import getproxies
 
 import typer
 
-from rag_windows.cli.render import progress, tell
+from rag_windows.cli.render import Counted, progress, tell
 from rag_windows.errors import CacheError, DocumentError, InputError, MethodError
 from rag_windows.prompt.visible_text import encodable
 from rag_windows.samples import samples_path
@@ -125,6 +126,10 @@ def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command
 
 
 DEFAULT_MODEL, DEFAULT_METHOD = "tiny-reader", "ape"
+SAMPLE_MODEL = (
+    f"The shipped model {DEFAULT_MODEL} answers; it knows only the sample corpus. For documents of "
+    "your own, name them with --docs and a model with --model."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,42 +201,51 @@ class ModelOptions:
 def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
     """The model on its device; at the end, what was encoded is written into its cache."""
     quieten(model.verbose)
-    from rag_windows.calibration import Profile
-    from rag_windows.loading import check_device
-
-    profile = None if model.profile is None else Profile.load(model.profile)
-    method = _method(model)
-    check_device(model.device, "--device ")
-    with progress(f"Loading {model.name}"):
-        from huggingface_hub.utils import logging as hub_logging
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-        from transformers.utils import logging as transformers_logging
-
+    with progress(f"Loading {model.name}") as counted:
+        _import_libraries()
         from rag_windows import WindowedLM
+        from rag_windows.calibration import Profile
+        from rag_windows.loading import check_device
 
-        far = model.name != DEFAULT_MODEL
-        if far and not os.path.exists(model.name):
+        profile = None if model.profile is None else Profile.load(model.profile)
+        method = _method(model)
+        check_device(model.device, "--device ")
+        if model.name != DEFAULT_MODEL and not os.path.exists(model.name):
             _notice_missing_network()
-        if not model.verbose:
-            transformers_logging.set_verbosity_error()
-            hub_logging.set_verbosity_error()
-            # On a terminal they show downloads, and the weights as they are loaded.
-            if not (far and sys.stderr.isatty()):
-                transformers_logging.disable_progress_bar()
-                disable_progress_bars()
-        lm = WindowedLM.from_pretrained(
-            model.name,
-            dtype=model.dtype,
-            device_map=None if model.device == "auto" else model.device,
-            method=method,
-            profile=profile,
-            max_window_tokens=model.max_window_tokens,
-            cache=_cache(model),
-        )
+        with nullcontext({}) if model.verbose else _told_instead_of_bars(counted) as bars:
+            lm = WindowedLM.from_pretrained(
+                model.name,
+                dtype=model.dtype,
+                device_map=None if model.device == "auto" else model.device,
+                method=method,
+                profile=profile,
+                max_window_tokens=model.max_window_tokens,
+                cache=_cache(model),
+                **bars,
+            )
     if profile is not None and (told := profile.model.mismatch(lm.model)):
         tell(f"Note: {told}")
-    with lm.cache or nullcontext():
+    try:
         yield lm
+    finally:
+        if lm.cache is not None:
+            with progress("Writing the passage cache"):
+                lm.cache.close()
+
+
+def _import_libraries() -> None:
+    """Import what models need: 3,000 modules, which would take a third longer with collections.
+
+    What they hold lives as long as the process, so later collections leave it alone.
+    """
+    if "torch" in sys.modules:
+        return
+    gc.disable()
+    try:
+        import rag_windows.model  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _method(model: ModelOptions) -> Method | None:
@@ -262,6 +276,45 @@ def quieten(verbose: bool) -> None:
     warnings.simplefilter("ignore")
     for name in ("transformers", "accelerate", "torch"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def _told_instead_of_bars(counted: Counted) -> Iterator[dict[str, Any]]:
+    """Silence the bars and logs of transformers and the hub, and count what they load.
+
+    Yields what `from_pretrained` takes so that downloads of weights are counted, too.
+    """
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
+    from transformers.utils import logging as transformers_logging
+
+    class Told(tqdm):
+        """Is never drawn; what is done is told instead."""
+
+        def __init__(self, *args: Any, unit: str = "", **settings: Any) -> None:
+            self._unit = unit
+            super().__init__(*args, **{**settings, "disable": True})
+
+        def __iter__(self) -> Iterator[Any]:
+            for one in self.iterable:
+                yield one
+                self.update()
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self._unit:
+                counted(int(self.n), self.total, self._unit)
+
+    transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
+    disable_progress_bars()
+    hook = transformers_logging.set_tqdm_hook(
+        lambda _, args, settings: Told(*args, **{**settings, "unit": "weights"})
+    )
+    try:
+        yield {"tqdm_class": Told}
+    finally:
+        transformers_logging.set_tqdm_hook(hook)
 
 
 def _cache(model: ModelOptions) -> PassageCache | None:

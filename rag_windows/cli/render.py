@@ -7,12 +7,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
@@ -107,35 +109,85 @@ def write_json(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Print on stderr, now and then, how long `what` has taken and how far it is.
+class Counted(Protocol):
+    """Is told how much is done and how much there is; the unit "B" is bytes."""
 
-    Yields what is called with how much is done and how much there is, where work can be counted.
-    RAG_WINDOWS_PROGRESS_S is how many seconds the first sign takes, 0 is silence; work of minutes
-    and hours tells less often, down to once a minute.
+    def __call__(self, done: int, whole: int | None, unit: str = "", /) -> None: ...
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Counted]:
+    """Show on stderr how far `what` is, once it has taken two seconds.
+
+    A terminal gets one live line that goes away at the end, all else a plain line now and then.
+    Yields what is called where work can be counted. RAG_WINDOWS_PROGRESS_S sets another number of
+    seconds, 0 is silence.
     """
     try:
-        every_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or 10)
+        first_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or 2)
     except ValueError:
-        every_s = 10.0
-    begun, over = time.monotonic(), threading.Event()
-    far = ""
-
-    def counted(done: int, whole: int) -> None:
-        nonlocal far
-        far = f"{done} of {whole}, "
-
-    def beat() -> None:
-        spent = 0.0
-        while every_s > 0 and not over.wait(max(every_s, min(60.0, spent / 10))):
-            spent = time.monotonic() - begun
-            tell(f"{what}: {far}{spent:.0f} s so far.")
-
-    thread = threading.Thread(target=beat, name="rag-windows-progress", daemon=True)
-    thread.start()
+        first_s = 2.0
+    terminal = Console(stderr=True)
+    live = sys.stderr.isatty() and not terminal.is_dumb_terminal
+    shown = _LiveLine(what, terminal) if live else _PlainLines(what)
+    over = threading.Event()
+    thread = threading.Thread(
+        target=shown.run, args=(first_s, over), name="rag-windows-progress", daemon=True
+    )
+    if first_s > 0:
+        thread.start()
     try:
-        yield counted
+        yield shown.counted
     finally:
         over.set()
-        thread.join()
+        if first_s > 0:
+            thread.join()
+
+
+def _far(done: int, whole: int | None, unit: str) -> str:
+    written = [decimal(one) if unit == "B" else str(one) for one in (done, whole) if one]
+    return f"{' of '.join(written)} {unit if unit != 'B' else ''}".strip()
+
+
+class _PlainLines:
+    """A line now and then, down to once a minute."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._far, self._begun = what, "", time.monotonic()
+
+    def counted(self, done: int, whole: int | None, unit: str = "", /) -> None:
+        self._far = f"{_far(done, whole, unit)}, "
+
+    def run(self, first_s: float, over: threading.Event) -> None:
+        spent = 0.0
+        while not over.wait(max(first_s, min(60.0, spent / 2))):
+            spent = time.monotonic() - self._begun
+            tell(f"{self._what}: {self._far}{spent:.0f} s so far.")
+
+
+class _LiveLine:
+    """One line that is drawn again and again, and goes away at the end."""
+
+    def __init__(self, what: str, terminal: Console) -> None:
+        whole = Column(no_wrap=True)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False, table_column=whole),
+            BarColumn(20),
+            TextColumn("{task.fields[far]}", markup=False, table_column=whole),
+            TimeElapsedColumn(),
+            console=terminal,
+            transient=True,
+            redirect_stdout=False,  # which is the answer's
+        )
+        self._task = self._bar.add_task(one_line(what), total=None, far="")
+
+    def counted(self, done: int, whole: int | None, unit: str = "", /) -> None:
+        far = _far(done, whole, unit)
+        # The clock of what has ended would stand still, and what is not counted goes on.
+        endless = None if whole is None else whole * (1 + 1e-9)
+        self._bar.update(self._task, completed=done, total=endless, far=far)
+
+    def run(self, first_s: float, over: threading.Event) -> None:
+        if not over.wait(first_s):
+            with self._bar:
+                over.wait()

@@ -291,10 +291,13 @@ class Search:
             told["embedder"] = getattr(self.embedder, "name", self.embedder)
         return told
 
-    def over(self, task: Task, index: Path) -> Ranking:
+    def over(
+        self, task: Task, index: Path, progress: Callable[[int, int], None] | None = None
+    ) -> Ranking:
         """Gives an example's passages, best first, the conversation being the query.
 
         Vectors are kept in the folder ``index``, so that a run that goes on embeds nothing again.
+        ``progress`` is told how many passages are embedded.
         """
         if self.kind in ("gold", "given"):
             return lambda example: example.passages[: self.depth]
@@ -312,7 +315,7 @@ class Search:
         if self.embedder is not None and any(index.glob("*.safetensors")):
             found.append(DenseRetriever.load(index, self.embedder))
         elif self.embedder is not None:
-            made = DenseRetriever(task.pool, self.embedder)
+            made = DenseRetriever(task.pool, self.embedder, progress=progress)
             made.save(index)
             found.append(made)
         most = self.depth or 0

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rag_windows.errors import MethodError
-from rag_windows.kv import Window
 from rag_windows.methods.base import whole
 from rag_windows.methods.composed import Composed
+
+if TYPE_CHECKING:
+    import torch
+
+    from rag_windows.kv import Window
 
 Similarity = Literal["cosine", "dot", "euclidean"]
 Fusion = Literal["concat", "mean", "sum"]
@@ -106,6 +108,8 @@ class Codebook(Composed):
         return self._rows(window, self.page)
 
     def _rows(self, window: Window, page: int) -> torch.Tensor:
+        import torch
+
         layers = self.layers_of(len(window.keys))
         device = window.keys[layers[0]].device
         parts = []
@@ -131,11 +135,13 @@ class Codebook(Composed):
         alike = pages @ tokens.T
         if self.similarity == "euclidean":
             alike = 2 * alike - pages.square().sum(-1, keepdim=True) - tokens.square().sum(-1)
-        best = alike.new_full((count, len(tokens)), -torch.inf)
+        best = alike.new_full((count, len(tokens)), -math.inf)
         best.scatter_reduce_(0, owners.unsqueeze(-1).expand_as(alike), alike, "amax")
         return best.mean(dim=-1)
 
 
 def page_owners(counts: Sequence[int]) -> torch.Tensor:
     """(P,) int64: the owner of each page, from how many pages each one has."""
+    import torch
+
     return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.int64))

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar, Literal
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rag_windows.errors import InputError
 from rag_windows.methods.base import Method, finite
+
+if TYPE_CHECKING:
+    import torch
 
 Weights = Literal["uniform", "retrieval", "entropy"]
 EntropyPooling = Literal["inverse", "minimum"]
@@ -108,6 +109,8 @@ class ParallelEnsemble(Method):
 
     def fixed(self, scores: Sequence[float], groups: Sequence[int]) -> torch.Tensor | None:
         """(windows,) fp32 weights by score and passage of each window; None for "entropy"."""
+        import torch
+
         if self.weights == "entropy":
             return None
         if self.weights == "uniform":
@@ -128,7 +131,7 @@ class ParallelEnsemble(Method):
             return fixed.to(logprobs).view(1, -1, 1).expand(queries, windows, tokens)
         entropy = -(logprobs.exp() * logprobs.clamp_min(LOWEST)).sum(dim=-1)
         if self.pooling == "minimum":
-            chosen = torch.zeros_like(entropy)
+            chosen = entropy.new_zeros(entropy.shape)
             return chosen.scatter_(1, entropy.argmin(dim=1, keepdim=True), 1.0)
         surety = entropy.clamp_min(SUREST).reciprocal()
         return surety / surety.sum(dim=1, keepdim=True)
@@ -137,6 +140,8 @@ class ParallelEnsemble(Method):
         self, logprobs: torch.Tensor, weights: torch.Tensor, prior: torch.Tensor | None
     ) -> torch.Tensor:
         """One distribution for all windows, as ``prior`` is: (queries, tokens, vocabulary) logs."""
+        import torch
+
         pooled = torch.einsum("qwt,qwtv->qtv", weights, logprobs.clamp_min(LOWEST))
         pooled = pooled.log_softmax(dim=-1)
         if not self.prior or prior is None:
@@ -151,4 +156,4 @@ class ParallelEnsemble(Method):
         ordered, index = logprobs.sort(dim=-1, descending=True)
         shares = ordered.exp()
         inside = shares.cumsum(dim=-1) - shares < self.nucleus
-        return torch.zeros_like(inside).scatter_(-1, index, inside)
+        return inside.new_zeros(inside.shape).scatter_(-1, index, inside)

@@ -105,8 +105,8 @@ def evaluate(
         path = asking.out or _default_folder(manifest, asking.name)
         with runs.RunFolder.begin(path, manifest, asking.fresh) as folder, _going_on(path):
             write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
-            with progress("Embedding passages"):
-                ranking = search.over(task, path / runs.INDEX)
+            with progress("Embedding passages") as counted:
+                ranking = search.over(task, path / runs.INDEX, counted)
             with progress("Answering") as counted:
                 run = runs.Run(lm, task, arms, ranking, folder, answerer, batch)
                 failed = run.answer(counted)
