@@ -260,7 +260,7 @@ def demo(
     compared = ("sequential", DEFAULT_METHOD)
     asked = ModelOptions(device=device, no_cache=True, verbose=verbose)
     pairs = [(task, method) for task in tasks for method in compared]
-    rows = []
+    rows: list[dict[str, Any]] = []
     with options.loaded_model(asked) as lm, render.progress("Answering") as answered:
         for task, method in pairs:
             answered(len(rows), len(pairs))

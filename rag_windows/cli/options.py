@@ -13,7 +13,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 from urllib.parse import urlsplit
@@ -201,7 +201,10 @@ class ModelOptions:
 def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
     """The model on its device; at the end, what was encoded is written into its cache."""
     quieten(model.verbose)
-    with progress(f"Loading {model.name}") as counted:
+    shown: AbstractContextManager[Counted | None] = (
+        nullcontext() if model.verbose else progress(f"Loading {model.name}")
+    )
+    with shown as counted:
         _import_libraries()
         from rag_windows import WindowedLM
         from rag_windows.calibration import Profile
@@ -212,7 +215,7 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
         check_device(model.device, "--device ")
         if model.name != DEFAULT_MODEL and not os.path.exists(model.name):
             _notice_missing_network()
-        with nullcontext({}) if model.verbose else _told_instead_of_bars(counted) as bars:
+        with told_instead_of_bars(counted) as bars:
             lm = WindowedLM.from_pretrained(
                 model.name,
                 dtype=model.dtype,
@@ -279,11 +282,16 @@ def quieten(verbose: bool) -> None:
 
 
 @contextmanager
-def _told_instead_of_bars(counted: Counted) -> Iterator[dict[str, Any]]:
+def told_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
     """Silence the bars and logs of transformers and the hub, and count what they load.
 
-    Yields what `from_pretrained` takes so that downloads of weights are counted, too.
+    Yields what `from_pretrained` takes so that downloads of weights are counted, too; with nobody
+    to tell, nothing, and all bars stay as they are.
     """
+    if counted is None:
+        yield {}
+        return
+    told = counted
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
     from transformers.utils import logging as transformers_logging
@@ -303,7 +311,7 @@ def _told_instead_of_bars(counted: Counted) -> Iterator[dict[str, Any]]:
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0
             if self._unit:
-                counted(int(self.n), self.total, self._unit)
+                told(int(self.n), self.total, self._unit)
 
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()

@@ -110,9 +110,10 @@ def write_json(value: Any) -> None:
 
 
 class Counted(Protocol):
-    """Is told how much is done and how much there is; the unit "B" is bytes."""
+    """What is told how much is done."""
 
-    def __call__(self, done: int, whole: int | None, unit: str = "", /) -> None: ...
+    def __call__(self, done: int, whole: int | None, unit: str = "", /) -> None:
+        """``done`` of ``whole``, which may be unknown; the unit "B" is bytes."""
 
 
 @contextmanager

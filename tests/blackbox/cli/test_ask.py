@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rag_windows import WindowedLM
+from rag_windows.cli.options import told_instead_of_bars
 from tests.blackbox.cli.conftest import BRIDGE, HOSTILE, QUESTION, Told, refused
 from tests.blackbox.conftest import Run
 
@@ -233,6 +234,32 @@ def test_long_work_is_told_on_standard_error(
     assert any(" of " in line for line in encoding), lines
     monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0")
     assert "so far" not in ask()["notes"]
+
+
+def test_weights_and_downloads_are_counted_and_no_bar_is_drawn(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[int, int | None, str]] = []
+
+    def counted(done: int, whole: int | None, unit: str = "", /) -> None:
+        told.append((done, whole, unit))
+
+    with told_instead_of_bars(counted) as settings:
+        WindowedLM.from_pretrained(model, **settings)
+        weights = len(told)
+        assert told == [(done, weights, "weights") for done in range(1, weights + 1)]
+        # As huggingface_hub does where it downloads weights.
+        with settings["tqdm_class"](total=100, unit="B", initial=10, desc="weights") as bar:
+            bar.update(40)
+    assert told[-1] == (50, 100, "B")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_sample_corpus_says_which_model_answers(run: Run) -> None:
+    asked = ("ask", "What does Zelwick Academy make?", "--no-cache")
+    last = run(*asked).stdout.splitlines()[-1]
+    assert all(word in last for word in ("tiny-reader", "--docs", "--model"))
+    assert "--model" not in run(*asked, "--model", "tiny-reader").stdout
 
 
 @pytest.fixture

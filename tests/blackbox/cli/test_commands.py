@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from tqdm import tqdm
 
 from rag_windows import APE, METHODS, MateICL, WindowedLM
 from rag_windows.calibration import Profile
@@ -213,6 +214,7 @@ def test_what_is_asked_of_a_model_reaches_its_loading(
         *("--dtype", "bfloat16", "--rag-scale", "0.5", "--top-k", "1", "--max-new-tokens", "1"),
     )
     assert shown.exit_code == 0
+    assert issubclass(loaded[0].pop("tqdm_class"), tqdm)
     assert loaded[0] == {
         "name": str(small_folder),
         "dtype": "bfloat16",

@@ -143,7 +143,7 @@ def test_what_is_no_mistake_of_the_user(
     assert code != 1 or result.exception is raised  # a bug stays visible
 
 
-@pytest.mark.parametrize("args", [(), ("cache",), ("eval",), ("eval", "score")])
+@pytest.mark.parametrize("args", [("cache",), ("eval",), ("eval", "score")])
 def test_a_group_of_commands_shows_its_help(run: Run, args: tuple[str, ...]) -> None:
     lone = run(*args)
     assert (lone.exit_code, lone.stderr) == (0, "")
