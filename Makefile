@@ -62,7 +62,7 @@ docs-serve: $(VENV)/.docs ## show the site at http://127.0.0.1:8000, and build i
 	$(MKDOCS) serve $(ARGS)
 
 figures: $(VENV)/.dev ## draw the pictures of README and docs again
-	$(BIN)/python -m docs.pictures.draw_attention
+	$(BIN)/python -m docs.pictures.draw
 
 train: $(VENV)/.dev ## train an embedded reader into runs/reader: 1 hour (OUT=, ARGS=)
 	$(BIN)/python -m training.train --out '$(OUT)' $(ARGS)

@@ -1,11 +1,11 @@
-"""The picture in README.md shows what the engine does: its pattern is measured here, too."""
+"""The pictures show what the engine does: the first one's pattern is measured here, too."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from docs.pictures import draw_attention as picture
+from docs.pictures import draw as picture
 from rag_windows import APE, PCW, Sequential
 from rag_windows.methods import Method
 
@@ -32,9 +32,14 @@ def test_every_row_reads_what_the_picture_says(method: Method) -> None:
     np.testing.assert_array_equal(measured, expected(method.windowed))
 
 
-def test_positions_are_those_of_the_engine() -> None:
-    context = picture.tiny_model().encode_ids([1] * 3, [[2] * n for n in picture.WINDOWS])
-    places = picture.positions(windowed=True)
-    positions = [at for window in context.each for at in range(window.start, window.end)]
-    assert positions == places[3 : 3 + sum(picture.WINDOWS)]
-    assert context.query_start == places[-picture.QUERY]
+@pytest.mark.parametrize("name", picture.PICTURES)
+def test_words_stand_within_the_picture_and_the_picture_in_its_file(name: str) -> None:
+    figure = picture.PICTURES[name]()
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.texts
+    for words in axes.texts:
+        extent = words.get_window_extent()
+        assert figure.bbox.x0 < extent.x0 < extent.x1 < figure.bbox.x1, words.get_text()
+        assert figure.bbox.y0 < extent.y0 < extent.y1 < figure.bbox.y1, words.get_text()
+    assert (picture.FOLDER / f"{name}.svg").is_file()
