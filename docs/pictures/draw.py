@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate, groupby
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -108,10 +109,10 @@ def card(height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def text(axes: Axes, x: float, y: float, said: str, **options: object) -> None:
+def text(axes: Axes, x: float, y: float, said: str, **options: Any) -> None:
     """Words that begin at x; y is their middle."""
-    defaults = {"ha": "left", "va": "center", "fontsize": 12, "color": INK}
-    axes.text(x, y, said, **{**defaults, **options})  # type: ignore[arg-type]  # matplotlib's own keywords
+    defaults: dict[str, Any] = {"ha": "left", "va": "center", "fontsize": 12, "color": INK}
+    axes.text(x, y, said, **{**defaults, **options})
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, colour: str) -> None:
