@@ -7,6 +7,7 @@ All are ``RuntimeError`` subclasses: frameworks above us (LlamaIndex's refine st
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -92,15 +93,27 @@ def install(extra: str) -> str:
     return f'pip install "rag-windows[{extra}]"'
 
 
-def missing(what: str, package: str, extra: str) -> str:
-    """One line for a package that is not installed: who needs it, and the remedy.
+def installed(package: str) -> bool:
+    """Whether a package of this name on the package index is there to import."""
+    return importlib.util.find_spec(package.replace("-", "_")) is not None
+
+
+def require(what: str, *packages: str, extra: str) -> None:
+    """Say in one line which packages are not installed, and the command that installs them.
 
     Args:
-        what: that does not work without it, the sentence's subject: "The LangChain adapter".
-        package: its name on the package index.
-        extra: of this distribution that brings it.
+        what: needs them, the sentence's subject: "Loading a GGUF file".
+        packages: their names on the package index; their modules have underscores for hyphens.
+        extra: of rag-windows that brings them.
+
+    Raises:
+        MissingExtraError: one of them is not installed.
     """
-    return f"{what} needs {package}, which is not installed; run: {install(extra)}"
+    if absent := [name for name in packages if not installed(name)]:
+        raise MissingExtraError(
+            f"{what} needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not "
+            f"installed; run: {install(extra)}"
+        )
 
 
 def without_stop_iteration(error: BaseException) -> BaseException:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import threading
@@ -25,11 +24,11 @@ from transformers.utils import CONFIG_NAME, find_adapter_config_file
 
 from rag_windows.errors import (
     InputError,
-    MissingExtraError,
     ModelLoadError,
     RagWindowsError,
     UnsupportedModelError,
-    missing,
+    installed,
+    require,
 )
 
 
@@ -271,8 +270,8 @@ def _located(
     if kwargs.get("gguf_file") is None:
         if whole:
             _check_path(str(model), source)
-    elif not _installed("gguf"):
-        raise MissingExtraError(missing("Loading a GGUF file", "gguf", "gguf"))
+    else:
+        require("Loading a GGUF file", "gguf", extra="gguf")
     return str(source) if source.exists() else str(model), kwargs
 
 
@@ -283,8 +282,7 @@ def _base_of(source: str, kwargs: Mapping[str, Any]) -> str | None:
     found = find_adapter_config_file(source, **_hub(kwargs))
     if found is None or (Path(found).parent / CONFIG_NAME).is_file():
         return None
-    if not _installed("peft"):
-        raise MissingExtraError(missing(f"The adapter {source!r}", "peft", "peft"))
+    require(f"The adapter {source!r}", "peft", extra="peft")
     return str(json.loads(Path(found).read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
@@ -311,10 +309,10 @@ def _placed(device_map: Any) -> tuple[dict[str, Any], Any]:
     check_device(asked)
     if str(asked) == best == "cpu":
         return {}, None
-    if _installed("accelerate"):
+    if installed("accelerate"):
         return {"device_map": asked}, None
     if isinstance(device_map, Mapping) or (isinstance(device_map, str) and device_map in SEVERAL):
-        raise MissingExtraError(missing(f"device_map={device_map!r}", "accelerate", "cuda"))
+        require(f"device_map={device_map!r}", "accelerate", extra="cuda")
     # Without accelerate there is one device only, so the best is the first.
     return {}, "cuda" if device_map is None else device_map
 
@@ -343,10 +341,6 @@ def _check_path(name: str, path: Path) -> None:
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
     if looks_local and not path.exists():
         raise ModelLoadError(f"The model folder {name!r} does not exist. Check the path.")
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def _explain(name: str, error: Exception) -> str:

@@ -250,7 +250,7 @@ def test_every_distribution_has_the_same_licence_and_says_that_it_is_typed() -> 
 
 def test_commands_name_extras_that_exist() -> None:
     paths = [*sources(*PACKAGES, "docs", "examples"), ROOT / "README.md", *ROOT.glob("docs/*.md")]
-    named = re.compile(r"(?:rag-windows|\"\.)\[([a-z,-]+)\]|(?:install|missing)\(.*\"([a-z-]+)\"\)")
+    named = re.compile(r"(?:rag-windows|\"\.)\[([a-z,-]+)\]|require\([^)]*extra=\"([a-z-]+)\"")
     extras = [
         (str(path.relative_to(ROOT)), extra)
         for path in paths

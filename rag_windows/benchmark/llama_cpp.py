@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shlex
 import subprocess
@@ -15,7 +14,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rag_windows.benchmark.workload import head_dim
-from rag_windows.errors import InputError, MissingExtraError, missing
+from rag_windows.errors import InputError, require
 
 FAMILIES = ("llama", "qwen2")
 """What can be written; llama.cpp calls them the same."""
@@ -46,8 +45,7 @@ def check(programs: Sequence[str], config: PreTrainedConfig, device: str) -> Non
             f"--llama-bench times models of {' and '.join(FAMILIES)} with rotary positions of "
             f"{' and '.join(_ROPES)}, not {config.model_type} with {rope}. Leave it out."
         )
-    if importlib.util.find_spec("gguf") is None:
-        raise MissingExtraError(missing("--llama-bench", "gguf", "gguf"))
+    require("--llama-bench", "gguf", extra="gguf")
     for given in programs:
         program = split(given)[0]
         if "--n-depth" not in _output([program, "--help"]):

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from rag_windows.cache.fingerprint import canonical, flat, plain_tensors
 from rag_windows.cache.keys import fields
-from rag_windows.errors import MethodError, MissingExtraError, ProfileError, missing
+from rag_windows.errors import MethodError, ProfileError, require
 from rag_windows.methods import Method, describe, resolve
 from rag_windows.methods.registry import numbers_of
 from rag_windows.prompt.visible_text import strict_json
@@ -269,10 +269,9 @@ class Profile:
             MissingExtraError: matplotlib is not installed.
             ProfileError: no number was varied, or the file can't be written.
         """
-        try:
-            from matplotlib import figure as figures
-        except ImportError as error:
-            raise MissingExtraError(missing("The picture", "matplotlib", "figures")) from error
+        require("The picture", "matplotlib", extra="figures")
+        from matplotlib import figure as figures
+
         alike = [one for one in reversed(self.ranked()) if type(one.method) is type(self.default)]
         values = varying(one.method for one in alike if not one.fine)
         names = sorted(values, key=lambda name: -len(values[name]))[:2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_format
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from rag_windows.cli import options, render
 from rag_windows.cli.options import ModelOptions, SearchOptions, count, option
-from rag_windows.errors import InputError, MissingExtraError, missing
+from rag_windows.errors import InputError, require
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
@@ -67,8 +66,8 @@ def calibrate(
                 f"{flag} {path!r} can't be written: its folder does not exist, or it is "
                 "a folder itself. Name a file in an existing folder."
             )
-    if plot is not None and find_spec("matplotlib") is None:
-        raise MissingExtraError(missing("The picture", "matplotlib", "figures"))
+    if plot is not None:
+        require("The picture", "matplotlib", extra="figures")
     given = _examples(search, model.model, examples, limit)
     with options.loaded_model(model) as lm, render.progress("Calibrating") as counted:
         profile = lm.calibrate(

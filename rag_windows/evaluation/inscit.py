@@ -12,7 +12,6 @@ import json
 import re
 import string
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from rag_windows.errors import DataError, MissingExtraError, install
+from rag_windows.errors import DataError
 from rag_windows.evaluation.chatrag import (
     ARTICLES,
     INSTRUCTION,
@@ -189,14 +188,6 @@ def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
 def _unquoted(text: str) -> str:
     quoted = re.fullmatch(r'"((?:[^"]|"")*)"', text)
     return quoted[1].replace('""', '"') if quoted else text
-
-
-def check_packages(*names: str) -> None:
-    """Make sure that packages are there, such as "spacy"; before a long run, not after it."""
-    if absent := [name for name in names if find_spec(name) is None]:
-        raise MissingExtraError(
-            f"Scoring needs what is not installed: {', '.join(absent)}; run: {install('eval')}"
-        )
 
 
 def squad_words(text: str) -> list[str]:

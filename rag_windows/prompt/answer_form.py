@@ -7,7 +7,6 @@ batches and beside other questions of a scheduler.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor
 
-from rag_windows.errors import GenerationError, InputError, MissingExtraError, missing
+from rag_windows.errors import GenerationError, InputError, installed, require
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -28,7 +27,7 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 def available() -> bool:
     """Whether answers can be given a form: whether llguidance is installed."""
-    return importlib.util.find_spec("llguidance") is not None
+    return installed("llguidance")
 
 
 def with_form(
@@ -153,12 +152,9 @@ def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ImportError as error:
-        raise MissingExtraError(
-            missing("An answer held to a schema or grammar", "llguidance", "structured")
-        ) from error
+    require("An answer held to a schema or grammar", "llguidance", extra="structured")
+    import llguidance
+
     return llguidance
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field
 
 from rag_windows import Passage
-from rag_windows.errors import DocumentError, InputError, missing
+from rag_windows.errors import DocumentError, InputError, MissingExtraError, require
 
 SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf")
 """Files of other suffixes are read only when named, as plain text."""
@@ -166,7 +166,7 @@ def _opened(path: Path, label: str, named: bool, opened: set[Path]) -> Iterator[
             advice = f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {label}"
             reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
             yield Skipped(f"{label}:{line}", reason, problem=True)
-        except (OSError, DocumentError) as error:
+        except (OSError, DocumentError, MissingExtraError) as error:
             yield Skipped(label, _reason(error), problem=True)
 
 
@@ -242,11 +242,9 @@ def _heading(line: str) -> str:
 
 def _pdf(data: bytes) -> tuple[str, str]:
     """Text and title of a PDF file."""
-    try:
-        from pypdf import PdfReader
-        from pypdf.errors import DependencyError, PyPdfError
-    except ImportError as error:
-        raise DocumentError(missing("Reading PDF files", "pypdf", "pdf")) from error
+    require("Reading PDF files", "pypdf", extra="pdf")
+    from pypdf import PdfReader
+    from pypdf.errors import DependencyError, PyPdfError
 
     broken = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError)
     try:

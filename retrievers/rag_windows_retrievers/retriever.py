@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from rag_windows import Passage
-from rag_windows.errors import InputError, MissingExtraError, ModelLoadError, missing
+from rag_windows.errors import InputError, ModelLoadError, require
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
@@ -128,6 +128,7 @@ def sentence_model(kind: str, model: Any, revision: str | None, device: str | No
     """A model of one of sentence-transformers' classes, loaded where it is a name or a folder."""
     if hasattr(model, "tokenizer"):
         return model
+    require("A dense retriever or re-ranker", "sentence-transformers", extra="retrievers")
     try:
         import sentence_transformers  # on first use: it takes seconds
 
@@ -138,9 +139,6 @@ def sentence_model(kind: str, model: Any, revision: str | None, device: str | No
             trust_remote_code=False,
             model_kwargs={"use_safetensors": True},
         )
-    except ModuleNotFoundError as error:
-        told = missing("A dense retriever or re-ranker", "sentence-transformers", "retrievers")
-        raise MissingExtraError(told) from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelLoadError(

@@ -65,18 +65,6 @@ def test_a_temperature_samples_and_zero_does_not(small_lm: WindowedLM) -> None:
     assert again.temperature == 1.5
 
 
-@pytest.mark.parametrize("package", ["llms", "retrievers"])
-def test_a_missing_framework_is_named_with_its_remedy(python: Process, package: str) -> None:
-    ended = python(
-        "import sys; sys.modules['llama_index.core'] = None\n"
-        f"import llama_index.{package}.rag_windows"
-    )
-    last = ended.stderr.strip().splitlines()[-1]
-    assert "needs llama-index-core, which is not installed" in last
-    assert 'pip install "rag-windows[llama-index]"' in last
-    assert "halted" not in ended.stderr
-
-
 def sizes(seen: Told) -> list[int]:
     """The tokens of every prompt that LlamaIndex made."""
     return [raw["usage"]["prompt_tokens"] for raw in seen.raws()]

@@ -475,7 +475,8 @@ def test_models_loaded_by_several_threads_are_whole(
 def test_a_model_of_the_repository_is_loaded_by_name_from_a_clone_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert WindowedLM.from_pretrained("tiny-learner").generate("Who?", ["One."], max_new_tokens=1)
+    loaded = WindowedLM.from_pretrained("tiny-learner")
+    assert loaded.generate("Who?", ["One."], max_new_tokens=1).token_ids
     monkeypatch.setattr(resources, "files", lambda package: tmp_path / "site-packages" / package)
     with pytest.raises(ModelLoadError, match=r"not contain.*training/models/tiny-learner") as told:
         WindowedLM.from_pretrained("tiny-learner")

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
+from langchain.agents import AgentState
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse, Runtime
+from langchain.agents.middleware.types import OmitFromInput
 from langchain_core.documents import Document
 from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.runnables import Runnable
 
 from langchain_rag_windows.errors import RequestError
 from langchain_rag_windows.models import ChatRagWindows
-from rag_windows.errors import MissingExtraError, missing
-
-try:
-    from langchain.agents import AgentState
-    from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse, Runtime
-    from langchain.agents.middleware.types import OmitFromInput
-except ImportError as error:
-    raise MissingExtraError(missing("RagWindowsMiddleware", "langchain", "langchain")) from error
 
 
 class RetrievedState(AgentState[Any]):

@@ -9,10 +9,7 @@ Importing this package registers the model `rag-windows` with the harness::
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-from rag_windows.errors import MissingExtraError, missing
 
 if TYPE_CHECKING:
     from lm_eval_rag_windows.model import RagWindowsLM
@@ -24,13 +21,7 @@ NAME = "rag-windows"
 
 
 def register() -> None:
-    """Make the harness know the model; the class itself is imported when it is asked for.
-
-    Raises:
-        MissingExtraError: the harness is not installed.
-    """
-    if find_spec("lm_eval") is None:
-        raise MissingExtraError(missing("lm_eval_rag_windows", "lm-eval", "lm-eval"))
+    """Make the harness know the model; the class itself is imported when it is asked for."""
     # The harness fills an empty registry with its own models on first use; one that holds ours
     # already would stay without them.
     import lm_eval.models  # noqa: F401  # fills the registry

@@ -16,6 +16,7 @@ from rich.text import Text
 from rag_windows.cli import options, render
 from rag_windows.cli.options import ModelOptions, count, flag, option, spreading
 from rag_windows.cli.render import Group
+from rag_windows.errors import require
 from rag_windows.prompt.visible_text import one_line
 
 evaluation = typer.Typer(help="Compare methods on datasets and write a report.", cls=Group)
@@ -25,9 +26,8 @@ evaluation.add_typer(score, name="score")
 
 def _running() -> Any:
     """What the commands call; whether its packages are installed is asked first."""
-    from rag_windows.evaluation.inscit import check_packages
-
-    check_packages("matplotlib", "pandas", "sacrebleu", "scipy", "spacy", "tabulate")
+    names = ("matplotlib", "pandas", "sacrebleu", "scipy", "spacy", "tabulate")
+    require("rag-windows eval", *names, extra="eval")
     from rag_windows.cli.evaluation import running
 
     return running

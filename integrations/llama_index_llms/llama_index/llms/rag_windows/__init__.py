@@ -1,15 +1,6 @@
 """rag-windows for LlamaIndex: an LLM that reads each retrieved node in a window of its own."""
 
-from rag_windows.errors import missing
-
-try:
-    from llama_index.llms.rag_windows.llm import RagWindowsLLM
-except ModuleNotFoundError as error:
-    if not (error.name or "").startswith("llama_index"):
-        raise
-    needs = missing("The LlamaIndex adapter", "llama-index-core", "llama-index")
-    raise ModuleNotFoundError(needs, name=error.name) from None
-
+from llama_index.llms.rag_windows.llm import RagWindowsLLM
 from llama_index.llms.rag_windows.nodes import (
     ATTENTION_MASS,
     SourceNode,

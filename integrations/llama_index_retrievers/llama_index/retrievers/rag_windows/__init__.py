@@ -6,14 +6,8 @@ import asyncio
 import hashlib
 from typing import Any
 
-from rag_windows.errors import missing
-
-try:
-    from llama_index.core.base.base_retriever import BaseRetriever
-    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-except ModuleNotFoundError as error:
-    needs = missing("The LlamaIndex adapter", "llama-index-core", "llama-index")
-    raise ModuleNotFoundError(needs, name=error.name) from None
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from rag_windows_retrievers import Retriever
 from rag_windows_retrievers.retriever import DEFAULT_K, check_k
