@@ -245,7 +245,7 @@ def _import_libraries() -> None:
         return
     gc.disable()
     try:
-        import rag_windows.model  # noqa: F401
+        import rag_windows.model  # noqa: F401 - loading it is all that is wanted
     finally:
         gc.freeze()
         gc.enable()
