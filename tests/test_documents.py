@@ -34,13 +34,9 @@ from rag_windows.samples import samples_path
 from tests.test_repository import ROOT
 
 REPOSITORY = "https://github.com/rag-windows/rag-windows"
-LEFT_OUT = {
-    "README.md",
-}
-"""Pages that are not written anew yet."""
-
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [path for path in DOCUMENTS if path.name not in LEFT_OUT]
+RAW = "https://raw.githubusercontent.com/rag-windows/rag-windows"
+PYPI = [ROOT / "README.md", *sorted(ROOT.glob("integrations/*/README.md"))]
+PAGES = [*PYPI, *sorted((ROOT / "docs").rglob("*.md"))]
 KINDS = ("python", "console", "json", "toml", "text")
 GPU = "<!-- gpu -->"
 
@@ -367,13 +363,13 @@ def test_the_reference_has_every_public_name_once() -> None:
 def test_links_lead_somewhere() -> None:
     """Files of the repository; links between pages of the site are mkdocs' own concern."""
     wrong = []
-    for page in (*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
         if not page.exists():
             continue
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             path = target.partition("#")[0]
-            ours = re.fullmatch(rf"{REPOSITORY}/(?:blob|tree)/main/(.+)", path)
+            ours = re.fullmatch(rf"(?:{REPOSITORY}/(?:blob|tree)|{RAW})/main/(.+)", path)
             if ours:
                 found = (ROOT / ours[1]).exists()
             else:
@@ -384,7 +380,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_make_targets_exist() -> None:
-    for page in (*DOCUMENTS, ROOT / "CONTRIBUTING.md"):
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
         text = page.read_text(encoding="utf-8")
         named = re.findall(r"(?:`|^    |^\$ )make ([a-z-]+)", text, flags=re.MULTILINE)
         assert set(named) <= make_targets(), page.name
@@ -393,7 +389,7 @@ def test_make_targets_exist() -> None:
 def test_paths_named_in_documents_exist() -> None:
     """Words in back-quotes that look like a path of this repository."""
     missing = []
-    for document in (*DOCUMENTS, ROOT / "CONTRIBUTING.md"):
+    for document in (*PAGES, ROOT / "CONTRIBUTING.md"):
         for name in re.findall(r"`([\w.-]+(?:/[\w.-]*)+)`", document.read_text(encoding="utf-8")):
             top = name.partition("/")[0]
             if (ROOT / top).exists() and not (ROOT / name).exists():
@@ -402,5 +398,5 @@ def test_paths_named_in_documents_exist() -> None:
 
 
 def test_the_table_of_methods_is_complete() -> None:
-    tables = "\n".join(page.read_text(encoding="utf-8") for page in DOCUMENTS)
+    tables = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert set(re.findall(r"^\| `([\w-]+)` \|", tables, flags=re.MULTILINE)) >= set(METHODS)
