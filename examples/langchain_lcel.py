@@ -1,4 +1,4 @@
-"""An LCEL chain from question to answer; each retrieved document is a window.
+"""An LCEL chain from question to answer, streamed, with its sources at the end.
 
 Run it with `python examples/langchain_lcel.py [--model MODEL] [--question QUESTION]`.
 MODEL is a folder or a name on the Hub; without one, the shipped reader answers over the shipped
@@ -8,7 +8,7 @@ samples.
 import argparse
 from typing import Any
 
-from langchain_core.output_parsers import StrOutputParser
+from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
@@ -25,28 +25,33 @@ def sample_retriever() -> BaseRetriever:
     return RagWindowsRetriever(retriever=BM25Retriever(split_documents(loaded.documents)), k=16)
 
 
-def chain(model: str) -> Runnable[str, str]:
-    """Retrieve, prompt, answer; the documents stay beside the prompt."""
+def chain(model: str) -> Runnable[str, BaseMessage]:
+    """Retrieve, prompt, answer; the documents stay beside the prompt, each in its window."""
     llm = ChatRagWindows(model=model, temperature=0, max_tokens=32)
     prompt = ChatPromptTemplate.from_messages([("human", "{question}")])
 
-    def answer(found: dict[str, Any]) -> Runnable[dict[str, Any], str]:
-        return prompt | llm.bind(documents=found["documents"]) | StrOutputParser()
+    def answer(found: dict[str, Any]) -> Runnable[dict[str, Any], BaseMessage]:
+        return prompt | llm.bind(documents=found["documents"])
 
     retrieved = {"question": RunnablePassthrough(), "documents": sample_retriever()}
     return retrieved | RunnableLambda(answer)
 
 
 def main() -> None:
-    """Stream the answer of the chain."""
+    """Print the pieces as they come, then what the whole message cites."""
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="tiny-reader")
     options.add_argument("--question", default=sample_questions()[0])
     given = options.parse_args()
     print(f"> {given.question}")
-    for piece in chain(given.model).stream(given.question):
-        print(piece, end="", flush=True)
+    whole: Any = AIMessageChunk(content="")
+    for chunk in chain(given.model).stream(given.question):
+        print(chunk.content, end="", flush=True)
+        whole += chunk
     print()
+    for citation in whole.response_metadata["citations"]:
+        if citation["cited"]:
+            print(f"  {citation['mass']:.0%} of the attention: {citation['title']}")
 
 
 if __name__ == "__main__":

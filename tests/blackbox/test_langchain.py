@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import runpy
-import sys
 import uuid
 from datetime import datetime
 from decimal import Decimal
@@ -27,7 +25,7 @@ from pydantic import BaseModel, Field
 
 from langchain_rag_windows import ChatRagWindows, RagWindows, create_windows_chain
 from rag_windows import GenerationError, InputError, WindowedLM
-from tests.blackbox.conftest import ANSWER, QUESTION, ROOT, Process
+from tests.blackbox.conftest import ANSWER, QUESTION, Process
 from tests.integrations.langchain.asking import WAYS
 from tests.tool_models import model, tokenizer
 
@@ -155,12 +153,6 @@ def test_a_long_prompt_without_documents_is_told_once_with_the_line_to_write(
     assert "This prompt has 70" in told
     assert "llm.invoke(question, documents=docs)" in told
     assert "create_windows_chain(llm, prompt)" in told
-
-
-def test_what_an_example_lacks_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "langchain_classic.chains", None)
-    with pytest.raises(SystemExit, match="not installed; run: pip install langchain-classic"):
-        runpy.run_path(str(ROOT / "examples/langchain_stuff_chain.py"))
 
 
 def test_langchain_s_profile_tells_what_the_model_can_do(
